@@ -1,0 +1,1 @@
+"""The `hf-recurrent` command; every verb is also a script in `scripts/`."""

@@ -1,0 +1,1 @@
+"""Documents, corpora and the streams made of them."""

@@ -1,0 +1,1 @@
+"""Model cards and checkpoints that load where this package is not installed."""

@@ -1,0 +1,1 @@
+"""Optional fast paths; importing this package compiles nothing."""

@@ -1,0 +1,78 @@
+"""The state of a recurrent model: what it remembers, as a flat dictionary of tensors.
+
+The state goes into `forward` and comes out; it never lives on a module. Every tensor's first dimension is the
+batch (B streams), so that selecting, reordering and storing streams is one line whatever the family of the model.
+
+Shape letters: B streams or batch, T steps, M model width, S state width, N layers, V vocabulary, K convolution taps.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+RecurrentState = dict[str, torch.Tensor]
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type that states are kept in: float64 for a float64 model, float32 for every narrower one."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def detach_state(state: RecurrentState) -> RecurrentState:
+    """The same state cut from the graph: what one block hands to the next (truncated backpropagation)."""
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def select_state(state: RecurrentState, index: torch.Tensor) -> RecurrentState:
+    """The rows `index` (any number, in any order, repeats allowed) of a state."""
+    return {name: tensor.index_select(0, index.to(tensor.device)) for name, tensor in state.items()}
+
+
+def concatenate_states(states: Sequence[RecurrentState]) -> RecurrentState:
+    """States of several groups of streams as one, in the order given."""
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]}
+
+
+def state_size(state: RecurrentState) -> int:
+    """Bytes that one stream's state takes."""
+    return sum(tensor[0].numel() * tensor.element_size() for tensor in state.values())
+
+
+def check_state(state: RecurrentState, expected: Mapping[str, torch.Size]) -> None:
+    """Raise a ValueError that names the first part of `state` which is missing, unknown or of another shape."""
+    for name, shape in expected.items():
+        if name not in state:
+            raise ValueError(f"`state` has no `{name}`; this model's state holds {sorted(expected)}.")
+        if state[name].shape != shape:
+            raise ValueError(
+                f"`state['{name}']` has shape {tuple(state[name].shape)}, but this batch and model need {tuple(shape)}."
+            )
+    if unknown := sorted(set(state) - set(expected)):
+        raise ValueError(f"`state` holds {unknown}, which this model does not have; it needs {sorted(expected)}.")
+
+
+def save_state(state: RecurrentState, path: str | os.PathLike, metadata: dict[str, str] | None = None) -> None:
+    """Write a state to one safetensors file, beside the old one and then renamed over it."""
+    partial = f"{os.fspath(path)}.partial"
+    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+    save_file(tensors, partial, metadata=metadata)
+    os.replace(partial, path)
+
+
+def load_state(path: str | os.PathLike, device: str | torch.device = "cpu") -> RecurrentState:
+    """Read a state that [`save_state`] wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or is no safetensors file.
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no saved state at `{os.fspath(path)}`.")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+    except SafetensorError as error:
+        raise ValueError(f"`{os.fspath(path)}` is damaged or not a saved state: {error}.") from error
