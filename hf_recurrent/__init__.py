@@ -1,0 +1,47 @@
+"""Recurrent byte-level language models for the Hugging Face ecosystem, trained on continuous streams.
+
+Every public name is importable from here; its module is loaded when the name is first used.
+"""
+
+import importlib
+
+from hf_recurrent.auto_registration import register
+
+__version__ = "0.1.0"
+
+# Module → the public names that it holds.
+_PUBLIC_NAMES = {
+    "hf_recurrent.modeling.configuration_memora": ("MemoraConfig",),
+    "hf_recurrent.modeling.configuration_hawk": ("HawkConfig",),
+    "hf_recurrent.modeling.modeling_memora": ("MemoraForCausalLM", "MemoraModel"),
+    "hf_recurrent.modeling.modeling_hawk": ("HawkForCausalLM", "HawkModel"),
+    "hf_recurrent.modeling.recurrent_causal_lm": ("RecurrentCausalLMOutput",),
+    "hf_recurrent.modeling.recurrent_state": ("RecurrentState", "load_state", "save_state", "state_size"),
+    "hf_recurrent.modeling.tokenization_byte": ("ByteTokenizer",),
+    "hf_recurrent.modeling.tokenization_dna": ("DNATokenizer",),
+    "hf_recurrent.modeling.linear_scan": ("linear_scan",),
+    "hf_recurrent.presets": ("config_from_preset", "preset_names"),
+    "hf_recurrent.data.corpus": ("Corpus", "load_corpus"),
+    "hf_recurrent.data.streams": ("EvaluationStreams", "IIDDataset", "MultiStreamDataset"),
+    "hf_recurrent.trainers.multi_stream_arguments": ("MultiStreamTrainingArguments",),
+    "hf_recurrent.trainers.multi_stream_trainer": ("MultiStreamTrainer",),
+    "hf_recurrent.bits_per_byte": ("evaluate_bits_per_byte",),
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}
+
+__all__ = [*_MODULE_OF, "__version__"]
+
+
+def __getattr__(name: str):
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+register()

@@ -48,7 +48,7 @@ def check_state(state: RecurrentState, expected: Mapping[str, torch.Size]) -> No
             raise ValueError(f"`state` has no `{name}`; this model's state holds {sorted(expected)}.")
         if state[name].shape != shape:
             raise ValueError(
-                f"`state['{name}']` has shape {tuple(state[name].shape)}, but this batch and model need {tuple(shape)}."
+                f"`state['{name}']` has shape {tuple(state[name].shape)}, but batch and model need {tuple(shape)}."
             )
     if unknown := sorted(set(state) - set(expected)):
         raise ValueError(f"`state` holds {unknown}, which this model does not have; it needs {sorted(expected)}.")

@@ -1,0 +1,85 @@
+"""Registers our classes with transformers' Auto classes, without importing torch before anyone needs it.
+
+Importing `transformers`' auto modules loads torch, which takes seconds. So the classes are registered at once where
+an auto module is loaded already, and otherwise right after it is loaded.
+"""
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+
+_AUTO = "transformers.models.auto"
+# Family → names of its classes: configuration, model, causal language model.
+_FAMILIES = {
+    "memora": ("MemoraConfig", "MemoraModel", "MemoraForCausalLM"),
+    "hawk": ("HawkConfig", "HawkModel", "HawkForCausalLM"),
+}
+
+
+def _families():
+    for family, names in _FAMILIES.items():
+        configuration = importlib.import_module(f"hf_recurrent.modeling.configuration_{family}")
+        yield family, names, getattr(configuration, names[0])
+
+
+def _register_configurations(auto) -> None:
+    for family, _, config_class in _families():
+        auto.AutoConfig.register(family, config_class, exist_ok=True)
+
+
+def _register_models(auto) -> None:
+    for family, names, config_class in _families():
+        modeling = importlib.import_module(f"hf_recurrent.modeling.modeling_{family}")
+        auto.AutoModel.register(config_class, getattr(modeling, names[1]), exist_ok=True)
+        auto.AutoModelForCausalLM.register(config_class, getattr(modeling, names[2]), exist_ok=True)
+
+
+def _register_tokenizers(auto) -> None:
+    from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
+
+    for _, _, config_class in _families():
+        auto.AutoTokenizer.register(config_class, slow_tokenizer_class=ByteTokenizer, exist_ok=True)
+
+
+_REGISTRATIONS = {
+    f"{_AUTO}.configuration_auto": _register_configurations,
+    f"{_AUTO}.modeling_auto": _register_models,
+    f"{_AUTO}.tokenization_auto": _register_tokenizers,
+}
+
+
+class _RegisterAfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds an auto module as usual, and registers our classes once it is executed."""
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname not in _REGISTRATIONS:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            if spec := finder.find_spec(fullname, path, target):
+                self._loaders[fullname] = spec.loader
+                spec.loader = self
+                return spec
+        return None
+
+    def __init__(self):
+        self._loaders: dict[str, importlib.abc.Loader] = {}
+
+    def create_module(self, spec):
+        return self._loaders[spec.name].create_module(spec)
+
+    def exec_module(self, module):
+        loader = module.__spec__.loader = module.__loader__ = self._loaders.pop(module.__name__)
+        loader.exec_module(module)
+        _REGISTRATIONS[module.__name__](module)
+
+
+def register() -> None:
+    """Make `AutoConfig`, `AutoModel`, `AutoModelForCausalLM` and `AutoTokenizer` know our families."""
+    for name, registration in _REGISTRATIONS.items():
+        if name in sys.modules:
+            registration(sys.modules[name])
+    if not any(isinstance(finder, _RegisterAfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RegisterAfterImport())

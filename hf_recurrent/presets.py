@@ -1,0 +1,142 @@
+"""Configurations of every row of the papers' tables, ours and the stock baselines.
+
+Sizes from Memora's Table 4 (S0 to S8) and appendices F.1 (selective copying), F.2 (TinyStories), F.5 (one byte at a
+time). `tiny` is ours: it trains to readable samples on two cores within minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# Names of a family's rows → (model width M, state width S, layers N).
+RECURRENT_SIZES = {
+    "tiny": (128, 192, 2),
+    "s0": (128, 192, 6),
+    "s1": (192, 256, 6),
+    "s2": (256, 384, 6),
+    "s3": (384, 512, 6),
+    "s4": (512, 768, 12),
+    "s5": (768, 1024, 12),
+    "s6": (1024, 1536, 12),
+    "s7": (1536, 2048, 12),
+    "s8": (2048, 2560, 18),
+    "tinystories": (512, 768, 14),
+    "selective-copying": (64, 256, 2),
+    "online": (384, 512, 6),
+}
+# (model width M, heads, layers N)
+LLAMA_SIZES = {
+    "s0": (128, 4, 6),
+    "s1": (192, 4, 6),
+    "s2": (256, 4, 6),
+    "s3": (384, 6, 6),
+    "s4": (512, 8, 12),
+    "s5": (768, 12, 12),
+    "s6": (1024, 16, 12),
+    "s7": (1536, 16, 12),
+    "s8": (2048, 16, 18),
+    "tinystories": (512, 8, 18),
+    "selective-copying": (192, 3, 2),
+}
+# (model width M, head width, layers N)
+MAMBA2_SIZES = {
+    "s0": (192, 64, 6),
+    "s1": (256, 64, 6),
+    "s2": (384, 64, 6),
+    "s3": (512, 64, 12),
+    "s4": (768, 64, 12),
+    "s5": (1024, 64, 12),
+    "s6": (1536, 64, 12),
+    "s7": (2048, 64, 12),
+    "s8": (2560, 64, 18),
+    "tinystories": (768, 128, 16),
+    "selective-copying": (192, 64, 2),
+}
+
+
+def _memora(row: str, **options) -> PreTrainedConfig:
+    from hf_recurrent.modeling.configuration_memora import MemoraConfig
+
+    width, state, layers = RECURRENT_SIZES[row]
+    return MemoraConfig(**{"hidden_size": width, "state_size": state, "num_hidden_layers": layers} | options)
+
+
+def _hawk(row: str, **options) -> PreTrainedConfig:
+    from hf_recurrent.modeling.configuration_hawk import HawkConfig
+
+    width, state, layers = RECURRENT_SIZES[row]
+    return HawkConfig(**{"hidden_size": width, "state_size": state, "num_hidden_layers": layers} | options)
+
+
+def _llama(row: str, **options) -> PreTrainedConfig:
+    from transformers import LlamaConfig
+
+    width, heads, layers = LLAMA_SIZES[row]
+    sizes = {
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "intermediate_size": 256 * math.ceil(8 * width / 3 / 256),
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    return LlamaConfig(**sizes | options)
+
+
+def _mamba2(row: str, **options) -> PreTrainedConfig:
+    from transformers import Mamba2Config
+
+    width, head_dim, layers = MAMBA2_SIZES[row]
+    sizes = {
+        "hidden_size": width,
+        "head_dim": head_dim,
+        "num_heads": 2 * width // head_dim,
+        "num_hidden_layers": layers,
+        "state_size": 128,
+        "n_groups": 1,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    return Mamba2Config(**sizes | options)
+
+
+_FAMILIES = {
+    "memora": (_memora, RECURRENT_SIZES),
+    "hawk": (_hawk, RECURRENT_SIZES),
+    "llama": (_llama, LLAMA_SIZES),
+    "mamba2": (_mamba2, MAMBA2_SIZES),
+}
+
+
+def preset_names() -> list[str]:
+    """All names that [`config_from_preset`] knows."""
+    return [f"{family}-{row}" for family, (_, rows) in _FAMILIES.items() for row in rows]
+
+
+def config_from_preset(name: str, vocab_size: int = 256, **overrides) -> PreTrainedConfig:
+    """The configuration of a named row, for `AutoModelForCausalLM.from_config`.
+
+    Args:
+        name: family and row, such as `memora-s0`, `hawk-tinystories`, `llama-s3`, `mamba2-s4`.
+        vocab_size: V; the paper's counts are for 256, 7 for DNA and 16 for selective copying.
+        overrides: fields of the configuration that replace the row's.
+
+    Raises:
+        ValueError: there is no such row, or an override is no field of the configuration.
+    """
+    family, _, row = name.lower().partition("-")
+    if family not in _FAMILIES or row not in _FAMILIES[family][1]:
+        raise ValueError(f"`name` is {name!r}; the presets are {', '.join(preset_names())}.")
+    config = _FAMILIES[family][0](row, vocab_size=vocab_size, **overrides)
+    fields = type(config).__dataclass_fields__
+    if unknown := sorted(set(overrides) - set(fields)):
+        raise ValueError(f"{type(config).__name__} has no field {unknown[0]!r}; the preset {name!r} cannot set it.")
+    return config

@@ -1,0 +1,53 @@
+"""What the configurations of all recurrent families have in common."""
+
+from transformers import PreTrainedConfig
+
+
+def check_positive(config: PreTrainedConfig, *names: str) -> None:
+    """Raise a ValueError that names the first of these fields which is not an integer ≥ 1."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
+
+
+class RecurrentConfig(PreTrainedConfig):
+    """Base class of the configurations of recurrent byte-level models.
+
+    Defaults that differ from transformers' usual ones: the vocabulary is the 256 bytes, byte 0 ends an episode and
+    pads, the embedding is tied to the head, nothing has a bias, there is no dropout (paper, Table 3).
+
+    Args:
+        vocab_size: V.
+        hidden_size: M, model width.
+        state_size: S, width of each layer's recurrent state.
+        num_hidden_layers: N.
+        intermediate_size: width inside the gated MLP; 3·M by default.
+        recurrent_unit: name of the recurrent unit in every block.
+        norm_eps: added to the variance in every norm.
+        use_cache: whether `forward` returns the state unless it is told otherwise.
+
+    Raises:
+        ValueError: a size is no integer of at least 1.
+    """
+
+    keys_to_ignore_at_inference = ["state"]  # noqa: RUF012 (transformers' own name and form)
+
+    vocab_size: int = 256
+    hidden_size: int = 128
+    state_size: int = 192
+    num_hidden_layers: int = 6
+    intermediate_size: int | None = None
+    norm_eps: float = 1e-6
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 0
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs):
+        check_positive(self, "vocab_size", "hidden_size", "state_size", "num_hidden_layers")
+        if self.intermediate_size is None:
+            self.intermediate_size = 3 * self.hidden_size
+        check_positive(self, "intermediate_size")
+        super().__post_init__(**kwargs)

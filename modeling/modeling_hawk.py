@@ -1,0 +1,93 @@
+"""Hawk: gated recurrent blocks of a temporal convolution and RG-LRU, and gated MLPs (De et al. 2024, section 2).
+
+In the sizes of the Memora paper: no biases, dense gates, MLP of width 3 M, embedding tied to the head.
+"""
+
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_hawk import HawkConfig
+from .recurrent_blocks import Contraction, TemporalConvolution
+from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
+from .recurrent_state import RecurrentState
+from .recurrent_units import build_recurrent_unit
+
+
+class HawkRecurrentBlock(nn.Module):
+    """W_out ( GeLU(W_gate u) ∘ unit(conv(W_x u)) )."""
+
+    def __init__(self, config: HawkConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
+        self.in_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
+        self.convolution = TemporalConvolution(config.state_size, config.conv_kernel)
+        self.recurrent_unit = build_recurrent_unit(config.recurrent_unit, config.state_size, config.state_size)
+        self.out_proj = Contraction(config.state_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+        convolved, taps = self.convolution(
+            self.in_proj(hidden), inputs.state["convolution"], inputs.reset_mask, inputs.lengths
+        )
+        recurrent, final_state = self.recurrent_unit(
+            convolved, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
+        )
+        gate = nn.functional.gelu(self.gate_proj(hidden))
+        output = self.out_proj(gate * recurrent.to(gate.dtype))
+        return output, {"recurrent": final_state, "convolution": taps}
+
+
+class HawkMLP(nn.Module):
+    """W_down ( GeLU(W_g u) ∘ W_u u )."""
+
+    def __init__(self, config: HawkConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.gelu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class HawkLayer(GradientCheckpointingLayer):
+    """x + Block(RMSNorm(x)), twice: first the recurrent block, then the gated MLP."""
+
+    def __init__(self, config: HawkConfig):
+        super().__init__()
+        self.recurrent_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.recurrent_block = HawkRecurrentBlock(config)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = HawkMLP(config)
+
+    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+        output, state = self.recurrent_block(self.recurrent_norm(hidden), inputs)
+        hidden = hidden + output
+        return hidden + self.mlp(self.mlp_norm(hidden)), state
+
+
+class HawkPreTrainedModel(RecurrentPreTrainedModel):
+    """Initialisation, loading and saving of Hawk models."""
+
+    config_class = HawkConfig
+    _no_split_modules = ["HawkLayer"]  # noqa: RUF012 (transformers' own name and form)
+
+
+class HawkModel(HawkPreTrainedModel, RecurrentModel):
+    """Embedding, N Hawk layers and a final RMSNorm."""
+
+    def build_layer(self, config: HawkConfig) -> nn.Module:
+        return HawkLayer(config)
+
+    def build_final_norm(self, config: HawkConfig) -> nn.Module:
+        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+
+    def layer_state_shapes(self) -> dict[str, tuple[int, ...]]:
+        taps = (self.config.conv_kernel - 1, self.config.state_size)
+        return {**super().layer_state_shapes(), "convolution": taps}
+
+
+class HawkForCausalLM(HawkPreTrainedModel, RecurrentForCausalLM):
+    """Hawk with a head tied to its embedding."""
+
+    backbone_class = HawkModel

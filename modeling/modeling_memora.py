@@ -1,0 +1,94 @@
+"""Memora: a recurrent-only language model of gated linear recurrent units (Memora, section 4).
+
+Reads like the paper's section: the gated recurrent block, the gated MLP, the layer, the model.
+LN is LayerNorm without parameters, M model width, S state width, N layers.
+"""
+
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_memora import MemoraConfig
+from .recurrent_blocks import Contraction, layer_norm
+from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
+from .recurrent_state import RecurrentState
+from .recurrent_units import build_recurrent_unit
+
+
+class MemoraRecurrentBlock(nn.Module):
+    """W_out · LN( GeLU(LN(W_gate u)) ∘ LN(unit(u)) )."""
+
+    def __init__(self, config: MemoraConfig):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.norm_after_contraction = config.norm_after_contraction
+        self.gate_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
+        self.recurrent_unit = build_recurrent_unit(config.recurrent_unit, config.hidden_size, config.state_size)
+        self.out_proj = Contraction(config.state_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+        recurrent, final_state = self.recurrent_unit(
+            hidden, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
+        )
+        gate = nn.functional.gelu(layer_norm(self.gate_proj(hidden), self.eps))
+        recurrent = layer_norm(recurrent, self.eps).to(gate.dtype)
+        output = self.out_proj(layer_norm(gate * recurrent, self.eps))
+        if self.norm_after_contraction:
+            output = layer_norm(output, self.eps)
+        return output, {"recurrent": final_state}
+
+
+class MemoraMLP(nn.Module):
+    """W_down · LN( GeLU(LN(W_g u)) ∘ LN(W_u u) )."""
+
+    def __init__(self, config: MemoraConfig):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.norm_after_contraction = config.norm_after_contraction
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        gate = nn.functional.gelu(layer_norm(self.gate_proj(hidden), self.eps))
+        output = self.down_proj(layer_norm(gate * layer_norm(self.up_proj(hidden), self.eps), self.eps))
+        return layer_norm(output, self.eps) if self.norm_after_contraction else output
+
+
+class MemoraLayer(GradientCheckpointingLayer):
+    """x + Block(RMSNorm(x)), twice: first the recurrent block, then the gated MLP."""
+
+    def __init__(self, config: MemoraConfig):
+        super().__init__()
+        self.recurrent_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.recurrent_block = MemoraRecurrentBlock(config)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = MemoraMLP(config)
+
+    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+        output, state = self.recurrent_block(self.recurrent_norm(hidden), inputs)
+        hidden = hidden + output
+        return hidden + self.mlp(self.mlp_norm(hidden)), state
+
+
+class MemoraPreTrainedModel(RecurrentPreTrainedModel):
+    """Initialisation, loading and saving of Memora models."""
+
+    config_class = MemoraConfig
+    _no_split_modules = ["MemoraLayer"]  # noqa: RUF012 (transformers' own name and form)
+
+
+class MemoraModel(MemoraPreTrainedModel, RecurrentModel):
+    """Embedding, N Memora layers and a final norm without parameters."""
+
+    def build_layer(self, config: MemoraConfig) -> nn.Module:
+        return MemoraLayer(config)
+
+    def build_final_norm(self, config: MemoraConfig) -> nn.Module:
+        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps, elementwise_affine=False)
+
+
+class MemoraForCausalLM(MemoraPreTrainedModel, RecurrentForCausalLM):
+    """Memora with a head tied to its embedding."""
+
+    backbone_class = MemoraModel

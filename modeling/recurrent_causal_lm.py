@@ -1,0 +1,346 @@
+"""Model and language-model head that all recurrent families share.
+
+`forward` is the same call for a block of T steps, a prompt and one byte. The state goes in and comes out as a flat
+dictionary with one entry a layer and part, such as `layers.0.recurrent`; it never lives on the module.
+
+Shape letters: B streams or batch, T steps, M model width, S state width, N layers, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+
+from .recurrent_blocks import Contraction, Padding, TemporalConvolution
+from .recurrent_state import RecurrentState, check_state, select_state, state_dtype
+from .recurrent_units import RecurrentUnit, lecun_std
+
+
+class LayerInputs(NamedTuple):
+    """What a layer needs beside its hidden states."""
+
+    state: RecurrentState
+    reset_mask: torch.Tensor | None
+    padding_mask: torch.Tensor | None
+    lengths: torch.Tensor | None
+
+
+@dataclass
+class RecurrentModelOutput(ModelOutput):
+    """Output of a recurrent model without a head.
+
+    Args:
+        last_hidden_state: (B, T, M), after the final norm.
+        state: the state after the last real step of every row, if asked for.
+        hidden_states: N + 1 tensors (B, T, M), if asked for: the embedding, then every layer's output, the last one
+            after the final norm.
+    """
+
+    last_hidden_state: torch.Tensor | None = None
+    state: RecurrentState | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class RecurrentCausalLMOutput(ModelOutput):
+    """Output of a recurrent language model.
+
+    Args:
+        loss: nats per target byte, if there are labels.
+        logits: (B, T, V), or fewer steps with `logits_to_keep`.
+        state: the state after the last real step of every row, if asked for.
+        hidden_states: N + 1 tensors (B, T, M), if asked for.
+    """
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    state: RecurrentState | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+
+
+class RecurrentPreTrainedModel(PreTrainedModel):
+    """Initialisation, loading and saving of recurrent models."""
+
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    supports_recurrent_state = True
+    _is_stateful = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """LeCun normal; maps back to the residual stream with std 1/sqrt(2 · fan-in · N) (Memora, appendix F)."""
+        if isinstance(module, Contraction):
+            std = lecun_std(2 * module.in_features * self.config.num_hidden_layers)
+            init.normal_(module.weight, mean=0.0, std=std)
+        elif isinstance(module, nn.Linear):
+            init.normal_(module.weight, mean=0.0, std=lecun_std(module.in_features))
+        elif isinstance(module, nn.Embedding):
+            # As the head that it is tied to: LeCun's fan-in is the model width.
+            init.normal_(module.weight, mean=0.0, std=lecun_std(module.embedding_dim))
+        elif isinstance(module, TemporalConvolution):
+            init.normal_(module.weight, mean=0.0, std=lecun_std(module.kernel_size))
+        elif isinstance(module, RecurrentUnit):
+            module.reset_vectors()
+        elif isinstance(module, nn.RMSNorm) and module.weight is not None:
+            init.ones_(module.weight)
+
+
+class RecurrentModel(RecurrentPreTrainedModel):
+    """Embedding, N layers, final norm. A family gives its layer, its final norm and the parts of its state."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([self.build_layer(config) for _ in range(config.num_hidden_layers)])
+        self.norm = self.build_final_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def build_layer(self, config) -> nn.Module:
+        """One layer: `forward(hidden, LayerInputs) → (hidden, state parts)`."""
+        raise NotImplementedError
+
+    def build_final_norm(self, config) -> nn.Module:
+        """The norm in front of the head."""
+        raise NotImplementedError
+
+    def layer_state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape, without the batch, of every part of one layer's state."""
+        return {"recurrent": (self.config.state_size,)}
+
+    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
+        """Name and shape of every tensor of the state."""
+        return {
+            f"layers.{layer}.{part}": torch.Size((batch_size, *shape))
+            for layer in range(self.config.num_hidden_layers)
+            for part, shape in self.layer_state_shapes().items()
+        }
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
+        """The zero state of `batch_size` streams: what every episode starts from."""
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
+        options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
+        return {name: torch.zeros(shape, **options) for name, shape in self.state_shapes(batch_size).items()}
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        state: RecurrentState | None = None,
+        reset_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> RecurrentModelOutput | tuple:
+        """Read a block. See [`RecurrentForCausalLM.forward`] for the arguments."""
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        hidden = self._embed(input_ids, inputs_embeds)
+        batch_size, steps = hidden.shape[:2]
+        if state is None:
+            state = self.init_state(batch_size, hidden.device)
+        else:
+            check_state(state, self.state_shapes(batch_size))
+        if reset_mask is not None:
+            reset_mask = _check_mask("reset_mask", reset_mask, batch_size, steps).bool()
+
+        padding = self._padding(attention_mask, batch_size, steps)
+        if padding is not None:
+            hidden = padding.pack(hidden)
+            reset_mask = None if reset_mask is None else padding.pack(reset_mask) & ~padding.mask
+
+        hidden_states = [hidden]
+        new_state: RecurrentState = {}
+        parts = self.layer_state_shapes()
+        for number, layer in enumerate(self.layers):
+            layer_state = {part: state[f"layers.{number}.{part}"] for part in parts}
+            padding_mask, lengths = (None, None) if padding is None else (padding.mask, padding.lengths)
+            hidden, layer_state = layer(hidden, LayerInputs(layer_state, reset_mask, padding_mask, lengths))
+            new_state |= {f"layers.{number}.{part}": tensor for part, tensor in layer_state.items()}
+            hidden_states.append(hidden)
+        hidden_states[-1] = hidden = self.norm(hidden)
+
+        if padding is not None:
+            hidden = padding.unpack(hidden)
+            hidden_states = [padding.unpack(tensor) for tensor in hidden_states] if output_hidden_states else []
+        output = RecurrentModelOutput(
+            last_hidden_state=hidden,
+            state=new_state if use_cache else None,
+            hidden_states=tuple(hidden_states) if output_hidden_states else None,
+        )
+        return output if return_dict else output.to_tuple()
+
+    def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
+        if inputs_embeds is None:
+            if input_ids.dim() != 2 or input_ids.shape[1] < 1:
+                raise ValueError(f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (B, T) with T ≥ 1.")
+            if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+                largest, vocab_size = int(input_ids.max()), self.embed_tokens.num_embeddings
+                if largest >= vocab_size:
+                    raise ValueError(f"`input_ids` holds {largest}, but the vocabulary has {vocab_size} tokens.")
+            return self.embed_tokens(input_ids)
+        if inputs_embeds.dim() != 3 or inputs_embeds.shape[1] < 1:
+            raise ValueError(f"`inputs_embeds` has shape {tuple(inputs_embeds.shape)}; it must be (B, T, M), T ≥ 1.")
+        return inputs_embeds
+
+    @staticmethod
+    def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
+        if attention_mask is None:
+            return None
+        # While generating, the mask covers the prompt as well: the last T columns are this call's.
+        mask = _check_mask("attention_mask", attention_mask[:, -steps:], batch_size, steps)
+        if not torch.compiler.is_compiling() and bool((mask != 0).all()):
+            return None
+        return Padding(mask)
+
+
+def _check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> torch.Tensor:
+    if mask.shape != (batch_size, steps):
+        raise ValueError(f"`{name}` has shape {tuple(mask.shape)}; the inputs need {(batch_size, steps)}.")
+    return mask
+
+
+class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
+    """A recurrent model with a head tied to its embedding. A family gives its `backbone_class`."""
+
+    backbone_class: type[RecurrentModel]
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own form)
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = self.backbone_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
+        """The zero state of `batch_size` streams: what every episode starts from."""
+        return self.model.init_state(batch_size, device)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        state: RecurrentState | None = None,
+        reset_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        shift_labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> RecurrentCausalLMOutput | tuple:
+        """Read a block of T bytes, a prompt, or one byte.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, T) or longer, of which the last T columns count; a step where it is 0 leaves the state
+                as it was. Padding stands on the left or on the right.
+            state: what an earlier call returned for these streams; zeros by default.
+            reset_mask: (B, T) bool, true where a byte is the first of its episode: the state before it is zero.
+            inputs_embeds: (B, T, M), in place of `input_ids`.
+            labels: (B, T), the same bytes as `input_ids`; shifted inside, -100 is ignored.
+            shift_labels: (B, T), already the next bytes, so that T = 1 trains too; in place of `labels`.
+            use_cache: whether to return the state; `config.use_cache` by default.
+            output_hidden_states: whether to return the hidden states of all layers.
+            logits_to_keep: how many of the last steps get logits, or which; 0 for all.
+            return_dict: False for a plain tuple.
+            kwargs: `num_items_in_batch`, by which the summed loss is divided; others are ignored.
+
+        Raises:
+            ValueError: a shape does not fit, a token id is outside the vocabulary, or padding has a hole.
+        """
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            state=state,
+            reset_mask=reset_mask,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None or shift_labels is not None:
+            loss = causal_lm_loss(logits, labels, shift_labels, kwargs.get("num_items_in_batch"))
+        output = RecurrentCausalLMOutput(
+            loss=loss, logits=logits, state=outputs.state, hidden_states=outputs.hidden_states
+        )
+        return output if return_dict else output.to_tuple()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def prepare_inputs_for_generation(self, input_ids, state=None, is_first_iteration=False, **kwargs):
+        """A given state has read everything before the prompt: the whole prompt goes in first, then single bytes."""
+        inputs = super().prepare_inputs_for_generation(
+            input_ids, state=state, is_first_iteration=is_first_iteration, **kwargs
+        )
+        inputs["logits_to_keep"] = 1
+        return inputs
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=1):
+        # What was padding lies in the state now; a mask that grows with every byte would only cost memory.
+        if outputs.get("state") is not None:
+            model_kwargs["attention_mask"] = None
+        return super()._update_model_kwargs_for_generation(
+            outputs, model_kwargs, is_encoder_decoder=is_encoder_decoder, num_new_tokens=num_new_tokens
+        )
+
+    @staticmethod
+    def _expand_inputs_for_generation(expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
+        state = model_kwargs.pop("state", None)
+        input_ids, model_kwargs = GenerationMixin._expand_inputs_for_generation(
+            expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
+        )
+        if state is not None:
+            model_kwargs["state"] = {name: row.repeat_interleave(expand_size, 0) for name, row in state.items()}
+        return input_ids, model_kwargs
+
+    @staticmethod
+    def _reorder_cache(state: RecurrentState, beam_idx: torch.Tensor) -> RecurrentState:
+        return select_state(state, beam_idx)
+
+
+def causal_lm_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor | None,
+    shift_labels: torch.Tensor | None = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Cross-entropy in nats, computed in float32 or wider; -100 is ignored.
+
+    Args:
+        logits: (B, T, V).
+        labels: (B, T), shifted here; not looked at if there are `shift_labels`.
+        shift_labels: (B, T), the target of every step.
+        num_items_in_batch: divides the sum; by default the mean over the targets is taken.
+    """
+    if shift_labels is None:
+        shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    if logits.shape[:2] != shift_labels.shape:
+        raise ValueError(
+            f"The targets have shape {tuple(shift_labels.shape)}, but there are logits for {tuple(logits.shape[:2])}."
+        )
+    loss = nn.functional.cross_entropy(
+        logits.flatten(0, 1).to(state_dtype(logits.dtype)),
+        shift_labels.flatten().to(logits.device),
+        reduction="mean" if num_items_in_batch is None else "sum",
+    )
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
