@@ -1,31 +1,42 @@
-"""Linear recurrence h_t = a_t * h_{t-1} + b_t over a block of T steps."""
+"""The linear recurrence h_t = a_t * h_{t-1} + b_t, element by element, with gradients to everything.
+
+One operator, several backends that give the same numbers:
+
+* `reference`: the loop as one would write it, under autograd. Slow, obviously right.
+* `torch`: plain torch with a hand-written backward; needs no compiler. Many channels run one fused operation per
+  step; few channels and many steps run in blocks that fit the cache, each cut into chunks that advance side by side.
+* `triton`: GPU kernels of the `hf_recurrent` package, imported the first time that they are used.
+
+All of them multiply and add: a form through logarithms cannot hold a decay of zero and loses the gradient to `a`.
+Sums are kept in float32 or wider, whatever the inputs are.
+
+Shape letters: B streams or batch, T steps, S state width.
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import repeat
+from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import Tensor
 
+# Backends that are modules of their own: name -> (module, what to install when it cannot be imported). A module
+# offers scan_forward, scan_backward and unsupported_reason with the signatures of the functions below.
+_BACKEND_MODULES = {
+    "triton": ("hf_recurrent.kernels.linear_scan_triton", "pip install hf-recurrent triton"),
+}
+_BACKENDS = ("reference", "torch", *_BACKEND_MODULES)
 
-def linear_scan_reference(
-    a: Tensor, b: Tensor, initial_state: Tensor | None = None, reset_mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The recurrence as a loop over time under autograd: a, b (B,T,S) -> h (B,T,S), final state (B,S)."""
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    accumulate = torch.promote_types(dtype, torch.float32)
-    if initial_state is None:
-        state = torch.zeros(a.shape[0], a.shape[2], dtype=accumulate, device=a.device)
-    else:
-        state = initial_state.to(accumulate)
-    outputs = []
-    for t in range(a.shape[1]):
-        if reset_mask is not None:
-            state = state.masked_fill(reset_mask[:, t, None], 0)
-        state = a[:, t].to(accumulate) * state + b[:, t].to(accumulate)
-        outputs.append(state)
-    return torch.stack(outputs, dim=1).to(dtype), state
-
-
-def available_backends() -> tuple[str, ...]:
-    """Names that `linear_scan(backend=...)` accepts here."""
-    return ("reference",)
+# A block of this many elements of five float32 tensors is still in the outer cache when it is read again.
+_CPU_BLOCK_ELEMENTS = 1 << 18
+# On an accelerator a block saves launches, not cache misses.
+_ACCELERATOR_BLOCK_ELEMENTS = 1 << 26
+# Rows of at least this many elements cost more than the call that handles them: chunks would only add work.
+_WIDE_ROW = 4096
 
 
 def linear_scan(
@@ -36,5 +47,418 @@ def linear_scan(
     *,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """h_t = a_t * h_{t-1} + b_t; a, b (B,T,S), initial_state (B,S), reset_mask (B,T) -> h (B,T,S), final (B,S)."""
-    return linear_scan_reference(a, b, initial_state, reset_mask)
+    """Run h_t = a_t * h_{t-1} + b_t over T steps, channels last.
+
+    Args:
+        a: decay (B,T,S), real or complex, any floating type, any strides, T, B and S at least 1.
+        b: input (B,T,S).
+        initial_state: h before the first step (B,S); zeros when None.
+        reset_mask: bool (B,T); where true, h_{t-1} is replaced by zero before step t, whatever it held.
+        backend: "auto" (the fastest that works here), or one of `available_backends()`.
+
+    Returns:
+        h (B,T,S) in the promoted type of `a` and `b`, and the final state (B,S) in that type or float32, whichever
+        is wider. Gradients flow from both to `a`, `b` and `initial_state`. Autocast changes nothing: the inputs keep
+        their types and promote as usual.
+
+    Raises:
+        ValueError: an unknown backend, shapes, types or devices that do not fit together, T < 1.
+        ImportError: the backend's package is not installed.
+        RuntimeError: the backend is installed but cannot run on these tensors.
+    """
+    _check_inputs(a, b, initial_state, reset_mask)
+    if backend != "auto" and backend not in _BACKENDS:
+        raise ValueError(f"backend is {backend!r}; it must be 'auto' or one of {', '.join(map(repr, _BACKENDS))}")
+    if backend == "reference":
+        return linear_scan_reference(a, b, initial_state, reset_mask)
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    state_dtype = torch.promote_types(dtype, torch.float32)
+    if initial_state is None:
+        initial_state = a.new_zeros(a.shape[0], a.shape[2], dtype=state_dtype)
+    elif initial_state.dtype != state_dtype:
+        initial_state = initial_state.to(state_dtype)
+    if not torch.compiler.is_compiling():  # the operator itself looks again when it runs
+        functions = _backend_functions(backend, a.device.type, dtype)
+    if a.shape[1] == 1:
+        return _single_step(a, b, initial_state, reset_mask, dtype)
+    a, b = a.to(dtype), b.to(dtype)
+    if _needs_operator(a, b, initial_state, reset_mask):
+        return torch.ops.hf_recurrent.linear_scan(a, b, initial_state, reset_mask, backend)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or initial_state.requires_grad):
+        return _LinearScan.apply(a, b, initial_state, reset_mask, backend)
+    with torch.no_grad():
+        return functions.scan_forward(a, b, initial_state, reset_mask)
+
+
+def linear_scan_reference(
+    a: Tensor, b: Tensor, initial_state: Tensor | None = None, reset_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The recurrence as a loop over time under autograd; arguments, results and errors as in `linear_scan`."""
+    _check_inputs(a, b, initial_state, reset_mask)
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    state_dtype = torch.promote_types(dtype, torch.float32)
+    if initial_state is None:
+        state = a.new_zeros(a.shape[0], a.shape[2], dtype=state_dtype)
+    else:
+        state = initial_state.to(state_dtype)
+    outputs = []
+    for t in range(a.shape[1]):
+        if reset_mask is not None:
+            state = state.masked_fill(reset_mask[:, t, None], 0)
+        state = a[:, t].to(state_dtype) * state + b[:, t].to(state_dtype)
+        outputs.append(state)
+    return torch.stack(outputs, dim=1).to(dtype), state
+
+
+def available_backends() -> tuple[str, ...]:
+    """Names that `linear_scan(backend=...)` can run here, found without importing any of their packages."""
+    return tuple(name for name in _BACKENDS if name not in _BACKEND_MODULES or _may_run(name))
+
+
+def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask: Tensor | None) -> None:
+    if a.dim() != 3:
+        raise ValueError(f"a has shape {tuple(a.shape)}; it must be (batch, steps, width)")
+    if b.shape != a.shape:
+        raise ValueError(f"b has shape {tuple(b.shape)}; it must be that of a, {tuple(a.shape)}")
+    batch, steps, width = a.shape
+    if steps < 1 or batch < 1 or width < 1:
+        raise ValueError(f"a has shape {tuple(a.shape)}; batch, steps and width must each be at least 1")
+    for name, tensor in (("a", a), ("b", b), ("initial_state", initial_state)):
+        if tensor is not None and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"{name} has type {tensor.dtype}; it must be a floating or complex type")
+    if initial_state is not None:
+        if initial_state.shape != (batch, width):
+            raise ValueError(
+                f"initial_state has shape {tuple(initial_state.shape)}; it must be (batch, width) = {(batch, width)}"
+            )
+        if initial_state.is_complex() and not (a.is_complex() or b.is_complex()):
+            raise ValueError("initial_state is complex; it must be real, as a and b are")
+    if reset_mask is not None:
+        if reset_mask.dtype != torch.bool:
+            raise ValueError(f"reset_mask has type {reset_mask.dtype}; it must be torch.bool")
+        if reset_mask.shape != (batch, steps):
+            raise ValueError(
+                f"reset_mask has shape {tuple(reset_mask.shape)}; it must be (batch, steps) = {(batch, steps)}"
+            )
+    for name, tensor in (("b", b), ("initial_state", initial_state), ("reset_mask", reset_mask)):
+        if tensor is not None and tensor.device != a.device:
+            raise ValueError(f"{name} is on {tensor.device}; it must be on the device of a, {a.device}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Choosing a backend
+
+
+@cache
+def _may_run(name: str) -> bool:
+    """Whether a backend of its own module is installed and this machine has what it runs on."""
+    try:
+        installed = importlib.util.find_spec(_BACKEND_MODULES[name][0]) is not None
+    except ImportError:
+        installed = False
+    installed = installed and importlib.util.find_spec(name) is not None
+    return installed and (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def _backend_functions(backend: str, device_type: str, dtype: torch.dtype) -> ModuleType | SimpleNamespace:
+    """The functions of a backend for tensors of this kind, or the reason why it cannot run, raised."""
+    if backend == "auto":
+        backend = "triton" if device_type == "cuda" and not dtype.is_complex and _may_run("triton") else "torch"
+    if backend == "torch":
+        return _TORCH_BACKEND
+    module_name, install = _BACKEND_MODULES[backend]
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ImportError(f"linear_scan backend {backend!r} is not installed ({error}); try: {install}") from error
+    reason = module.unsupported_reason(device_type, dtype)
+    if reason is not None:
+        raise RuntimeError(f"linear_scan backend {backend!r} cannot run here: {reason}")
+    return module
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plain torch
+
+
+def _single_step(
+    a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """T = 1: autograd's own formulas are already the best ones, and a compiler can fuse them."""
+    if reset_mask is not None:
+        state = state.masked_fill(reset_mask, 0)
+    state = torch.addcmul(b[:, 0].to(state.dtype), a[:, 0].to(state.dtype), state)
+    # A copy even when the types agree: the caller may change h in place and must not change the state with it.
+    return state.unsqueeze(1).to(dtype, copy=True), state
+
+
+def _reset_rows(reset_mask: Tensor | None, dim: int, reverse: bool) -> Iterable[Tensor | None]:
+    """For every step in the order of the scan, the mask that broadcasts over a row, or None: nothing to reset."""
+    if reset_mask is None:
+        return repeat(None)
+    rows = list(reset_mask.unsqueeze(-1).unbind(dim))
+    if reset_mask.device.type == "cpu":
+        others = [other for other in range(reset_mask.dim()) if other != dim]
+        needed = reset_mask.any(dim=others).tolist()
+        rows = [row if need else None for row, need in zip(rows, needed, strict=True)]
+    return rows[::-1] if reverse else rows
+
+
+def _rows(tensor: Tensor, dim: int, reverse: bool) -> Sequence[Tensor]:
+    rows = tensor.unbind(dim)
+    return rows[::-1] if reverse else rows
+
+
+def _scan_serial(
+    out: Tensor, a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, *, reverse: bool, dim: int = 1
+) -> Tensor:
+    """out_t = a_t * out_{t-1} + b_t along `dim` (towards smaller t if `reverse`); returns the last row, a view."""
+    rows = (_rows(tensor, dim, reverse) for tensor in (out, a, b))
+    for out_t, a_t, b_t, reset_t in zip(*rows, _reset_rows(reset_mask, dim, reverse), strict=False):
+        if reset_t is not None:
+            state = state.masked_fill(reset_t, 0)
+        torch.addcmul(b_t, a_t, state, out=out_t)
+        state = out_t
+    return state
+
+
+def _scan_chunked(
+    out: Tensor, a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, *, reverse: bool, chunk: int
+) -> Tensor:
+    """The same with T a multiple of `chunk`: all chunks advance side by side, first from zero, then for good.
+
+    The first pass leaves each chunk's last row and the product of its decays; a scan over the chunks turns these into
+    the state at each chunk's start; the second pass runs the recurrence from there, so that errors do not grow.
+    """
+    shape = (-1, chunk)
+    a_chunks, b_chunks, out_chunks = (tensor.unflatten(1, shape) for tensor in (a, b, out))
+    resets = None if reset_mask is None else reset_mask.unflatten(1, shape)
+    product = local = None
+    rows = (_rows(tensor, 2, reverse) for tensor in (a_chunks, b_chunks))
+    for a_t, b_t, reset_t in zip(*rows, _reset_rows(resets, 2, reverse), strict=False):
+        if product is None:
+            product, local = a_t.clone(memory_format=torch.contiguous_format), b_t.contiguous()
+            local = local.clone() if local.data_ptr() == b_t.data_ptr() else local
+            if reset_t is not None:
+                product.masked_fill_(reset_t, 0)
+            continue
+        if reset_t is not None:
+            local.masked_fill_(reset_t, 0)
+            product.masked_fill_(reset_t, 0)
+        torch.addcmul(b_t, a_t, local, out=local)
+        product.mul_(a_t)
+    if not product.isfinite().all():  # an overflowed product times a state of zero is no number: go step by step
+        return _scan_serial(out, a, b, state, reset_mask, reverse=reverse)
+    ends = torch.empty_like(local)
+    chunk_resets = None if resets is None else resets.any(dim=2)
+    _scan_serial(ends, product, local, state, chunk_resets, reverse=reverse)
+    first = state.unsqueeze(1)
+    starts = torch.cat((ends[:, 1:], first) if reverse else (first, ends[:, :-1]), dim=1)
+    _scan_serial(out_chunks, a_chunks, b_chunks, starts, resets, reverse=reverse, dim=2)
+    return out[:, 0] if reverse else out[:, -1]
+
+
+def _scan_block(
+    out: Tensor, a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, *, reverse: bool
+) -> Tensor:
+    """The same, choosing the way: chunks where rows are narrow and many, and step by step what is left over."""
+    batch, steps, width = out.shape
+    chunk = round((steps / 3) ** 0.5)  # two passes of `chunk` steps with three operations each pair, then the chunks
+    if batch * width >= _WIDE_ROW or steps < 32:
+        return _scan_serial(out, a, b, state, reset_mask, reverse=reverse)
+    whole = steps - steps % chunk
+    spans = [(steps - whole, steps), (0, steps - whole)] if reverse else [(0, whole), (whole, steps)]
+    for (start, stop), scan in zip(spans, (_scan_chunked, _scan_serial), strict=True):
+        if start == stop:
+            continue
+        options = {"chunk": chunk} if scan is _scan_chunked else {}
+        parts = (tensor[:, start:stop] for tensor in (out, a, b))
+        resets = None if reset_mask is None else reset_mask[:, start:stop]
+        state = scan(*parts, state, resets, reverse=reverse, **options)
+    return state
+
+
+def _block_starts(like: Tensor, steps: int) -> range:
+    """Where blocks begin that together cover `steps` steps of a (B,·,S) tensor; the range's step is their length."""
+    elements = _CPU_BLOCK_ELEMENTS if like.device.type == "cpu" else _ACCELERATOR_BLOCK_ELEMENTS
+    return range(0, steps, max(1, elements // (like.shape[0] * like.shape[2])))
+
+
+def _torch_forward(a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """a, b (B,T,S) of one type, state (B,S) of the wider type -> h (B,T,S), final state (B,S)."""
+    h = torch.empty(a.shape, dtype=a.dtype, device=a.device)
+    same_type = h.dtype == state.dtype
+    starts = _block_starts(a, a.shape[1])
+    for start in starts:
+        block = slice(start, min(start + starts.step, a.shape[1]))
+        out = h[:, block] if same_type else torch.empty_like(h[:, block], dtype=state.dtype)
+        a_block, b_block = (tensor[:, block].to(state.dtype).resolve_conj() for tensor in (a, b))
+        resets = None if reset_mask is None else reset_mask[:, block]
+        state = _scan_block(out, a_block, b_block, state, resets, reverse=False)
+        if not same_type:
+            h[:, block] = out
+    return h, state.clone(memory_format=torch.contiguous_format)
+
+
+def _torch_backward(
+    a: Tensor,
+    h: Tensor,
+    state: Tensor,
+    reset_mask: Tensor | None,
+    grad_h: Tensor | None,
+    grad_final: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a, b (B,T,S) and of the initial state (B,S).
+
+    With g_t the whole gradient of h_t: g_t = grad_h_t + conj(a_{t+1}) * g_{t+1}, a scan towards the past; then
+    db_t = g_t and da_t = g_t * conj(h_{t-1}), where a reset before t cuts both links between t - 1 and t.
+    """
+    steps = a.shape[1]
+    wide = state.dtype
+    grad_a, grad_b = torch.empty(a.shape, dtype=a.dtype, device=a.device), torch.empty_like(h)
+    if grad_h is None:
+        grad_h = state.new_zeros(()).expand(a.shape)
+    g = grad_h[:, -1].to(wide)
+    g = g + grad_final if grad_final is not None else g
+    grad_b[:, -1] = g
+    grad_a[:, -1] = g * (h[:, -2].to(wide) if steps > 1 else state).conj()
+    starts = _block_starts(a, steps - 1)
+    for start in reversed(starts):
+        stop = min(start + starts.step, steps - 1)
+        block, following = slice(start, stop), slice(start + 1, stop + 1)
+        out = grad_b[:, block] if grad_b.dtype == wide else torch.empty_like(grad_b[:, block], dtype=wide)
+        a_block = a[:, following].to(wide).conj().resolve_conj()
+        grad_block = grad_h[:, block].to(wide).resolve_conj()
+        resets = None if reset_mask is None else reset_mask[:, following]
+        g = _scan_block(out, a_block, grad_block, g, resets, reverse=True)
+        if out.dtype != grad_b.dtype:
+            grad_b[:, block] = out
+        inner = slice(max(start, 1), stop)
+        previous = h[:, inner.start - 1 : stop - 1].to(wide).conj()
+        if out.dtype == grad_a.dtype:
+            torch.mul(out[:, inner.start - start :], previous, out=grad_a[:, inner])
+        else:
+            grad_a[:, inner] = out[:, inner.start - start :] * previous
+    if steps > 1:
+        grad_a[:, 0] = g * state.conj()
+    grad_state = g * a[:, 0].to(wide).conj()
+    if reset_mask is not None:
+        grad_a[reset_mask] = 0
+        grad_state.masked_fill_(reset_mask[:, :1], 0)
+    return grad_a, grad_b, grad_state
+
+
+_TORCH_BACKEND = SimpleNamespace(scan_forward=_torch_forward, scan_backward=_torch_backward)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Autograd, the compiler and function transforms
+
+
+class _LinearScan(torch.autograd.Function):
+    """The short way in eager mode: calling the registered operator costs more than twice as much."""
+
+    @staticmethod
+    def forward(ctx, a, b, state, reset_mask, backend):
+        ctx.set_materialize_grads(False)
+        h, final = _backend_functions(backend, a.device.type, a.dtype).scan_forward(a, b, state, reset_mask)
+        ctx.save_for_backward(a, h, state, reset_mask)
+        ctx.backend = backend
+        return h, final
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_h, grad_final):
+        a, h, state, reset_mask = ctx.saved_tensors
+        if grad_h is None and grad_final is None:
+            return None, None, None, None, None
+        functions = _backend_functions(ctx.backend, a.device.type, a.dtype)
+        return *functions.scan_backward(a, h, state, reset_mask, grad_h, grad_final), None, None
+
+
+def _needs_operator(*tensors: Tensor | None) -> bool:
+    """Whether something other than plain eager autograd is looking: it must see one operator, not its loop."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return any(t is not None and (type(t) not in plain or t.device.type == "meta") for t in tensors)
+
+
+def _operator_forward(
+    a: Tensor, b: Tensor, initial_state: Tensor, reset_mask: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor]:
+    return _backend_functions(backend, a.device.type, a.dtype).scan_forward(a, b, initial_state, reset_mask)
+
+
+def _operator_backward(
+    a: Tensor,
+    h: Tensor,
+    initial_state: Tensor,
+    reset_mask: Tensor | None,
+    grad_h: Tensor | None,
+    grad_final: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    functions = _backend_functions(backend, a.device.type, a.dtype)
+    return functions.scan_backward(a, h, initial_state, reset_mask, grad_h, grad_final)
+
+
+def _fold_batch(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Put the dimension that vmap maps over into the batch: (V,B,...) -> (V*B,...)."""
+    folded = []
+    for tensor, dim in zip(tensors, dims, strict=True):
+        if tensor is not None:
+            tensor = tensor.movedim(dim, 0) if dim is not None else tensor.expand(size, *tensor.shape)
+            tensor = tensor.flatten(0, 1)
+        folded.append(tensor)
+    return folded
+
+
+def _register_operators() -> None:
+    """Define hf_recurrent::linear_scan and its backward once per process.
+
+    A checkpoint brings this file along, so a process may load it again under another name: the operator is then the
+    one that is there. A change of its arguments needs a new name.
+    """
+    if hasattr(torch.ops.hf_recurrent, "linear_scan"):
+        return
+    backward_operator = torch.library.custom_op(
+        "hf_recurrent::linear_scan_backward", _operator_backward, mutates_args=()
+    )
+    operator = torch.library.custom_op("hf_recurrent::linear_scan", _operator_forward, mutates_args=())
+
+    @operator.register_fake
+    def _(a, b, initial_state, reset_mask, backend):
+        return a.new_empty(a.shape), initial_state.new_empty(initial_state.shape)
+
+    @backward_operator.register_fake
+    def _(a, h, initial_state, reset_mask, grad_h, grad_final, backend):
+        return a.new_empty(a.shape), h.new_empty(h.shape), initial_state.new_empty(initial_state.shape)
+
+    def setup_context(ctx, inputs, output):
+        a, _, initial_state, reset_mask, ctx.backend = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a, output[0], initial_state, reset_mask)
+
+    def backward(ctx, grad_h, grad_final):
+        a, h, initial_state, reset_mask = ctx.saved_tensors
+        if grad_h is None and grad_final is None:
+            return None, None, None, None, None
+        grads = backward_operator(a, h, initial_state, reset_mask, grad_h, grad_final, ctx.backend)
+        return *grads, None, None
+
+    operator.register_autograd(backward, setup_context=setup_context)
+
+    def vmapped(target):
+        def run(info, in_dims, *args):
+            *tensors, backend = args
+            outputs = target(*_fold_batch(info.batch_size, in_dims[:-1], tensors), backend)
+            return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0,) * len(outputs)
+
+        return run
+
+    operator.register_vmap(vmapped(operator))
+    backward_operator.register_vmap(vmapped(backward_operator))
+
+
+_register_operators()
