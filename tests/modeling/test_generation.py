@@ -1,0 +1,110 @@
+"""generate(): greedy, sampling, beams, padded batches, states, the end byte, constant memory."""
+
+import pytest
+import torch
+from model_cases import each_family, tiny_model
+
+PROMPTS = [b"def", b"import os\n", b"class Stream:"]
+
+
+def greedy(model, **kwargs):
+    return model.generate(**({"do_sample": False, "eos_token_id": None, "max_new_tokens": 20} | kwargs))
+
+
+def ids(data: bytes) -> torch.Tensor:
+    return torch.tensor([list(data)])
+
+
+def left_padded(prompts):
+    width = max(map(len, prompts))
+    rows = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    return rows, mask
+
+
+@each_family
+def test_greedy_is_the_argmax_of_the_whole_forward(family):
+    model = tiny_model(family, torch.float64)
+    prompt = ids(PROMPTS[1])
+    expected = prompt
+    for _ in range(20):
+        expected = torch.cat([expected, model(expected).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(greedy(model, inputs=prompt), expected)
+    assert torch.equal(greedy(model, inputs=prompt, use_cache=False), expected)
+
+
+@each_family
+@pytest.mark.parametrize("beams", [1, 3])
+def test_left_padded_batch_equals_each_alone(family, beams):
+    model = tiny_model(family, torch.float64)
+    rows, mask = left_padded(PROMPTS)
+    together = greedy(model, inputs=rows, attention_mask=mask, num_beams=beams)
+    for row, prompt in enumerate(PROMPTS):
+        alone = greedy(model, inputs=ids(prompt), num_beams=beams)
+        assert torch.equal(together[row, rows.shape[1] :], alone[0, len(prompt) :])
+
+
+@each_family
+def test_beams_do_not_depend_on_the_state(family):
+    model = tiny_model(family, torch.float64)
+    rows, mask = left_padded(PROMPTS)
+    with_state = greedy(model, inputs=rows, attention_mask=mask, num_beams=4)
+    assert torch.equal(greedy(model, inputs=rows, attention_mask=mask, num_beams=4, use_cache=False), with_state)
+
+
+@each_family
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_given_state_continues_the_text(family, beams):
+    model = tiny_model(family, torch.float64)
+    text = b"for stream in streams:\n    "
+    whole = greedy(model, inputs=ids(text), num_beams=beams)
+    state = model(ids(text[:10])).state
+    continued = greedy(model, inputs=ids(text[10:]), state=state, num_beams=beams)
+    assert torch.equal(continued[0, len(text) - 10 :], whole[0, len(text) :])
+
+
+@each_family
+def test_the_returned_state_has_read_all_but_the_last_byte(family):
+    model = tiny_model(family, torch.float64)
+    result = greedy(model, inputs=ids(PROMPTS[0]), return_dict_in_generate=True)
+    expected = model(result.sequences[:, :-1]).state
+    for name, tensor in expected.items():
+        torch.testing.assert_close(result.past_key_values[name], tensor, rtol=1e-10, atol=1e-10)
+
+
+@each_family
+def test_sampling_is_reproducible_and_stops_at_the_end_byte(family):
+    model = tiny_model(family)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        runs.append(model.generate(ids(PROMPTS[0]), do_sample=True, max_new_tokens=3000))
+    assert torch.equal(*runs)
+    new = runs[0][0, len(PROMPTS[0]) :]
+    assert len(new) < 3000, "an untrained model ends within 3,000 bytes but for odds of 1 to 100,000"
+    assert new[-1] == 0
+    assert (new[:-1] != 0).all()
+
+
+@each_family
+def test_the_mask_does_not_grow_while_generating(family):
+    model = tiny_model(family)
+    seen = []
+
+    def note(_, args, kwargs):
+        seen.append((kwargs["input_ids"].shape[1], kwargs.get("attention_mask")))
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    rows, mask = left_padded(PROMPTS)
+    model.generate(rows, attention_mask=mask, do_sample=False, eos_token_id=None, max_new_tokens=5)
+    assert [steps for steps, _ in seen] == [rows.shape[1], 1, 1, 1, 1]
+    assert all(mask is None for _, mask in seen[1:])
+
+
+@each_family
+def test_logits_to_keep(family):
+    model = tiny_model(family)
+    full = model(ids(PROMPTS[2])).logits
+    torch.testing.assert_close(model(ids(PROMPTS[2]), logits_to_keep=2).logits, full[:, -2:])
+    index = torch.tensor([0, 3])
+    torch.testing.assert_close(model(ids(PROMPTS[2]), logits_to_keep=index).logits, full[:, index])

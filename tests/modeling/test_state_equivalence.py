@@ -1,0 +1,158 @@
+"""Whole sequence = any cut into chunks = single bytes; padded batch = each row alone. Outputs and gradients."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_cases import TOLERANCES, each_dtype, each_family, relative_difference, tiny_model
+
+STEPS = 24
+
+
+def block(seed: int = 0, batch: int = 3, steps: int = STEPS):
+    generator = torch.Generator().manual_seed(seed)
+    input_ids = torch.randint(1, 256, (batch, steps), generator=generator)
+    reset_mask = torch.rand(batch, steps, generator=generator) < 0.15
+    shift_labels = torch.randint(0, 256, (batch, steps), generator=generator)
+    return input_ids, reset_mask, shift_labels
+
+
+def run_in_chunks(model, cuts, input_ids, reset_mask, shift_labels):
+    """Logits, final state and gradients when the state is carried, with its graph, over the cuts."""
+    model.zero_grad()
+    state, logits, loss = None, [], 0.0
+    borders = [0, *sorted(set(cuts)), input_ids.shape[1]]
+    for start, end in itertools.pairwise(borders):
+        output = model(
+            input_ids[:, start:end],
+            state=state,
+            reset_mask=reset_mask[:, start:end],
+            shift_labels=shift_labels[:, start:end],
+            num_items_in_batch=input_ids.numel(),
+        )
+        state, loss = output.state, loss + output.loss
+        logits.append(output.logits)
+    loss.backward()
+    return torch.cat(logits, 1).detach(), state, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_same(actual, expected, tolerance):
+    assert relative_difference(actual[0], expected[0]) <= tolerance
+    for part in (1, 2):
+        assert actual[part].keys() == expected[part].keys()
+        for name, tensor in expected[part].items():
+            assert relative_difference(actual[part][name], tensor) <= tolerance, name
+
+
+@each_family
+@each_dtype
+def test_single_bytes_equal_the_whole(family, dtype):
+    model = tiny_model(family, dtype)
+    whole = run_in_chunks(model, [], *block())
+    assert_same(run_in_chunks(model, range(1, STEPS), *block()), whole, TOLERANCES[dtype])
+
+
+@each_family
+@settings(max_examples=15, deadline=None)
+@given(cuts=st.lists(st.integers(1, STEPS - 1), max_size=6), seed=st.integers(0, 1000))
+def test_any_cut_equals_the_whole(family, cuts, seed):
+    model = tiny_model(family, torch.float64)
+    whole = run_in_chunks(model, [], *block(seed))
+    assert_same(run_in_chunks(model, cuts, *block(seed)), whole, 1e-10)
+
+
+@each_family
+def test_nothing_crosses_a_reset(family):
+    model = tiny_model(family, torch.float64)
+    input_ids, _, _ = block()
+    reset_mask = torch.zeros(3, STEPS, dtype=torch.bool)
+    reset_mask[:, 10] = True
+    joined = model(input_ids, reset_mask=reset_mask)
+    alone = model(input_ids[:, 10:])
+    torch.testing.assert_close(joined.logits[:, 10:], alone.logits, rtol=1e-10, atol=1e-10)
+    for name, tensor in alone.state.items():
+        torch.testing.assert_close(joined.state[name], tensor, rtol=1e-10, atol=1e-10)
+
+
+@each_family
+def test_no_state_zero_state_and_a_reset_are_the_same(family):
+    model = tiny_model(family, torch.float64)
+    input_ids, _, _ = block()
+    first = torch.zeros(3, STEPS, dtype=torch.bool)
+    first[:, 0] = True
+    expected = model(input_ids)
+    zero = model(input_ids, state=model.init_state(3))
+    dirty = {name: torch.randn_like(tensor) for name, tensor in expected.state.items()}
+    reset = model(input_ids, state=dirty, reset_mask=first)
+    for other in (zero, reset):
+        torch.testing.assert_close(other.logits, expected.logits, rtol=1e-12, atol=1e-12)
+        for name, tensor in expected.state.items():
+            torch.testing.assert_close(other.state[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+@each_family
+@each_dtype
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_batch_equals_each_alone(family, dtype, side):
+    model, tolerance = tiny_model(family, dtype), TOLERANCES[dtype]
+    start = model(block(1)[0]).state
+    start = {name: tensor.detach() for name, tensor in start.items()}
+    input_ids, reset_mask, shift_labels = block(2)
+    lengths = [1, 2, STEPS]
+    mask = torch.zeros(3, STEPS, dtype=torch.long)
+    padded, resets, labels = (
+        torch.zeros_like(input_ids),
+        torch.zeros_like(reset_mask),
+        torch.full_like(input_ids, -100),
+    )
+    places = [slice(STEPS - n, None) if side == "left" else slice(0, n) for n in lengths]
+    for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
+        mask[row, place] = 1
+        padded[row, place], resets[row, place] = input_ids[row, :n], reset_mask[row, :n]
+        labels[row, place] = shift_labels[row, :n]
+    count = sum(lengths)
+    together = model(padded, mask, state=start, reset_mask=resets, shift_labels=labels, num_items_in_batch=count)
+    model.zero_grad()
+    together.loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
+        alone = model(
+            input_ids[row : row + 1, :n],
+            state={name: tensor[row : row + 1] for name, tensor in start.items()},
+            reset_mask=reset_mask[row : row + 1, :n],
+            shift_labels=shift_labels[row : row + 1, :n],
+            num_items_in_batch=count,
+        )
+        alone.loss.backward()
+        assert relative_difference(together.logits[row, place], alone.logits[0]) <= tolerance
+        for name, tensor in alone.state.items():
+            assert relative_difference(together.state[name][row], tensor[0]) <= tolerance, name
+    for name, parameter in model.named_parameters():
+        assert relative_difference(gradients[name], parameter.grad) <= tolerance, name
+
+
+@each_family
+def test_bad_input_is_named(family):
+    model = tiny_model(family)
+    input_ids, reset_mask, _ = block()
+    hole = torch.ones(3, STEPS, dtype=torch.long)
+    hole[1, 5] = 0
+    with pytest.raises(ValueError, match="row 1"):
+        model(input_ids, attention_mask=hole)
+    with pytest.raises(ValueError, match="`reset_mask` has shape"):
+        model(input_ids, reset_mask=reset_mask[:, 1:])
+    with pytest.raises(ValueError, match=r"layers.0.recurrent.*\(2, 24\)"):
+        model(input_ids, state=model.init_state(2))
+    with pytest.raises(ValueError, match="has no `layers"):
+        model(input_ids, state={})
+    with pytest.raises(ValueError, match="holds 256"):
+        model(torch.full((1, 4), 256))
+    with pytest.raises(ValueError, match="T ≥ 1"):
+        model(torch.zeros(1, 0, dtype=torch.long))
+    with pytest.raises(ValueError, match="exactly one"):
+        model()
+    with pytest.raises(ValueError, match="`batch_size` is 0"):
+        model.init_state(0)
