@@ -303,10 +303,9 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             outputs, model_kwargs, is_encoder_decoder=is_encoder_decoder, num_new_tokens=num_new_tokens
         )
 
-    @staticmethod
-    def _expand_inputs_for_generation(expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
+    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
         state = model_kwargs.pop("state", None)
-        input_ids, model_kwargs = GenerationMixin._expand_inputs_for_generation(
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(
             expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
         )
         if state is not None:
