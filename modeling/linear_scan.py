@@ -82,9 +82,10 @@ def linear_scan(
     if a.shape[1] == 1:
         return _single_step(a, b, initial_state, reset_mask, dtype)
     a, b = a.to(dtype), b.to(dtype)
-    if _needs_operator(a, b, initial_state, reset_mask):
+    if torch.compiler.is_compiling() or not _is_plain(a, b, initial_state, reset_mask):
         return torch.ops.hf_recurrent.linear_scan(a, b, initial_state, reset_mask, backend)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or initial_state.requires_grad):
+    needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or initial_state.requires_grad)
+    if needs_grad or _is_transformed():
         return _LinearScan.apply(a, b, initial_state, reset_mask, backend)
     with torch.no_grad():
         return functions.scan_forward(a, b, initial_state, reset_mask)
@@ -356,32 +357,46 @@ _TORCH_BACKEND = SimpleNamespace(scan_forward=_torch_forward, scan_backward=_tor
 
 
 class _LinearScan(torch.autograd.Function):
-    """The short way in eager mode: calling the registered operator costs more than twice as much."""
+    """Eager mode, where calling the operator costs more than twice as much, and torch.func, which cannot
+    differentiate an operator that is defined in Python."""
 
     @staticmethod
-    def forward(ctx, a, b, state, reset_mask, backend):
+    def forward(a, b, state, reset_mask, backend):
+        return _backend_functions(backend, a.device.type, a.dtype).scan_forward(a, b, state, reset_mask)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        a, _, state, reset_mask, ctx.backend = inputs
         ctx.set_materialize_grads(False)
-        h, final = _backend_functions(backend, a.device.type, a.dtype).scan_forward(a, b, state, reset_mask)
-        ctx.save_for_backward(a, h, state, reset_mask)
-        ctx.backend = backend
-        return h, final
+        ctx.save_for_backward(a, output[0], state, reset_mask)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_h, grad_final):
-        a, h, state, reset_mask = ctx.saved_tensors
         if grad_h is None and grad_final is None:
             return None, None, None, None, None
-        functions = _backend_functions(ctx.backend, a.device.type, a.dtype)
-        return *functions.scan_backward(a, h, state, reset_mask, grad_h, grad_final), None, None
+        args = (*ctx.saved_tensors, grad_h, grad_final)
+        if _is_transformed() or not _is_plain(*args):
+            return *torch.ops.hf_recurrent.linear_scan_backward(*args, ctx.backend), None, None
+        a = args[0]
+        return *_backend_functions(ctx.backend, a.device.type, a.dtype).scan_backward(*args), None, None
+
+    @staticmethod
+    def vmap(info, in_dims, a, b, state, reset_mask, backend):
+        folded = _fold_batch(info.batch_size, in_dims[:-1], (a, b, state, reset_mask))
+        outputs = _LinearScan.apply(*folded, backend)
+        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0, 0)
 
 
-def _needs_operator(*tensors: Tensor | None) -> bool:
-    """Whether something other than plain eager autograd is looking: it must see one operator, not its loop."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return True
+def _is_transformed() -> bool:
+    """Whether torch.func is at work, whose tensors are wrappers that no kernel can read."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def _is_plain(*tensors: Tensor | None) -> bool:
+    """Whether all are tensors with numbers in them: not fake, not on the meta device, no subclass."""
     plain = (torch.Tensor, torch.nn.Parameter)
-    return any(t is not None and (type(t) not in plain or t.device.type == "meta") for t in tensors)
+    return all(t is None or (type(t) in plain and t.device.type != "meta") for t in tensors)
 
 
 def _operator_forward(
