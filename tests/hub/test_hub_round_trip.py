@@ -1,0 +1,81 @@
+"""Upload over real HTTP in one process, load in another one that cannot import this package."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hub_process import TOKEN, run_program
+from loopback_hub import LoopbackHub
+
+REPOSITORIES = ["memora-whole", "hawk-parts", "hawk-command", "memora-trained"]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return tmp_path_factory.mktemp("hub")
+
+
+@pytest.fixture(scope="module")
+def hub(work):
+    with LoopbackHub(TOKEN) as hub:
+        run_program("upload_program.py", hub, work)
+        run_program("trainer_program.py", hub, work)
+        yield hub
+
+
+def test_what_is_uploaded_loads_where_the_package_cannot_be_imported(hub, work):
+    run_program("load_program.py", hub, work, *REPOSITORIES)
+
+
+def test_public_checkpoints_need_no_token(hub, tmp_path, work):
+    for name in ("memora-whole.safetensors",):
+        (tmp_path / name).write_bytes((work / name).read_bytes())
+    run_program("load_program.py", hub, tmp_path, "memora-whole", token=False)
+
+
+@pytest.mark.parametrize("repository", REPOSITORIES)
+def test_a_repository_holds_weights_tokenizer_code_and_card_and_no_pickle(hub, repository):
+    files = hub.files(f"tester/{repository}")
+    assert {"model.safetensors", "config.json", "tokenizer_config.json", "tokenization_byte.py", "README.md"} <= set(
+        files
+    )
+    family = repository.split("-")[0]
+    assert {f"modeling_{family}.py", f"configuration_{family}.py"} <= set(files)
+    assert files["model.safetensors"].lfs
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    auto_map = json.loads(files["config.json"].content)["auto_map"]
+    assert {"AutoConfig", "AutoModelForCausalLM"} <= set(auto_map)
+
+
+def test_private_means_private(hub):
+    assert hub.repositories["tester/hawk-command"].private
+    assert not hub.repositories["tester/memora-whole"].private
+
+
+def test_no_uploaded_file_and_no_commit_holds_the_token(hub):
+    for name, repository in hub.repositories.items():
+        assert not any(TOKEN in title for title in repository.titles)
+        for files in repository.commits.values():
+            for path, blob in files.items():
+                assert TOKEN.encode() not in blob.content, f"{name}: {path}"
+
+
+def test_cards_state_the_measured_bits_per_byte(hub):
+    def card(repository):
+        content = hub.files(f"tester/{repository}")["README.md"].content.decode()
+        return ModelCard(content, ignore_metadata_errors=False)
+
+    whole = card("memora-whole").data.eval_results[0]
+    assert (whole.metric_type, whole.metric_value) == ("bits_per_byte", 2.05)
+    parts = card("hawk-parts")  # still ours after a later model.push_to_hub
+    assert parts.data.datasets == ["roneneldan/TinyStories"] and parts.data.eval_results[0].metric_value == 1.5
+    trained = card("memora-trained")
+    assert "fine-tuned" not in trained.content and trained.data.eval_results[0].metric_type == "bits_per_byte"
+    assert 0 < trained.data.eval_results[0].metric_value < 20
+    assert "counting" in trained.content and "Streams (B) | 2" in trained.content
+    assert "not measured" in card("hawk-command").content

@@ -1,0 +1,56 @@
+"""Run by test_hub_round_trip.py with HF_ENDPOINT set: every way to upload but the trainer's."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from hf_recurrent import ByteTokenizer, config_from_preset
+from hf_recurrent.cli.push_to_hub import main as push_to_hub
+from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
+from hf_recurrent.hub.model_card import create_model_card
+
+logging.basicConfig(level=logging.DEBUG)  # whatever a library logs must not hold the token
+work = Path(sys.argv[1])
+tokenizer = ByteTokenizer()
+probe = torch.tensor([list(b"def caf\xc3\xa9(x):\n    return")])
+
+
+def tiny(family: str, seed: int):
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2}
+    return AutoModelForCausalLM.from_config(config_from_preset(f"{family}-tiny", **sizes)).eval()
+
+
+def record(repository: str, model) -> None:
+    with torch.no_grad():
+        output = model.eval()(probe, use_cache=True)
+    save_file({"probe": probe, "logits": output.logits}, work / f"{repository}.safetensors")
+
+
+# 1. Everything in one commit.
+memora = tiny("memora", 0)
+card = create_model_card(
+    memora, None, "python", {"bits_per_byte": 2.05}, repo_id="tester/memora-whole", recipe=os.environ["HF_TOKEN"]
+)
+push_checkpoint_to_hub(memora, tokenizer, "tester/memora-whole", card)
+record("memora-whole", memora)
+
+# 2. transformers' own methods, one after another, the card first: they keep it.
+hawk = tiny("hawk", 1)
+hub_card = create_model_card(hawk, None, "hub:roneneldan/TinyStories", {"bits_per_byte": 1.5}, model_name="Hawk")
+hawk.push_to_hub("hawk-parts")
+tokenizer.push_to_hub("tester/hawk-parts")
+hub_card.push_to_hub("tester/hawk-parts")
+hawk.push_to_hub("tester/hawk-parts", commit_message="Again")
+record("hawk-parts", hawk)
+
+# 3. The command, into a private repository.
+local = work / "local"
+save_checkpoint_for_hub(hawk, tokenizer, local, create_model_card(hawk, repo_id="tester/hawk-command"))
+push_to_hub([str(local), "tester/hawk-command", "--private"])
+record("hawk-command", hawk)

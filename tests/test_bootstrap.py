@@ -1,0 +1,139 @@
+"""The set-up script's decisions, without installing anything."""
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def bootstrap(tmp_path, monkeypatch):
+    """The module, in a folder of its own that looks like the project."""
+    for name in ("bootstrap.py", "pyproject.toml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    spec = importlib.util.spec_from_file_location("bootstrap", tmp_path / "bootstrap.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    spec.loader.exec_module(module)
+    assert tmp_path.resolve() == Path(module.ROOT).resolve()
+    return module
+
+
+def pretend_environment(bootstrap) -> Path:
+    """An environment that exists: its Python is this one."""
+    environment = Path(bootstrap.ROOT, ".venv")
+    python = Path(bootstrap.venv_python(str(environment)))
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    return environment
+
+
+def stamp(bootstrap, extra: str) -> None:
+    environment = os.path.join(bootstrap.ROOT, ".venv")
+    Path(bootstrap.stamp_path(environment, extra)).write_text(bootstrap.fingerprint(bootstrap.ROOT, extra))
+
+
+def printed(bootstrap, capsys, *arguments: str) -> list[list[str]]:
+    assert bootstrap.main(["--print", *arguments]) == 0
+    return [shlex.split(line.removeprefix("+ ")) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_from_nothing_torch_comes_first_and_the_job_last(bootstrap, capsys):
+    create, torch, project, job = printed(bootstrap, capsys, "train", "--max_steps", "5", "--corpus", "my files/*.txt")
+    assert create[1:3] == ["-m", "venv"] and create[3] == os.path.join(bootstrap.ROOT, ".venv")
+    assert torch[-1] == "torch==2.13.0" and "--index-url" not in torch
+    assert project[-2:] == ["--editable", bootstrap.ROOT]
+    assert Path(job[0]).stem == "hf-recurrent"
+    assert job[1:] == ["pretrain", "--max_steps", "5", "--corpus", "my files/*.txt"]
+    assert not Path(bootstrap.ROOT, ".venv").exists()
+
+
+def test_the_tests_need_the_dev_extra(bootstrap, capsys):
+    *_, project, job = printed(bootstrap, capsys, "test", "-k", "scan and not slow")
+    assert project[-1] == f"{bootstrap.ROOT}[dev]"
+    assert job[1:] == ["-m", "pytest", "-k", "scan and not slow"]
+
+
+def test_what_is_installed_is_not_installed_again(bootstrap, capsys):
+    pretend_environment(bootstrap)
+    stamp(bootstrap, "")
+    assert len(printed(bootstrap, capsys, "train")) == 1
+    assert len(printed(bootstrap, capsys, "test")) > 1  # the dev extra is missing
+    stamp(bootstrap, "dev")
+    assert len(printed(bootstrap, capsys, "test")) == 1
+
+
+def test_the_dev_extra_is_enough_to_train(bootstrap, capsys):
+    pretend_environment(bootstrap)
+    stamp(bootstrap, "dev")
+    assert len(printed(bootstrap, capsys, "train")) == 1
+
+
+@pytest.mark.parametrize("change", ["project", "torch", "environment"])
+def test_a_change_installs_again(bootstrap, capsys, monkeypatch, change):
+    environment = pretend_environment(bootstrap)
+    stamp(bootstrap, "dev")
+    if change == "project":
+        with open(os.path.join(bootstrap.ROOT, "pyproject.toml"), "a") as file:
+            file.write("# another dependency\n")
+    elif change == "torch":
+        monkeypatch.setattr(bootstrap, "TORCH", "torch==2.14.0")
+    else:
+        Path(bootstrap.venv_python(str(environment))).unlink()
+    assert len(printed(bootstrap, capsys, "test")) > 1
+
+
+def test_a_failing_step_is_named_and_leaves_no_stamp(bootstrap, monkeypatch, capfd):
+    environment = pretend_environment(bootstrap)
+    failing = [sys.executable, "-c", "import sys; print('no such package'); sys.exit(3)"]
+    monkeypatch.setattr(bootstrap, "install_commands", lambda *_: [("Installing torch", failing)])
+    with pytest.raises(SystemExit, match="Installing torch failed with status 3"):
+        bootstrap.main(["train"])
+    assert "no such package" in capfd.readouterr().out
+    assert not list(environment.glob("installed-*"))
+
+
+def test_a_complete_installation_is_stamped_and_becomes_the_job(bootstrap, monkeypatch):
+    pretend_environment(bootstrap)
+    nothing = [sys.executable, "-c", ""]
+    started = []
+    monkeypatch.setattr(bootstrap, "install_commands", lambda *_: [("Installing torch", nothing)])
+    monkeypatch.setattr(bootstrap.os, "execv", lambda path, command: started.append(command))
+    monkeypatch.chdir(bootstrap.ROOT)
+    bootstrap.main(["test", "-x"])
+    assert started and started[0][1:] == ["-m", "pytest", "-x"]
+    assert bootstrap.is_installed(bootstrap.ROOT, os.path.join(bootstrap.ROOT, ".venv"), "dev")
+
+
+def test_an_old_python_is_told_so(bootstrap, monkeypatch):
+    monkeypatch.setattr(bootstrap.sys, "version_info", (3, 10, 4))
+    monkeypatch.setattr(bootstrap.sys, "version", "3.10.4 (main)")
+    with pytest.raises(SystemExit, match=r"Python 3\.11 or newer is needed; this is 3\.10\.4"):
+        bootstrap.main(["train"])
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["--print"], ["--print", "fly"]])
+def test_an_unknown_word_is_refused(bootstrap, arguments):
+    with pytest.raises(SystemExit, match="must be train or test"):
+        bootstrap.main(arguments)
+
+
+def test_it_needs_the_standard_library_alone():
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(ROOT / "bootstrap.py"), "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "bootstrap.py train" in done.stdout
+
+
+def test_ci_runs_the_readme_command_after_the_style_checks():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    lines = script.read_text().splitlines()
+    assert "set -euo pipefail" in lines and lines[-1] == "python3 bootstrap.py test"

@@ -1,0 +1,124 @@
+"""The wheel holds the whole package and nothing else, and importing it is cheap."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "hf_recurrent", "modeling", "trainers")
+OPTIONAL = ("datasets", "triton", "matplotlib", "evaluate", "peft", "zstandard", "tensorboard", "torch")
+
+
+def run_python(code: str, *, path: Path | None = None, cwd: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(path) if path else "", "PYTHONDONTWRITEBYTECODE": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def source_files(folder: str) -> set[str]:
+    """Code and package data below a folder, as paths from the root, caches left out."""
+    found = set()
+    for directory, _, names in os.walk(ROOT / folder, followlinks=True):
+        relative = Path(directory).relative_to(ROOT)
+        found |= {(relative / name).as_posix() for name in names if not name.endswith((".pyc", ".so"))}
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, so that the build leaves nothing in the checkout."""
+    copy = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    target = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run([*pip, "--wheel-dir", str(target), str(copy)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = target.glob("hf_recurrent-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    target = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    return target
+
+
+def test_the_wheel_has_one_top_level_name_and_every_file_of_the_package(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"hf_recurrent"}
+    assert {name for name in names if name.startswith("hf_recurrent/")} == source_files("hf_recurrent")
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "hf_recurrent/hub/model_card_template.md" in names
+
+
+def test_the_installed_wheel_works_away_from_the_checkout(installed, tmp_path):
+    code = """
+import hf_recurrent, importlib
+from hf_recurrent.hub.model_card import create_model_card
+from transformers import AutoConfig, AutoModelForCausalLM
+config = hf_recurrent.config_from_preset("memora-tiny", hidden_size=8, state_size=8, num_hidden_layers=1)
+assert "not measured" in create_model_card(AutoModelForCausalLM.from_config(config)).content
+for name in hf_recurrent.__all__:
+    getattr(hf_recurrent, name)
+for name in ("modeling", "trainers"):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        continue
+    raise AssertionError(f"{name} is importable by its generic name")
+print(hf_recurrent.__file__)
+"""
+    assert run_python(code, path=installed, cwd=tmp_path).startswith(str(installed))
+
+
+def test_importing_the_package_touches_no_optional_dependency(tmp_path):
+    code = f"""
+import sys
+import transformers
+before = set(sys.modules)
+import hf_recurrent
+dir(hf_recurrent)
+print(sorted({set(OPTIONAL)!r} & (set(sys.modules) - before)))
+"""
+    assert run_python(code, path=ROOT, cwd=tmp_path) == "[]"
+
+
+def test_importing_the_package_is_cheap(tmp_path):
+    code = """
+import time
+import transformers
+start = time.perf_counter()
+import hf_recurrent
+print(time.perf_counter() - start)
+"""
+    seconds = min(float(run_python(code, path=ROOT, cwd=tmp_path)) for _ in range(3))  # the machine may be busy
+    assert seconds < 0.3
+
+
+def test_the_links_lead_to_the_folders():
+    for name in ("modeling", "trainers"):
+        link = ROOT / "hf_recurrent" / name
+        assert os.path.samefile(link, ROOT / name)
+        listed = subprocess.run(["git", "ls-files", "-s", str(link)], capture_output=True, text=True, cwd=ROOT)
+        if listed.returncode == 0 and listed.stdout:  # in a clone, and not in an unpacked archive
+            assert listed.stdout.startswith("120000 ")
+
+
+@pytest.mark.parametrize("name", ["modeling", "trainers"])
+def test_importing_a_folder_from_the_root_raises(name):
+    code = f"try:\n    import {name}\nexcept ImportError as error:\n    print(error)"
+    assert f"import hf_recurrent.{name}" in run_python(code, cwd=ROOT)
