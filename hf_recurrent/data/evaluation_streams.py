@@ -1,0 +1,89 @@
+"""Every episode exactly once, side by side in streams: for evaluation with the state carried."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from hf_recurrent.data.block_reader import BlockReader, to_batch
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.stream_arguments import check_count, stream_groups, worker_share
+
+
+class EvaluationStreams(IterableDataset):
+    """Batches that show every episode of the corpus once, from its first byte to its end id, and then end.
+
+    Episodes are dealt to streams, the longest first, each to the stream with the fewest bytes so far. Streams that
+    have run out are padded: input 0, target -100, attention 0. Batches have the keys of `MultiStreamDataset` and
+    `attention_mask` (B, T) int64.
+
+    Args:
+        corpus: the episodes.
+        num_streams: B over all processes.
+        block_size: T.
+        stream_indices: the streams of this process; by default all.
+
+    Raises:
+        ValueError: an argument that is not allowed.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        num_streams: int,
+        block_size: int,
+        *,
+        stream_indices: Sequence[int] | np.ndarray | None = None,
+    ) -> None:
+        super().__init__()
+        self.corpus = corpus
+        self.num_streams = check_count("num_streams", num_streams)
+        self.block_size = check_count("block_size", block_size)
+        (self.stream_indices,) = stream_groups(self.num_streams, stream_indices, 1)
+        stream_of_episode, longest = _deal(corpus.ends - corpus.starts, self.num_streams)
+        self._episodes = [np.flatnonzero(stream_of_episode == stream) for stream in self.stream_indices]
+        self._num_batches = -(-longest // self.block_size)
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches there are: the same on all processes, whichever streams they have."""
+        return self._num_batches
+
+    @property
+    def step_bytes(self) -> int:
+        """What one batch of all processes reads, padding included."""
+        return self.num_streams * self.block_size
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        worker, num_workers = worker_share()
+
+        def schedule(rows: np.ndarray, first: np.ndarray, count: int) -> list[np.ndarray]:
+            return [
+                self._episodes[row][number : number + count]
+                for row, number in zip(rows.tolist(), first.tolist(), strict=True)
+            ]
+
+        positions = np.zeros((len(self.stream_indices), 2), dtype=np.int64)
+        reader = BlockReader(self.corpus, self.block_size, schedule, positions)
+        for index in range(worker, self._num_batches, num_workers):
+            block = reader.block(index)
+            batch = to_batch(block, self.stream_indices)
+            batch["attention_mask"] = torch.from_numpy(block.attended.astype(np.int64))
+            yield batch
+
+
+def _deal(lengths: np.ndarray, num_streams: int) -> tuple[np.ndarray, int]:
+    """The stream of every episode, int32, and the number of bytes of the fullest stream."""
+    streams = np.empty(len(lengths), dtype=np.int32)
+    loads = [(0, stream) for stream in range(num_streams)]
+    order = np.argsort(-lengths, kind="stable")
+    for episode, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        load, stream = loads[0]
+        streams[episode] = stream
+        heapq.heapreplace(loads, (load + length, stream))
+    return streams, max(load for load, _ in loads)

@@ -1,0 +1,109 @@
+"""The usual regime, as the baseline: every block of T bytes begins anywhere in the corpus, and from a zero state."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from hf_recurrent.data.block_reader import IGNORED, Block, to_batch
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.document_order import hash_integers
+from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions, worker_share
+
+# Up to this T the rows of a batch are gathered with one indexing operation, above it with a slice each.
+_GATHERED = 64
+
+
+class IIDDataset(IterableDataset):
+    """Endless ready batches of independent blocks, with the arguments and keys of `MultiStreamDataset`.
+
+    The bytes of a block lie one after another in the corpus, its episodes in order and the first after the last; all
+    beginnings are equally likely. `reset_mask` is true at the first byte of every block and of every episode in it.
+    A row depends on the seed, its stream and the step only; `stream_positions` is (steps done, 0).
+
+    Args and Raises: see `MultiStreamDataset`.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        num_streams: int,
+        block_size: int,
+        seed: int = 0,
+        *,
+        stream_indices: Sequence[int] | np.ndarray | None = None,
+        accumulation_groups: int = 1,
+        positions: object = None,
+    ) -> None:
+        super().__init__()
+        self.corpus = corpus
+        self.num_streams = check_count("num_streams", num_streams)
+        self.block_size = check_count("block_size", block_size)
+        self.seed = seed
+        groups = check_count("accumulation_groups", accumulation_groups)
+        self.stream_groups = stream_groups(self.num_streams, stream_indices, groups)
+        self._first_steps = []
+        for group in self.stream_groups:
+            first = stream_positions(self.num_streams, positions, group)
+            if first[:, 1].any():
+                raise ValueError("positions holds an offset other than 0: they belong to another regime")
+            self._first_steps.append(first[:, 0])
+        self._ends = np.cumsum(corpus.ends - corpus.starts)
+
+    @property
+    def step_bytes(self) -> int:
+        """What one optimizer step reads, over all processes and accumulation groups."""
+        return self.num_streams * self.block_size
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Batches from `positions` on, each time anew."""
+        worker, num_workers = worker_share()
+        num_groups = len(self.stream_groups)
+        batch = worker
+        while True:
+            index, group = divmod(batch, num_groups)
+            streams = self.stream_groups[group]
+            yield to_batch(self._block(streams, self._first_steps[group] + index), streams)
+            batch += num_workers
+
+    def _block(self, streams: np.ndarray, steps: np.ndarray) -> Block:
+        corpus, size = self.corpus, self.block_size
+        total = np.uint64(self._ends[-1])
+        places = (hash_integers(self.seed, streams, steps) % total).astype(np.int64)
+        episodes = np.searchsorted(self._ends, places, side="right")
+        left = self._ends[episodes] - places  # bytes left in the episode
+        begins = corpus.ends[episodes] - left
+        shape = (len(streams), size + 1)
+        tokens = np.empty(shape, dtype=corpus.store.dtype)
+        starts = np.zeros(shape, dtype=bool)
+        inside = np.flatnonzero(left > size)
+        if size <= _GATHERED:
+            tokens[inside] = corpus.store[begins[inside, None] + np.arange(size + 1)]
+        else:
+            for row, begin in zip(inside.tolist(), begins[inside].tolist(), strict=True):
+                tokens[row] = corpus.store[begin : begin + size + 1]
+        for row in np.flatnonzero(left <= size).tolist():
+            self._cross_episodes(tokens[row], starts[row], int(episodes[row]), int(begins[row]))
+        targets = tokens[:, 1:].astype(np.int64)
+        np.putmask(targets, starts[:, 1:], IGNORED if corpus.end_token_id is None else corpus.end_token_id)
+        resets = starts[:, :-1].copy()
+        resets[:, 0] = True
+        return Block(
+            inputs=tokens[:, :-1].astype(np.int64),
+            targets=targets,
+            resets=resets,
+            attended=np.ones_like(resets),
+            positions=np.stack([steps + 1, np.zeros_like(steps)], axis=1),
+        )
+
+    def _cross_episodes(self, tokens: np.ndarray, starts: np.ndarray, episode: int, begin: int) -> None:
+        corpus, filled = self.corpus, 0
+        while filled < len(tokens):
+            if filled:
+                starts[filled] = True
+            count = min(int(corpus.ends[episode]) - begin, len(tokens) - filled)
+            tokens[filled : filled + count] = corpus.store[begin : begin + count]
+            filled += count
+            episode = (episode + 1) % len(corpus)
+            begin = int(corpus.starts[episode])

@@ -1,0 +1,165 @@
+"""One reader per file format: from a file to its documents, never holding more than a piece of it.
+
+A document is a pair (name, chunks): the name says where it stands, for error messages; the chunks are its bytes in
+order, to be consumed before the next document is asked for.
+"""
+
+import codecs
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+from hf_recurrent.data.decompression import COMPRESSIONS, content_suffix, read_chunks
+
+Document = tuple[str, Iterable[bytes]]
+Reader = Callable[[Path, str], Iterator[Document]]
+
+_ROWS_AT_ONCE = 256
+_NOT_A_SEQUENCE = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.\r\n\t "))
+
+
+def reader_of(path: Path, binary: bool) -> Reader:
+    """The reader for the format that the name of the file tells; any unknown one is text, or raw bytes if `binary`."""
+    return _READERS.get(content_suffix(path)) or (_read_binary if binary else _read_text)
+
+
+def column_bytes(value: object, column: str, name: str) -> bytes:
+    """One value of a text column as bytes; an absent value (null) is an empty document, which is skipped later."""
+    if isinstance(value, str):
+        try:
+            return value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name}: column {column!r} is not valid Unicode: {error}") from error
+    if isinstance(value, bytes | None):
+        return value or b""
+    raise ValueError(f"{name}: column {column!r} holds {type(value).__name__}, only text or bytes are allowed")
+
+
+def missing_column(name: str, column: str, columns: Iterable[str]) -> ValueError:
+    """The error for a text column that is not there."""
+    return ValueError(
+        f"{name} has no column {column!r} (text_column); it has {', '.join(map(repr, columns)) or 'none'}"
+    )
+
+
+def _read_text(path: Path, text_column: str) -> Iterator[Document]:
+    yield str(path), _utf8_chunks(path)
+
+
+def _utf8_chunks(path: Path) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position = 0
+    try:
+        for chunk in read_chunks(path):
+            decoder.decode(chunk)
+            position += len(chunk)
+            yield chunk
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text ({error.reason} near byte {position + error.start}); "
+            "convert it, or pass binary=True to read raw bytes"
+        ) from error
+
+
+def _read_binary(path: Path, text_column: str) -> Iterator[Document]:
+    yield str(path), read_chunks(path)
+
+
+def _read_json_lines(path: Path, text_column: str) -> Iterator[Document]:
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        name = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{name} is a JSON {type(row).__name__}, only an object with columns is allowed")
+        if text_column not in row:
+            raise missing_column(name, text_column, row)
+        yield name, [column_bytes(row[text_column], text_column, name)]
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    pieces: list[bytes] = []
+    for chunk in read_chunks(path):
+        first, *others = chunk.split(b"\n")
+        pieces.append(first)
+        for line in others:
+            yield b"".join(pieces)
+            pieces = [line]
+    yield b"".join(pieces)
+
+
+def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError(f"reading {path} needs the pyarrow package: pip install datasets") from error
+    with tempfile.TemporaryFile() as unpacked:
+        source: object = path
+        if path.suffix.lower() in COMPRESSIONS:  # Parquet is read from its end, so it has to lie there whole
+            unpacked.writelines(read_chunks(path))
+            unpacked.seek(0)
+            source = unpacked
+        try:
+            with parquet.ParquetFile(source) as file:
+                if text_column not in file.schema_arrow.names:
+                    raise missing_column(str(path), text_column, file.schema_arrow.names)
+                number = 0
+                for rows in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[text_column]):
+                    for value in rows.column(0).to_pylist():
+                        name = f"{path}, row {number}"
+                        yield name, [column_bytes(value, text_column, name)]
+                        number += 1
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ValueError(f"{path} is not a whole Parquet file: {error}") from error
+
+
+def _read_fasta(path: Path, text_column: str) -> Iterator[Document]:
+    for _, parts in groupby(_fasta_parts(path), key=lambda part: part[0]):
+        _, name, _ = next(parts)
+        yield name, (sequence for _, _, sequence in parts)
+
+
+def _fasta_parts(path: Path) -> Iterator[tuple[int, str, bytes]]:
+    """Pieces (record number, record name, sequence bytes); the first of each record has no bytes. Lines may be of
+    any length, also a whole chromosome in one."""
+    record, name, header, at_line_start = 0, "", b"", True
+    for chunk in read_chunks(path):
+        data, header, position = header + chunk, b"", 0
+        while position < len(data):
+            if at_line_start and data.startswith(b">", position):
+                end = data.find(b"\n", position)
+                if end < 0:
+                    header = data[position:]
+                    break
+                record += 1
+                name = f"{path}, record {record} ({data[position + 1 : end].decode('utf-8', 'replace').strip()})"
+                yield record, name, b""
+                position = end + 1
+                continue
+            end = data.find(b"\n>", position) + 1 or len(data)
+            piece = data[position:end]
+            if not record and piece.strip():
+                raise ValueError(f"{path} is not FASTA: it does not begin with '>'")
+            if len(piece.translate(None, _NOT_A_SEQUENCE)) != len(piece):
+                raise ValueError(f"{name} is not FASTA: it holds something other than letters")
+            if record:
+                yield record, name, piece.translate(None, b"\r\n\t ")
+            at_line_start, position = piece.endswith(b"\n"), end
+
+
+_READERS: dict[str, Reader] = {
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".parquet": _read_parquet,
+    ".fa": _read_fasta,
+    ".fasta": _read_fasta,
+    ".fna": _read_fasta,
+}

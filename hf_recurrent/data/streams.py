@@ -1,0 +1,117 @@
+"""Continuous streams: B endless rows of episodes, side by side, in blocks of T bytes.
+
+Which bytes a stream shows depends on the corpus, the seed, the number of streams and nothing else: not on
+processes, accumulation groups, DataLoader workers, T, or how often training was stopped and resumed.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from hf_recurrent.data.block_reader import BlockReader, to_batch
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.document_order import DocumentOrder
+from hf_recurrent.data.evaluation_streams import EvaluationStreams
+from hf_recurrent.data.iid import IIDDataset
+from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions, worker_share
+
+__all__ = ["EvaluationStreams", "IIDDataset", "MultiStreamDataset"]
+
+
+class MultiStreamDataset(IterableDataset):
+    """Endless ready batches; use `DataLoader(dataset, batch_size=None)`.
+
+    With D the endless order of documents (a seeded permutation of all of them per epoch), stream k of n reads D[k],
+    D[k+n], D[k+2n], … With fewer documents than streams, streams whose first document is the same begin at evenly
+    spaced offsets in it.
+
+    A batch is a dictionary of tensors, B the streams of one accumulation group of this process:
+
+    | key | shape | |
+    |---|---|---|
+    | `input_ids` | (B, T) int64 | the next T bytes of every stream |
+    | `shift_labels` | (B, T) int64 | the byte after each; after an episode's last its end id, or -100 if it has none |
+    | `reset_mask` | (B, T) bool | true at the first byte of an episode, and where a stream begins |
+    | `stream_indices` | (B,) int64 | which streams these are |
+    | `stream_positions` | (B, 2) int64 | where they stand after the block: (documents read, offset in the next) |
+
+    Args:
+        corpus: the episodes.
+        num_streams: n, over all processes and accumulation groups.
+        block_size: T.
+        seed: of the order of documents.
+        stream_indices: the streams of this process, in the order of its micro-batches; by default all.
+        accumulation_groups: how many micro-batches they make; batches are of group 0, 1, …, 0, 1, …
+        positions: where to begin, from the batches after which to go on, by stream: an array (n, 2), or a dictionary
+            from stream to pair. Batches that a DataLoader had prefetched beyond them do not matter.
+
+    Raises:
+        ValueError: an argument that is not allowed, or positions that do not belong to this corpus.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        num_streams: int,
+        block_size: int,
+        seed: int = 0,
+        *,
+        stream_indices: Sequence[int] | np.ndarray | None = None,
+        accumulation_groups: int = 1,
+        positions: object = None,
+    ) -> None:
+        super().__init__()
+        self.corpus = corpus
+        self.num_streams = check_count("num_streams", num_streams)
+        self.block_size = check_count("block_size", block_size)
+        self.seed = seed
+        groups = check_count("accumulation_groups", accumulation_groups)
+        self.stream_groups = stream_groups(self.num_streams, stream_indices, groups)
+        self._order = DocumentOrder(len(corpus), seed)
+        self._positions = [stream_positions(self.num_streams, positions, group) for group in self.stream_groups]
+        self._first_offsets = self._spread_streams()
+        for group in range(groups):
+            self._reader(group)  # raises if the positions are not of this corpus
+
+    @property
+    def step_bytes(self) -> int:
+        """What one optimizer step reads, over all processes and accumulation groups."""
+        return self.num_streams * self.block_size
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Batches from `positions` on, each time anew."""
+        worker, num_workers = worker_share()
+        num_groups = len(self.stream_groups)
+        readers: dict[int, BlockReader] = {}  # a worker may never come to some groups
+        batch = worker
+        while True:
+            index, group = divmod(batch, num_groups)
+            if group not in readers:
+                readers[group] = self._reader(group)
+            yield to_batch(readers[group].block(index), self.stream_groups[group])
+            batch += num_workers
+
+    def _reader(self, group: int) -> BlockReader:
+        streams = self.stream_groups[group]
+
+        def schedule(rows: np.ndarray, first: np.ndarray, count: int) -> list[np.ndarray]:
+            numbers = first[:, None] + np.arange(count)
+            return list(self._order(streams[rows][:, None] + numbers * self.num_streams))
+
+        return BlockReader(
+            self.corpus, self.block_size, schedule, self._positions[group], self._first_offsets[streams]
+        )
+
+    def _spread_streams(self) -> np.ndarray:
+        """The offset in its first document at which each of all streams begins: (num_streams,) int64."""
+        offsets = np.zeros(self.num_streams, dtype=np.int64)
+        if len(self.corpus) >= self.num_streams:
+            return offsets
+        documents = self._order(np.arange(self.num_streams))
+        for document in range(len(self.corpus)):
+            sharing = np.flatnonzero(documents == document)
+            length = int(self.corpus.ends[document] - self.corpus.starts[document])
+            offsets[sharing] = np.arange(len(sharing)) * length // max(len(sharing), 1)
+        return offsets
