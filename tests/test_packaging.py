@@ -85,6 +85,11 @@ print(hf_recurrent.__file__)
     assert run_python(code, path=installed, cwd=tmp_path).startswith(str(installed))
 
 
+@pytest.mark.parametrize("name", ["MemoraForCausalLM", "HawkModel", "MultiStreamTrainer"])
+def test_a_public_name_may_be_the_first_import(tmp_path, name):
+    run_python(f"from hf_recurrent import {name}", path=ROOT, cwd=tmp_path)
+
+
 def test_importing_the_package_touches_no_optional_dependency(tmp_path):
     code = f"""
 import sys
