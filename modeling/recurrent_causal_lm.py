@@ -287,11 +287,9 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def prepare_inputs_for_generation(self, input_ids, state=None, is_first_iteration=False, **kwargs):
+    def prepare_inputs_for_generation(self, input_ids, inputs_embeds=None, **kwargs):
         """A given state has read everything before the prompt: the whole prompt goes in first, then single bytes."""
-        inputs = super().prepare_inputs_for_generation(
-            input_ids, state=state, is_first_iteration=is_first_iteration, **kwargs
-        )
+        inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         inputs["logits_to_keep"] = 1
         return inputs
 
