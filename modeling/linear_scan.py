@@ -285,15 +285,26 @@ def _block_starts(like: Tensor, steps: int) -> range:
     return range(0, steps, max(1, elements // (like.shape[0] * like.shape[2])))
 
 
+def _values(tensor: Tensor, dtype: torch.dtype, *, conjugate: bool = False) -> Tensor:
+    """The tensor in that type, conjugated if asked, without lazy conjugation or negation.
+
+    Inside a compiled graph an operator runs where torch no longer applies the lazy forms, so `x.conj() * y` would
+    silently leave out the conjugation there.
+    """
+    tensor = tensor.to(dtype).resolve_conj().resolve_neg()
+    return tensor.conj_physical() if conjugate else tensor
+
+
 def _torch_forward(a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """a, b (B,T,S) of one type, state (B,S) of the wider type -> h (B,T,S), final state (B,S)."""
     h = torch.empty(a.shape, dtype=a.dtype, device=a.device)
     same_type = h.dtype == state.dtype
+    state = _values(state, state.dtype)
     starts = _block_starts(a, a.shape[1])
     for start in starts:
         block = slice(start, min(start + starts.step, a.shape[1]))
         out = h[:, block] if same_type else torch.empty_like(h[:, block], dtype=state.dtype)
-        a_block, b_block = (tensor[:, block].to(state.dtype).resolve_conj() for tensor in (a, b))
+        a_block, b_block = (_values(tensor[:, block], state.dtype) for tensor in (a, b))
         resets = None if reset_mask is None else reset_mask[:, block]
         state = _scan_block(out, a_block, b_block, state, resets, reverse=False)
         if not same_type:
@@ -314,35 +325,35 @@ def _torch_backward(
     With g_t the whole gradient of h_t: g_t = grad_h_t + conj(a_{t+1}) * g_{t+1}, a scan towards the past; then
     db_t = g_t and da_t = g_t * conj(h_{t-1}), where a reset before t cuts both links between t - 1 and t.
     """
-    steps = a.shape[1]
-    wide = state.dtype
-    grad_a, grad_b = torch.empty(a.shape, dtype=a.dtype, device=a.device), torch.empty_like(h)
+    steps, wide = a.shape[1], state.dtype
+    grad_a, grad_b = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (a, h))
     if grad_h is None:
         grad_h = state.new_zeros(()).expand(a.shape)
-    g = grad_h[:, -1].to(wide)
-    g = g + grad_final if grad_final is not None else g
+    g = _values(grad_h[:, -1], wide)
+    if grad_final is not None:
+        g = g + _values(grad_final, wide)
     grad_b[:, -1] = g
-    grad_a[:, -1] = g * (h[:, -2].to(wide) if steps > 1 else state).conj()
+    grad_a[:, -1] = g * _values(h[:, -2] if steps > 1 else state, wide, conjugate=True)
     starts = _block_starts(a, steps - 1)
     for start in reversed(starts):
         stop = min(start + starts.step, steps - 1)
         block, following = slice(start, stop), slice(start + 1, stop + 1)
         out = grad_b[:, block] if grad_b.dtype == wide else torch.empty_like(grad_b[:, block], dtype=wide)
-        a_block = a[:, following].to(wide).conj().resolve_conj()
-        grad_block = grad_h[:, block].to(wide).resolve_conj()
+        a_block = _values(a[:, following], wide, conjugate=True)
         resets = None if reset_mask is None else reset_mask[:, following]
-        g = _scan_block(out, a_block, grad_block, g, resets, reverse=True)
+        g = _scan_block(out, a_block, _values(grad_h[:, block], wide), g, resets, reverse=True)
         if out.dtype != grad_b.dtype:
             grad_b[:, block] = out
+        # While the block is still in the cache; its first step may have the initial state as predecessor.
         inner = slice(max(start, 1), stop)
-        previous = h[:, inner.start - 1 : stop - 1].to(wide).conj()
+        previous = _values(h[:, inner.start - 1 : stop - 1], wide, conjugate=True)
         if out.dtype == grad_a.dtype:
             torch.mul(out[:, inner.start - start :], previous, out=grad_a[:, inner])
         else:
             grad_a[:, inner] = out[:, inner.start - start :] * previous
     if steps > 1:
-        grad_a[:, 0] = g * state.conj()
-    grad_state = g * a[:, 0].to(wide).conj()
+        grad_a[:, 0] = g * _values(state, wide, conjugate=True)
+    grad_state = g * _values(a[:, 0], wide, conjugate=True)
     if reset_mask is not None:
         grad_a[reset_mask] = 0
         grad_state.masked_fill_(reset_mask[:, :1], 0)
