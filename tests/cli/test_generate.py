@@ -1,0 +1,231 @@
+"""`hf-recurrent generate`: texts, books and states that are saved and continued."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from hf_recurrent import ByteTokenizer, config_from_preset, save_state
+from hf_recurrent.cli.generate import continue_texts, load_text_state, main, read_texts, save_text_state
+
+GREEDY = {"do_sample": False}
+SIZES = {"hidden_size": 32, "state_size": 48, "num_hidden_layers": 2}
+BOOK = "".join(f"{number}: the quick brown fox jumps over the lazy dog.\n" for number in range(200))
+
+
+def build(family: str, seed: int = 0, **overrides):
+    torch.manual_seed(seed)
+    # With a tied embedding, an untrained model says the last byte again and again.
+    options = SIZES | {"tie_word_embeddings": False} | overrides
+    return AutoModelForCausalLM.from_config(config_from_preset(f"{family}-tiny", **options)).eval()
+
+
+@pytest.fixture(scope="module", params=["memora", "hawk"])
+def model(request):
+    return build(request.param)
+
+
+@pytest.fixture(scope="module")
+def ascii_checkpoint(tmp_path_factory):
+    """A model that was taught printable text, so that what it says is seen in a terminal as it is."""
+    model = build("memora").train()
+    data = torch.frombuffer(bytearray(BOOK.encode()), dtype=torch.uint8).long()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(60):
+        start = step * 131 % (len(data) - 4 * 65)
+        block = data[start : start + 4 * 65].view(4, 65)
+        optimizer.zero_grad()
+        model(block[:, :-1], shift_labels=block[:, 1:]).loss.backward()
+        optimizer.step()
+    path = tmp_path_factory.mktemp("checkpoint")
+    model.save_pretrained(path)
+    ByteTokenizer().save_pretrained(path)
+    return str(path)
+
+
+def ids(text: str) -> np.ndarray:
+    return ByteTokenizer().encode_bytes(text.encode())
+
+
+def test_reading_in_chunks_is_reading_at_once(model):
+    texts = [ids(BOOK[:100]), ids("a"), ids(BOOK[50:87])]
+    whole = read_texts(model, texts)
+    for chunk in (1, 7, 64):
+        part = read_texts(model, texts, chunk=chunk)
+        assert part.pending == whole.pending == [int(text[-1]) for text in texts]
+        for name, tensor in whole.state.items():
+            torch.testing.assert_close(part.state[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_reading_on_is_reading_at_once(model):
+    texts = [ids(BOOK[:100]), ids(BOOK[30:60])]
+    whole = read_texts(model, texts)
+    parts = read_texts(model, [texts[0][:40], texts[1]])
+    parts = read_texts(model, [texts[0][40:], texts[1][:0]], parts, chunk=9)
+    # The second text got no new token: its pending one is not fed, it stays as it was.
+    assert parts.pending == whole.pending
+    for name, tensor in whole.state.items():
+        torch.testing.assert_close(parts.state[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_two_runs_joined_are_one(model, tmp_path):
+    texts = [ids(BOOK[:100]), ids("x")]
+    start = read_texts(model, texts)
+    whole, _ = continue_texts(model, start, max_new_tokens=40, eos_token_id=None, **GREEDY)
+    first, text = continue_texts(model, start, max_new_tokens=15, eos_token_id=None, **GREEDY)
+    save_text_state(model, text, tmp_path / "text.safetensors")
+    text = load_text_state(model, tmp_path / "text.safetensors")
+    second, _ = continue_texts(model, text, max_new_tokens=25, eos_token_id=None, **GREEDY)
+    for row in range(2):
+        assert torch.cat([first[row], second[row]]).tolist() == whole[row].tolist()
+        assert len(set(whole[row].tolist())) > 1
+
+
+def test_generation_equals_feeding_everything_again(model):
+    prompt = ids(BOOK[:60])
+    new, _ = continue_texts(model, read_texts(model, [prompt]), max_new_tokens=12, **GREEDY)
+    text = torch.from_numpy(prompt.astype(np.int64))[None]
+    for token in new[0]:
+        with torch.no_grad():
+            assert int(model(text).logits[0, -1].argmax()) == int(token)
+        text = torch.cat([text, token.view(1, 1)], dim=1)
+
+
+def test_beams_leave_the_state_of_the_best(model):
+    start = read_texts(model, [ids(BOOK[:60]), ids("ab")])
+    new, after = continue_texts(model, start, max_new_tokens=10, num_beams=3, eos_token_id=None, **GREEDY)
+    again = read_texts(model, [row.numpy() for row in new], start)
+    assert after.pending == again.pending
+    for name, tensor in again.state.items():
+        torch.testing.assert_close(after.state[name], tensor)
+
+
+def test_an_ended_text_stays_and_a_prompt_begins_anew(model):
+    start = read_texts(model, [ids(BOOK[:100]), ids("x")])
+    plain, _ = continue_texts(model, start, max_new_tokens=6, **GREEDY)
+    end = int(plain[0][2])
+    previous = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = end
+    try:
+        new, text = continue_texts(model, start, max_new_tokens=6, pad_token_id=0, **GREEDY)
+    finally:
+        model.generation_config.eos_token_id = previous
+    first_end = plain[0].tolist().index(end)
+    assert new[0].tolist() == plain[0][: first_end + 1].tolist()
+    assert text.pending[0] is None and not any(tensor[0].any() for tensor in text.state.values())
+    more, still = continue_texts(model, text, max_new_tokens=3, eos_token_id=None, **GREEDY)
+    assert len(more[0]) == 0 and still.pending[0] is None
+    fresh = read_texts(model, [ids("again"), ids("on")], still)
+    for name, tensor in read_texts(model, [ids("again")]).state.items():
+        torch.testing.assert_close(fresh.state[name][:1], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_of_another_model_or_a_damaged_one_is_refused(model, tmp_path):
+    path = tmp_path / "text.safetensors"
+    save_text_state(model, read_texts(model, [ids("hello")]), path)
+    family = model.config.model_type
+    with pytest.raises(ValueError, match="another weights"):
+        load_text_state(build(family, seed=1), path)
+    with pytest.raises(ValueError, match="another architecture"):
+        load_text_state(build(family, num_hidden_layers=1), path)
+    save_state(model.init_state(1), path)
+    with pytest.raises(ValueError, match="no state that"):
+        load_text_state(model, path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="damaged"):
+        load_text_state(model, path)
+    with pytest.raises(FileNotFoundError, match="no saved state"):
+        load_text_state(model, tmp_path / "none.safetensors")
+
+
+def run(capsys, *arguments: str) -> str:
+    main([*arguments, "--quiet", "--device", "cpu"])
+    return capsys.readouterr().out
+
+
+def test_command_reads_a_book_once_and_continues_many_times(ascii_checkpoint, tmp_path, capsys):
+    book, state, later = tmp_path / "book.txt", str(tmp_path / "book.safetensors"), str(tmp_path / "later.safetensors")
+    book.write_text(BOOK)
+    assert run(capsys, ascii_checkpoint, "--prompt_file", str(book), "--max_new_tokens", "0", "--save_state", state) == ""
+    assert (tmp_path / "book.safetensors").stat().st_size < 10_000
+    whole = run(capsys, ascii_checkpoint, "--prompt_file", str(book), "--greedy", "--max_new_tokens", "50")
+    assert len(whole) == 51 and whole.isascii()
+    first = run(
+        capsys, ascii_checkpoint, "--state", state, "--greedy", "--max_new_tokens", "20", "--save_state", later
+    )
+    second = run(capsys, ascii_checkpoint, "--state", later, "--greedy", "--max_new_tokens", "30")
+    assert first[:-1] + second == whole
+    prompted = run(capsys, ascii_checkpoint, "--state", state, "--prompt", "7", "the", "--greedy")
+    alone = run(capsys, ascii_checkpoint, "--prompt_file", str(book), "--prompt", "the", "--greedy")
+    assert prompted.startswith("=== '7'\n") and prompted.endswith(f"=== 'the'\n{alone}")
+
+
+def test_command_samples_repeatably(ascii_checkpoint, capsys):
+    options = ["--prompt", "1: the", "--max_new_tokens", "60", "--temperature", "1.5", "--top_k", "50", "--top_p", "0.95"]
+    texts = [run(capsys, ascii_checkpoint, *options, "--seed", seed) for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_command_beams(ascii_checkpoint, capsys):
+    assert len(run(capsys, ascii_checkpoint, "--prompt", "1: the", "--num_beams", "3", "--max_new_tokens", "8")) > 1
+
+
+def test_command_streams_each_character_as_it_comes(ascii_checkpoint, capsys, monkeypatch):
+    from transformers import TextStreamer
+
+    pieces = []
+    original = TextStreamer.on_finalized_text
+    monkeypatch.setattr(
+        TextStreamer,
+        "on_finalized_text",
+        lambda self, text, stream_end=False: (pieces.append(text), original(self, text, stream_end))[1],
+    )
+    run(capsys, ascii_checkpoint, "--prompt", "1: the", "--greedy", "--max_new_tokens", "10")
+    assert len([piece for piece in pieces if piece]) == 10
+
+
+def test_command_with_a_stock_model(tmp_path, capsys):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        bos_token_id=None, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    ByteTokenizer().save_pretrained(tmp_path)
+    both = run(capsys, str(tmp_path), "--prompt", "hello", "a", "--greedy", "--max_new_tokens", "5")
+    alone = run(capsys, str(tmp_path), "--prompt", "a", "--greedy", "--max_new_tokens", "5")
+    assert both.endswith(f"=== 'a'\n{alone}")
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--prompt", "a", "--save_state", str(tmp_path / "state.safetensors")])
+    assert "--save_state needs a recurrent model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to continue"),
+        (["--prompt", ""], "A text is empty"),
+        (["--prompt", "a", "--temperature", "0"], "--temperature is 0.0"),
+        (["--prompt", "a", "--top_p", "1.5"], "--top_p is 1.5"),
+        (["--prompt", "a", "--max_new_tokens", "-1"], "--max_new_tokens is -1"),
+        (["--prompt_file", "missing.txt"], "--prompt_file is `missing.txt`"),
+        (["--state", "missing.safetensors"], "--state is `missing.safetensors`"),
+        (["--prompt", "a", "--save_state", "missing/state"], "--save_state is `missing/state`"),
+    ],
+)
+def test_command_names_what_is_wrong(ascii_checkpoint, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        main([ascii_checkpoint, *arguments])
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error
+
+
+def test_command_names_a_missing_model_and_a_foreign_state(ascii_checkpoint, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--prompt", "a"])
+    assert "no `config.json`" in capsys.readouterr().err
+    save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(SystemExit):
+        main([ascii_checkpoint, "--state", str(tmp_path / "foreign.safetensors")])
+    assert "no state that `--save_state` wrote" in capsys.readouterr().err
