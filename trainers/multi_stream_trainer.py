@@ -555,6 +555,7 @@ class MultiStreamTrainer(Trainer):
         license: str | None = None,
         tags: str | list[str] | None = None,
         model_name: str | None = None,
+        recipe: str | None = None,
         **kwargs,
     ) -> None:
         """Our card with what was measured, in place of the Trainer's "fine-tuned version of"."""
@@ -569,6 +570,7 @@ class MultiStreamTrainer(Trainer):
             {name: value for name, value in self._eval_metrics.items() if name.startswith("eval_")},
             repo_id=self.hub_model_id,
             model_name=model_name,
+            recipe=recipe,
             train_steps=self.state.global_step or None,
             license=license or "apache-2.0",
             language=language,

@@ -1,0 +1,49 @@
+"""`hf-recurrent env`: what a bug report needs to say about the machine."""
+
+import argparse
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+
+PACKAGES = (
+    "hf-recurrent",
+    "torch",
+    "transformers",
+    "accelerate",
+    "safetensors",
+    "huggingface_hub",
+    "numpy",
+    "datasets",
+    "peft",
+    "triton",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print versions, devices and the backends of the linear scan."""
+    argparse.ArgumentParser(prog="hf-recurrent env", description=main.__doc__).parse_args(argv)
+    import torch
+
+    from hf_recurrent.modeling.linear_scan import available_backends
+
+    lines = {"python": platform.python_version(), "platform": platform.platform()}
+    lines |= {package: _version(package) for package in PACKAGES}
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    lines |= {
+        "CPU threads": str(torch.get_num_threads()),
+        "GPUs": ", ".join(gpus) or "none",
+        "scan backends": ", ".join(available_backends()),
+    }
+    width = max(map(len, lines))
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""`hf-recurrent pretrain`: train on streams, evaluate on held-out documents, save, and say what to do next."""
+
+import os
+import re
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+import yaml
+from accelerate import PartialState
+from accelerate.utils import broadcast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
+from transformers.utils import logging
+
+from hf_recurrent.cli.evaluate import limit_bytes
+from hf_recurrent.cli.pretrain_arguments import (
+    DataArguments,
+    ModelArguments,
+    PretrainArguments,
+    parse_arguments,
+    parse_overrides,
+)
+from hf_recurrent.data.corpus import Corpus, load_corpus
+from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
+from hf_recurrent.modeling.tokenization_dna import DNATokenizer
+from hf_recurrent.presets import config_from_preset, preset_names
+from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer, find_last_complete_checkpoint
+from hf_recurrent.trainers.training_callbacks import generate_samples, with_unit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Not uploaded with the model, because of the underscore: it may name local files.
+ARGUMENTS_FILE = "_recipe.yaml"
+
+
+@dataclass
+class Run:
+    """A run that is ready to start: everything that could be wrong with its arguments has been checked."""
+
+    arguments: PretrainArguments
+    trainer: MultiStreamTrainer
+    checkpoint: str | None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with `argv`, by default the process's arguments. Bad input ends it with one sentence."""
+    begin = time.time()
+    try:
+        run = prepare(argv)
+    except (OSError, ValueError, ImportError) as error:
+        _exit(error)
+    _say(run, _describe(run))
+    trainer, output_dir = run.trainer, run.trainer.args.output_dir
+    try:
+        result = trainer.train(run.checkpoint)
+    except ValueError as error:
+        if trainer.state.global_step:
+            raise
+        _exit(error)  # a checkpoint that does not fit: nothing was trained yet
+    metrics = trainer.evaluate()
+    trainer.save_model()
+    trainer.save_metrics("train", result.metrics)
+    trainer.save_metrics("eval", metrics)
+    trainer.save_state()
+    trainer.create_model_card(recipe=run.arguments.recipe)
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub(recipe=run.arguments.recipe)
+    if trainer.is_world_process_zero():
+        Path(output_dir, ARGUMENTS_FILE).write_text(yaml.safe_dump(run.arguments.given), encoding="utf-8")
+        _print_samples(trainer)
+        _print_summary(run, metrics, time.time() - begin)
+    trainer.accelerator.wait_for_everyone()
+    PartialState().destroy_process_group()
+
+
+def prepare(argv: Sequence[str] | None = None) -> Run:
+    """Arguments, corpus, model and trainer.
+
+    Raises:
+        FileNotFoundError, ValueError, ImportError: one sentence that names what is wrong.
+    """
+    arguments = parse_arguments(argv)
+    training = arguments.training
+    logging.set_verbosity(training.get_process_log_level())
+    logging.disable_progress_bar()  # of saving: it would break the bar of training
+    if training.process_index:
+        warnings.filterwarnings("ignore")
+    checkpoint = _choose_output(arguments)
+    set_seed(training.seed)
+    model, tokenizer = build_model(arguments.model)
+    with training.main_process_first(desc="packing the corpus"):
+        train_corpus, eval_corpus = build_corpora(arguments.data, tokenizer)
+    trainer = MultiStreamTrainer(model, training, train_corpus, eval_corpus, processing_class=tokenizer)
+    return Run(arguments, trainer, checkpoint)
+
+
+def _choose_output(arguments: PretrainArguments) -> str | None:
+    """Settle `output_dir`, so that nothing in it is overwritten, and return the checkpoint to resume from."""
+    training = arguments.training
+    resume = str(training.resume_from_checkpoint or "").strip()
+    wants_last = resume.lower() in ("true", "1", "yes", "last")
+    if resume and not wants_last and resume.lower() not in ("false", "0", "no"):
+        if not arguments.names_output_dir:
+            training.output_dir = os.path.dirname(os.path.abspath(resume))
+        return resume
+    if not arguments.names_output_dir:
+        # Processes start at different times, and the first may make the directory: one of them decides for all.
+        number = torch.tensor([_number_of_run(training.output_dir, wants_last)], device=training.device)
+        number = int(broadcast(number)) if training.world_size > 1 else int(number)
+        training.output_dir += f"-{number}" if number > 1 else ""
+    if wants_last:
+        checkpoint = find_last_complete_checkpoint(training.output_dir)
+        if checkpoint is None and training.process_index == 0:
+            print(f"There is no complete checkpoint in {training.output_dir}: starting anew.", file=sys.stderr)
+        return checkpoint
+    if _holds_model(training.output_dir):
+        raise ValueError(
+            f"`--output_dir` {training.output_dir!r} holds a model or checkpoints already; add "
+            "--resume_from_checkpoint true to go on, or choose another directory."
+        )
+    return None
+
+
+def _number_of_run(directory: str, resume: bool) -> int:
+    """The first free one of DIRECTORY, DIRECTORY-2, DIRECTORY-3, …; to resume, the last that is taken."""
+    number = 1
+    while _holds_model(directory if number == 1 else f"{directory}-{number}"):
+        number += 1
+    return max(number - 1, 1) if resume else number
+
+
+def _holds_model(directory: str) -> bool:
+    if not os.path.isdir(directory):
+        return False
+    return any(
+        re.fullmatch(r"(_replaced-)?checkpoint-\d+|(model|adapter_model).*\.safetensors", name)
+        for name in os.listdir(directory)
+    )
+
+
+def build_model(arguments: ModelArguments) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """A preset with fresh weights, or a saved model; and the tokenizer.
+
+    Raises:
+        ValueError: the model is neither, or the overrides do not fit.
+    """
+    overrides = parse_overrides(arguments.config_overrides)
+    name = arguments.model
+    remote = {"trust_remote_code": arguments.trust_remote_code}
+    if name in preset_names():
+        tokenizer = _tokenizer(arguments.tokenizer or "byte", remote)
+        config = config_from_preset(name, vocab_size=tokenizer.vocab_size, **overrides)
+        return AutoModelForCausalLM.from_config(config), tokenizer
+    if not os.path.isdir(name) and name.count("/") != 1:
+        raise ValueError(
+            f"`--model` is {name!r}; it must be a directory, owner/name on the Hub, or one of "
+            f"{', '.join(preset_names())}."
+        )
+    if overrides:
+        raise ValueError("`--config_overrides` changes presets; a saved model keeps its shape.")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, **remote)
+        return model, _tokenizer(arguments.tokenizer or name, remote)
+    except OSError as error:
+        raise ValueError(f"`--model` {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def _tokenizer(name: str, remote: dict[str, bool]) -> "PreTrainedTokenizerBase":
+    own = {"byte": ByteTokenizer, "dna": DNATokenizer}
+    return own[name]() if name in own else AutoTokenizer.from_pretrained(name, **remote)
+
+
+def build_corpora(arguments: DataArguments, tokenizer: "PreTrainedTokenizerBase") -> tuple[Corpus, Corpus]:
+    """Documents to train on, and held-out documents."""
+
+    def load(source: list[str]) -> Corpus:
+        return load_corpus(
+            source[0] if len(source) == 1 else source,
+            tokenizer=tokenizer,
+            text_column=arguments.text_column,
+            split=arguments.dataset_split,
+            config_name=arguments.dataset_config,
+            streaming=arguments.streaming,
+            max_bytes=None if arguments.max_corpus_bytes is None else int(arguments.max_corpus_bytes),
+            binary=arguments.binary,
+        )
+
+    train = load(arguments.corpus)
+    if arguments.validation_corpus:
+        held_out = load(arguments.validation_corpus)
+    else:
+        train, held_out = train.split(arguments.validation_fraction, arguments.split_seed)
+    if arguments.max_eval_bytes is not None:
+        held_out = limit_bytes(held_out, int(arguments.max_eval_bytes))
+    return train, held_out
+
+
+def _exit(error: Exception) -> NoReturn:
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"hf-recurrent pretrain: error: {error}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _say(run: Run, text: str) -> None:
+    if run.trainer.is_world_process_zero():
+        print(text, flush=True)
+
+
+def _describe(run: Run) -> str:
+    trainer, args = run.trainer, run.trainer.args
+    train, held_out = trainer.train_dataset, trainer.eval_dataset
+    lines = [
+        f"{run.arguments.model.model}: {trainer.model.num_parameters():,} parameters",
+        f"{train.name}: {len(train):,} documents, {with_unit(train.num_bytes, 'B')} to train on; "
+        f"{len(held_out):,} documents, {with_unit(held_out.num_bytes, 'B')} held out",
+        f"{args.regime}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {args.world_size} "
+        f"process{'es' if args.world_size > 1 else ''}, {trainer.num_training_steps:,} steps, "
+        f"{with_unit(trainer.num_training_steps * trainer.step_bytes, 'B')}",
+        f"saving to {args.output_dir}",
+    ]
+    if run.checkpoint:
+        lines.append(f"resuming from {run.checkpoint}")
+    return "\n".join(lines)
+
+
+def _print_samples(trainer: MultiStreamTrainer) -> None:
+    args = trainer.args
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    samples = generate_samples(model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
+    for prompt, sample in zip(args.sample_prompts, samples, strict=True):
+        print(f"--- sample after {prompt!r}\n{prompt}{sample}\n---")
+
+
+def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
+    """What `hf-recurrent evaluate` needs to find the same held-out documents."""
+    data, given = arguments.data, arguments.given
+    flags = ["--corpus", *(data.validation_corpus or data.corpus)]
+    if data.validation_corpus:
+        flags += ["--split", "all"]
+    for name in ("text_column", "dataset_split", "dataset_config", "max_corpus_bytes", "validation_fraction",
+                 "split_seed"):  # fmt: skip
+        if name in given and not (data.validation_corpus and name in ("validation_fraction", "split_seed")):
+            flags += [f"--{name}", f"{given[name]}"]
+    flags += [f"--{name}" for name in ("streaming", "binary") if getattr(data, name)]
+    if data.max_eval_bytes is not None:
+        flags += ["--max_bytes", f"{data.max_eval_bytes}"]
+    if not arguments.training.eval_carry_state:
+        flags += ["--no_carry"]
+    if arguments.training.eval_block_size != 1024:
+        flags += ["--block_size", f"{arguments.training.eval_block_size}"]
+    return flags
+
+
+def _print_summary(run: Run, metrics: dict[str, float], seconds: float) -> None:
+    output_dir = run.trainer.args.output_dir
+    minutes, seconds = divmod(round(seconds), 60)
+    print(
+        f"\n{metrics['eval_bits_per_byte']:.3f} bits per byte on {metrics['eval_num_episodes']:,} held-out documents "
+        f"({with_unit(metrics['eval_num_bytes'], 'B')}), after {minutes} min {seconds:02} s\n"
+        f"Saved in {output_dir}. Next:\n"
+        f'  hf-recurrent generate {output_dir} --prompt "{run.trainer.args.sample_prompts[0]}"\n'
+        f"  hf-recurrent evaluate {output_dir} {shlex.join(_evaluation_flags(run.arguments))}\n"
+        f"  hf-recurrent push_to_hub {output_dir} your-name/{Path(output_dir).name}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

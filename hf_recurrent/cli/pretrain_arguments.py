@@ -1,0 +1,198 @@
+"""The arguments of `hf-recurrent pretrain`: dataclasses, recipes, and how the two meet the command line."""
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from transformers import HfArgumentParser
+
+from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
+
+DEFAULT_RECIPE = "default"
+# Belong to one run or one machine: a recipe that is written down again leaves them out.
+_NOT_IN_RECIPES = {"output_dir", "resume_from_checkpoint", "hub_token", "local_rank", "recipe"}
+
+
+@dataclass
+class ModelArguments:
+    """What is trained."""
+
+    model: str = field(
+        default="memora-tiny",
+        metadata={
+            "help": "A preset, trained from scratch (memora-s0, hawk-s0, llama-s0, mamba2-s0, ...), or the "
+            "directory or Hub name of a model to go on with. Examples: --model memora-s4, --model runs/memora-tiny-python"
+        },
+    )
+    config_overrides: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Change a preset. Example: --config_overrides hidden_size=192 num_hidden_layers=4"},
+    )
+    tokenizer: str | None = field(
+        default=None,
+        metadata={"help": "byte, dna, or a directory; by default byte for presets and the model's own for others."},
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run the code that comes with --model; Memora and Hawk do not need it."}
+    )
+
+
+@dataclass
+class DataArguments:
+    """What it is trained on. `hf-recurrent evaluate` has the same names and defaults: same values, same split."""
+
+    corpus: list[str] = field(
+        default_factory=lambda: ["python"],
+        metadata={
+            "help": "python (the standard library's source), files, globs, directories, or hub:owner/name. Examples: "
+            "--corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, --corpus hub:roneneldan/TinyStories"
+        },
+    )
+    text_column: str = field(default="text", metadata={"help": "Where rows of JSONL, Parquet and datasets have text."})
+    dataset_split: str = field(default="train", metadata={"help": "Split of a dataset to read."})
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "Configuration of a Hub dataset. Example: --dataset_config sample-10BT"}
+    )
+    streaming: bool = field(
+        default=False, metadata={"help": "Read a Hub dataset over the network instead of downloading it first."}
+    )
+    binary: bool = field(default=False, metadata={"help": "Byte 0 is data; episodes have no end byte."})
+    max_corpus_bytes: float | None = field(
+        default=None, metadata={"help": "How much of the corpus to read. Example: --max_corpus_bytes 1e9"}
+    )
+    validation_fraction: float = field(default=0.05, metadata={"help": "Share of the documents that is held out."})
+    split_seed: int = field(default=0, metadata={"help": "Decides which documents are held out."})
+    validation_corpus: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Held-out documents of their own; then nothing of --corpus is held out."},
+    )
+    max_eval_bytes: float | None = field(
+        default=None, metadata={"help": "Evaluate on whole held-out documents while they fit in. Example: 2e6"}
+    )
+
+
+class _Parser(HfArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # Without argparse's usage, which would be a page of training arguments.
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def build_parser() -> HfArgumentParser:
+    parser = _Parser(
+        (ModelArguments, DataArguments, MultiStreamTrainingArguments),
+        prog="hf-recurrent pretrain",
+        usage="hf-recurrent pretrain [--recipe RECIPE] [--model MODEL] [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",
+        description="Train a byte-level model on continuous streams, evaluate it on held-out documents and save it. "
+        "Without arguments: the default recipe, a small Memora on the Python standard library, a few minutes.",
+        epilog="Examples:\n"
+        "  hf-recurrent pretrain\n"
+        "  hf-recurrent pretrain --recipe memora-s0 --corpus my_files/ --train_bytes 50e6\n"
+        "  hf-recurrent pretrain --model llama-s0 --regime iid --block_size 512\n"
+        "  hf-recurrent pretrain --recipe memora-s0 --output_dir runs/one --resume_from_checkpoint true\n"
+        "  torchrun --nproc_per_node 2 scripts/pretrain.py --use_cpu",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--recipe",
+        default=DEFAULT_RECIPE,
+        help=f"Name ({', '.join(recipe_names())}) or YAML file of a recipe, `none` for the defaults below; "
+        "what stands on the command line wins. (default: default)",
+    )
+    return parser
+
+
+@dataclass
+class PretrainArguments:
+    """Everything that one run was asked for; `given` is what differs from the defaults, as a recipe."""
+
+    model: ModelArguments
+    data: DataArguments
+    training: MultiStreamTrainingArguments
+    recipe: str
+    given: dict[str, Any]
+    names_output_dir: bool
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
+    """Recipe and command line, the latter winning.
+
+    Raises:
+        FileNotFoundError: there is no such recipe.
+        ValueError: an argument or a key of the recipe is unknown, or a value is not allowed.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--recipe", default=DEFAULT_RECIPE)
+    name = finder.parse_known_args(argv)[0].recipe
+    recipe = load_recipe(name)
+    fields = {f.name for part in parser.dataclass_types for f in dataclasses.fields(part) if f.init}
+    if unknown := sorted(set(recipe) - fields):
+        raise ValueError(f"The recipe {name!r} sets `{unknown[0]}`, which is no argument; --help lists them.")
+    defaults = {key: parser.get_default(key) for key in fields}
+    parser.set_defaults(**recipe)
+    namespace, remaining = parser.parse_known_args(argv)
+    if remaining:
+        raise ValueError(f"`{remaining[0]}` is no argument; --help lists them.")
+    values = {key: value for key, value in vars(namespace).items() if key in fields}
+    given = {key: value for key, value in values.items() if value != defaults[key] and key not in _NOT_IN_RECIPES}
+    names_output_dir = values["output_dir"] is not None
+    if not names_output_dir:
+        values["output_dir"] = os.path.join("runs", _run_name(values["model"], values["corpus"]))
+    model, data, training = parser.parse_dict(values)
+    return PretrainArguments(model, data, training, name, given, names_output_dir)
+
+
+def _run_name(model: str, corpus: list[str]) -> str:
+    first = Path(corpus[0].removeprefix("hub:")).name.split(".")[0].strip("*") or "corpus"
+    return f"{Path(model).name}-{first}"
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    folder = files("hf_recurrent").joinpath("recipes")
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """A recipe's arguments by its name, or from a YAML file; `none` has none.
+
+    Raises:
+        FileNotFoundError: there is neither a recipe nor a file of this name.
+        ValueError: the file is not YAML, or no mapping of arguments to values.
+    """
+    if name == "none":
+        return {}
+    if name in recipe_names():
+        text = files("hf_recurrent").joinpath("recipes", f"{name}.yaml").read_text(encoding="utf-8")
+    elif os.path.isfile(name):
+        text = Path(name).read_text(encoding="utf-8")
+    else:
+        raise FileNotFoundError(
+            f"`--recipe` is {name!r}; it must be a YAML file, none, or one of {', '.join(recipe_names())}."
+        )
+    try:
+        recipe = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"The recipe {name!r} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(f"The recipe {name!r} must map arguments to values, but it is a {type(recipe).__name__}.")
+    return recipe
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
+    """["hidden_size=64", "a=true"] → {"hidden_size": 64, "a": True}; ValueError for anything else."""
+    overrides = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"`--config_overrides` holds {pair!r}; each must be name=value.")
+        overrides[key] = yaml.safe_load(value)
+    return overrides
