@@ -5,7 +5,7 @@ for each byte. Only what the asked blocks need is kept: nothing read ahead is pa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -32,6 +32,10 @@ class Block:
     resets: np.ndarray
     attended: np.ndarray
     positions: np.ndarray
+
+    def rows(self, part: slice) -> "Block":
+        """A copy of some rows, in memory of its own: what is sent to another process must not drag the rest along."""
+        return Block(*(getattr(self, field.name)[part].copy() for field in fields(self)))
 
 
 class BlockReader:

@@ -43,7 +43,10 @@ class EvaluationStreams(IterableDataset):
         self.block_size = check_count("block_size", block_size)
         (self.stream_indices,) = stream_groups(self.num_streams, stream_indices, 1)
         stream_of_episode, longest = _deal(corpus.ends - corpus.starts, self.num_streams)
-        self._episodes = [np.flatnonzero(stream_of_episode == stream) for stream in self.stream_indices]
+        by_stream = np.argsort(stream_of_episode, kind="stable")
+        borders = np.searchsorted(stream_of_episode[by_stream], np.arange(1, self.num_streams))
+        episodes = np.split(by_stream, borders)
+        self._episodes = [episodes[stream] for stream in self.stream_indices.tolist()]
         self._num_batches = -(-longest // self.block_size)
 
     @property

@@ -1,5 +1,6 @@
 """The usual regime, as the baseline: every block of T bytes begins anywhere in the corpus, and from a zero state."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from hf_recurrent.data.stream_arguments import check_count, stream_groups, strea
 
 # Up to this T the rows of a batch are gathered with one indexing operation, above it with a slice each.
 _GATHERED = 64
+_BATCHES_AHEAD, _ROWS_AHEAD = 64, 2048
 
 
 class IIDDataset(IterableDataset):
@@ -60,12 +62,18 @@ class IIDDataset(IterableDataset):
         """Batches from `positions` on, each time anew."""
         worker, num_workers = worker_share()
         num_groups = len(self.stream_groups)
-        batch = worker
-        while True:
-            index, group = divmod(batch, num_groups)
-            streams = self.stream_groups[group]
-            yield to_batch(self._block(streams, self._first_steps[group] + index), streams)
-            batch += num_workers
+        size = len(self.stream_groups[0])
+        # For small T the cost of a batch is that of the calls it takes: many are made together.
+        ahead = max(1, min(_BATCHES_AHEAD, _ROWS_AHEAD // size)) if self.block_size <= _GATHERED else 1
+        for first in itertools.count(worker, ahead * num_workers):
+            batches = [divmod(first + number * num_workers, num_groups) for number in range(ahead)]
+            together = self._block(
+                np.concatenate([self.stream_groups[group] for _, group in batches]),
+                np.concatenate([self._first_steps[group] + index for index, group in batches]),
+            )
+            for number, (_, group) in enumerate(batches):
+                part = slice(number * size, (number + 1) * size)
+                yield to_batch(together.rows(part) if ahead > 1 else together, self.stream_groups[group])
 
     def _block(self, streams: np.ndarray, steps: np.ndarray) -> Block:
         corpus, size = self.corpus, self.block_size

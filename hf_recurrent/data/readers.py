@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from hf_recurrent.data.decompression import COMPRESSIONS, content_suffix, read_chunks
@@ -39,9 +40,8 @@ def column_bytes(value: object, column: str, name: str) -> bytes:
 
 def missing_column(name: str, column: str, columns: Iterable[str]) -> ValueError:
     """The error for a text column that is not there."""
-    return ValueError(
-        f"{name} has no column {column!r} (text_column); it has {', '.join(map(repr, columns)) or 'none'}"
-    )
+    present = ", ".join(map(repr, columns)) or "none"
+    return ValueError(f"text_column is {column!r}, which {name} does not have; its columns are {present}")
 
 
 def _read_text(path: Path, text_column: str) -> Iterator[Document]:
@@ -122,9 +122,8 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
 
 
 def _read_fasta(path: Path, text_column: str) -> Iterator[Document]:
-    for _, parts in groupby(_fasta_parts(path), key=lambda part: part[0]):
-        _, name, _ = next(parts)
-        yield name, (sequence for _, _, sequence in parts)
+    for (_, name), parts in groupby(_fasta_parts(path), key=itemgetter(0, 1)):
+        yield name, map(itemgetter(2), parts)
 
 
 def _fasta_parts(path: Path) -> Iterator[tuple[int, str, bytes]]:

@@ -25,8 +25,8 @@ class TokenEncoding:
         if tokenizer is not None:
             if not hasattr(tokenizer, "encode_bytes"):
                 raise ValueError(
-                    f"tokenizer is a {type(tokenizer).__name__}, which has no encode_bytes; allowed are ByteTokenizer, "
-                    "DNATokenizer and others of that kind"
+                    f"tokenizer is a {type(tokenizer).__name__}, which has no encode_bytes; allowed are "
+                    "ByteTokenizer, DNATokenizer and others of that kind"
                 )
             self.vocab_size = int(tokenizer.vocab_size)
             if not binary:
