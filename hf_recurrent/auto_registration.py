@@ -37,9 +37,13 @@ def _register_models(auto) -> None:
 
 def _register_tokenizers(auto) -> None:
     from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
+    from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 
+    # A checkpoint names its tokenizer's class; the two places are where that name is looked up.
     for _, _, config_class in _families():
-        auto.AutoTokenizer.register(config_class, slow_tokenizer_class=ByteTokenizer, exist_ok=True)
+        auto.AutoTokenizer.register(
+            config_class, tokenizer_class=ByteTokenizer, slow_tokenizer_class=DNATokenizer, exist_ok=True
+        )
 
 
 _REGISTRATIONS = {

@@ -1,0 +1,35 @@
+"""Importing the package is enough for the Auto classes, whatever was imported first, and it loads no torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+{imports}
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+for family in ("memora", "hawk"):
+    config = AutoConfig.for_model(family, hidden_size=8, state_size=8, num_hidden_layers=1)
+    assert type(AutoModel.from_config(config)).__name__ == f"{{family.capitalize()}}Model"
+    model = AutoModelForCausalLM.from_config(config)
+    for name in ("ByteTokenizer", "DNATokenizer"):
+        folder = f"{folder}/{{family}}-{{name}}"
+        model.save_pretrained(folder)
+        getattr(hf_recurrent, name)().save_pretrained(folder)
+        assert type(AutoTokenizer.from_pretrained(folder)).__name__ == name
+print("registered")
+"""
+ORDERS = {
+    "package first": "import hf_recurrent; assert 'torch' not in sys.modules",
+    "transformers first": "import transformers, hf_recurrent; assert 'torch' not in sys.modules",
+    "auto classes first": "from transformers import AutoModelForCausalLM, AutoTokenizer; import hf_recurrent",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_auto_classes_know_our_families(order, tmp_path):
+    program = PROGRAM.format(imports=ORDERS[order], folder=tmp_path)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "registered" in result.stdout, result.stderr
