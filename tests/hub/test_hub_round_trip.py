@@ -13,6 +13,7 @@ from hub_process import TOKEN, run_program
 from loopback_hub import LoopbackHub
 
 REPOSITORIES = ["memora-whole", "hawk-parts", "hawk-command", "memora-trained"]
+PRIVATE = "hawk-command"
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +29,12 @@ def hub(work):
         yield hub
 
 
-def test_what_is_uploaded_loads_where_the_package_cannot_be_imported(hub, work):
-    run_program("load_program.py", hub, work, *REPOSITORIES)
+def test_public_checkpoints_load_without_package_and_without_token(hub, work):
+    run_program("load_program.py", hub, work, *(name for name in REPOSITORIES if name != PRIVATE), token=False)
 
 
-def test_public_checkpoints_need_no_token(hub, tmp_path, work):
-    for name in ("memora-whole.safetensors",):
-        (tmp_path / name).write_bytes((work / name).read_bytes())
-    run_program("load_program.py", hub, tmp_path, "memora-whole", token=False)
+def test_a_private_checkpoint_loads_without_the_package(hub, work):
+    run_program("load_program.py", hub, work, PRIVATE)
 
 
 @pytest.mark.parametrize("repository", REPOSITORIES)
