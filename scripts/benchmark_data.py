@@ -1,0 +1,111 @@
+"""How fast streams are read, beside how fast a model could train on them.
+
+python scripts/benchmark_data.py                      # beside a stated, very fast training step
+python scripts/benchmark_data.py --model memora-s0    # beside forward and backward of a model, measured here
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.utils.data import DataLoader
+
+from hf_recurrent.data.corpus import load_corpus
+from hf_recurrent.data.streams import IIDDataset, MultiStreamDataset
+
+SHAPES = ((1, 1), (1024, 1), (8, 2), (64, 8), (64, 128), (8, 1024), (1, 65536), (8, 65536))
+DATASETS = {"multi_stream": MultiStreamDataset, "iid": IIDDataset}
+
+
+def shape(text: str) -> tuple[int, int]:
+    """ "8x1024" as (8, 1024)."""
+    try:
+        num_streams, block_size = map(int, text.split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form 8x1024 (B x T)") from None
+    return num_streams, block_size
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", default="python", help="corpus, as load_corpus takes it (default: %(default)s)")
+    parser.add_argument("--shapes", nargs="+", type=shape, default=SHAPES, metavar="BxT", help="for example 8x1024")
+    parser.add_argument("--regimes", nargs="+", choices=DATASETS, default=list(DATASETS))
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, help="DataLoader workers (default: %(default)s)")
+    parser.add_argument(
+        "--step-milliseconds",
+        type=float,
+        default=5.0,
+        help="stated: the shortest step, however few bytes it has (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--training-rate", type=float, default=2.0, help="stated: MB a second of large steps (default: %(default)s)"
+    )
+    parser.add_argument("--model", help="measure the step of this preset instead of stating it, e.g. memora-s0")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of --model")
+    return parser.parse_args()
+
+
+def seconds_per_call(call: Callable[[], object], seconds: float) -> float:
+    """Mean time of a call, after one that does not count."""
+    call()
+    count, begin = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < seconds or not count:
+        call()
+        count += 1
+    return elapsed / count
+
+
+def measured_step(model: torch.nn.Module, batch: dict[str, torch.Tensor], seconds: float) -> float:
+    """Seconds of forward and backward over one batch, without the optimizer."""
+    device = next(model.parameters()).device
+    inputs = {key: batch[key].to(device) for key in ("input_ids", "shift_labels", "reset_mask")}
+
+    def step() -> None:
+        model.zero_grad()
+        model(**inputs).loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return seconds_per_call(step, seconds)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    corpus = load_corpus(arguments.source)
+    model = None
+    if arguments.model:
+        from transformers import AutoModelForCausalLM
+
+        from hf_recurrent import config_from_preset
+
+        config = config_from_preset(arguments.model, vocab_size=corpus.vocab_size)
+        model = AutoModelForCausalLM.from_config(config).to(arguments.device)
+        print(f"training step: {arguments.model} on {arguments.device}, forward and backward, measured")
+    else:
+        stated = f"{arguments.step_milliseconds} ms, and {arguments.training_rate} MB/s if that is longer"
+        print(f"training step: stated as {stated}")
+    print(f"{corpus}, {arguments.workers} DataLoader workers")
+    print(f"{'regime':>12} {'B':>5} {'T':>6} {'loading MB/s':>13} {'ms/block':>9} {'training ms':>12} {'share':>7}")
+    for regime in arguments.regimes:
+        for num_streams, block_size in arguments.shapes:
+            dataset = DATASETS[regime](corpus, num_streams, block_size)
+            batches: Iterator[dict[str, torch.Tensor]] = iter(
+                DataLoader(dataset, batch_size=None, num_workers=arguments.workers)
+            )
+            loading = seconds_per_call(lambda batches=batches: next(batches), arguments.seconds)
+            size = num_streams * block_size
+            if model is None:
+                step = max(arguments.step_milliseconds / 1e3, size / arguments.training_rate / 1e6)
+            else:
+                step = measured_step(model, next(batches), arguments.seconds)
+            print(
+                f"{regime:>12} {num_streams:>5} {block_size:>6} {size / loading / 1e6:>13.2f} {loading * 1e3:>9.3f} "
+                f"{step * 1e3:>12.2f} {loading / step:>7.2%}"
+            )
+
+
+if __name__ == "__main__":
+    main()
