@@ -239,6 +239,9 @@ class MultiStreamTrainer(Trainer):
             self.control.should_training_stop = True  # the checkpoint is of a finished run
             return
         self._throughput.start(self.state.global_step)
+        if self.args.device.type != "mps":
+            # Sums of losses are exact in float64, so logs do not depend on which process added what first.
+            self._tr_loss = self._tr_loss.double()
         super()._run_epoch(*args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:

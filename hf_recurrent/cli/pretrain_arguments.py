@@ -28,7 +28,7 @@ class ModelArguments:
         default="memora-tiny",
         metadata={
             "help": "A preset, trained from scratch (memora-s0, hawk-s0, llama-s0, mamba2-s0, ...), or the "
-            "directory or Hub name of a model to go on with. Examples: --model memora-s4, --model runs/memora-tiny-python"
+            "directory or Hub name of a model to go on with. Example: --model runs/memora-tiny-python"
         },
     )
     config_overrides: list[str] = field(

@@ -1,0 +1,122 @@
+"""Bytes per second of MultiStreamTrainer beside a bare PyTorch loop with the same model, optimizer and blocks.
+
+    python scripts/benchmark_trainer.py                       # Memora S0, B 8, T 1024; the bar is 90 %
+
+Both run in turns, several times, and the medians are compared, so that a busy machine slows both.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, TrainerCallback, set_seed
+
+from hf_recurrent import (
+    ByteTokenizer,
+    Corpus,
+    MultiStreamDataset,
+    MultiStreamTrainer,
+    MultiStreamTrainingArguments,
+    config_from_preset,
+)
+
+
+class StepTimes(TrainerCallback):
+    """When each optimizer step ended."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.times = device, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.times.append(_now(self.device))
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def bare_loop(model, corpus: Corpus, options: argparse.Namespace, device: torch.device) -> list[float]:
+    """Seconds of each step of the shortest loop that carries the state."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    batches = iter(DataLoader(MultiStreamDataset(corpus, options.streams, options.block_size), batch_size=None))
+    state, times = model.init_state(options.streams, device=device), []
+    for _ in range(options.steps + 1):
+        batch = {name: tensor.to(device) for name, tensor in next(batches).items()}
+        output = model(
+            input_ids=batch["input_ids"],
+            shift_labels=batch["shift_labels"],
+            reset_mask=batch["reset_mask"],
+            state=state,
+            use_cache=True,
+        )
+        output.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        state = {name: tensor.detach() for name, tensor in output.state.items()}
+        times.append(_now(device))
+    return np.diff(times).tolist()
+
+
+def trainer_steps(model, corpus: Corpus, options: argparse.Namespace, directory: str) -> list[float]:
+    """Seconds of each step of the trainer, logging as often as by default."""
+    args = MultiStreamTrainingArguments(
+        output_dir=directory,
+        per_device_train_batch_size=options.streams,
+        block_size=options.block_size,
+        max_steps=options.steps + 1,
+        learning_rate=1e-3,
+        save_strategy="no",
+        use_cpu=options.cpu,
+        log_level="error",
+    )
+    times = StepTimes(args.device)
+    MultiStreamTrainer(model, args, corpus, callbacks=[times]).train()
+    return np.diff(times.times).tolist()
+
+
+def main(argv: list[str] | None = None) -> float:
+    """Print both rates and their ratio; returns the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="memora-s0", help="a preset")
+    parser.add_argument("--streams", type=int, default=8, help="B")
+    parser.add_argument("--block_size", type=int, default=1024, help="T")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps of each turn")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true", help="also where there is a GPU")
+    options = parser.parse_args(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(32, 127, size, dtype=np.uint8).tobytes() for size in (20_000, 3_000, 50_000) * 20]
+    corpus = Corpus.from_documents(documents, ByteTokenizer(), name="random")
+    seconds = {"bare loop": [], "MultiStreamTrainer": []}
+    with tempfile.TemporaryDirectory() as directory:
+        for _ in range(options.turns):
+            for name in seconds:
+                set_seed(0)
+                config = config_from_preset(options.model)
+                model = AutoModelForCausalLM.from_config(config).to(device)
+                if name == "bare loop":
+                    seconds[name] += bare_loop(model, corpus, options, device)
+                else:
+                    seconds[name] += trainer_steps(model, corpus, options, directory)
+    rates = {
+        name: options.streams * options.block_size / statistics.median(values) for name, values in seconds.items()
+    }
+    for name, rate in rates.items():
+        print(f"{name:<20} {rate:>12,.0f} bytes per second")
+    ratio = rates["MultiStreamTrainer"] / rates["bare loop"]
+    print(f"{'ratio':<20} {ratio:>12.1%}")
+    return ratio
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

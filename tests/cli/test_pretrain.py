@@ -1,0 +1,197 @@
+"""`hf-recurrent pretrain` from the command line to the saved model, on files of the test's own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_recurrent
+from hf_recurrent.cli.main import VERBS
+from hf_recurrent.cli.main import main as run_verb
+from hf_recurrent.cli.pretrain import main
+from hf_recurrent.cli.pretrain_arguments import load_recipe, parse_arguments, parse_overrides, recipe_names
+
+SHORT = ["--use_cpu", "--max_steps", "2", "--disable_tqdm", "true", "--sample_every", "0", "--sample_bytes", "8"]
+SMALL = ["--per_device_train_batch_size", "4", "--block_size", "16", "--per_device_eval_batch_size", "2"]
+TINY = ["--config_overrides", "hidden_size=16", "state_size=16", "num_hidden_layers=1"]
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", os.fspath(tmp_path / "home"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", os.fspath(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.txt").write_text("All work and no play makes Jack a dull boy.\n" * (number + 1))
+    return str(folder)
+
+
+def run(corpus, *arguments):
+    main(["--corpus", corpus, *SHORT, *SMALL, *map(str, arguments)])
+
+
+def test_from_files_to_a_model_that_loads(corpus, tmp_path, capsys):
+    run(corpus, *TINY)
+    out = capsys.readouterr().out
+    directory = Path("runs/memora-tiny-notes")
+    assert "bits per byte on 1 held-out document" in out
+    assert "sample after 'def '" in out
+    assert (
+        f"hf-recurrent generate {directory}" in out and f"hf-recurrent evaluate {directory} --corpus {corpus}" in out
+    )
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert model.config.hidden_size == 16 and model.config.use_cache
+    assert type(model) is hf_recurrent.MemoraForCausalLM and tokenizer("a")["input_ids"] == [97]
+    metrics = json.loads((directory / "eval_results.json").read_text())
+    assert 0 < metrics["eval_bits_per_byte"] < 16
+    assert (directory / "README.md").is_file()
+    assert not [path for path in directory.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
+
+    # The printed command, and the file of arguments, give the same again.
+    command = next(line for line in out.splitlines() if "hf-recurrent evaluate" in line).split()[2:]
+    run_verb(["evaluate", *command, "--quiet", "--no_compressors", "--output", "result.json"])
+    again = json.loads(Path("result.json").read_text())
+    assert again["bits_per_byte"] == pytest.approx(metrics["eval_bits_per_byte"], rel=1e-5)
+    main(["--recipe", str(directory / "_recipe.yaml"), "--use_cpu"])
+    second = Path("runs/memora-tiny-notes-2")
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        assert torch.equal(tensor, load_file(second / "model.safetensors")[name])
+
+
+def test_resume_and_refusal_to_overwrite(corpus, capsys):
+    run(corpus, *TINY, "--max_steps", 6, "--output_dir", "whole", "--save_steps", 3)
+    with pytest.raises(SystemExit):
+        run(corpus, *TINY, "--output_dir", "whole")
+    assert "holds a model or checkpoints already" in capsys.readouterr().err
+    run(corpus, *TINY, "--max_steps", 6, "--output_dir", "more", "--resume_from_checkpoint", "whole/checkpoint-3")
+    whole, more = (load_file(f"{name}/model.safetensors") for name in ("whole", "more"))
+    assert all(torch.equal(whole[name], more[name]) for name in whole)
+    capsys.readouterr()
+    run(corpus, *TINY, "--max_steps", 8, "--output_dir", "whole", "--resume_from_checkpoint", "true")
+    assert "resuming from whole/checkpoint-6" in capsys.readouterr().out
+    run(corpus, *TINY, "--output_dir", "new", "--resume_from_checkpoint", "true")
+    assert "no complete checkpoint in new: starting anew" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(corpus, *TINY, "--block_size", 8, "--output_dir", "whole", "--resume_from_checkpoint", "true")
+    assert "`block_size` 16, but it is 8 now" in capsys.readouterr().err
+
+
+def test_go_on_with_a_saved_model(corpus):
+    run(corpus, *TINY, "--output_dir", "first")
+    run(corpus, "--model", "first", "--output_dir", "second", "--learning_rate", "0")
+    first, second = (load_file(f"{name}/model.safetensors") for name in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_runs(corpus, name):
+    """With its own model, made small, and its own arguments, but for the data, the length and the precision."""
+    model = load_recipe(name)["model"]
+    overrides = ["hidden_size=16", "num_hidden_layers=1"]
+    overrides += ["num_heads=4", "head_dim=8", "state_size=8"] if model.startswith("mamba2") else []
+    overrides += ["state_size=16"] if model.startswith(("memora", "hawk")) else []
+    overrides += ["num_attention_heads=4", "num_key_value_heads=4"] if model.startswith("llama") else []
+    files = ["--config_overrides", *overrides, "--bf16", "false", "--dataloader_num_workers", "0"]
+    files += ["--validation_fraction", "0.2", "--output_dir", "run"]
+    run(corpus, "--recipe", name, *files)
+    assert Path("run/model.safetensors").is_file()
+
+
+def test_recipes_explain_themselves():
+    folder = Path(hf_recurrent.__file__).parent / "recipes"
+    assert "default" in recipe_names() and len(recipe_names()) >= 5
+    for name in recipe_names():
+        comments = [line for line in (folder / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
+        assert {"# Hardware", "# Expected"} <= {line.split(":")[0] for line in comments}, name
+        assert any("hf-recurrent pretrain" in line for line in comments)
+
+
+def test_command_line_wins_over_recipe(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(yaml.safe_dump({"model": "hawk-s0", "learning_rate": "2e-3", "block_size": 32}))
+    arguments = parse_arguments(["--recipe", str(recipe), "--block_size", "64", "--use_cpu"])
+    assert arguments.model.model == "hawk-s0"
+    assert arguments.training.learning_rate == 2e-3 and arguments.training.block_size == 64
+    assert arguments.given == {"model": "hawk-s0", "learning_rate": 2e-3, "block_size": 64, "use_cpu": True}
+    assert parse_arguments(["--recipe", "none", "--use_cpu"]).training.learning_rate == 3e-4
+    assert parse_overrides(["a=1", "b=true", "c=x", "d=0.5"]) == {"a": 1, "b": True, "c": "x", "d": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "memora-s99"], "`--model` is 'memora-s99'; it must be a directory"),
+        (["--corpus", "missing.txt"], "missing.txt"),
+        (["--recipe", "fastest"], "`--recipe` is 'fastest'; it must be a YAML file, none, or one of"),
+        (["--config_overrides", "hidden_size"], "`--config_overrides` holds 'hidden_size'; each must be name=value"),
+        (["--config_overrides", "width=3"], "has no field 'width'"),
+        (["--block_size", "0"], "`block_size` is 0; it must be 1 or more"),
+        (["--block_size", "many"], "invalid int value: 'many'"),
+        (["--no_such_flag", "1"], "`--no_such_flag` is no argument"),
+        (["--validation_fraction", "2"], "validation_fraction is 2"),
+        (["--resume_from_checkpoint", "elsewhere"], "'elsewhere' is not a complete checkpoint"),
+    ],
+)
+def test_bad_input_ends_with_one_sentence(corpus, capsys, arguments, words):
+    with pytest.raises(SystemExit) as stop:
+        main(["--corpus", corpus, *SHORT, *arguments])
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == 2
+    assert words in error and error.startswith("hf-recurrent pretrain: error: ") and "Traceback" not in error
+    assert not list(Path().rglob("checkpoint-*"))
+
+
+def test_recipe_with_unknown_key(tmp_path, capsys):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("learning_rat: 1\n")
+    with pytest.raises(SystemExit):
+        main(["--recipe", str(recipe)])
+    assert "sets `learning_rat`, which is no argument" in capsys.readouterr().err
+
+
+def test_two_processes_through_the_script(corpus):
+    """Judged by what it leaves: gloo sometimes aborts after everything is done."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    root = Path(__file__).parents[2]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    result = subprocess.run(
+        [*launcher, str(root / "scripts" / "pretrain.py"), "--corpus", corpus, *SHORT, *SMALL, *TINY],
+        env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    directory = Path("runs/memora-tiny-notes")
+    assert (directory / "eval_results.json").is_file(), result.stderr[-3000:]
+    streams = json.loads((directory / "checkpoint-2" / "streams.json").read_text())
+    assert (streams["num_processes"], streams["num_streams"]) == (2, 8)
+    assert result.stdout.count("bits per byte on 1 held-out") == 1
+    assert result.stdout.count("saving to") == 1
+    assert not Path("runs/memora-tiny-notes-2").exists()
+
+
+def test_verbs(capsys):
+    run_verb(["--help"])
+    out = capsys.readouterr().out
+    assert all(f"  {verb}" in out for verb in VERBS)
+    run_verb(["env"])
+    assert "scan backends" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run_verb(["trian"])
+    assert "'trian' is no verb" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        run_verb(["pretrain", "--help"])
+    assert stop.value.code == 0 and "--train_bytes" in capsys.readouterr().out

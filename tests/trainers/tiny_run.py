@@ -1,0 +1,119 @@
+"""A run of seconds, as a module for tests and as a program for those that need processes of their own.
+
+    python tiny_run.py OUTPUT_DIR BATCH_SIZE ACCUMULATION [--resume PATH|true] [--slow] [--noise]
+
+Writes OUTPUT_DIR/record.json: world size, logged losses, evaluation; and OUTPUT_DIR/final.safetensors: the weights.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, TrainerCallback, set_seed
+
+from hf_recurrent import ByteTokenizer, Corpus, MultiStreamTrainer, MultiStreamTrainingArguments, config_from_preset
+
+MAX_STEPS = 12
+PROGRAM = os.path.abspath(__file__)
+
+
+def tiny_corpora():
+    """29 documents of 5 to 300 bytes: shorter than a block, and longer than several."""
+    documents = [bytes((i * 7 + j * j + i * j) % 90 + 32 for j in range(5 + 47 * i % 296)) for i in range(29)]
+    return Corpus.from_documents(documents, ByteTokenizer(), name="toy").split(0.2)
+
+
+def tiny_model(preset="memora-tiny", **overrides):
+    set_seed(7)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2}
+    if preset.startswith(("memora", "hawk")):
+        sizes["state_size"] = 24
+    return AutoModelForCausalLM.from_config(config_from_preset(preset, **sizes | overrides))
+
+
+def tiny_trainer(output_dir, model=None, callbacks=None, corpora=None, **arguments):
+    train_corpus, eval_corpus = corpora or tiny_corpora()
+    defaults = {
+        "per_device_train_batch_size": 8,
+        "per_device_eval_batch_size": 3,
+        "eval_block_size": 32,
+        "block_size": 16,
+        "max_steps": MAX_STEPS,
+        "learning_rate": 1e-2,
+        "logging_steps": 3,
+        "save_steps": 5,
+        "save_total_limit": None,
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    args = MultiStreamTrainingArguments(output_dir=os.fspath(output_dir), **defaults | arguments)
+    return MultiStreamTrainer(
+        tiny_model() if model is None else model,
+        args,
+        train_corpus,
+        eval_corpus,
+        processing_class=ByteTokenizer(),
+        callbacks=callbacks,
+    )
+
+
+def logged(trainer, key="loss"):
+    return {entry["step"]: entry[key] for entry in trainer.state.log_history if key in entry}
+
+
+class Noise(TrainerCallback):
+    """Something random in every step, so that a random state that is not restored changes the weights."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5 + torch.rand(()))
+
+
+class Slow(TrainerCallback):
+    """Gives the test time to kill the process in the middle."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        time.sleep(0.25)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output_dir", type=Path)
+    parser.add_argument("batch_size", type=int)
+    parser.add_argument("accumulation", type=int)
+    parser.add_argument("--resume")
+    parser.add_argument("--slow", action="store_true")
+    parser.add_argument("--noise", action="store_true")
+    parser.add_argument("--save_steps", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    callbacks = [*([Slow()] if options.slow else []), *([Noise()] if options.noise else [])]
+    trainer = tiny_trainer(
+        options.output_dir,
+        callbacks=callbacks,
+        per_device_train_batch_size=options.batch_size,
+        gradient_accumulation_steps=options.accumulation,
+        save_steps=options.save_steps,
+    )
+    trainer.train(True if options.resume == "true" else options.resume)
+    metrics = trainer.evaluate()
+    if trainer.is_world_process_zero():
+        save_file(
+            {k: v.clone() for k, v in trainer.model.state_dict().items()}, options.output_dir / "final.safetensors"
+        )
+        record = {
+            "world_size": trainer.args.world_size,
+            "losses": logged(trainer),
+            "resets": logged(trainer, "state_resets"),
+            "eval_bits_per_byte": metrics["eval_bits_per_byte"],
+        }
+        (options.output_dir / "record.json").write_text(json.dumps(record))
+    trainer.accelerator.wait_for_everyone()
+
+
+if __name__ == "__main__":
+    main()
