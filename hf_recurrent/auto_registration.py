@@ -53,11 +53,20 @@ _REGISTRATIONS = {
 }
 
 
+# While one of these is half loaded, importing our classes, which need them, would fail.
+_NEEDED = {"transformers.modeling_layers", "transformers.modeling_utils"}
+
+
 class _RegisterAfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an auto module as usual, and registers our classes once it is executed."""
+    """Finds these modules as usual, and registers our classes once the outermost of them is executed."""
+
+    def __init__(self):
+        self._loaders: dict[str, importlib.abc.Loader] = {}
+        self._executing = 0
+        self._pending = dict(_REGISTRATIONS)
 
     def find_spec(self, fullname, path, target=None):
-        if fullname not in _REGISTRATIONS:
+        if fullname not in _REGISTRATIONS and fullname not in _NEEDED:
             return None
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
@@ -68,22 +77,27 @@ class _RegisterAfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 return spec
         return None
 
-    def __init__(self):
-        self._loaders: dict[str, importlib.abc.Loader] = {}
-
     def create_module(self, spec):
         return self._loaders[spec.name].create_module(spec)
 
     def exec_module(self, module):
         loader = module.__spec__.loader = module.__loader__ = self._loaders.pop(module.__name__)
-        loader.exec_module(module)
-        _REGISTRATIONS[module.__name__](module)
+        self._executing += 1
+        try:
+            loader.exec_module(module)
+        finally:
+            self._executing -= 1
+        self.register_loaded()
+
+    def register_loaded(self) -> None:
+        """Register with every auto module that is loaded, unless something is still half loaded."""
+        while not self._executing and (loaded := [name for name in self._pending if name in sys.modules]):
+            self._pending.pop(loaded[0])(sys.modules[loaded[0]])
 
 
 def register() -> None:
     """Make `AutoConfig`, `AutoModel`, `AutoModelForCausalLM` and `AutoTokenizer` know our families."""
-    for name, registration in _REGISTRATIONS.items():
-        if name in sys.modules:
-            registration(sys.modules[name])
     if not any(isinstance(finder, _RegisterAfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _RegisterAfterImport())
+        finder = _RegisterAfterImport()
+        sys.meta_path.insert(0, finder)
+        finder.register_loaded()

@@ -18,3 +18,6 @@ class HawkConfig(RecurrentConfig):
     def __post_init__(self, **kwargs):
         check_positive(self, "conv_kernel")
         super().__post_init__(**kwargs)
+
+
+HawkConfig.register_for_auto_class()

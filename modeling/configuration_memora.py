@@ -15,3 +15,6 @@ class MemoraConfig(RecurrentConfig):
 
     recurrent_unit: str = "glru"
     norm_after_contraction: bool = False
+
+
+MemoraConfig.register_for_auto_class()

@@ -103,10 +103,11 @@ def linear_scan_reference(
     else:
         state = initial_state.to(state_dtype)
     outputs = []
-    for t in range(a.shape[1]):
+    # unbind, because the gradient of every a[:, t] would be a tensor of a's size: T squared.
+    for t, (a_t, b_t) in enumerate(zip(a.unbind(1), b.unbind(1), strict=True)):
         if reset_mask is not None:
             state = state.masked_fill(reset_mask[:, t, None], 0)
-        state = a[:, t].to(state_dtype) * state + b[:, t].to(state_dtype)
+        state = a_t.to(state_dtype) * state + b_t.to(state_dtype)
         outputs.append(state)
     return torch.stack(outputs, dim=1).to(dtype), state
 

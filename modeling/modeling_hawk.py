@@ -91,3 +91,8 @@ class HawkForCausalLM(HawkPreTrainedModel, RecurrentForCausalLM):
     """Hawk with a head tied to its embedding."""
 
     backbone_class = HawkModel
+
+
+# The code travels with every checkpoint, for machines without this package.
+HawkModel.register_for_auto_class("AutoModel")
+HawkForCausalLM.register_for_auto_class("AutoModelForCausalLM")

@@ -92,3 +92,8 @@ class MemoraForCausalLM(MemoraPreTrainedModel, RecurrentForCausalLM):
     """Memora with a head tied to its embedding."""
 
     backbone_class = MemoraModel
+
+
+# The code travels with every checkpoint, for machines without this package.
+MemoraModel.register_for_auto_class("AutoModel")
+MemoraForCausalLM.register_for_auto_class("AutoModelForCausalLM")
