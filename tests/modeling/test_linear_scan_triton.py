@@ -113,6 +113,33 @@ def test_refuses_a_cpu_tensor():
         linear_scan(torch.rand(1, 4, 2), torch.rand(1, 4, 2), backend="triton")
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter replaces the compiler")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
+def test_kernels_compile_for_a_gpu(dtype):
+    """To machine code, which needs no GPU: the interpreter accepts more than the compiler does."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from hf_recurrent.kernels import linear_scan_triton as kernels
+
+    narrow = {"a", "b", "h", "grad_h", "grad_a", "grad_b"}
+    constants = {"HAS_RESETS": True, "REVERSE": True, "STRIP": 64}
+    for name in ("_forward_summary", "_backward_summary", "_combine", "_forward", "_backward"):
+        kernel = getattr(kernels, name)
+        signature = {}
+        for argument in kernel.arg_names:
+            if argument in constants:
+                signature[argument] = "constexpr"
+            elif argument in ("T", "S", "L", "C"):
+                signature[argument] = "i32"
+            elif argument == "resets":
+                signature[argument] = "*u8"
+            else:
+                signature[argument] = "*" + (dtype if argument in narrow or dtype == "fp64" else "fp32")
+        used = {key: value for key, value in constants.items() if key in signature}
+        assert "cubin" in compile(ASTSource(kernel, signature, used), target=GPUTarget("cuda", 90, 32)).asm
+
+
 @pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="the kernels run in this process")
 def test_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
