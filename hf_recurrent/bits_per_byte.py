@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.streams import EvaluationStreams
-from hf_recurrent.modeling.recurrent_state import detach_state
+from hf_recurrent.modeling.recurrent_state import detach_state, select_state
 
 
 def evaluate_bits_per_byte(
@@ -113,15 +113,20 @@ def _carried_losses(
     model: PreTrainedModel, corpus: Corpus, num_streams: int, block_size: int
 ) -> Iterator[tuple[float, int]]:
     """(nats, bytes read) of every block, the state handed from each to the next."""
-    state = None
+    state, reading = None, torch.ones(num_streams, dtype=torch.bool)
     for batch in EvaluationStreams(corpus, num_streams, block_size):
+        attended = batch["attention_mask"].sum(1)
+        # A stream that has run out has nothing more to say: the others go on without it.
+        if state is not None:
+            state = select_state(state, attended[reading].nonzero().squeeze(1))
+        reading = attended > 0
         input_ids, labels, reset_mask = (
-            batch[name].to(model.device) for name in ("input_ids", "shift_labels", "reset_mask")
+            batch[name][reading, : int(attended.max())].to(model.device)
+            for name in ("input_ids", "shift_labels", "reset_mask")
         )
-        # A row that has run out is padded to the end: whatever its state becomes there, nobody reads it.
         output = model(input_ids=input_ids, reset_mask=reset_mask, state=state, use_cache=True)
         state = detach_state(output.state)
-        yield _sum_nats(output.logits, labels), int(batch["attention_mask"].sum())
+        yield _sum_nats(output.logits, labels), int(attended.sum())
 
 
 def _window_losses(
