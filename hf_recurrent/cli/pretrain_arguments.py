@@ -136,7 +136,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     fields = {f.name for part in parser.dataclass_types for f in dataclasses.fields(part) if f.init}
     if unknown := sorted(set(recipe) - fields):
         raise ValueError(f"The recipe {name!r} sets `{unknown[0]}`, which is no argument; --help lists them.")
-    defaults = {key: parser.get_default(key) for key in fields}
+    defaults = vars(parser.parse_known_args([])[0])
     parser.set_defaults(**recipe)
     namespace, remaining = parser.parse_known_args(argv)
     if remaining:
