@@ -3,5 +3,6 @@
 if __name__ == "modeling":
     raise ImportError("import hf_recurrent.modeling: importing `modeling` from the root would copy every class")
 
-# It loads the auto modules, and those register the classes of this folder: they must not be half loaded then.
-import transformers.modeling_layers  # noqa: F401
+# Loading the auto modules registers the classes of this folder, which must not be half loaded then: so they go first.
+import transformers.modeling_layers
+import transformers.models.auto.tokenization_auto  # noqa: F401

@@ -1,0 +1,67 @@
+"""Every command of the documentation runs, shortened by the flags that stand above it."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md"))),
+]
+BLOCK = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```", re.DOTALL)
+
+
+def blocks(page: str, language: str) -> list[tuple[str, str]]:
+    """(note above the block, code) of each block of that language."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [(m["note"] or "", m["code"]) for m in BLOCK.finditer(text) if m["language"] == language]
+
+
+def commands(page: str) -> list[list[str]]:
+    """The commands of a page that run in the tests, in order, each with the flags that shorten it."""
+    result = []
+    for note, code in blocks(page, "bash"):
+        if note.startswith("not run in the tests: "):
+            continue
+        assert note.startswith("run with:"), f"{page}: say above this block how the tests run it:\n{code}"
+        extra = shlex.split(note.removeprefix("run with:"))
+        for line in code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                # What shortens `generate` and `evaluate` wins over the documented value, as the last one given.
+                result.append([*words, *(extra if "--max_new_tokens" not in words or "0" not in words else [])])
+    return result
+
+
+def test_the_guide_has_commands():
+    assert len(commands("docs/guide.md")) >= 8
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_run(page, tmp_path):
+    (tmp_path / "stories.jsonl").write_text('{"text": "Once upon a time."}\n{"text": "The end of it."}\n' * 300)
+    (tmp_path / "book.txt").write_text("It was a dark night, and the café was closed. " * 50, encoding="utf-8")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for words in commands(page):
+        result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, f"{shlex.join(words)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_examples_run(page):
+    for _, code in blocks(page, "python"):
+        exec(compile(code, page, "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).exists(), target
