@@ -37,9 +37,11 @@ def load_model_and_tokenizer(arguments: argparse.Namespace) -> "tuple[PreTrained
     # Loading torch takes seconds, so it comes after what can go wrong at once.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
     import hf_recurrent  # noqa: F401 (registers our classes)
 
+    logging.disable_progress_bar()  # a byte-level model loads in a blink
     options = {"trust_remote_code": arguments.trust_remote_code}
     try:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=arguments.dtype, **options)
