@@ -1,23 +1,22 @@
 """The usual regime, as the baseline: every block of T bytes begins anywhere in the corpus, and from a zero state."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
 
+from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.block_reader import IGNORED, Block, to_batch
-from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.document_order import hash_integers
-from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions, worker_share
+from hf_recurrent.data.stream_arguments import worker_share
 
 # Up to this T the rows of a batch are gathered with one indexing operation, above it with a slice each.
 _GATHERED = 64
 _BATCHES_AHEAD, _ROWS_AHEAD = 64, 2048
 
 
-class IIDDataset(IterableDataset):
+class IIDDataset(BlockDataset):
     """Endless ready batches of independent blocks, with the arguments and keys of `MultiStreamDataset`.
 
     The bytes of a block lie one after another in the corpus, its episodes in order and the first after the last; all
@@ -27,36 +26,10 @@ class IIDDataset(IterableDataset):
     Args and Raises: see `MultiStreamDataset`.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        num_streams: int,
-        block_size: int,
-        seed: int = 0,
-        *,
-        stream_indices: Sequence[int] | np.ndarray | None = None,
-        accumulation_groups: int = 1,
-        positions: object = None,
-    ) -> None:
-        super().__init__()
-        self.corpus = corpus
-        self.num_streams = check_count("num_streams", num_streams)
-        self.block_size = check_count("block_size", block_size)
-        self.seed = seed
-        groups = check_count("accumulation_groups", accumulation_groups)
-        self.stream_groups = stream_groups(self.num_streams, stream_indices, groups)
-        self._first_steps = []
-        for group in self.stream_groups:
-            first = stream_positions(self.num_streams, positions, group)
-            if first[:, 1].any():
-                raise ValueError("positions holds an offset other than 0: they belong to another regime")
-            self._first_steps.append(first[:, 0])
-        self._ends = np.cumsum(corpus.ends - corpus.starts)
-
-    @property
-    def step_bytes(self) -> int:
-        """What one optimizer step reads, over all processes and accumulation groups."""
-        return self.num_streams * self.block_size
+    def _prepare(self) -> None:
+        if any(first[:, 1].any() for first in self._positions):
+            raise ValueError("positions holds an offset other than 0: they belong to another regime")
+        self._ends = np.cumsum(self.corpus.ends - self.corpus.starts)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Batches from `positions` on, each time anew."""
@@ -69,7 +42,7 @@ class IIDDataset(IterableDataset):
             batches = [divmod(first + number * num_workers, num_groups) for number in range(ahead)]
             together = self._block(
                 np.concatenate([self.stream_groups[group] for _, group in batches]),
-                np.concatenate([self._first_steps[group] + index for index, group in batches]),
+                np.concatenate([self._positions[group][:, 0] + index for index, group in batches]),
             )
             for number, (_, group) in enumerate(batches):
                 part = slice(number * size, (number + 1) * size)

@@ -4,23 +4,22 @@ Which bytes a stream shows depends on the corpus, the seed, the number of stream
 processes, accumulation groups, DataLoader workers, T, or how often training was stopped and resumed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
 
+from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.block_reader import BlockReader, to_batch
-from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.document_order import DocumentOrder
 from hf_recurrent.data.evaluation_streams import EvaluationStreams
 from hf_recurrent.data.iid import IIDDataset
-from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions, worker_share
+from hf_recurrent.data.stream_arguments import worker_share
 
 __all__ = ["EvaluationStreams", "IIDDataset", "MultiStreamDataset"]
 
 
-class MultiStreamDataset(IterableDataset):
+class MultiStreamDataset(BlockDataset):
     """Endless ready batches; use `DataLoader(dataset, batch_size=None)`.
 
     With D the endless order of documents (a seeded permutation of all of them per epoch), stream k of n reads D[k],
@@ -51,34 +50,11 @@ class MultiStreamDataset(IterableDataset):
         ValueError: an argument that is not allowed, or positions that do not belong to this corpus.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        num_streams: int,
-        block_size: int,
-        seed: int = 0,
-        *,
-        stream_indices: Sequence[int] | np.ndarray | None = None,
-        accumulation_groups: int = 1,
-        positions: object = None,
-    ) -> None:
-        super().__init__()
-        self.corpus = corpus
-        self.num_streams = check_count("num_streams", num_streams)
-        self.block_size = check_count("block_size", block_size)
-        self.seed = seed
-        groups = check_count("accumulation_groups", accumulation_groups)
-        self.stream_groups = stream_groups(self.num_streams, stream_indices, groups)
-        self._order = DocumentOrder(len(corpus), seed)
-        self._positions = [stream_positions(self.num_streams, positions, group) for group in self.stream_groups]
+    def _prepare(self) -> None:
+        self._order = DocumentOrder(len(self.corpus), self.seed)
         self._first_offsets = self._spread_streams()
-        for group in range(groups):
+        for group in range(len(self.stream_groups)):
             self._reader(group)  # raises if the positions are not of this corpus
-
-    @property
-    def step_bytes(self) -> int:
-        """What one optimizer step reads, over all processes and accumulation groups."""
-        return self.num_streams * self.block_size
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Batches from `positions` on, each time anew."""

@@ -1,0 +1,43 @@
+"""What the kinds of endless blocks have in common: arguments, groups of streams and where they begin."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions
+
+
+class BlockDataset(IterableDataset):
+    """Base class of `MultiStreamDataset`, where the arguments are described, and `IIDDataset`."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        num_streams: int,
+        block_size: int,
+        seed: int = 0,
+        *,
+        stream_indices: Sequence[int] | np.ndarray | None = None,
+        accumulation_groups: int = 1,
+        positions: object = None,
+    ) -> None:
+        super().__init__()
+        self.corpus = corpus
+        self.num_streams = check_count("num_streams", num_streams)
+        self.block_size = check_count("block_size", block_size)
+        self.seed = seed
+        groups = check_count("accumulation_groups", accumulation_groups)
+        self.stream_groups = stream_groups(self.num_streams, stream_indices, groups)
+        self._positions = [stream_positions(self.num_streams, positions, group) for group in self.stream_groups]
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What a kind needs beside the arguments; raises if the positions are not of this kind and corpus."""
+        raise NotImplementedError
+
+    @property
+    def step_bytes(self) -> int:
+        """What one optimizer step reads, over all processes and accumulation groups."""
+        return self.num_streams * self.block_size
