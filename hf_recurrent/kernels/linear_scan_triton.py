@@ -122,8 +122,9 @@ def _backward(
         at = (stream * T + t) * S + channel
         a_t = tl.load(a + at, mask=inside, other=0.0).to(carried.dtype)
         grad_t = tl.load(grad_h + at, mask=inside, other=0.0).to(carried.dtype)
-        previous = tl.load(h + at - S, mask=inside & (t > 0), other=0.0).to(carried.dtype)
-        previous += tl.load(initial + stream * S + channel, mask=inside & (t == 0), other=0.0)
+        time = tl.full((STRIP,), t, tl.int32)  # a vector: Triton 3.9's interpreter takes no scalar in a mask
+        previous = tl.load(h + at - S, mask=inside & (time > 0), other=0.0).to(carried.dtype)
+        previous += tl.load(initial + stream * S + channel, mask=inside & (time == 0), other=0.0)
         total = grad_t + carried
         grad_decay = total * previous
         carried = a_t * total
