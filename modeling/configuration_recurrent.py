@@ -23,7 +23,8 @@ class RecurrentConfig(PreTrainedConfig):
         state_size: S, width of each layer's recurrent state.
         num_hidden_layers: N.
         intermediate_size: width inside the gated MLP; 3·M by default.
-        recurrent_unit: name of the recurrent unit in every block.
+        recurrent_unit: name of the recurrent unit in every block, one of `RECURRENT_UNITS`.
+        allow_negative_eigenvalues: let decays lie in (-1, 1) instead of (0, 1), for units with real eigenvalues.
         norm_eps: added to the variance in every norm.
         use_cache: whether `forward` returns the state unless it is told otherwise.
 
@@ -38,6 +39,7 @@ class RecurrentConfig(PreTrainedConfig):
     state_size: int = 192
     num_hidden_layers: int = 6
     intermediate_size: int | None = None
+    allow_negative_eigenvalues: bool = False
     norm_eps: float = 1e-6
     use_cache: bool = True
     bos_token_id: int | None = None

@@ -11,18 +11,18 @@ from .configuration_hawk import HawkConfig
 from .recurrent_blocks import Contraction, TemporalConvolution
 from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
 from .recurrent_state import RecurrentState
-from .recurrent_units import build_recurrent_unit
+from .recurrent_units import build_block_unit
 
 
 class HawkRecurrentBlock(nn.Module):
     """W_out ( GeLU(W_gate u) ∘ unit(conv(W_x u)) )."""
 
-    def __init__(self, config: HawkConfig):
+    def __init__(self, config: HawkConfig, layer_index: int):
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
         self.in_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
         self.convolution = TemporalConvolution(config.state_size, config.conv_kernel)
-        self.recurrent_unit = build_recurrent_unit(config.recurrent_unit, config.state_size, config.state_size)
+        self.recurrent_unit = build_block_unit(config, config.state_size, layer_index)
         self.out_proj = Contraction(config.state_size, config.hidden_size)
 
     def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
@@ -53,10 +53,10 @@ class HawkMLP(nn.Module):
 class HawkLayer(GradientCheckpointingLayer):
     """x + Block(RMSNorm(x)), twice: first the recurrent block, then the gated MLP."""
 
-    def __init__(self, config: HawkConfig):
+    def __init__(self, config: HawkConfig, layer_index: int):
         super().__init__()
         self.recurrent_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.recurrent_block = HawkRecurrentBlock(config)
+        self.recurrent_block = HawkRecurrentBlock(config, layer_index)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = HawkMLP(config)
 
@@ -76,8 +76,8 @@ class HawkPreTrainedModel(RecurrentPreTrainedModel):
 class HawkModel(HawkPreTrainedModel, RecurrentModel):
     """Embedding, N Hawk layers and a final RMSNorm."""
 
-    def build_layer(self, config: HawkConfig) -> nn.Module:
-        return HawkLayer(config)
+    def build_layer(self, config: HawkConfig, layer_index: int) -> nn.Module:
+        return HawkLayer(config, layer_index)
 
     def build_final_norm(self, config: HawkConfig) -> nn.Module:
         return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)

@@ -12,18 +12,18 @@ from .configuration_memora import MemoraConfig
 from .recurrent_blocks import Contraction, layer_norm
 from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
 from .recurrent_state import RecurrentState
-from .recurrent_units import build_recurrent_unit
+from .recurrent_units import build_block_unit
 
 
 class MemoraRecurrentBlock(nn.Module):
     """W_out · LN( GeLU(LN(W_gate u)) ∘ LN(unit(u)) )."""
 
-    def __init__(self, config: MemoraConfig):
+    def __init__(self, config: MemoraConfig, layer_index: int):
         super().__init__()
         self.eps = config.norm_eps
         self.norm_after_contraction = config.norm_after_contraction
         self.gate_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
-        self.recurrent_unit = build_recurrent_unit(config.recurrent_unit, config.hidden_size, config.state_size)
+        self.recurrent_unit = build_block_unit(config, config.hidden_size, layer_index)
         self.out_proj = Contraction(config.state_size, config.hidden_size)
 
     def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
@@ -58,10 +58,10 @@ class MemoraMLP(nn.Module):
 class MemoraLayer(GradientCheckpointingLayer):
     """x + Block(RMSNorm(x)), twice: first the recurrent block, then the gated MLP."""
 
-    def __init__(self, config: MemoraConfig):
+    def __init__(self, config: MemoraConfig, layer_index: int):
         super().__init__()
         self.recurrent_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.recurrent_block = MemoraRecurrentBlock(config)
+        self.recurrent_block = MemoraRecurrentBlock(config, layer_index)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MemoraMLP(config)
 
@@ -81,8 +81,8 @@ class MemoraPreTrainedModel(RecurrentPreTrainedModel):
 class MemoraModel(MemoraPreTrainedModel, RecurrentModel):
     """Embedding, N Memora layers and a final norm without parameters."""
 
-    def build_layer(self, config: MemoraConfig) -> nn.Module:
-        return MemoraLayer(config)
+    def build_layer(self, config: MemoraConfig, layer_index: int) -> nn.Module:
+        return MemoraLayer(config, layer_index)
 
     def build_final_norm(self, config: MemoraConfig) -> nn.Module:
         return nn.RMSNorm(config.hidden_size, eps=config.norm_eps, elementwise_affine=False)

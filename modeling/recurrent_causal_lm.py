@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 
 from .recurrent_blocks import Contraction, Padding, TemporalConvolution
 from .recurrent_state import RecurrentState, check_state, select_state, state_dtype
-from .recurrent_units import RecurrentUnit, lecun_std
+from .recurrent_unit import RecurrentUnit, lecun_std
 
 
 class LayerInputs(NamedTuple):
@@ -78,6 +78,8 @@ class RecurrentPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, mean=0.0, std=std)
         elif isinstance(module, nn.Linear):
             init.normal_(module.weight, mean=0.0, std=lecun_std(module.in_features))
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             # As the head that it is tied to: LeCun's fan-in is the model width.
             init.normal_(module.weight, mean=0.0, std=lecun_std(module.embedding_dim))
@@ -95,13 +97,13 @@ class RecurrentModel(RecurrentPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([self.build_layer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList([self.build_layer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = self.build_final_norm(config)
         self.gradient_checkpointing = False
         self.post_init()
 
-    def build_layer(self, config) -> nn.Module:
-        """One layer: `forward(hidden, LayerInputs) → (hidden, state parts)`."""
+    def build_layer(self, config, layer_index: int) -> nn.Module:
+        """One layer, counted from 0: `forward(hidden, LayerInputs) → (hidden, state parts)`."""
         raise NotImplementedError
 
     def build_final_norm(self, config) -> nn.Module:

@@ -5,22 +5,32 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import config_from_preset
+from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
 
 FAMILIES = ["memora", "hawk"]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 
+# A family, or a family with another unit in its block.
+SIGNED = ["memora+glru+signed", "memora+mingru+signed"]
+VARIANTS = [*FAMILIES, *(f"memora+{unit}" for unit in RECURRENT_UNITS if unit not in ("glru", "rg_lru")), *SIGNED]
+
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
 each_family = pytest.mark.parametrize("family", FAMILIES)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 
-def tiny_config(family: str, **overrides):
-    sizes = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2} | overrides
+def tiny_config(variant: str, **overrides):
+    family, *options = variant.split("+")
+    sizes = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2}
+    if options:
+        sizes |= {"recurrent_unit": options[0], "allow_negative_eigenvalues": "signed" in options}
+    sizes |= overrides
     return config_from_preset(f"{family}-tiny", **sizes)
 
 
-def tiny_model(family: str, dtype: torch.dtype = torch.float32, **overrides) -> PreTrainedModel:
+def tiny_model(variant: str, dtype: torch.dtype = torch.float32, **overrides) -> PreTrainedModel:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(tiny_config(family, **overrides)).to(dtype).eval()
+    return AutoModelForCausalLM.from_config(tiny_config(variant, **overrides)).to(dtype).eval()
 
 
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,15 +1,28 @@
-"""The units against loops written from the equations, and RG-LRU against transformers' own."""
+"""The units against loops written from their equations in float64, and RG-LRU against transformers' own."""
+
+import math
 
 import pytest
 import torch
+from model_cases import tiny_config, tiny_model
+from torch.nn.functional import silu, softplus
 from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
-from hf_recurrent.modeling.recurrent_units import GLRU, RGLRU, build_recurrent_unit, input_normalizer
+from hf_recurrent import config_from_preset
+from hf_recurrent.modeling.gated_units import GLRU, HGRN, RGLRU
+from hf_recurrent.modeling.modeling_memora import MemoraForCausalLM
+from hf_recurrent.modeling.recurrent_unit import RING_RADIUS, input_normalizer
+from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS, build_recurrent_unit
+
+WIDTH, STEPS = 8, 9
+UNITS = sorted(RECURRENT_UNITS)
+REAL_UNITS = [name for name in UNITS if RECURRENT_UNITS[name].has_real_eigenvalues]
 
 
-def initialised(unit, dtype=torch.float64):
+def initialised(name, dtype=torch.float64, **options):
     torch.manual_seed(1)
+    unit = build_recurrent_unit(name, WIDTH, WIDTH, **options)
     for parameter in unit.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     with torch.no_grad():
@@ -17,66 +30,201 @@ def initialised(unit, dtype=torch.float64):
     return unit.to(dtype)
 
 
-def test_glru_is_its_equation():
-    unit = initialised(GLRU(5, 7))
-    inputs = torch.randn(2, 9, 5, dtype=torch.float64)
-    reset = torch.rand(2, 9) < 0.3
-    h = start = torch.randn(2, 7, dtype=torch.float64)
+# One step of every unit as its paper writes it: (unit, x (S), h (S, complex where the unit is)) → (h, output).
+
+
+def glru_step(u, x, h):
+    r = torch.exp(-3 * torch.exp(u.nu) * torch.sigmoid(u.recurrence_gate(x)))
+    h = r * h + torch.sqrt(1 - r**2) * u.input_gate(x) * u.input_projection(x)
+    return h, h
+
+
+def rg_lru_step(u, x, h):
+    r = torch.exp(-8 * softplus(u.recurrent_param) * torch.sigmoid(u.recurrence_gate(x)))
+    h = r * h + torch.sqrt(1 - r**2) * torch.sigmoid(u.input_gate(x)) * x
+    return h, h
+
+
+def mingru_step(u, x, h):
+    z = torch.sigmoid(u.update_gate(x))
+    h = (1 - z) * h + z * u.candidate(x)
+    return h, h
+
+
+def hgrn_step(u, x, h):
+    bound = (u.layer_index + torch.sigmoid(u.lower_bound)) / u.num_layers
+    f = bound + (1 - bound) * torch.sigmoid(u.forget_gate(x))
+    h = f * h + (1 - f) * silu(u.candidate(x))
+    return h, h
+
+
+def qrnn_step(u, x, c):
+    f = torch.sigmoid(u.forget_gate(x))
+    c = f * c + (1 - f) * torch.tanh(u.candidate(x))
+    return c, torch.sigmoid(u.output_gate(x)) * c
+
+
+def real_lru_step(u, x, h):
+    r = torch.exp(-torch.exp(u.nu))
+    h = r * h + torch.sqrt(1 - r**2) * u.input_projection(x)
+    return h, u.state_read_out.weight @ h
+
+
+def as_complex(numbers):
+    return torch.complex(*numbers.chunk(2))
+
+
+def paired(numbers):
+    return torch.cat([numbers, numbers.conj()])
+
+
+def complex_glru_step(u, x, h, pairs=lambda numbers: numbers):
+    r = torch.exp(-3 * torch.exp(u.nu) * torch.sigmoid(u.recurrence_gate(x)))
+    eigenvalue = pairs(r * torch.exp(1j * u.theta))
+    gamma = torch.sqrt(1 - eigenvalue.abs() ** 2)
+    h = eigenvalue * h + gamma * as_complex(u.input_gate(x)) * as_complex(u.input_projection(x))
+    return h, torch.cat([h.real, h.imag])
+
+
+def complex_glru_conjugate_step(u, x, h):
+    return complex_glru_step(u, x, h, paired)
+
+
+def real_part_of_readout(u, h):
+    """Re(C h) with the complex C whose parts the real map holds."""
+    real, imaginary = u.state_read_out.weight.chunk(2, 1)
+    return (torch.complex(real, -imaginary) @ h).real
+
+
+def complex_lru_step(u, x, h, pairs=lambda numbers: numbers):
+    eigenvalue = pairs(torch.exp(-torch.exp(u.nu) + 1j * torch.exp(u.theta)))
+    h = eigenvalue * h + torch.sqrt(1 - eigenvalue.abs() ** 2) * as_complex(u.input_projection(x))
+    return h, real_part_of_readout(u, h)
+
+
+def complex_lru_conjugate_step(u, x, h):
+    return complex_lru_step(u, x, h, paired)
+
+
+def s5_step(u, x, h):
+    a = -torch.exp(u.log_rate) + 1j * u.frequency
+    eigenvalue = torch.exp(torch.exp(u.log_step) * a)
+    h = eigenvalue * h + (eigenvalue - 1) / a * as_complex(u.input_projection(x))
+    return h, real_part_of_readout(u, h)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_is_its_equation(name):
+    unit, step = initialised(name, layer_index=1, num_layers=4), globals()[f"{name}_step"]
+    inputs = torch.randn(2, STEPS, WIDTH, dtype=torch.float64)
+    reset = torch.rand(2, STEPS) < 0.3
+    start = torch.randn(2, WIDTH, dtype=torch.float64)
     outputs, final = unit(inputs, start, reset)
-    for t in range(9):
-        x = inputs[:, t]
-        r = torch.exp(-3 * torch.exp(unit.nu) * torch.sigmoid(x @ unit.recurrence_gate.weight.T))
-        h = torch.where(reset[:, t, None], 0, h)
-        h = r * h + torch.sqrt(1 - r**2) * (x @ unit.input_gate.weight.T) * (x @ unit.input_projection.weight.T)
-        torch.testing.assert_close(outputs[:, t], h, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(final, h, rtol=1e-12, atol=1e-12)
+    for row in range(2):
+        h = start[row] if unit.has_real_eigenvalues else as_complex(start[row])
+        for t in range(STEPS):
+            h, output = step(unit, inputs[row, t], torch.zeros_like(h) if reset[row, t] else h)
+            torch.testing.assert_close(outputs[row, t], output, rtol=1e-12, atol=1e-12)
+        last = h if unit.has_real_eigenvalues else torch.cat([h.real, h.imag])
+        torch.testing.assert_close(final[row], last, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_derivatives(name):
+    unit = initialised(name)
+    inputs = torch.randn(1, 4, WIDTH, dtype=torch.float64, requires_grad=True)
+    start = torch.randn(1, WIDTH, dtype=torch.float64, requires_grad=True)
+    reset = torch.tensor([[False, False, True, False]])
+    names = list(dict(unit.named_parameters()))
+
+    def run(inputs, start, *parameters):
+        return torch.func.functional_call(unit, dict(zip(names, parameters, strict=True)), (inputs, start, reset))
+
+    torch.autograd.gradcheck(run, (inputs, start, *unit.parameters()), fast_mode=True)
 
 
 def test_rg_lru_is_that_of_recurrent_gemma():
-    width = 12
-    ours = initialised(RGLRU(width, width), torch.float32)
-    theirs = RecurrentGemmaRglru(RecurrentGemmaConfig(lru_width=width, num_attention_heads=1, hidden_size=width))
+    ours = initialised("rg_lru", torch.float32)
+    theirs = RecurrentGemmaRglru(RecurrentGemmaConfig(lru_width=WIDTH, num_attention_heads=1, hidden_size=WIDTH))
     with torch.no_grad():
         theirs.recurrent_param.copy_(ours.recurrent_param)
         theirs.input_gate_weight.copy_(ours.input_gate.weight.T[None])
         theirs.recurrent_gate_weight.copy_(ours.recurrence_gate.weight.T[None])
         theirs.input_gate_bias.zero_()
         theirs.recurrent_gate_bias.zero_()
-    inputs = torch.randn(3, 20, width)
+    inputs = torch.randn(3, 20, WIDTH)
     # From position 1 on: position 0 is special in that class.
     expected = theirs(inputs, torch.arange(1, 21).expand(3, -1))
-    actual, final = ours(inputs, torch.zeros(3, width))
+    actual, final = ours(inputs, torch.zeros(3, WIDTH))
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(final, theirs.recurrent_states, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("unit", [GLRU(6, 6), RGLRU(6, 6)], ids=["glru", "rg_lru"])
-def test_ring_initialisation(unit):
+def radius_of(unit):
+    if isinstance(unit, RGLRU):
+        return torch.exp(-softplus(unit.recurrent_param))
+    return torch.exp(-torch.exp(unit.nu))
+
+
+@pytest.mark.parametrize("name", [name for name in UNITS if hasattr(initialised(name), "nu") or name == "rg_lru"])
+def test_ring_initialisation(name):
     torch.manual_seed(0)
-    unit = type(unit)(2000, 2000)
+    unit = build_recurrent_unit(name, 4000, 4000) if name == "rg_lru" else build_recurrent_unit(name, 4, 8000)
     with torch.no_grad():
         unit.reset_vectors()
-    rate = unit.nu.exp() if isinstance(unit, GLRU) else torch.nn.functional.softplus(unit.recurrent_param)
-    radius = torch.exp(-rate)
-    assert radius.min() >= 0.8999
-    assert radius.max() <= 0.9991
+    radius = radius_of(unit)
+    assert radius.min() >= RING_RADIUS[0] - 1e-4
+    assert radius.max() <= RING_RADIUS[1] + 1e-4
     # Uniform in the squared radius, so that the ring's area is covered evenly.
     assert abs(radius.square().mean().item() - (0.9**2 + 0.999**2) / 2) < 0.005
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("gate", [-200.0, -40.0, 0.0, 40.0, 200.0])
-@pytest.mark.parametrize("name", ["glru", "rg_lru"])
-def test_extreme_gates_give_finite_states_and_gradients(name, gate, dtype):
-    unit = build_recurrent_unit(name, 4, 4).to(dtype)
+@pytest.mark.parametrize("name", ["glru", "rg_lru", "real_lru"])
+def test_signed_ring_initialisation(name):
+    torch.manual_seed(0)
+    unit = build_recurrent_unit(name, 64, 64, allow_negative_eigenvalues=True)
     with torch.no_grad():
         unit.reset_vectors()
-    projections = [torch.full((1, 8, 4), value, dtype=dtype, requires_grad=True) for value in (gate, 1.0, 1.0)]
-    a, b = unit.coefficients(*projections)
-    (a.sum() + b.sum()).backward()
-    assert torch.isfinite(a).all()
-    assert torch.isfinite(b).all()
-    assert all(torch.isfinite(p.grad).all() for p in projections)
+    eigenvalue = 2 * radius_of(unit) - 1
+    assert RING_RADIUS[0] - 1e-4 <= eigenvalue.abs().min() <= eigenvalue.abs().max() <= RING_RADIUS[1] + 1e-4
+    assert (eigenvalue < 0).sum() == 32
+
+
+@pytest.mark.parametrize("name", REAL_UNITS)
+def test_negative_eigenvalues_are_twice_the_decay_less_one(name):
+    plain, signed = initialised(name), initialised(name, allow_negative_eigenvalues=True)
+    signed.load_state_dict(plain.state_dict())
+    inputs = torch.randn(2, STEPS, WIDTH, dtype=torch.float64)
+    a, _ = plain.coefficients(*plain.project(inputs))
+    signed_a, signed_b = signed.coefficients(*signed.project(inputs))
+    torch.testing.assert_close(signed_a, 2 * a - 1, rtol=0, atol=1e-14)
+    if name in ("glru", "rg_lru"):
+        gain = torch.sqrt(1 - signed_a**2)
+        expected = gain * (
+            signed.input_gate(inputs) * signed.input_projection(inputs)
+            if name == "glru"
+            else torch.sigmoid(signed.input_gate(inputs)) * inputs
+        )
+        torch.testing.assert_close(signed_b, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gate", [-200.0, -40.0, 0.0, 40.0, 200.0])
+@pytest.mark.parametrize("signed", [False, True], ids=["positive", "signed"])
+@pytest.mark.parametrize("name", REAL_UNITS)
+def test_extreme_gates_give_finite_states_and_gradients(name, signed, gate, dtype):
+    unit = build_recurrent_unit(name, 4, 4, allow_negative_eigenvalues=signed)
+    with torch.no_grad():
+        unit.reset_vectors()
+    unit = unit.to(dtype)
+    count = len(unit.project(torch.zeros(1, 1, 4, dtype=dtype)))
+    for gated in range(count):
+        values = [gate if number == gated else 1.0 for number in range(count)]
+        projections = [torch.full((1, 8, 4), value, dtype=dtype, requires_grad=True) for value in values]
+        a, b = unit.coefficients(*projections)
+        (a.sum() + b.sum()).backward()
+        for tensor in (a, b, *(p.grad for p in projections if p.grad is not None)):
+            assert torch.isfinite(tensor).all()
 
 
 def test_input_normalizer_is_exact_near_one():
@@ -85,8 +233,93 @@ def test_input_normalizer_is_exact_near_one():
     torch.testing.assert_close(input_normalizer(log_decay.float()).double(), expected, rtol=1e-5, atol=0)
 
 
-def test_unknown_unit_and_unfitting_width_are_refused():
+def test_lower_bounds_rise_with_depth():
+    model = tiny_model("memora+hgrn", num_hidden_layers=3)
+    bounds = []
+    for index, layer in enumerate(model.model.layers):
+        unit = layer.recurrent_block.recurrent_unit
+        assert isinstance(unit, HGRN)
+        assert unit.layer_index == index
+        with torch.no_grad():
+            unit.lower_bound.normal_(std=5)
+        closed = torch.full((24,), -1e4), torch.zeros(24)
+        bounds.append(unit.coefficients(*closed)[0].detach())
+    assert (bounds[0] <= bounds[1]).all()
+    assert (bounds[1] <= bounds[2]).all()
+    assert bounds[0].min() < 0.1
+    assert bounds[2].max() > 0.9
+
+
+def test_biases_start_at_zero():
+    unit = build_recurrent_unit("mingru", 6, 4, bias=True)
+    assert [tuple(p.shape) for p in unit.parameters()] == [(4, 6), (4,), (4, 6), (4,)]
+
+
+@pytest.mark.parametrize(
+    ("unit", "parameters"),
+    [("glru", 239_360), ("mingru", 206_080), ("real_lru", 304_896), ("complex_lru", 304_896)],
+)
+def test_parameters_of_selective_copying(unit, parameters):
+    config = config_from_preset("memora-selective-copying", vocab_size=16, recurrent_unit=unit)
+    assert MemoraForCausalLM(config).num_parameters() == parameters
+
+
+@pytest.mark.parametrize("family", ["memora", "hawk"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_unit_saves_loads_and_learns(family, unit, tmp_path):
+    if (family, unit) == ("memora", "rg_lru"):
+        pytest.skip("Memora's block does not project the unit's input")
+    torch.manual_seed(0)
+    model = tiny_model(family, recurrent_unit=unit)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    input_ids = torch.randint(256, (2, 12))
+    torch.testing.assert_close(model(input_ids).logits, loaded(input_ids).logits)
+    optimizer = torch.optim.AdamW(loaded.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(8):
+        loss = loaded(input_ids, labels=input_ids).loss
+        loss.backward()
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in loaded.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_unit_in_bfloat16_keeps_a_float32_state(unit):
+    model = tiny_model("hawk", torch.bfloat16, recurrent_unit=unit)
+    output = model(torch.randint(256, (2, 12)))
+    assert output.logits.dtype == torch.bfloat16
+    assert output.state["layers.0.recurrent"].dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        output = tiny_model("hawk", recurrent_unit=unit)(torch.randint(256, (2, 12)))
+    assert output.state["layers.0.recurrent"].dtype == torch.float32
+
+
+def test_what_a_block_cannot_hold_is_refused():
     with pytest.raises(ValueError, match=r"'gru'.*glru"):
         build_recurrent_unit("gru", 4, 4)
     with pytest.raises(ValueError, match=r"rg_lru.*4.*6"):
         build_recurrent_unit("rg_lru", 4, 6)
+    with pytest.raises(ValueError, match=r"`state_size` is 7.*multiple of 2"):
+        build_recurrent_unit("complex_lru", 4, 7)
+    with pytest.raises(ValueError, match=r"`state_size` is 6.*multiple of 4.*conjugate"):
+        build_recurrent_unit("complex_glru_conjugate", 4, 6)
+    with pytest.raises(ValueError, match=r"`allow_negative_eigenvalues` is True.*ComplexGLRU"):
+        MemoraForCausalLM(tiny_config("memora", recurrent_unit="complex_glru", allow_negative_eigenvalues=True))
+
+
+def test_phases_cover_the_circle_or_its_upper_half():
+    torch.manual_seed(0)
+    for name, largest in (("complex_glru", 2 * math.pi), ("complex_glru_conjugate", math.pi)):
+        unit = build_recurrent_unit(name, 4, 8000)
+        with torch.no_grad():
+            unit.reset_vectors()
+        assert 0 <= unit.theta.min() < 0.01
+        assert largest - 0.01 < unit.theta.max() <= largest
+
+
+def test_glru_is_the_default_of_memora():
+    assert type(tiny_model("memora").model.layers[0].recurrent_block.recurrent_unit) is GLRU

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_cases import TOLERANCES, each_dtype, each_family, relative_difference, tiny_model
+from model_cases import TOLERANCES, each_dtype, each_family, each_variant, relative_difference, tiny_model
 
 STEPS = 24
 
@@ -46,12 +46,14 @@ def assert_same(actual, expected, tolerance):
             assert relative_difference(actual[part][name], tensor) <= tolerance, name
 
 
-@each_family
+@each_variant
 @each_dtype
-def test_single_bytes_equal_the_whole(family, dtype):
-    model = tiny_model(family, dtype)
+def test_single_bytes_equal_the_whole(variant, dtype):
+    model = tiny_model(variant, dtype)
     whole = run_in_chunks(model, [], *block())
-    assert_same(run_in_chunks(model, range(1, STEPS), *block()), whole, TOLERANCES[dtype])
+    # States of alternating sign cancel, and rounding shows.
+    tolerance = TOLERANCES[dtype] * (2 if "signed" in variant else 1)
+    assert_same(run_in_chunks(model, range(1, STEPS), *block()), whole, tolerance)
 
 
 @each_family
@@ -63,9 +65,9 @@ def test_any_cut_equals_the_whole(family, cuts, seed):
     assert_same(run_in_chunks(model, cuts, *block(seed)), whole, 1e-10)
 
 
-@each_family
-def test_nothing_crosses_a_reset(family):
-    model = tiny_model(family, torch.float64)
+@each_variant
+def test_nothing_crosses_a_reset(variant):
+    model = tiny_model(variant, torch.float64)
     input_ids, _, _ = block()
     reset_mask = torch.zeros(3, STEPS, dtype=torch.bool)
     reset_mask[:, 10] = True
@@ -76,9 +78,9 @@ def test_nothing_crosses_a_reset(family):
         torch.testing.assert_close(joined.state[name], tensor, rtol=1e-10, atol=1e-10)
 
 
-@each_family
-def test_no_state_zero_state_and_a_reset_are_the_same(family):
-    model = tiny_model(family, torch.float64)
+@each_variant
+def test_no_state_zero_state_and_a_reset_are_the_same(variant):
+    model = tiny_model(variant, torch.float64)
     input_ids, _, _ = block()
     first = torch.zeros(3, STEPS, dtype=torch.bool)
     first[:, 0] = True
@@ -92,11 +94,11 @@ def test_no_state_zero_state_and_a_reset_are_the_same(family):
             torch.testing.assert_close(other.state[name], tensor, rtol=1e-12, atol=1e-12)
 
 
-@each_family
+@each_variant
 @each_dtype
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_batch_equals_each_alone(family, dtype, side):
-    model, tolerance = tiny_model(family, dtype), TOLERANCES[dtype]
+def test_padded_batch_equals_each_alone(variant, dtype, side):
+    model, tolerance = tiny_model(variant, dtype), TOLERANCES[dtype]
     start = model(block(1)[0]).state
     start = {name: tensor.detach() for name, tensor in start.items()}
     input_ids, reset_mask, shift_labels = block(2)
