@@ -13,8 +13,16 @@ __version__ = "0.1.0"
 _PUBLIC_NAMES = {
     "hf_recurrent.modeling.configuration_memora": ("MemoraConfig",),
     "hf_recurrent.modeling.configuration_hawk": ("HawkConfig",),
-    "hf_recurrent.modeling.modeling_memora": ("MemoraForCausalLM", "MemoraModel"),
-    "hf_recurrent.modeling.modeling_hawk": ("HawkForCausalLM", "HawkModel"),
+    "hf_recurrent.modeling.configuration_mgrade": ("MgradeConfig",),
+    "hf_recurrent.modeling.modeling_memora": ("MemoraForCausalLM", "MemoraForSequenceClassification", "MemoraModel"),
+    "hf_recurrent.modeling.modeling_hawk": ("HawkForCausalLM", "HawkForSequenceClassification", "HawkModel"),
+    "hf_recurrent.modeling.modeling_mgrade": (
+        "MemoryFootprint",
+        "MgradeForCausalLM",
+        "MgradeForSequenceClassification",
+        "MgradeModel",
+    ),
+    "hf_recurrent.modeling.recurrent_sequence_classification": ("RecurrentSequenceClassifierOutput",),
     "hf_recurrent.modeling.recurrent_causal_lm": ("RecurrentCausalLMOutput",),
     "hf_recurrent.modeling.recurrent_state": ("RecurrentState", "load_state", "save_state", "state_size"),
     "hf_recurrent.modeling.byte_streamer": ("ByteIteratorStreamer", "ByteStreamer"),

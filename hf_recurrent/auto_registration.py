@@ -10,10 +10,11 @@ import importlib.util
 import sys
 
 _AUTO = "transformers.models.auto"
-# Family → names of its classes: configuration, model, causal language model.
+# Family → names of its classes: configuration, model, causal language model, sequence classifier.
 _FAMILIES = {
-    "memora": ("MemoraConfig", "MemoraModel", "MemoraForCausalLM"),
-    "hawk": ("HawkConfig", "HawkModel", "HawkForCausalLM"),
+    "memora": ("MemoraConfig", "MemoraModel", "MemoraForCausalLM", "MemoraForSequenceClassification"),
+    "hawk": ("HawkConfig", "HawkModel", "HawkForCausalLM", "HawkForSequenceClassification"),
+    "mgrade": ("MgradeConfig", "MgradeModel", "MgradeForCausalLM", "MgradeForSequenceClassification"),
 }
 
 
@@ -33,6 +34,7 @@ def _register_models(auto) -> None:
         modeling = importlib.import_module(f"hf_recurrent.modeling.modeling_{family}")
         auto.AutoModel.register(config_class, getattr(modeling, names[1]), exist_ok=True)
         auto.AutoModelForCausalLM.register(config_class, getattr(modeling, names[2]), exist_ok=True)
+        auto.AutoModelForSequenceClassification.register(config_class, getattr(modeling, names[3]), exist_ok=True)
 
 
 def _register_tokenizers(auto) -> None:
@@ -96,7 +98,7 @@ class _RegisterAfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def register() -> None:
-    """Make `AutoConfig`, `AutoModel`, `AutoModelForCausalLM` and `AutoTokenizer` know our families."""
+    """Make `AutoConfig`, `AutoTokenizer` and the Auto classes of models know our families."""
     if not any(isinstance(finder, _RegisterAfterImport) for finder in sys.meta_path):
         finder = _RegisterAfterImport()
         sys.meta_path.insert(0, finder)

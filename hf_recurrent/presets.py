@@ -2,6 +2,10 @@
 
 Sizes from Memora's Table 4 (S0 to S8) and appendices F.1 (selective copying), F.2 (TinyStories), F.5 (one byte at a
 time). `tiny` is ours: it trains to readable samples on two cores within minutes.
+
+mGRADE and its baselines `tcn` and `mingru`: Tables 1 and 2 of mGRADE, classifiers of grey images read pixel by pixel
+(`AutoModelForSequenceClassification`). Its sMNIST counts are those of layers without an MLP, of which TCN keeps one
+linear map; the sCIFAR counts are those of appendix B, rounded up.
 """
 
 from __future__ import annotations
@@ -56,6 +60,31 @@ MAMBA2_SIZES = {
     "tinystories": (768, 128, 16),
     "selective-copying": (192, 64, 2),
 }
+# Rows of mGRADE and of its two baselines → what differs from `MgradeConfig`.
+_PIXELS = {"input_size": 1, "num_labels": 10}
+_SMNIST = _PIXELS | {"conv_kernel": 4, "dilation": 16}
+_SCIFAR = _PIXELS | {"hidden_size": 32, "num_hidden_layers": 6}
+_SMNIST_MGRADE = _SMNIST | {"hidden_size": 20, "num_hidden_layers": 3, "mlp_layers": 0}
+_SMNIST_TCN = _SMNIST | {"hidden_size": 18, "num_hidden_layers": 6, "mlp_layers": 1}
+MGRADE_ROWS = {
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "conv_kernel": 4, "dilation": 4},
+    "smnist": _SMNIST_MGRADE | {"spacing": "constant"},
+    "smnist-exponential": _SMNIST_MGRADE | {"spacing": "exponential", "dilation": 4},
+    "scifar": _SCIFAR | {"spacing": "constant", "conv_kernel": 8, "dilation": 32},
+    "scifar-exponential": _SCIFAR | {"spacing": "exponential", "conv_kernel": 16, "dilation": 2},
+    "scifar-learned": _SCIFAR | {"conv_kernel": 8, "receptive_field": 256},
+    "scifar-learned-uniform": _SCIFAR | {"conv_kernel": 16, "receptive_field": 128, "position_init": "uniform"},
+}
+TCN_ROWS = {
+    "smnist": _SMNIST_TCN | {"spacing": "constant"},
+    "smnist-exponential": _SMNIST_TCN | {"spacing": "exponential", "dilation": 1},
+    "scifar": _SCIFAR | {"spacing": "constant", "conv_kernel": 64, "dilation": 1},
+    "scifar-exponential": _SCIFAR | {"spacing": "exponential", "conv_kernel": 64, "dilation": 1},
+}
+MINGRU_ROWS = {
+    "smnist": _PIXELS | {"hidden_size": 15, "num_hidden_layers": 6, "mlp_layers": 0},
+    "scifar": _SCIFAR,
+}
 
 
 def _memora(row: str, **options) -> PreTrainedConfig:
@@ -108,11 +137,32 @@ def _mamba2(row: str, **options) -> PreTrainedConfig:
     return Mamba2Config(**sizes | options)
 
 
+def _mgrade(row: str, **options) -> PreTrainedConfig:
+    from hf_recurrent.modeling.configuration_mgrade import MgradeConfig
+
+    return MgradeConfig(**MGRADE_ROWS[row] | options)
+
+
+def _tcn(row: str, **options) -> PreTrainedConfig:
+    from hf_recurrent.modeling.configuration_mgrade import MgradeConfig
+
+    return MgradeConfig(**TCN_ROWS[row] | {"recurrent_unit": None} | options)
+
+
+def _mingru(row: str, **options) -> PreTrainedConfig:
+    from hf_recurrent.modeling.configuration_mgrade import MgradeConfig
+
+    return MgradeConfig(**MINGRU_ROWS[row] | {"spacing": None} | options)
+
+
 _FAMILIES = {
     "memora": (_memora, RECURRENT_SIZES),
     "hawk": (_hawk, RECURRENT_SIZES),
     "llama": (_llama, LLAMA_SIZES),
     "mamba2": (_mamba2, MAMBA2_SIZES),
+    "mgrade": (_mgrade, MGRADE_ROWS),
+    "tcn": (_tcn, TCN_ROWS),
+    "mingru": (_mingru, MINGRU_ROWS),
 }
 
 
@@ -122,10 +172,10 @@ def preset_names() -> list[str]:
 
 
 def config_from_preset(name: str, vocab_size: int = 256, **overrides) -> PreTrainedConfig:
-    """The configuration of a named row, for `AutoModelForCausalLM.from_config`.
+    """The configuration of a named row, for `from_config` of `AutoModelForCausalLM` or of the row's Auto class.
 
     Args:
-        name: family and row, such as `memora-s0`, `hawk-tinystories`, `llama-s3`, `mamba2-s4`.
+        name: family and row, such as `memora-s0`, `hawk-tinystories`, `llama-s3`, `mamba2-s4`, `mgrade-smnist`.
         vocab_size: V; the paper's counts are for 256, 7 for DNA and 16 for selective copying.
         overrides: fields of the configuration that replace the row's.
 

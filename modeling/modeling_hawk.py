@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .configuration_hawk import HawkConfig
 from .recurrent_blocks import Contraction, TemporalConvolution
 from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
+from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_block_unit
 
@@ -93,6 +94,13 @@ class HawkForCausalLM(HawkPreTrainedModel, RecurrentForCausalLM):
     backbone_class = HawkModel
 
 
+class HawkForSequenceClassification(HawkPreTrainedModel, RecurrentForSequenceClassification):
+    """Hawk that gives a whole sequence one label."""
+
+    backbone_class = HawkModel
+
+
 # The code travels with every checkpoint, for machines without this package.
 HawkModel.register_for_auto_class("AutoModel")
 HawkForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+HawkForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

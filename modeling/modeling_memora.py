@@ -11,6 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .configuration_memora import MemoraConfig
 from .recurrent_blocks import Contraction, layer_norm
 from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
+from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_block_unit
 
@@ -94,6 +95,13 @@ class MemoraForCausalLM(MemoraPreTrainedModel, RecurrentForCausalLM):
     backbone_class = MemoraModel
 
 
+class MemoraForSequenceClassification(MemoraPreTrainedModel, RecurrentForSequenceClassification):
+    """Memora that gives a whole sequence one label."""
+
+    backbone_class = MemoraModel
+
+
 # The code travels with every checkpoint, for machines without this package.
 MemoraModel.register_for_auto_class("AutoModel")
 MemoraForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+MemoraForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
