@@ -35,6 +35,20 @@ _PUBLIC_NAMES = {
     "hf_recurrent.trainers.multi_stream_arguments": ("MultiStreamTrainingArguments",),
     "hf_recurrent.trainers.multi_stream_trainer": ("MultiStreamTrainer",),
     "hf_recurrent.bits_per_byte": ("evaluate_bits_per_byte",),
+    "hf_recurrent.tasks.task": ("Task",),
+    "hf_recurrent.tasks.task_streams": ("TaskStreams",),
+    "hf_recurrent.tasks.task_dataset": ("TaskDataset",),
+    "hf_recurrent.tasks.evaluation": ("evaluate_task",),
+    "hf_recurrent.tasks.selective_copying": ("SelectiveCopying",),
+    "hf_recurrent.tasks.copying": ("Copying",),
+    "hf_recurrent.tasks.associative_recall": ("AssociativeRecall", "InductionHeads"),
+    "hf_recurrent.tasks.flip_flop": ("FlipFlop",),
+    "hf_recurrent.tasks.state_tracking": ("Parity", "PermutationComposition"),
+    "hf_recurrent.tasks.list_ops": ("ListOps",),
+    "hf_recurrent.tasks.lorenz": ("LorenzTrajectories", "integrate_lorenz", "mean_absolute_scaled_error"),
+    "hf_recurrent.tasks.pixel_sequences": ("PixelSequences", "sequential_cifar10", "sequential_mnist"),
+    "hf_recurrent.tasks.byte_texts": ("ByteTexts", "byte_text_classification"),
+    "hf_recurrent.tasks.collation": ("collate_sequences",),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}
 

@@ -30,6 +30,9 @@ from hf_recurrent.modeling.recurrent_state import (
     detach_state,
     select_state,
 )
+from hf_recurrent.tasks.evaluation import check_vocabulary, count_answers, summarize_answers
+from hf_recurrent.tasks.task import Task
+from hf_recurrent.tasks.task_streams import TaskStreams
 from hf_recurrent.trainers.checkpoint_files import (
     STAGING_PREFIX,
     find_last_checkpoint,
@@ -80,18 +83,24 @@ class MultiStreamTrainer(Trainer):
     and reports `eval_loss` (nats per target) and `eval_bits_per_byte`. Logs hold `bits_per_byte`, `bytes_per_second`,
     `state_resets` and `bytes_seen`; `epoch` is bytes seen / bytes of the corpus.
 
+    A [`Task`] may stand in for a corpus: its examples are the episodes ([`TaskStreams`]), and a byte is a token.
+    `evaluate()` then asks its validation examples ([`evaluate_task`]) and reports `eval_accuracy`, `eval_exact_match`
+    and `eval_loss`; logs hold the `accuracy` of the answers since the last one, and `loss` is the mean over steps of
+    the nats per answer. Where no state is carried, each block has to be one example.
+
     Args:
         model: a causal language model over the corpus' token ids.
         args: [`MultiStreamTrainingArguments`].
-        train_corpus: episodes to train on.
-        eval_corpus: held-out episodes, or a dictionary of several such corpora by name.
+        train_corpus: episodes to train on, or a task.
+        eval_corpus: held-out episodes or a task, or a dictionary of several such by name.
         processing_class: the tokenizer; saved with the model, and needed for samples.
         callbacks: further callbacks.
         optimizers: an optimizer and a schedule of your own.
 
     Raises:
         ValueError: a corpus is empty or has more token ids than the model's vocabulary, a block is longer than the
-            model's positions, or there is no tokenizer to print samples with.
+            model's positions, there is no tokenizer to print samples with, or a task is endless and nothing says how
+            long to train, or has not one block per example where that is needed.
     """
 
     # The loss is already the sum over the whole step's targets divided by their number.
@@ -101,8 +110,8 @@ class MultiStreamTrainer(Trainer):
         self,
         model: PreTrainedModel,
         args: MultiStreamTrainingArguments,
-        train_corpus: Corpus | None = None,
-        eval_corpus: Corpus | dict[str, Corpus] | None = None,
+        train_corpus: Corpus | Task | None = None,
+        eval_corpus: Corpus | Task | dict[str, Corpus | Task] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
@@ -116,7 +125,9 @@ class MultiStreamTrainer(Trainer):
         for name, corpus in [("train_corpus", train_corpus), *(("eval_corpus", corpus) for corpus in evaluated)]:
             if corpus is not None:
                 _check_corpus(name, corpus, model)
-        _check_positions(model, args)
+        if isinstance(train_corpus, Task):
+            _check_training_task(train_corpus, args, self.carries_state)
+        _check_positions(model, args, [corpus for corpus in (train_corpus, *evaluated) if corpus is not None])
         if args.sample_every and processing_class is None:
             raise ValueError(f"`sample_every` is {args.sample_every}, but samples need a `processing_class`.")
         super().__init__(
@@ -142,6 +153,7 @@ class MultiStreamTrainer(Trainer):
         self._final_state: RecurrentState | None = None
         self._start_positions: torch.Tensor | None = None
         self._resets = 0
+        self._answers: torch.Tensor | None = None  # (right, asked) since the last log
         self._eval_metrics: dict[str, float] = {}
 
     # ---- Streams ----
@@ -190,7 +202,8 @@ class MultiStreamTrainer(Trainer):
         if self.train_dataset is None:
             raise ValueError("`train_corpus` is None; training needs a corpus.")
         args = self.args
-        streams = (MultiStreamDataset if args.regime == "multi_stream" else IIDDataset)(
+        kind = MultiStreamDataset if args.regime == "multi_stream" else IIDDataset
+        streams = (TaskStreams if isinstance(self.train_dataset, Task) else kind)(
             self.train_dataset,
             self.num_streams,
             args.block_size,
@@ -228,6 +241,7 @@ class MultiStreamTrainer(Trainer):
         """
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         self._states, self._positions, self._resets, self._start_positions = {}, {}, 0, None
+        self._answers = None
         if checkpoint is not None:
             self._load_streams(checkpoint)
         if self.args.should_save:
@@ -281,9 +295,16 @@ class MultiStreamTrainer(Trainer):
             outputs = model(input_ids=inputs["input_ids"], use_cache=False)
             logits = outputs.logits.flatten(0, 1)
             loss = F.cross_entropy(logits.float(), labels.flatten(), reduction="sum") / num_items_in_batch
+        if model.training and isinstance(self.train_dataset, Task):
+            self._count_answers(outputs.logits, labels)
         # Processes average their gradients, but each has already divided by the targets of all.
         loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def _count_answers(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        # Numbers stay on the device: reading them would make every step wait.
+        counts = torch.stack([(logits.detach().argmax(-1) == labels).sum(), labels.ne(-100).sum()])
+        self._answers = counts if self._answers is None else self._answers + counts
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds what streams are measured in; called by all processes."""
@@ -293,6 +314,10 @@ class MultiStreamTrainer(Trainer):
             logs["bytes_per_second"] = self.step_bytes * self._throughput.steps_per_second(self.state.global_step)
             logs["state_resets"] = self._sum(self._resets)
             logs["bytes_seen"] = self.state.global_step * self.step_bytes
+            if self._answers is not None:
+                right, asked = (self._sum(count) for count in self._answers.tolist())
+                logs["accuracy"] = right / max(asked, 1)
+                self._answers = None
         super().log(logs, start_time)
 
     def _set_epoch(self) -> None:
@@ -309,11 +334,11 @@ class MultiStreamTrainer(Trainer):
 
     def evaluate(
         self,
-        eval_dataset: Corpus | dict[str, Corpus] | None = None,
+        eval_dataset: Corpus | Task | dict[str, Corpus | Task] | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Bits per byte of whole episodes from zero states; the states of training are not touched.
+        """Bits per byte of whole episodes, or answers to whole examples, from zero states; training is not touched.
 
         Every process reads its own share of the episodes, so the result does not depend on their number.
         """
@@ -329,17 +354,11 @@ class MultiStreamTrainer(Trainer):
         self._memory_tracker.start()
         begin = time.time()
         with self._throughput.paused():
-            nats = self._sum(self._local_nats(corpus))
-        num_targets = corpus.num_bytes - (len(corpus) if corpus.end_token_id is None else 0)
+            metrics = self._answer_metrics(corpus) if isinstance(corpus, Task) else self._byte_metrics(corpus)
         seconds = time.time() - begin
-        metrics = {
-            "loss": nats / max(num_targets, 1),
-            "bits_per_byte": nats / math.log(2) / corpus.num_bytes,
-            "num_bytes": int(corpus.num_bytes),
-            "num_episodes": len(corpus),
-            "runtime": round(seconds, 4),
-            "bytes_per_second": round(corpus.num_bytes / seconds, 1),
-        }
+        metrics["runtime"] = round(seconds, 4)
+        if "num_bytes" in metrics:
+            metrics["bytes_per_second"] = round(metrics["num_bytes"] / seconds, 1)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self._eval_metrics = dict(metrics)
         self.log(metrics)
@@ -347,24 +366,46 @@ class MultiStreamTrainer(Trainer):
         self._memory_tracker.stop_and_update_metrics(metrics)
         return metrics
 
+    def _byte_metrics(self, corpus: Corpus) -> dict[str, float]:
+        nats = self._sum(self._local_nats(corpus))
+        num_targets = corpus.num_bytes - (len(corpus) if corpus.end_token_id is None else 0)
+        return {
+            "loss": nats / max(num_targets, 1),
+            "bits_per_byte": nats / math.log(2) / corpus.num_bytes,
+            "num_bytes": int(corpus.num_bytes),
+            "num_episodes": len(corpus),
+        }
+
     def _local_nats(self, corpus: Corpus) -> float:
         """Nats of this process's episodes: long ones are dealt first, so that all processes get about as much."""
         order = np.argsort(-np.diff(corpus.offsets), kind="stable")
         mine = np.sort(order[self.args.process_index :: self.args.world_size])
         if not len(mine):
             return 0.0
-        model = self.model
-        if not self.accelerator._models:
-            # Outside training nothing has prepared the model for mixed precision yet.
-            model = self.accelerator.prepare_model(model, evaluation_mode=True)
         return evaluate_bits_per_byte(
-            model,
+            self._evaluation_model(),
             corpus.select(mine) if self.args.world_size > 1 else corpus,
             num_streams=self.args.per_device_eval_batch_size,
             block_size=self.args.eval_block_size,
             carry_state=self.args.eval_carry_state,
             progress=not self.args.disable_tqdm and self.is_world_process_zero() and sys.stderr.isatty(),
         )["nats"]
+
+    def _answer_metrics(self, task: Task) -> dict[str, float]:
+        counts = count_answers(
+            self._evaluation_model(),
+            task,
+            np.arange(self.args.process_index, task.num_validation_examples, self.args.world_size),
+            batch_size=self.args.per_device_eval_batch_size,
+            block_size=self.args.eval_block_size,
+        )
+        return summarize_answers({name: self._sum(count) for name, count in counts.items()})
+
+    def _evaluation_model(self) -> PreTrainedModel:
+        if self.accelerator._models:
+            return self.model
+        # Outside training nothing has prepared the model for mixed precision yet.
+        return self.accelerator.prepare_model(self.model, evaluation_mode=True)
 
     # ---- Saving ----
 
@@ -452,6 +493,7 @@ class MultiStreamTrainer(Trainer):
             "unlogged_loss": self._tr_loss,
             "last_logged_step": self._globalstep_last_logged,
             "state_resets": self._resets,
+            "unlogged_answers": self._answers,
         }  # fmt: skip
         save_tree(tree, output_dir, _process_file(self.args.process_index))
 
@@ -540,12 +582,16 @@ class MultiStreamTrainer(Trainer):
         torch.random.set_rng_state(tree["torch"])
         if tree["cuda"] is not None and self.args.device.type == "cuda":
             torch.cuda.set_rng_state(tree["cuda"])
+        answers = tree.get("unlogged_answers")  # absent in checkpoints of before there were tasks
         if stored_processes == self.args.world_size:
             self._tr_loss, self._resets = tree["unlogged_loss"].to(self.args.device), tree["state_resets"]
         else:
             # Logs average the losses and add the resets of all processes.
             self._tr_loss = torch.stack([other["unlogged_loss"] for other in trees]).mean(0).to(self.args.device)
             self._resets = sum(other["state_resets"] for other in trees) if rank == 0 else 0
+            if answers is not None:
+                answers = sum(other["unlogged_answers"] for other in trees) * (rank == 0)
+        self._answers = None if answers is None else answers.to(self.args.device)
         self._globalstep_last_logged = tree["last_logged_step"]
         # `train_loss` is the mean of the steps of this call: the restored ones belong to the call before.
         self._total_loss_scalar = -self._sum(float(self._tr_loss)) / self.args.world_size
@@ -639,7 +685,10 @@ def _missing_part(checkpoint: str) -> str | None:
     return None if any(os.path.isfile(os.path.join(checkpoint, name)) for name in weights) else WEIGHTS_FILE
 
 
-def _check_corpus(argument: str, corpus: Corpus, model: PreTrainedModel) -> None:
+def _check_corpus(argument: str, corpus: Corpus | Task, model: PreTrainedModel) -> None:
+    if isinstance(corpus, Task):
+        check_vocabulary(argument, corpus, model)
+        return
     if not len(corpus) or not corpus.num_bytes:
         raise ValueError(f"`{argument}` {corpus.name!r} is empty; it must hold at least one byte.")
     if corpus.vocab_size > model.config.vocab_size:
@@ -649,11 +698,30 @@ def _check_corpus(argument: str, corpus: Corpus, model: PreTrainedModel) -> None
         )
 
 
-def _check_positions(model: PreTrainedModel, args: MultiStreamTrainingArguments) -> None:
+def _check_training_task(task: Task, args: MultiStreamTrainingArguments, carries_state: bool) -> None:
+    if math.isinf(task.num_bytes) and args.max_steps <= 0 and not args.train_bytes:
+        raise ValueError(
+            f"`train_corpus` {task.name!r} is endless; give `max_steps` or `train_bytes`, or the task `num_examples`."
+        )
+    if not carries_state and args.block_size != task.length:
+        raise ValueError(
+            f"`block_size` is {args.block_size}, but the examples of {task.name!r} have {task.length} steps; the two "
+            "must be equal where no state is carried from block to block."
+        )
+
+
+def _check_positions(model: PreTrainedModel, args: MultiStreamTrainingArguments, corpora: list[Corpus | Task]) -> None:
     limit = getattr(model.config, "max_position_embeddings", None)
-    for name in ("block_size", "eval_block_size"):
-        if limit is not None and not supports_recurrent_state(model) and getattr(args, name) > limit:
+    if limit is None or supports_recurrent_state(model):
+        return
+    # A task is read example by example, whatever the blocks of evaluation are.
+    only_tasks = bool(corpora) and all(isinstance(corpus, Task) for corpus in corpora)
+    for name in ("block_size",) if only_tasks else ("block_size", "eval_block_size"):
+        if getattr(args, name) > limit:
             raise ValueError(f"`{name}` is {getattr(args, name)}; the model has {limit} positions.")
+    for task in corpora:
+        if isinstance(task, Task) and task.length > limit:
+            raise ValueError(f"{task.name!r} has examples of {task.length} steps; the model has {limit} positions.")
 
 
 def _check_weights(paths: list[str], own: dict[str, torch.Tensor], tied: set[str], checkpoint: str) -> None:

@@ -1,0 +1,1 @@
+"""Benchmark tasks of the papers: seeded generators, their streams and evaluation, and readers of local data sets."""

@@ -1,0 +1,100 @@
+"""Associative recall and induction heads: find again what stood beside something."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
+from hf_recurrent.tasks.task import IGNORED, Task
+
+
+@dataclass(frozen=True)
+class AssociativeRecall(Task):
+    """Pairs of a key and its value, then keys again, at each of which its value is asked for.
+
+    Source: Ba et al., "Using fast weights to attend to the recent past" (2016), as in H3 (Fu et al., 2023); with
+    several queries as in Arora et al., "Zoology" (2024). The keys of an example are all different, so that every query
+    has one answer; values are uniform and may repeat; queries are uniform over the keys shown and may repeat.
+
+    Ids: 0..num_keys-1 are keys, num_keys..num_keys+num_values-1 are values. Length: 2 · num_pairs + num_queries.
+
+    Args:
+        num_pairs: pairs of an example.
+        num_keys: different keys there are.
+        num_values: different values there are.
+        num_queries: queries at the end.
+
+    Raises:
+        ValueError: a number that is too small, or more pairs than keys.
+    """
+
+    num_pairs: int = 8
+    num_keys: int = 16
+    num_values: int = 16
+    num_queries: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("num_keys", self.num_keys, 1)
+        check_integer("num_values", self.num_values, 2)
+        check_integer("num_pairs", self.num_pairs, 1, self.num_keys)
+        check_integer("num_queries", self.num_queries, 1)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.num_keys + self.num_values
+
+    @property
+    def length(self) -> int:
+        return 2 * self.num_pairs + self.num_queries
+
+    def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
+        keys = draws.permutation("keys", self.num_keys)[:, : self.num_pairs]
+        values = draws.integers("values", self.num_pairs, self.num_values) + self.num_keys
+        queries = draws.integers("queries", self.num_queries, self.num_pairs)
+        asked = 2 * self.num_pairs
+        inputs = np.empty((draws.num_examples, self.length), dtype=np.int64)
+        inputs[:, 0:asked:2], inputs[:, 1:asked:2] = keys, values
+        inputs[:, asked:] = np.take_along_axis(keys, queries, axis=1)
+        targets = np.full_like(inputs, IGNORED)
+        targets[:, asked:] = np.take_along_axis(values, queries, axis=1)
+        return inputs, targets
+
+    def token_name(self, token_id: int) -> str:
+        return f"k{token_id}" if token_id < self.num_keys else f"v{token_id - self.num_keys}"
+
+
+@dataclass(frozen=True)
+class InductionHeads(Task):
+    """A special token somewhere in a random row, and again at its end: what followed it the first time is asked for.
+
+    Source: Olsson et al. (2022), in the form of Fu et al. (H3, 2023) and Gu and Dao (2024): trained at length 256 with
+    V = 16, tested at 64 to 2^20. Ids 0..V-2 are uniform and V-1 is the special token, whose first place is uniform.
+
+    Args:
+        length: T.
+        vocab_size: V.
+
+    Raises:
+        ValueError: fewer than 3 steps or ids.
+    """
+
+    length: int = 256
+    vocab_size: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("length", self.length, 3)
+        check_integer("vocab_size", self.vocab_size, 3)
+
+    def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
+        inputs = draws.integers("tokens", self.length, self.vocab_size - 1)
+        places = draws.integers("place", 1, self.length - 2)
+        targets = np.full_like(inputs, IGNORED)
+        targets[:, -1:] = np.take_along_axis(inputs, places + 1, axis=1)
+        np.put_along_axis(inputs, places, self.vocab_size - 1, axis=1)
+        inputs[:, -1] = self.vocab_size - 1
+        return inputs, targets
+
+    def token_name(self, token_id: int) -> str:
+        return "*" if token_id == self.vocab_size - 1 else str(token_id)

@@ -1,0 +1,173 @@
+"""Texts with labels as sequences of bytes, from folders as those of IMDB or from JSONL and CSV files."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from hf_recurrent.tasks.example_draws import check_integer
+
+_IMDB_LABELS = ("neg", "pos")
+_LONGEST_FIELD = 2**31 - 1
+_MOST_NUMBERED_LABELS = 10_000
+
+
+class ByteTexts(Dataset):
+    """Texts as bytes; `collate_sequences` makes batches. Ids are bytes, V = 256; byte 0 pads.
+
+    Items are dictionaries of `input_ids` (T,) int64 and `labels`.
+
+    Args:
+        texts: bytes of each, not empty.
+        labels: a number below `len(label_names)` for each.
+        label_names: what the numbers mean.
+        name: for messages and tables.
+    """
+
+    vocab_size = 256
+    pad_token_id = 0
+
+    def __init__(self, texts: list[bytes], labels: list[int], label_names: list[str], *, name: str = "texts") -> None:
+        self.texts, self.labels, self.label_names, self.name = texts, labels, label_names, name
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.label_names)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor | int]:
+        input_ids = np.frombuffer(self.texts[index], dtype=np.uint8).astype(np.int64)
+        return {"input_ids": torch.from_numpy(input_ids), "labels": self.labels[index]}
+
+
+def byte_text_classification(
+    path: str | os.PathLike,
+    split: str | None = None,
+    *,
+    max_length: int | None = 4096,
+    text_column: str = "text",
+    label_column: str = "label",
+    label_names: list[str] | None = None,
+) -> ByteTexts:
+    """Byte-level text classification, as on IMDB in the Long Range Arena (Tay et al., 2021).
+
+    Args:
+        path: one of these:
+
+            * a folder with the folders `neg` and `pos`, a text in each of their .txt files (IMDB's aclImdb/train), or
+              one that holds such a folder named `split`;
+            * a .jsonl (.ndjson) or .csv file, UTF-8, a text and its label in each row.
+        split: the sub-folder, "train" or "test" for aclImdb; not for files.
+        max_length: texts are cut to so many bytes; None for whole texts. (Long Range Arena: 4000.)
+        text_column, label_column: where rows have text and label.
+        label_names: the labels in the order of their numbers; by default 0, 1, … where labels are numbers, and sorted
+            names otherwise, so that give them where a split may lack one.
+
+    Raises:
+        FileNotFoundError: there is no such file, or folder with `neg` and `pos`.
+        ValueError: another kind of file, a row that is damaged or lacks a column, an empty text, or an unknown label.
+    """
+    path = Path(path).expanduser()
+    if max_length is not None:
+        check_integer("max_length", max_length, 1)
+    if path.is_dir():
+        return _read_folder(path / split if split else path, max_length)
+    if split is not None and path.exists():
+        raise ValueError(f"split is {split!r}, but {path} is a file; allowed is None")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there")
+    readers = {".jsonl": _json_rows, ".ndjson": _json_rows, ".csv": _csv_rows}
+    if path.suffix.lower() not in readers:
+        raise ValueError(f"{path} is not of an allowed kind: a folder, {', '.join(readers)}")
+    texts, found = [], []
+    for place, row in readers[path.suffix.lower()](path):
+        for column in (text_column, label_column):
+            if row.get(column) is None:
+                raise ValueError(f"{place} has no column {column!r}; it has {', '.join(map(str, row))}")
+        text = row[text_column]
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{place} has the text {text!r}, allowed is a text that is not empty")
+        label = row[label_column]
+        if isinstance(label, bool) or not isinstance(label, str | int):
+            raise ValueError(f"{place} has the label {label!r}, allowed is a name or a whole number")
+        texts.append(text.encode("utf-8", "surrogatepass")[:max_length])
+        found.append(str(label))
+    if not texts:
+        raise ValueError(f"{path} is empty: there is not one text in it")
+    names = _label_names(found) if label_names is None else list(label_names)
+    numbers = {label: number for number, label in enumerate(names)}
+    if unknown := sorted(set(found) - set(numbers)):
+        raise ValueError(f"{path} has the label {unknown[0]!r}, allowed are {', '.join(names)}")
+    return ByteTexts(texts, [numbers[label] for label in found], names, name=path.stem)
+
+
+def _read_folder(folder: Path, max_length: int | None) -> ByteTexts:
+    texts, labels = [], []
+    for number, label in enumerate(_IMDB_LABELS):
+        if not (folder / label).is_dir():
+            raise FileNotFoundError(
+                f"{folder / label} is not there; a folder of texts holds {' and '.join(_IMDB_LABELS)}"
+            )
+        files = sorted((folder / label).glob("*.txt"))
+        if not files:
+            raise ValueError(f"{folder / label} holds no .txt file")
+        for file in files:
+            text = file.read_bytes()[:max_length]
+            if not text:
+                raise ValueError(f"{file} is empty")
+            texts.append(text)
+            labels.append(number)
+    return ByteTexts(texts, labels, list(_IMDB_LABELS), name=folder.name)
+
+
+def _label_names(labels: list[str]) -> list[str]:
+    names = sorted(set(labels))
+    if all(name.isascii() and name.isdigit() and len(name) < 10 and str(int(name)) == name for name in names):
+        largest = max(map(int, names))
+        if largest < _MOST_NUMBERED_LABELS:
+            return [str(number) for number in range(largest + 1)]
+    return names
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, dict]]:
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{place} is not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{place} is {type(row).__name__}, allowed is an object with text and label")
+            yield place, row
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, dict]]:
+    # Texts are longer than the module's limit, which is global: it is put back.
+    limit = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        reader = csv.DictReader(_lines(path), strict=True)
+        for row in reader:
+            place = f"{path}, line {reader.line_num}"
+            if None in row:
+                raise ValueError(f"{place} has more fields than the first line has names")
+            yield place, row
+    except csv.Error as error:
+        raise ValueError(f"{path} is not CSV: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            yield from file
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from error

@@ -1,0 +1,81 @@
+"""Copying: reproduce what was read at the beginning."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
+from hf_recurrent.tasks.task import IGNORED, Task
+
+
+@dataclass(frozen=True)
+class Copying(Task):
+    """Data tokens, then blanks, then as many markers, where the data are asked for in order.
+
+    Sources: Hochreiter and Schmidhuber (1997) in the form of Arjovsky et al. (2016): 10 tokens of 8 symbols, `delay`
+    blanks, 10 markers (the defaults). Zucchet et al., "Online learning of long-range dependencies" (2023), section 4.1
+    and appendix B.1: `Copying(num_tokens=20, delay=7, num_symbols=2**7)`, 20 patterns of 7 bits; their models read and
+    predict the bits themselves, see `bit_examples`. `num_symbols=2` copies single bits.
+
+    Ids: 0 is the blank, 1..num_symbols are data, num_symbols + 1 is the marker.
+
+    Args:
+        num_tokens: how many data tokens.
+        delay: how many blanks between data and markers.
+        num_symbols: of how many kinds data tokens are, uniform.
+
+    Raises:
+        ValueError: a number that is too small.
+    """
+
+    num_tokens: int = 10
+    delay: int = 100
+    num_symbols: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("num_tokens", self.num_tokens, 1)
+        check_integer("delay", self.delay, 0)
+        check_integer("num_symbols", self.num_symbols, 2)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.num_symbols + 2
+
+    @property
+    def length(self) -> int:
+        return 2 * self.num_tokens + self.delay
+
+    def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
+        data = draws.integers("data", self.num_tokens, self.num_symbols) + 1
+        inputs = np.zeros((draws.num_examples, self.length), dtype=np.int64)
+        inputs[:, : self.num_tokens] = data
+        inputs[:, -self.num_tokens :] = self.num_symbols + 1
+        targets = np.full_like(inputs, IGNORED)
+        targets[:, -self.num_tokens :] = data
+        return inputs, targets
+
+    def bit_examples(self, indices: np.ndarray, split: str = "train") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same examples as bits, for a binary cross-entropy; K = log2(`num_symbols`).
+
+        Returns:
+            inputs (n, T, K + 1) float32, the last channel 1 at the markers; targets (n, T, K) float32; asked (n, T)
+            bool, where there is a target. The most significant bit comes first.
+
+        Raises:
+            ValueError: `num_symbols` is no power of two.
+        """
+        num_bits = self.num_symbols.bit_length() - 1
+        if self.num_symbols != 2**num_bits:
+            raise ValueError(f"num_symbols is {self.num_symbols}, allowed is a power of two where bits are asked for")
+        input_ids, target_ids = self.examples(indices, split)
+        shifts = np.arange(num_bits - 1, -1, -1)
+        marker, asked = input_ids == self.num_symbols + 1, target_ids != IGNORED
+        data = np.where((input_ids > 0) & ~marker, input_ids - 1, 0)
+        bits = (data[..., None] >> shifts) & 1
+        answers = (np.where(asked, target_ids - 1, 0)[..., None] >> shifts) & 1
+        inputs = np.concatenate([bits, marker[..., None]], axis=-1)
+        return inputs.astype(np.float32), answers.astype(np.float32), asked
+
+    def token_name(self, token_id: int) -> str:
+        return {0: "_", self.num_symbols + 1: "?"}.get(token_id, str(token_id - 1))

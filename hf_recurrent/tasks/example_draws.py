@@ -1,0 +1,77 @@
+"""Random numbers of examples: each is a hash of what it is for, so nothing depends on who asks, when or in what order.
+
+The generators of numpy give a row of numbers whose meaning depends on all that was drawn before. Here a number is a
+pure function of (seed, split, index of the example, purpose, place): examples come out the same one by one, in
+batches, in workers and after a restart; those of integers also on every platform.
+"""
+
+import zlib
+
+import numpy as np
+
+from hf_recurrent.data.document_order import hash_integers
+
+SPLITS = ("train", "validation", "test")
+
+
+def check_split(split: str) -> str:
+    """`split` if there is such a one, otherwise a ValueError."""
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, allowed is one of {', '.join(SPLITS)}")
+    return split
+
+
+def check_integer(name: str, value: int, least: int, most: int | None = None) -> None:
+    """Raise a ValueError unless `value` is an integer from `least` to `most`."""
+    integral = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not integral or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} is {value!r}, allowed is an integer {bounds}")
+
+
+class ExampleDraws:
+    """The random numbers of n examples.
+
+    Args:
+        seed: any integer.
+        split: examples of one split have nothing to do with those of another.
+        indices: (n,) integers of at least 0, which examples.
+
+    Raises:
+        ValueError: an unknown split, or indices of another shape, type or below 0.
+    """
+
+    def __init__(self, seed: int, split: str, indices: np.ndarray) -> None:
+        indices = np.asarray(indices)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu" or (len(indices) and indices.min() < 0):
+            raise ValueError(f"indices is {indices.dtype} {indices.shape}, allowed is a row of integers from 0")
+        self.num_examples = len(indices)
+        self._keys = hash_integers(int(seed), SPLITS.index(check_split(split)), indices)[:, None]
+
+    def words(self, purpose: str, count: int, first: int = 0) -> np.ndarray:
+        """(n, count) uint64, all bits random: the numbers at the places `first`, `first` + 1, … of a purpose."""
+        return hash_integers(self._keys, zlib.crc32(purpose.encode()), np.arange(first, first + count)[None])
+
+    def integers(self, purpose: str, count: int, bound: int) -> np.ndarray:
+        """(n, count) int64, uniform in 0..bound-1."""
+        return (self.words(purpose, count) % np.uint64(bound)).astype(np.int64)
+
+    def uniform(self, purpose: str, count: int) -> np.ndarray:
+        """(n, count) float64, uniform in [0, 1)."""
+        return (self.words(purpose, count) >> np.uint64(11)) * 2.0**-53
+
+    def normal(self, purpose: str, count: int) -> np.ndarray:
+        """(n, count) float64, standard normal (Box and Muller, 1958)."""
+        radius = np.sqrt(-2 * np.log1p(-self.uniform(f"{purpose} radius", count)))
+        return radius * np.cos(2 * np.pi * self.uniform(f"{purpose} angle", count))
+
+    def choose(self, purpose: str, size: int, count: int) -> np.ndarray:
+        """(n, count) int64: different places out of 0..size-1, in rising order."""
+        if count == size:
+            return np.broadcast_to(np.arange(size), (self.num_examples, size))
+        smallest = np.argpartition(self.words(purpose, size), count, axis=1)[:, :count]
+        return np.sort(smallest, axis=1)
+
+    def permutation(self, purpose: str, size: int) -> np.ndarray:
+        """(n, size) int64: 0..size-1 in random order."""
+        return np.argsort(self.words(purpose, size), axis=1)

@@ -1,0 +1,79 @@
+"""The flip-flop language: one bit that is written, ignored for any time, and read."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
+from hf_recurrent.tasks.task import IGNORED, Task
+
+_WRITE, _READ, _IGNORE = 2, 3, 4
+_NAMES = "01wri"
+
+
+@dataclass(frozen=True)
+class FlipFlop(Task):
+    """Instructions w, r, i and bits in turn; after r stands the bit that followed the last w.
+
+    Source: Liu et al., "Exposing attention glitches with flip-flop language modeling" (2023), FFL(T, p): the first
+    instruction is w, the last is r, the others are i with probability p and otherwise w or r alike; bits after w and i
+    are uniform. Training: T = 512, p = 0.8. The sparse test is `FlipFlop(p_ignore=0.98)`: the last w lies 100
+    instructions back on average, in training 10. What is asked is the bit at every r.
+
+    Ids: 0 and 1 are the bits, 2 is w, 3 is r, 4 is i.
+
+    Args:
+        length: T, even.
+        p_ignore: p.
+
+    Raises:
+        ValueError: a length that is odd or below 4, or a probability outside 0..1.
+    """
+
+    length: int = 512
+    p_ignore: float = 0.8
+    vocab_size = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("length", self.length, 4)
+        if self.length % 2:
+            raise ValueError(f"length is {self.length}, allowed is an even number: instructions and bits in turn")
+        if not 0 <= self.p_ignore <= 1:
+            raise ValueError(f"p_ignore is {self.p_ignore}, allowed is a probability from 0 to 1")
+
+    def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
+        count = self.length // 2
+        chance = draws.uniform("instructions", count)
+        p_write = (1 - self.p_ignore) / 2
+        instructions = np.where(chance < p_write, _WRITE, np.where(chance < 2 * p_write, _READ, _IGNORE))
+        instructions[:, 0], instructions[:, -1] = _WRITE, _READ
+        bits = draws.integers("bits", count, 2)
+        last_write = np.maximum.accumulate(np.where(instructions == _WRITE, np.arange(count), 0), axis=1)
+        remembered = np.take_along_axis(bits, last_write, axis=1)
+        reads = instructions == _READ
+        inputs = np.empty((draws.num_examples, self.length), dtype=np.int64)
+        inputs[:, 0::2], inputs[:, 1::2] = instructions, np.where(reads, remembered, bits)
+        targets = np.full_like(inputs, IGNORED)
+        targets[:, 0::2] = np.where(reads, remembered, IGNORED)
+        return inputs, targets
+
+    def possible_next(self, input_ids: np.ndarray) -> np.ndarray:
+        """Which tokens can come after each step: (n, T) → (n, T, 5) bool.
+
+        This set is what mGRADE (section 4.2, figure 3A) predicts at every step, with a mean squared error: any
+        instruction after a bit, both bits after w and i, and the one remembered bit after r.
+        """
+        input_ids = np.asarray(input_ids)
+        instructions = input_ids[:, 0::2]
+        last_write = np.maximum.accumulate(
+            np.where(instructions == _WRITE, np.arange(instructions.shape[1]), 0), axis=1
+        )
+        remembered = np.take_along_axis(input_ids[:, 1::2], last_write, axis=1)
+        possible = np.zeros((*input_ids.shape, self.vocab_size), dtype=bool)
+        possible[:, 1::2, [_WRITE, _READ, _IGNORE]] = True
+        possible[:, 0::2, :2] = (instructions != _READ)[..., None] | (remembered[..., None] == np.arange(2))
+        return possible
+
+    def token_name(self, token_id: int) -> str:
+        return _NAMES[token_id]

@@ -1,0 +1,217 @@
+"""Images as sequences of pixels, from the files in which MNIST and CIFAR-10 are published."""
+
+import gzip
+import math
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from hf_recurrent.data.document_order import hash_integers
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_RECORD = 1 + 3 * 32 * 32
+_CIFAR_FILES = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]}
+_CIFAR_PICKLED = ("data_batch_1", "test_batch", "batches.meta")
+_MNIST_PREFIXES = {"train": "train", "test": "t10k"}
+_LUMINANCE = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
+
+
+class PixelSequences(Dataset):
+    """Images row by row, a pixel a step.
+
+    Items are dictionaries of `labels` and one of
+
+    * `input_values` (T, C) float32, levels / 255;
+    * `input_ids` (T · C,) int64, the levels themselves (V = 256), the channels of a pixel one after another.
+
+    Args:
+        images: (n, T, C) uint8.
+        labels: (n,) integers.
+        as_ids: which of the two.
+        num_labels: how many classes there are.
+        name: for messages and tables.
+    """
+
+    vocab_size = 256
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        *,
+        as_ids: bool = False,
+        num_labels: int = 10,
+        name: str = "pixels",
+    ) -> None:
+        self.images, self.labels = images, labels.astype(np.int64)
+        self.as_ids, self.num_labels, self.name = as_ids, num_labels, name
+
+    @property
+    def length(self) -> int:
+        """Steps of a sequence."""
+        steps, channels = self.images.shape[1:]
+        return steps * channels if self.as_ids else steps
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor | int]:
+        pixels = torch.tensor(self.images[index])
+        label = int(self.labels[index])
+        if self.as_ids:
+            return {"input_ids": pixels.flatten().long(), "labels": label}
+        return {"input_values": pixels.float() / 255, "labels": label}
+
+
+def sequential_mnist(
+    directory: str | os.PathLike,
+    split: str = "train",
+    *,
+    as_ids: bool = False,
+    permutation_seed: int | None = None,
+) -> PixelSequences:
+    """MNIST (or a set in the same form, as Fashion-MNIST): 28 × 28 grey levels as 784 steps.
+
+    Args:
+        directory: holds `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` or the `t10k` files of the test set,
+            as they are or with .gz.
+        split: "train" or "test".
+        as_ids: ids instead of real values, see [`PixelSequences`].
+        permutation_seed: where given, the pixels of all images in one random order (permuted sequential MNIST).
+
+    Raises:
+        FileNotFoundError: a file is not there.
+        ValueError: an unknown split, or a file that is damaged or of another format.
+    """
+    prefix = _file_names(_MNIST_PREFIXES, split)
+    images = read_idx(_find_idx(directory, f"{prefix}-images", 3), num_dimensions=3)
+    path = _find_idx(directory, f"{prefix}-labels", 1)
+    labels = read_idx(path, num_dimensions=1)
+    if len(images) != len(labels):
+        raise ValueError(
+            f"{path} has {len(labels)} labels, but there are {len(images)} images; the numbers must agree"
+        )
+    pixels = images.reshape(len(images), -1, 1)
+    if permutation_seed is not None:
+        pixels = pixels[:, np.argsort(hash_integers(permutation_seed, np.arange(pixels.shape[1])))]
+    name = "sequential_mnist" if permutation_seed is None else "permuted_mnist"
+    _check_labels(path, labels)
+    return PixelSequences(pixels, labels, as_ids=as_ids, name=name)
+
+
+def sequential_cifar10(
+    directory: str | os.PathLike, split: str = "train", *, grey: bool = True, as_ids: bool = False
+) -> PixelSequences:
+    """CIFAR-10: 32 × 32 pixels as 1024 steps of one grey level or of three colours.
+
+    Args:
+        directory: the unpacked *binary version* (cifar-10-binary.tar.gz) with `data_batch_1.bin` … and
+            `test_batch.bin`, or the folder around it.
+        split: "train" or "test".
+        grey: one luminance (ITU-R BT.601) instead of red, green, blue.
+        as_ids: ids instead of real values; in colour these are 3072, see [`PixelSequences`].
+
+    Raises:
+        FileNotFoundError: a file is not there.
+        ValueError: an unknown split, the Python version, or a file that is damaged or of another format.
+    """
+    names = _file_names(_CIFAR_FILES, split)
+    directory = Path(directory).expanduser()
+    for folder in (directory, directory / "cifar-10-batches-bin"):
+        if (folder / names[0]).is_file():
+            directory = folder
+            break
+    else:
+        for folder in (directory, directory / "cifar-10-batches-py"):
+            if any((folder / name).is_file() for name in _CIFAR_PICKLED):
+                raise ValueError(
+                    f"{folder} holds the Python version of CIFAR-10, whose files execute code when they are read; "
+                    "allowed is the binary version (cifar-10-binary.tar.gz)"
+                )
+        raise FileNotFoundError(f"{directory / names[0]} is not there; the binary version of CIFAR-10 is needed")
+    records = np.concatenate([_read_cifar_records(directory / name) for name in names])
+    images = records[:, 1:].reshape(len(records), *_CIFAR_SHAPE).transpose(0, 2, 3, 1).reshape(len(records), -1, 3)
+    if grey:
+        # In pieces: all images as float64 would be half a gigabyte.
+        pieces = np.array_split(images, max(1, len(images) // 1000))
+        images = np.concatenate([np.rint(piece @ _LUMINANCE).astype(np.uint8) for piece in pieces])[..., None]
+    name = "sequential_cifar10_grey" if grey else "sequential_cifar10"
+    return PixelSequences(np.ascontiguousarray(images), records[:, 0], as_ids=as_ids, name=name)
+
+
+def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
+    """An IDX file of unsigned bytes, as it is or compressed with gzip (told by its first bytes).
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: another magic number, a size that does not agree with the header, or damaged compression.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there")
+    data = path.read_bytes()
+    if data[:2] == _GZIP_MAGIC:
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+    header = 4 * (1 + num_dimensions)
+    magic = bytes([0, 0, 8, num_dimensions])
+    if data[:4] != magic:
+        raise ValueError(
+            f"{path} begins with the magic number 0x{data[:4].hex()}, allowed is 0x{magic.hex()} (IDX, unsigned "
+            f"bytes, {num_dimensions} dimensions)"
+        )
+    if len(data) < header:
+        raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes")
+    shape = tuple(int.from_bytes(data[place : place + 4], "big") for place in range(4, header, 4))
+    size = math.prod(shape)
+    expected = header + size
+    if len(data) != expected:
+        what = "truncated" if len(data) < expected else "too long"
+        raise ValueError(f"{path} is {what}: its header tells of {expected} bytes, but there are {len(data)}")
+    if not size:
+        raise ValueError(f"{path} is empty: its header tells of the shape {shape}")
+    return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def _file_names(files: dict, split: str):
+    if split not in files:
+        raise ValueError(f"split is {split!r}, allowed is one of {', '.join(files)}")
+    return files[split]
+
+
+def _find_idx(directory: str | os.PathLike, stem: str, num_dimensions: int) -> Path:
+    """The published name, or the one with a dot that some copies have."""
+    directory = Path(directory).expanduser()
+    names = [f"{stem}{mark}idx{num_dimensions}-ubyte{suffix}" for mark in "-." for suffix in ("", ".gz")]
+    for name in names:
+        if (directory / name).is_file():
+            return directory / name
+    raise FileNotFoundError(f"{directory / names[0]} (or .gz) is not there")
+
+
+def _read_cifar_records(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there")
+    data = np.fromfile(path, dtype=np.uint8)
+    if not len(data) or len(data) % _CIFAR_RECORD:
+        raise ValueError(
+            f"{path} has {len(data)} bytes, allowed is a multiple of {_CIFAR_RECORD} (a label, 32 x 32 x 3 levels): "
+            "it is truncated or of another format"
+        )
+    records = data.reshape(-1, _CIFAR_RECORD)
+    _check_labels(path, records[:, 0])
+    return records
+
+
+def _check_labels(path: Path, labels: np.ndarray) -> None:
+    if labels.max() > 9:
+        raise ValueError(
+            f"{path} has the label {labels.max()}, allowed are 0 to 9: it is damaged or of another format"
+        )

@@ -1,0 +1,106 @@
+"""State tracking: parity and the composition of permutations, where every step changes the answer."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
+from hf_recurrent.tasks.task import IGNORED, Task
+
+
+@dataclass(frozen=True)
+class Parity(Task):
+    """Random bits; asked is whether the number of ones so far is odd.
+
+    Linear recurrences with eigenvalues between 0 and 1 cannot do this at all lengths; those with negative or complex
+    ones can (Grazzi et al., "Unlocking state-tracking in linear RNNs through negative eigenvalues", 2025). Ids are the
+    bits, V = 2.
+
+    Args:
+        length: T.
+        final_only: ask at the last step only, not at every one.
+
+    Raises:
+        ValueError: a length below 1.
+    """
+
+    length: int = 64
+    final_only: bool = False
+    vocab_size = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("length", self.length, 1)
+
+    def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
+        inputs = draws.integers("bits", self.length, 2)
+        return inputs, _asked(np.cumsum(inputs, axis=1) & 1, self.final_only)
+
+
+@dataclass(frozen=True)
+class PermutationComposition(Task):
+    """Random permutations of a few things; asked is the permutation that they make together so far.
+
+    Source: the word problem of S_n (Merrill, Petty and Sabharwal, "The illusion of state in state-space models",
+    2024); for n = 5 it is complete for NC¹, S_3 is the smallest group that does not commute. Permutations are numbered
+    in lexicographic order, 0 being the identity, V = n!; inputs are uniform. After x_1 … x_t the answer is
+    x_t ∘ … ∘ x_1: thing j first goes to x_1[j], then to x_2[x_1[j]].
+
+    Args:
+        length: T.
+        num_elements: n, 2 to 6.
+        final_only: ask at the last step only, not at every one.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    length: int = 64
+    num_elements: int = 3
+    final_only: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("length", self.length, 1)
+        check_integer("num_elements", self.num_elements, 2, 6)
+
+    @property
+    def vocab_size(self) -> int:
+        return math.factorial(self.num_elements)
+
+    def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
+        inputs = draws.integers("permutations", self.length, self.vocab_size)
+        table = _composition_table(self.num_elements)
+        products = np.empty_like(inputs)
+        product = np.zeros(draws.num_examples, dtype=np.int64)
+        for step in range(self.length):
+            product = table[inputs[:, step], product]
+            products[:, step] = product
+        return inputs, _asked(products, self.final_only)
+
+    def token_name(self, token_id: int) -> str:
+        return "".join(map(str, _permutations(self.num_elements)[token_id].tolist()))
+
+
+@cache
+def _permutations(num_elements: int) -> np.ndarray:
+    """(n!, n), in lexicographic order."""
+    return np.array(list(itertools.permutations(range(num_elements))))
+
+
+@cache
+def _composition_table(num_elements: int) -> np.ndarray:
+    """(n!, n!): [a, b] is the number of a ∘ b, first b and then a."""
+    permutations = _permutations(num_elements)
+    digits = num_elements ** np.arange(num_elements)[::-1]  # written as numbers, permutations are in rising order
+    together = permutations[:, permutations]  # [a, b, j] = a[b[j]]
+    return np.searchsorted(permutations @ digits, together @ digits)
+
+
+def _asked(answers: np.ndarray, final_only: bool) -> np.ndarray:
+    if final_only:
+        answers[:, :-1] = IGNORED
+    return answers

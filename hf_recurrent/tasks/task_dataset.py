@@ -1,0 +1,52 @@
+"""The examples of a task for trainers that take a map-style data set and shift the labels themselves."""
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from hf_recurrent.tasks.example_draws import check_integer, check_split
+from hf_recurrent.tasks.task import IGNORED, Task
+
+
+class TaskDataset(Dataset):
+    """Examples 0, 1, … of a split as dictionaries of `input_ids` and `labels`, both (T + 1,) int64.
+
+    Causal models of transformers predict `labels[t + 1]` at step t. A task's target already stands at its step, so
+    labels are the targets one step later, and one step is added at the end (input 0) to hold the last of them.
+
+    Args:
+        task: what to generate.
+        num_examples: how many; by default as many as the task has in this split.
+        split: "train", "validation" or "test".
+
+    Raises:
+        ValueError: an unknown split, a number below 1, or none for an endless task.
+    """
+
+    def __init__(self, task: Task, num_examples: int | None = None, split: str = "train") -> None:
+        self.task, self.split = task, check_split(split)
+        size = task.default_size(split) if num_examples is None else num_examples
+        if size is None:
+            raise ValueError(f"num_examples is None, but the task {task.name!r} is endless; give a number")
+        check_integer("num_examples", size, 1)
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: tensor[0] for name, tensor in self._batch([index]).items()}
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
+        """A whole batch at once, which is what a DataLoader asks for; generating is vectorised."""
+        batch = self._batch(indices)
+        return [{name: tensor[row] for name, tensor in batch.items()} for row in range(len(indices))]
+
+    def _batch(self, indices: list[int]) -> dict[str, torch.Tensor]:
+        for index in indices:
+            if not 0 <= index < self._size:
+                raise IndexError(f"example {index} of {self._size}")
+        inputs, targets = self.task.examples(np.asarray(indices), self.split)
+        input_ids = np.pad(inputs, ((0, 0), (0, 1)))
+        labels = np.pad(targets, ((0, 0), (1, 0)), constant_values=IGNORED)
+        return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
