@@ -95,7 +95,8 @@ class MgradeLayer(GradientCheckpointingLayer):
             hidden = hidden + recurrent.to(hidden.dtype)
         if self.mlp is not None:
             hidden = hidden + self.mlp(hidden)
-        return self.norm(hidden), state
+        # In the order they came in: another order would be another graph to a compiled model.
+        return self.norm(hidden), {part: state[part] for part in inputs.state}
 
 
 class MgradePreTrainedModel(RecurrentPreTrainedModel):

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hf_recurrent import config_from_preset
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
 
-FAMILIES = ["memora", "hawk"]
+FAMILIES = ["memora", "hawk", "mgrade"]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 # A family, or a family with another unit in its block.
@@ -25,6 +25,9 @@ def tiny_config(variant: str, **overrides):
     if options:
         sizes |= {"recurrent_unit": options[0], "allow_negative_eigenvalues": "signed" in options}
     sizes |= overrides
+    if family == "mgrade":
+        # Its state is as wide as the model, and its embedding is tied only on request.
+        sizes = {"tie_word_embeddings": True} | sizes | {"hidden_size": sizes["state_size"]}
     return config_from_preset(f"{family}-tiny", **sizes)
 
 

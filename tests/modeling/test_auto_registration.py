@@ -10,9 +10,11 @@ import sys
 {imports}
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
-for family in ("memora", "hawk"):
+from transformers import AutoModelForSequenceClassification as AutoClassifier
+for family in ("memora", "hawk", "mgrade"):
     config = AutoConfig.for_model(family, hidden_size=8, state_size=8, num_hidden_layers=1)
     assert type(AutoModel.from_config(config)).__name__ == f"{{family.capitalize()}}Model"
+    assert type(AutoClassifier.from_config(config)).__name__ == f"{{family.capitalize()}}ForSequenceClassification"
     model = AutoModelForCausalLM.from_config(config)
     for name in ("ByteTokenizer", "DNATokenizer"):
         folder = f"{folder}/{{family}}-{{name}}"

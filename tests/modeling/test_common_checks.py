@@ -75,14 +75,19 @@ def test_initialisation_is_the_published_one(family):
         else:
             continue
         assert module.weight.std().item() == pytest.approx(expected, rel=0.03), name
-        assert module.bias is None
-    assert all(torch.equal(p, torch.ones_like(p)) for n, p in model.named_parameters() if "norm" in n)
+        assert (module.bias is None) == (family != "mgrade" or name == "lm_head")
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
 
 
 @each_family
 def test_loading_initialises_only_what_is_missing(family, tmp_path):
     model = tiny_model(family)
-    name = next(n for n, _ in model.named_parameters() if "recurrent_unit" in n and n.endswith(("nu", "param")))
+    vectors = {"memora": "recurrent_unit.nu", "hawk": "recurrent_unit.recurrent_param", "mgrade": "convolution.weight"}
+    name = next(n for n, _ in model.named_parameters() if n.endswith(vectors[family]))
     tensors = {k: v.clone() for k, v in model.state_dict().items() if k not in (name, "lm_head.weight")}
     model.save_pretrained(tmp_path, state_dict=tensors)
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
@@ -206,7 +211,8 @@ def test_lora_trains_only_its_own_weights_and_generates(family, tmp_path):
     peft = pytest.importorskip("peft")
     base = tiny_model(family)
     before = {n: p.clone() for n, p in base.named_parameters()}
-    settings = peft.LoraConfig(r=2, target_modules=["gate_proj", "out_proj", "recurrence_gate"], task_type="CAUSAL_LM")
+    modules = ["update_gate", "up_proj"] if family == "mgrade" else ["gate_proj", "out_proj", "recurrence_gate"]
+    settings = peft.LoraConfig(r=2, target_modules=modules, task_type="CAUSAL_LM")
     model = peft.get_peft_model(base, settings).train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
@@ -220,7 +226,7 @@ def test_lora_trains_only_its_own_weights_and_generates(family, tmp_path):
     merged = dict(model.named_parameters())
     for name, parameter in before.items():
         wrapped = f"base_model.model.{name}"
-        wrapped = wrapped if wrapped in merged else wrapped.replace(".weight", ".base_layer.weight")
+        wrapped = wrapped if wrapped in merged else ".base_layer.".join(wrapped.rsplit(".", 1))
         assert torch.equal(merged[wrapped], parameter), name
     model.eval()
     generated = model.generate(input_ids=batch(), max_new_tokens=4, do_sample=False, eos_token_id=None)
