@@ -41,7 +41,7 @@ def rows(batches, key):
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(task=st.sampled_from(TASKS), num_streams=st.integers(1, 5), block_size=st.integers(1, 23), data=st.data())
 def test_streams_are_examples_in_a_row(task, num_streams, block_size, data):
     groups = data.draw(st.sampled_from([g for g in range(1, num_streams + 1) if num_streams % g == 0]))
@@ -57,7 +57,7 @@ def test_streams_are_examples_in_a_row(task, num_streams, block_size, data):
         assert tuple(part[stream] for part in found) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(task=st.sampled_from(TASKS), block_size=st.integers(1, 23), done=st.integers(0, 9), other=st.integers(1, 30))
 def test_going_on_from_positions(task, block_size, done, other):
     """Also with another block size, another grouping and only some of the streams."""

@@ -17,6 +17,7 @@ from hf_recurrent import (
     config_from_preset,
     evaluate_task,
 )
+from hf_recurrent.tasks.evaluation import count_answers
 
 TASK = FlipFlop(length=24, p_ignore=0.5, num_validation_examples=20)
 
@@ -137,6 +138,15 @@ def test_evaluation_is_what_one_counts_by_hand(tmp_path):
     sparse = {"sparse": FlipFlop(length=24, p_ignore=0.9, num_validation_examples=5), "same": TASK}
     named = trainer.evaluate(sparse)
     assert named["eval_same_accuracy"] == metrics["eval_accuracy"] and named["eval_sparse_num_examples"] == 5
+
+
+def test_shares_of_processes_add_up():
+    model = tiny_model("hawk-tiny")
+    whole = count_answers(model, TASK, np.arange(20), block_size=5)
+    shares = [count_answers(model, TASK, np.arange(rank, 20, 3), batch_size=2) for rank in range(3)]
+    shares.append(count_answers(model, TASK, np.arange(0)))
+    for name, count in whole.items():
+        assert sum(share[name] for share in shares) == pytest.approx(count, rel=1e-5)
 
 
 def test_evaluation_leaves_training_untouched(tmp_path):
