@@ -68,7 +68,8 @@ def layer_by_equations(layer, config, u):
                     c *= n <= layer.convolution.receptive_field
                 else:
                     c = float(n == layer.convolution.initial_positions[tap])
-                x[t, channel] += weight * c * u[t - n, channel]
+                if c > 1e-20:
+                    x[t, channel] += weight * c * u[t - n, channel]
     else:
         x = u
     if layer.recurrent_unit is not None:
