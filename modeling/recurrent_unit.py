@@ -1,7 +1,7 @@
-"""What every recurrent unit is: projections of the block's input and one element-wise step, linear in the state.
+"""What every recurrent unit is: projections of the block's input and one element-wise step.
 
-`coefficients` is that step's only definition: the parallel scan, a single step and the sensitivities of real-time
-recurrent learning use it.
+`coefficients` is that step's only definition where it is linear in the state: the parallel scan, a single step and the
+sensitivities of real-time recurrent learning use it.
 
 Shape letters: B streams or batch, T steps, M model width, S state width.
 """
@@ -42,7 +42,7 @@ def lecun_std(fan_in: int) -> float:
 
 
 class RecurrentUnit(nn.Module):
-    """Base class of the units with h_t = a_t ∘ h_{t-1} + b_t.
+    """Base class of the units with h_t = a_t ∘ h_{t-1} + b_t; a step of another form overrides `recur`.
 
     Args:
         input_size: width of the unit's input.
@@ -84,6 +84,16 @@ class RecurrentUnit(nn.Module):
     def input_map(self, width: int | None = None) -> nn.Linear:
         """A linear map of the unit's input, to S numbers by default."""
         return nn.Linear(self.input_size, self.state_size if width is None else width, bias=self.bias)
+
+    @property
+    def channel_groups(self) -> int:
+        """G, the number of groups of channels that know nothing of each other.
+
+        Channel c of the state, of a projection or of a vector belongs to group c mod G: with G = S every channel is
+        on its own, and with G = S/2 real and imaginary part go together. Real-time recurrent learning is exact and
+        cheap because of this.
+        """
+        return self.state_size
 
     def project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The linear maps of the input, (B, T, input_size) → each (B, T, …)."""
@@ -143,13 +153,24 @@ class RecurrentUnit(nn.Module):
             The outputs of all steps, (B, T, S), and the last state, (B, S).
         """
         projections = self.project(inputs)
+        states, final_state = self.recur(projections, state, reset_mask, padding_mask)
+        return self.read_out(states, *projections), final_state
+
+    def recur(
+        self,
+        projections: tuple[torch.Tensor, ...],
+        state: torch.Tensor,
+        reset_mask: torch.Tensor | None = None,
+        padding_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states of all steps, (B, T, S), and the last one, (B, S), from the projections of a block."""
         a, b = self.coefficients(*projections)
         a = a.expand(b.shape)
         if padding_mask is not None:
             a = a.masked_fill(padding_mask.unsqueeze(-1), 1)
             b = b.masked_fill(padding_mask.unsqueeze(-1), 0)
         states, final_state = linear_scan(a, b, self.to_scan(state), reset_mask)
-        return self.read_out(self.from_scan(states), *projections), self.from_scan(final_state)
+        return self.from_scan(states), self.from_scan(final_state)
 
 
 class ComplexRecurrentUnit(RecurrentUnit):
@@ -177,6 +198,10 @@ class ComplexRecurrentUnit(RecurrentUnit):
                 f"imaginary parts of its channels{', which come in conjugate pairs' if self.conjugate_pairs else ''}."
             )
         self.free_channels = state_size // divisor
+
+    @property
+    def channel_groups(self) -> int:
+        return self.free_channels
 
     def eigenvalue(self, radius: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:
         """λ of all S/2 channels from radius and phase of the free ones, (…, free) → complex (…, S/2)."""

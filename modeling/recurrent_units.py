@@ -3,6 +3,7 @@
 from .configuration_recurrent import RecurrentConfig
 from .diagonal_units import S5, ComplexLRU, ComplexLRUConjugate, RealLRU
 from .gated_units import GLRU, HGRN, QRNN, RGLRU, ComplexGLRU, ComplexGLRUConjugate, MinGRU
+from .nonlinear_units import IndRNN
 from .recurrent_unit import RecurrentUnit
 
 RECURRENT_UNITS: dict[str, type[RecurrentUnit]] = {
@@ -17,6 +18,7 @@ RECURRENT_UNITS: dict[str, type[RecurrentUnit]] = {
     "hgrn": HGRN,
     "qrnn": QRNN,
     "s5": S5,
+    "indrnn": IndRNN,
 }
 
 

@@ -12,12 +12,14 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 from hf_recurrent import config_from_preset
 from hf_recurrent.modeling.gated_units import GLRU, HGRN, RGLRU
 from hf_recurrent.modeling.modeling_memora import MemoraForCausalLM
+from hf_recurrent.modeling.nonlinear_units import NonlinearUnit
 from hf_recurrent.modeling.recurrent_unit import RING_RADIUS, input_normalizer
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS, build_recurrent_unit
 
 WIDTH, STEPS = 8, 9
 UNITS = sorted(RECURRENT_UNITS)
-REAL_UNITS = [name for name in UNITS if RECURRENT_UNITS[name].has_real_eigenvalues]
+LINEAR_UNITS = [name for name in UNITS if not issubclass(RECURRENT_UNITS[name], NonlinearUnit)]
+REAL_UNITS = [name for name in LINEAR_UNITS if RECURRENT_UNITS[name].has_real_eigenvalues]
 
 
 def initialised(name, dtype=torch.float64, **options):
@@ -111,6 +113,11 @@ def s5_step(u, x, h):
     eigenvalue = torch.exp(torch.exp(u.log_step) * a)
     h = eigenvalue * h + (eigenvalue - 1) / a * as_complex(u.input_projection(x))
     return h, real_part_of_readout(u, h)
+
+
+def indrnn_step(u, x, h):
+    h = torch.tanh(u.input_projection(x) + u.recurrent_weight * h)
+    return h, h
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -309,6 +316,8 @@ def test_what_a_block_cannot_hold_is_refused():
         build_recurrent_unit("complex_glru_conjugate", 4, 6)
     with pytest.raises(ValueError, match=r"`allow_negative_eigenvalues` is True.*ComplexGLRU"):
         MemoraForCausalLM(tiny_config("memora", recurrent_unit="complex_glru", allow_negative_eigenvalues=True))
+    with pytest.raises(ValueError, match=r"`allow_negative_eigenvalues` is True.*IndRNN"):
+        build_recurrent_unit("indrnn", 4, 4, allow_negative_eigenvalues=True)
 
 
 def test_phases_cover_the_circle_or_its_upper_half():
