@@ -7,7 +7,6 @@ from .configuration_recurrent import RecurrentConfig, check_positive
 
 SPACINGS = ("learned", "constant", "exponential")
 POSITION_INITS = ("dilated", "uniform")
-POOLINGS = ("mean", "last")
 
 
 def check_positions(positions: Sequence[float], receptive_field: int) -> None:
@@ -47,7 +46,6 @@ class MgradeConfig(RecurrentConfig):
         hidden_act: activation of the MLP.
         layer_norm: whether every layer ends with LayerNorm (section 4 leaves it out).
         input_size: H_in for real-valued inputs, which an encoder without bias reads; None for tokens.
-        pooling: what a classifier reads, "mean" over the steps or the "last" step.
 
     Raises:
         ValueError: a size is no integer of at least 1, a name is unknown, a tap would stand outside the receptive
@@ -70,7 +68,6 @@ class MgradeConfig(RecurrentConfig):
     hidden_act: str = "gelu"
     layer_norm: bool = True
     input_size: int | None = None
-    pooling: str = "mean"
     norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
 
@@ -94,7 +91,6 @@ class MgradeConfig(RecurrentConfig):
                 "`spacing` and `recurrent_unit` are both None; a layer needs a convolution, a recurrence or both."
             )
         self._check_name("position_init", POSITION_INITS)
-        self._check_name("pooling", POOLINGS)
         if self.spacing is not None:
             self._check_name("spacing", SPACINGS)
             self._check_convolution()

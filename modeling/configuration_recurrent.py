@@ -11,6 +11,9 @@ def check_positive(config: PreTrainedConfig, *names: str) -> None:
             raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
 
 
+POOLINGS = ("mean", "last")
+
+
 class RecurrentConfig(PreTrainedConfig):
     """Base class of the configurations of recurrent byte-level models.
 
@@ -25,11 +28,12 @@ class RecurrentConfig(PreTrainedConfig):
         intermediate_size: width inside the gated MLP; 3·M by default.
         recurrent_unit: name of the recurrent unit in every block, one of `RECURRENT_UNITS`.
         allow_negative_eigenvalues: let decays lie in (-1, 1) instead of (0, 1), for units with real eigenvalues.
+        pooling: what a sequence classifier reads, "mean" over the steps or the "last" step.
         norm_eps: added to the variance in every norm.
         use_cache: whether `forward` returns the state unless it is told otherwise.
 
     Raises:
-        ValueError: a size is no integer of at least 1.
+        ValueError: a size is no integer of at least 1, or there is no such pooling.
     """
 
     keys_to_ignore_at_inference = ["state"]  # noqa: RUF012 (transformers' own name and form)
@@ -40,6 +44,7 @@ class RecurrentConfig(PreTrainedConfig):
     num_hidden_layers: int = 6
     intermediate_size: int | None = None
     allow_negative_eigenvalues: bool = False
+    pooling: str = "mean"
     norm_eps: float = 1e-6
     use_cache: bool = True
     bos_token_id: int | None = None
@@ -52,4 +57,6 @@ class RecurrentConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = 3 * self.hidden_size
         check_positive(self, "intermediate_size")
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"`pooling` is {self.pooling!r}; it must be one of {', '.join(POOLINGS)}.")
         super().__post_init__(**kwargs)

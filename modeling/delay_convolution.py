@@ -72,6 +72,8 @@ class DelayConvolution(nn.Module):
         ValueError: a position is outside [0, Γ], or a fixed one is no integer.
     """
 
+    no_weight_decay = ("positions",)  # decay would pull the taps towards the present step
+
     def __init__(
         self,
         channels: int,

@@ -90,6 +90,14 @@ class RecurrentPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.RMSNorm) and module.weight is not None:
             init.ones_(module.weight)
 
+    def parameters_without_weight_decay(self) -> set[str]:
+        """Names of the parameters that decay would pull to where they mean nothing; trainers leave them out."""
+        return {
+            f"{prefix}.{name}"
+            for prefix, module in self.named_modules()
+            for name in getattr(module, "no_weight_decay", ())
+        }
+
 
 class RecurrentModel(RecurrentPreTrainedModel):
     """Embedding, N layers, final norm. A family gives its layer, its final norm and the parts of its state."""

@@ -33,10 +33,8 @@ def pool_steps(hidden: torch.Tensor, attention_mask: torch.Tensor | None, poolin
     """The "mean" over the real steps, or the "last" real one: (B, T, M) → (B, M).
 
     Raises:
-        ValueError: there is no such pooling, or a row has no real step.
+        ValueError: a row has no real step.
     """
-    if pooling not in ("mean", "last"):
-        raise ValueError(f"`pooling` is {pooling!r}; it must be 'mean' or 'last'.")
     if attention_mask is None:
         return hidden.mean(1) if pooling == "mean" else hidden[:, -1]
     real = attention_mask != 0
@@ -100,9 +98,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
             return_dict=True,
         )
         hidden = outputs.last_hidden_state
-        pooled = pool_steps(
-            hidden.to(state_dtype(hidden.dtype)), attention_mask, getattr(self.config, "pooling", "mean")
-        )
+        pooled = pool_steps(hidden.to(state_dtype(hidden.dtype)), attention_mask, self.config.pooling)
         logits = self.score(pooled.to(self.score.weight.dtype))
         loss = None
         if labels is not None:

@@ -86,6 +86,11 @@ class RecurrentUnit(nn.Module):
         return nn.Linear(self.input_size, self.state_size if width is None else width, bias=self.bias)
 
     @property
+    def no_weight_decay(self) -> list[str]:
+        """The unit's own vectors (rates, phases, bounds): zero is no natural place for them."""
+        return [name for name, _ in self.named_parameters(recurse=False)]
+
+    @property
     def channel_groups(self) -> int:
         """G, the number of groups of channels that know nothing of each other.
 

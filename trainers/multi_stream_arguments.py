@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from transformers import TrainingArguments
+from transformers.utils import is_torch_accelerator_available
 
 Regime = Literal["multi_stream", "iid"]
 
@@ -83,7 +84,9 @@ class MultiStreamTrainingArguments(TrainingArguments):
 
     learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate of AdamW. Example: 3e-3"})
     adam_beta2: float = field(default=0.95, metadata={"help": "AdamW's second decay rate."})
-    weight_decay: float = field(default=0.1, metadata={"help": "AdamW's weight decay; not on biases and norms."})
+    weight_decay: float = field(
+        default=0.1, metadata={"help": "AdamW's weight decay; not on biases, norms and the rates of recurrent units."}
+    )
     lr_scheduler_type: str = field(
         default="cosine", metadata={"help": "Schedule after the warm-up: cosine, linear, constant_with_warmup, ..."}
     )
@@ -113,6 +116,8 @@ class MultiStreamTrainingArguments(TrainingArguments):
                 raise ValueError(f"`{name}` is {getattr(self, name)}; it must be {least} or more.")
         if self.train_bytes is not None and not self.train_bytes > 0:
             raise ValueError(f"`train_bytes` is {self.train_bytes}; it must be more than 0.")
+        if self.bf16 and not is_torch_accelerator_available():
+            self.use_cpu = True  # Trainer asks for this flag where there is nothing else
         super().__post_init__()
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
             if getattr(self, name) < 1:

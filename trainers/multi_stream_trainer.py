@@ -224,6 +224,14 @@ class MultiStreamTrainer(Trainer):
             generator=torch.Generator().manual_seed(self._data_seed),
         )
 
+    def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
+        """All that `Trainer` decays but what the model says has no natural place at zero."""
+        names = super().get_decay_parameter_names(model)
+        if not hasattr(self.model, "parameters_without_weight_decay"):
+            return names
+        exempt = self.model.parameters_without_weight_decay()
+        return [name for name in names if name not in exempt]
+
     def set_initial_training_values(self, args, dataloader):
         """One endless pass, cut after `num_training_steps`."""
         steps = self.num_training_steps

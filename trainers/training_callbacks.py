@@ -84,6 +84,12 @@ class BytesProgressCallback(ProgressCallback):
                 f"step {state.global_step}: {logs['eval_bits_per_byte']:.3f} bits per byte on the held-out episodes",
                 file=sys.stderr,
             )
+        elif "eval_accuracy" in logs:
+            tqdm.write(
+                f"step {state.global_step}: {logs['eval_accuracy']:.1%} of the answers right, "
+                f"{logs['eval_exact_match']:.1%} of the examples",
+                file=sys.stderr,
+            )
         elif "bits_per_byte" in logs:
             text = (
                 f"{logs['bits_per_byte']:.3f} bits per byte, {with_unit(logs['bytes_per_second'], 'B/s')}, "

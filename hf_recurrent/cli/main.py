@@ -10,6 +10,7 @@ VERBS = {
     "evaluate": "bits per byte on held-out documents, beside gzip, bz2 and xz",
     "generate": "continue a prompt, a file or a saved state",
     "push_to_hub": "upload a trained model with its tokenizer, code and card",
+    "reproduce": "one table or figure of the papers, measured beside the printed numbers",
     "env": "versions and available scan backends, for bug reports",
 }
 

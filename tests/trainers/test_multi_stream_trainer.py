@@ -4,13 +4,14 @@ import math
 import pytest
 import torch
 from tiny_run import Noise, logged, tiny_corpora, tiny_model, tiny_trainer
-from transformers import TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
 
 from hf_recurrent import (
     ByteTokenizer,
     Corpus,
     MultiStreamDataset,
     MultiStreamTrainingArguments,
+    config_from_preset,
     evaluate_bits_per_byte,
 )
 
@@ -189,6 +190,26 @@ def test_number_of_steps(tmp_path):
 
     tiny_trainer(tmp_path, callbacks=[Count()], max_steps=-1, train_bytes=640, save_strategy="no").train()
     assert steps == [1, 2, 3, 4, 5]
+
+
+def test_rates_and_positions_do_not_decay(tmp_path):
+    trainer = tiny_trainer(tmp_path)
+    decayed = trainer.get_decay_parameter_names(trainer.model)
+    parameters = dict(trainer.model.named_parameters(remove_duplicate=False))
+    exempt = parameters.keys() - set(decayed)
+    assert {name.rsplit(".", 1)[-1] for name in exempt} == {"weight", "nu"}  # of norms and of units
+    assert all(parameters[name].dim() == 2 for name in decayed)
+    mgrade = AutoModelForCausalLM.from_config(config_from_preset("mgrade-tiny"))
+    assert "model.layers.0.convolution.positions" in mgrade.parameters_without_weight_decay()
+
+
+def test_bfloat16_needs_no_flag_without_a_gpu(tmp_path):
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    trainer = tiny_trainer(tmp_path, max_steps=2, bf16=True)
+    trainer.train()
+    assert trainer.args.use_cpu
+    assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
 
 
 def test_every_other_default_is_documented():

@@ -1,0 +1,27 @@
+"""The tables and figures of the papers, each as one experiment that `scripts/reproduce.py NAME` runs."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hf_recurrent.reproduce.experiment import Experiment
+
+# Name → what it reproduces; the code of each is the module of that name and is loaded when it is used.
+EXPERIMENTS = {
+    "selective-copying": "Memora, Table 2: six models on selective copying",
+    "stride-sweep": "Memora, Figure 3: streams against IID over the update stride",
+    "glru-alternatives": "Memora, Figure 6: recurrent units on text",
+    "parity": "state tracking: eigenvalues that may be negative, on parity beyond the training length",
+    "recall": "survey, Table 6: induction heads and associative recall",
+}
+
+
+def load_experiment(name: str) -> "Experiment":
+    """The experiment of that name.
+
+    Raises:
+        ValueError: there is none; the message names those that there are.
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"NAME is {name!r}; the experiments are {', '.join(EXPERIMENTS)}.")
+    return importlib.import_module(f"hf_recurrent.reproduce.{name.replace('-', '_')}").EXPERIMENT

@@ -1,0 +1,101 @@
+"""Induction heads and associative recall (survey, section 7.8, Table 6)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_recurrent.reproduce.experiment import Experiment, Settings
+from hf_recurrent.reproduce.training import build_model, train
+
+# Label → preset and recurrent unit.
+MODELS = {
+    "Transformer (Llama)": ("llama-s0", None),
+    "S4D (s5 unit)": ("memora-tiny", "s5"),
+    "Memora with minGRU": ("memora-tiny", "mingru"),
+    "Memora with GLRU": ("memora-tiny", "glru"),
+    "Hawk": ("hawk-tiny", None),
+    "Mamba (Mamba2)": ("mamba2-s0", None),
+}
+WIDTHS: dict[str, Settings] = {
+    "llama": {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "mamba2": {"hidden_size": 64, "num_heads": 2, "state_size": 64, "num_hidden_layers": 2},
+    "hawk": {"hidden_size": 48, "state_size": 96, "num_hidden_layers": 2},
+    "memora": {"hidden_size": 48, "state_size": 96, "num_hidden_layers": 2},
+}
+TASKS: dict[str, dict[str, Settings]] = {
+    "small": {
+        "induction heads": {"length": 64, "vocab_size": 16},
+        "associative recall": {"num_pairs": 8, "num_keys": 16, "num_values": 16, "num_queries": 8},
+    },
+    "paper": {
+        "induction heads": {"length": 256, "vocab_size": 16},
+        "associative recall": {"num_pairs": 16, "num_keys": 32, "num_values": 32, "num_queries": 8},
+    },
+}
+SIZES: dict[str, Settings] = {
+    "small": {"steps": 2000, "batch_size": 64, "learning_rate": 2e-3},
+    "paper": {"steps": 100_000, "batch_size": 64, "learning_rate": 1e-3},
+}
+# Label → Table 6: induction heads, associative recall.
+PRINTED = {
+    "Transformer (Llama)": ("100", "100"),
+    "S4D (s5 unit)": ("35.6", "86.0"),
+    "Mamba (Mamba2)": ("100", "100"),
+}
+
+
+class RecallTable(Experiment):
+    name = "recall"
+    source = "Survey, Table 6"
+    claim = (
+        "Attention and selective recurrence find again what stood beside a token; a recurrence with a fixed decay "
+        "does not."
+    )
+    metric = "accuracy"
+    percent = True
+    paper = {  # noqa: RUF012 (read only)
+        f"{task}: {label}": numbers[place]
+        for place, task in enumerate(TASKS["small"])
+        for label, numbers in PRINTED.items()
+    }
+
+    def rows(self, size: str) -> list[Settings]:
+        return [
+            {
+                "label": f"{task}: {label}",
+                "task": task,
+                "task_options": options,
+                "preset": preset,
+                "widths": WIDTHS[preset.split("-")[0]] | ({} if unit is None else {"recurrent_unit": unit}),
+                **SIZES[size],
+            }
+            for task, options in TASKS[size].items()
+            for label, (preset, unit) in MODELS.items()
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        from hf_recurrent import AssociativeRecall, InductionHeads, evaluate_task
+
+        kind = {"induction heads": InductionHeads, "associative recall": AssociativeRecall}[settings["task"]]
+        task = kind(**settings["task_options"], seed=settings["seed"])
+        model = build_model(settings["preset"], task.vocab_size, settings["seed"], **settings["widths"])
+        results = train(
+            model,
+            task,
+            steps=settings["steps"],
+            seed=settings["seed"],
+            per_device_train_batch_size=settings["batch_size"],
+            block_size=task.length,
+            learning_rate=settings["learning_rate"],
+        )
+        return {**results, "value": evaluate_task(model, task, num_examples=2000)["accuracy"]}
+
+    def note(self, rows: Sequence[Settings]) -> str:
+        row = rows[0]
+        return (
+            f"Two layers each; {row['steps']:,} steps of {row['batch_size']} examples, learning rate "
+            f"{row['learning_rate']:g}; {TASKS['small']['induction heads']['length']} steps and "
+            f"{TASKS['small']['associative recall']['num_pairs']} pairs at the small size."
+        )
+
+
+EXPERIMENT = RecallTable()

@@ -1,0 +1,107 @@
+"""Table and plot of an experiment's rows, and its section in a page of results."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_recurrent.reproduce.experiment import Experiment, Settings
+from hf_recurrent.reproduce.rows_file import write_text
+
+
+def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
+    """A line for each label, a column for each place on the x axis; with several seeds mean ± half the range."""
+    curves = experiment.curves(rows)
+    places = sorted({place for line in curves.values() for place in line if place is not None})
+    columns = [f"{experiment.x_label} {place:g}" for place in places] or [experiment.metric]
+    show_paper, parameters = bool(experiment.paper), _parameters(rows)
+    header = ["", *columns, *(["paper"] if show_paper else []), *(["parameters"] if parameters else [])]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for label, line in curves.items():
+        cells = [_cell(line.get(place), experiment.percent) for place in (places or [None])]
+        cells += [experiment.paper.get(label, "-")] if show_paper else []
+        cells += (
+            [next((count for name, count in parameters.items() if label.startswith(name)), "-")] if parameters else []
+        )
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _parameters(rows: Sequence[Settings]) -> dict[str, str]:
+    return {row["label"]: f"{row['num_parameters']:,}" for row in rows if "num_parameters" in row}
+
+
+def _cell(values: list[float] | None, percent: bool) -> str:
+    if not values:
+        return "-"
+    scale, digits = (100, 1) if percent else (1, 3)
+    mean = statistics.fmean(values) * scale
+    if len(values) == 1:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {(max(values) - min(values)) / 2 * scale:.{digits}f}"
+
+
+def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str) -> str:
+    """The part of the page of results that belongs to an experiment: claim, command, table, picture."""
+    seeds = len({row["seed"] for row in rows})
+    minutes = sum(row["seconds"] for row in rows) / 60
+    devices = ", ".join(sorted({row["device"] for row in rows}))
+    command = f"python scripts/reproduce.py {experiment.name}" + ("" if size == "small" else f" --size {size}")
+    note = experiment.note(rows)
+    metric = experiment.metric + (", per cent" if experiment.percent else "")
+    spread = f"{seeds} seeds, mean ± half the range" if seeds > 1 else "1 seed"
+    return (
+        f"## {experiment.source}: {experiment.name}\n\n{experiment.claim}\n\n"
+        f"<!-- not run in the tests: minutes -->\n```bash\n{command}\n```\n\n"
+        f"{metric[0].upper()}{metric[1:]}; {spread}; {size} size, {minutes:.0f} minutes of training on {devices}."
+        f"{' ' + note if note else ''}\n\n{markdown_table(experiment, rows)}\n![{experiment.name}]({picture})\n"
+    )
+
+
+def update_section(page: Path, key: str, text: str) -> None:
+    """Replace what stands between the markers of `key` in a page, or append it with markers of its own."""
+    begin, end = f"<!-- reproduce: {key} -->\n", f"<!-- end of {key} -->\n"
+    content = page.read_text(encoding="utf-8")
+    if begin in content and end in content:
+        head, rest = content.split(begin, 1)
+        content = head + begin + text + end + rest.split(end, 1)[1]
+    else:
+        content = content.rstrip("\n") + "\n\n" + begin + text + end
+    write_text(content, page)
+
+
+def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
+    """The table as a picture: lines over the x axis, or one bar a label; all seeds as points."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    curves = experiment.curves(rows)
+    scale = 100 if experiment.percent else 1
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    label_axis = experiment.metric + (" (%)" if experiment.percent else "")
+    if experiment.x_label is None:
+        labels = list(curves)
+        for place, label in enumerate(labels):
+            values = [value * scale for value in curves[label][None]]
+            axes.barh(place, statistics.fmean(values), color="tab:blue", alpha=0.6)
+            axes.plot(values, [place] * len(values), "o", color="black", markersize=3)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.invert_yaxis()
+        axes.set_xlabel(label_axis)
+    else:
+        for label, line in curves.items():
+            places = sorted(line)
+            means = [statistics.fmean(line[place]) * scale for place in places]
+            axes.plot(places, means, label=label, **{"marker": "o", **experiment.line_style(label)})
+        if experiment.logarithmic:
+            axes.set_xscale("log", base=2)
+            ticks = sorted({place for line in curves.values() for place in line})
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xlabel(experiment.x_label)
+        axes.set_ylabel(label_axis)
+        axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+    axes.set_title(experiment.source, fontsize="medium")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,54 @@
+"""What the experiments' rows have in common: a model by preset, training on a corpus or a task, the device."""
+
+import tempfile
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, set_seed
+
+from hf_recurrent import MultiStreamTrainer, MultiStreamTrainingArguments, config_from_preset
+
+
+def device_name() -> str:
+    """What the rows are trained on, for the report."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return "the CPU"
+
+
+def build_model(preset: str, vocab_size: int, seed: int, **overrides: Any) -> PreTrainedModel:
+    """A new model of a preset's sizes, initialised with the seed."""
+    set_seed(seed)
+    return AutoModelForCausalLM.from_config(config_from_preset(preset, vocab_size=vocab_size, **overrides))
+
+
+def train(model: PreTrainedModel, data: Any, *, steps: int, seed: int, **arguments: Any) -> dict[str, Any]:
+    """Train on a corpus or a task: what every row records of it.
+
+    Args:
+        arguments: fields of [`MultiStreamTrainingArguments`].
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = MultiStreamTrainer(
+            model,
+            MultiStreamTrainingArguments(
+                **{
+                    "output_dir": directory,
+                    "max_steps": steps,
+                    "seed": seed,
+                    "bf16": torch.cuda.is_available(),
+                    "logging_steps": max(steps // 10, 1),
+                    "save_strategy": "no",
+                    "eval_strategy": "no",
+                    "report_to": "none",
+                    "disable_tqdm": True,
+                    **arguments,
+                }
+            ),
+            train_corpus=data,
+        )
+        start = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - start
+    return {"num_parameters": model.num_parameters(), "seconds": round(seconds, 1), "device": device_name()}

@@ -1,0 +1,10 @@
+"""One table or figure of the papers, measured: the same as `hf-recurrent reproduce`.
+
+python scripts/reproduce.py --help                 # the experiments
+python scripts/reproduce.py selective-copying      # small: minutes on two cores
+"""
+
+from hf_recurrent.cli.reproduce import main
+
+if __name__ == "__main__":  # rows that run side by side start as processes that import this file
+    main()

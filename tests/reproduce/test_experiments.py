@@ -1,0 +1,66 @@
+"""Every experiment trains and measures: one row of each, a few steps, as its own command would."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hf_recurrent import Corpus, config_from_preset, evaluate_bits_per_byte
+from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
+from hf_recurrent.reproduce.stride_sweep import STATE_CARRIED, STATE_ZERO, measure
+
+# What makes a row of an experiment short.
+SHORT = {
+    "selective-copying": {"steps": 2, "length": 24, "num_tokens": 4, "batch_size": 4},
+    "stride-sweep": {"bytes": 2048, "step_bytes": 1024, "eval_bytes": 2000},
+    "glru-alternatives": {"bytes": 1024, "streams": 4, "block_size": 64, "eval_bytes": 2000},
+    "parity": {"steps": 2, "batch_size": 4, "longest": 80},
+    "recall": {"steps": 2, "batch_size": 4},
+}
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(40):
+        (texts / f"{number}.txt").write_text(f"story {number}: " + "once upon a time. " * 20)
+    return str(texts)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_kind_of_row_runs(name, corpus):
+    experiment = load_experiment(name)
+    rows, seen = [], set()
+    for settings in experiment.rows("small"):
+        if settings["label"] in seen:  # one row a line of the table
+            continue
+        seen.add(settings["label"])
+        settings = {**settings, **SHORT[name], "seed": 0}
+        if "corpus" in settings:
+            settings["corpus"] = corpus
+        rows.append({**settings, **experiment.run(settings)})
+    for row in rows:
+        values = row["value"].values() if isinstance(row["value"], dict) else [row["value"]]
+        assert values
+        assert all(math.isfinite(value) for value in values)
+        assert row["num_parameters"] > 0
+        assert row["seconds"] > 0
+    assert len(experiment.curves(rows)) >= len(seen)
+    assert experiment.note(rows)
+
+
+def test_iid_is_measured_with_the_state_carried_and_zero_at_each_block():
+    torch.manual_seed(0)
+    config = config_from_preset("memora-tiny", hidden_size=16, state_size=24, num_hidden_layers=1)
+    model = AutoModelForCausalLM.from_config(config)
+    corpus = Corpus.from_documents([bytes(range(1, 120)), b"abc" * 30])
+    options = {"num_streams": 1, "progress": False}
+    carried = evaluate_bits_per_byte(model, corpus, **options)["bits_per_byte"]
+    zero_state = evaluate_bits_per_byte(model, corpus, block_size=4, carry_state=False, **options)["bits_per_byte"]
+    assert abs(carried - zero_state) > 1e-3
+    measured = measure(model, corpus, "iid", 4)
+    assert measured == {STATE_CARRIED: pytest.approx(carried), STATE_ZERO: pytest.approx(zero_state)}
+    assert set(measure(model, corpus, "multi_stream", 4)) == {STATE_CARRIED}

@@ -1,0 +1,118 @@
+"""Experiments: nothing is run twice, a table, a plot and a section of the page come out, bad input is named."""
+
+import json
+
+import pytest
+
+from hf_recurrent.cli.reproduce import main
+from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
+from hf_recurrent.reproduce.experiment import Experiment
+from hf_recurrent.reproduce.report import markdown_table, section, update_section
+from hf_recurrent.reproduce.rows_file import read_rows
+from hf_recurrent.reproduce.runner import reproduce
+
+
+class Halves(Experiment):
+    name, source, claim, metric = "halves", "Nobody, Table 1", "A half is a half.", "size"
+    paper = {"first": "0.5"}  # noqa: RUF012
+
+    def __init__(self):
+        self.ran = []
+
+    def rows(self, size):
+        return [{"label": label, "factor": 1} for label in ("first", "second")]
+
+    def run(self, settings):
+        self.ran.append(settings)
+        value = settings["factor"] / (2 + settings["seed"])
+        return {"value": value, "seconds": 60.0, "device": "paper", "num_parameters": 1234}
+
+
+@pytest.fixture
+def halves(monkeypatch):
+    experiment = Halves()
+    monkeypatch.setattr("hf_recurrent.reproduce.runner.load_experiment", lambda name: experiment)
+    return experiment
+
+
+def test_rows_run_once(halves, tmp_path):
+    rows = reproduce(halves, "small", [0], tmp_path)
+    assert [row["value"] for row in rows] == [0.5, 0.5]
+    assert json.loads((tmp_path / "halves_small.json").read_text()) == rows
+    again = reproduce(halves, "small", [0, 1], tmp_path)
+    assert again[:2] == rows
+    assert [(row["label"], row["seed"]) for row in halves.ran] == [
+        ("first", 0),
+        ("second", 0),
+        ("first", 1),
+        ("second", 1),
+    ]
+    table = (tmp_path / "halves_small.md").read_text()
+    assert "| first | 0.417 ± 0.083 | 0.5 | 1,234 |" in table
+    assert "| second | 0.417 ± 0.083 | - | 1,234 |" in table
+    assert (tmp_path / "halves_small.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_overrides_are_other_rows(halves, tmp_path):
+    reproduce(halves, "small", [0], tmp_path)
+    rows = reproduce(halves, "small", [0], tmp_path, overrides={"factor": 3}, only=["sec"])
+    assert [(row["label"], row["value"]) for row in rows] == [("second", 1.5)]
+    assert len(read_rows(tmp_path / "halves_small.json")) == 3
+
+
+def test_the_page_has_one_section_an_experiment(halves, tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text("# Results\n\nBy hand.\n")
+    reproduce(halves, "small", [0], tmp_path / "results", page=page)
+    update_section(page, "other", "other text\n")
+    reproduce(halves, "small", [0, 1], tmp_path / "results", page=page)
+    text = page.read_text()
+    assert text.startswith("# Results\n\nBy hand.\n")
+    assert text.count("## Nobody, Table 1: halves") == 1
+    assert "2 seeds, mean ± half the range" in text
+    assert "python scripts/reproduce.py halves" in text
+    assert "![halves](results/halves_small.png)" in text
+    assert text.endswith("<!-- reproduce: other -->\nother text\n<!-- end of other -->\n")
+
+
+def test_values_over_an_axis_are_columns():
+    experiment = Halves()
+    experiment.x_label = "T ="
+    rows = [{"label": "line", "seed": 0, "value": {"2": 1.0, "8": 2.0}, "seconds": 1.0, "device": "paper"}]
+    assert "|  | T = 2 | T = 8 | paper |" in markdown_table(experiment, rows)
+    assert "| line | 1.000 | 2.000 | - |" in section(experiment, "paper", rows, "x.png")
+
+
+def test_a_damaged_file_is_not_overwritten(halves, tmp_path):
+    path = tmp_path / "halves_small.json"
+    path.write_text('[{"label": "fir')
+    with pytest.raises(ValueError, match="is damaged"):
+        reproduce(halves, "small", [0], tmp_path)
+    assert path.read_text() == '[{"label": "fir'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table-9"], "NAME is 'table-9'; the experiments are selective-copying"),
+        (["parity", "--override", "stepps=3"], "--override has 'stepps'; the rows' settings are"),
+        (["parity", "--override", "steps"], "--override has 'steps'; it must be KEY=VALUE"),
+        (["parity", "--only", "LSTM"], "--only has 'LSTM'; the rows are GLRU"),
+        (["parity", "--processes", "0"], "--processes is 0"),
+        (["parity", "--page", "nowhere.md"], "--page is `nowhere.md`"),
+        (["stride-sweep", "--override", "step_bytes=100"], "`step_bytes` is 100; T = 8"),
+    ],
+)
+def test_bad_input_is_named(arguments, message, tmp_path, capsys):
+    extra = ["--only", "Llama"] if "step_bytes=100" in arguments else []
+    with pytest.raises(SystemExit):
+        main([*arguments, *extra, "--output_dir", str(tmp_path)])
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("size", ["small", "paper"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_rows_are_json_and_tell_each_other_apart(name, size):
+    rows = load_experiment(name).rows(size)
+    assert json.loads(json.dumps(rows)) == rows
+    assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows) > 1
