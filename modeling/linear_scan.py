@@ -5,6 +5,7 @@ One operator, several backends that give the same numbers:
 * `reference`: the loop as one would write it, under autograd. Slow, obviously right.
 * `torch`: plain torch with a hand-written backward; needs no compiler. Many channels run one fused operation per
   step; few channels and many steps run in blocks that fit the cache, each cut into chunks that advance side by side.
+* `cpu`: a compiled kernel of the `hf_recurrent` package, where the package was installed with a C compiler.
 * `triton`: GPU kernels of the `hf_recurrent` package, imported the first time that they are used.
 
 All of them multiply and add: a form through logarithms cannot hold a decay of zero and loses the gradient to `a`.
@@ -24,9 +25,14 @@ from types import ModuleType, SimpleNamespace
 import torch
 from torch import Tensor
 
-# Backends that are modules of their own: name -> (module, what to install when it cannot be imported). A module
-# offers scan_forward, scan_backward and unsupported_reason with the signatures of the functions below.
+# Backends that are modules of their own: name -> (module, what to do when it cannot be imported). A module offers
+# scan_forward, scan_backward and unsupported_reason with the signatures of the functions below.
 _BACKEND_MODULES = {
+    "cpu": (
+        "hf_recurrent.kernels.linear_scan_cpu",
+        "install a C compiler (GCC or Clang), then run `pip install --no-build-isolation --no-deps -e .` in the "
+        "folder of hf-recurrent's sources",
+    ),
     "triton": ("hf_recurrent.kernels.linear_scan_triton", "pip install hf-recurrent triton"),
 }
 _BACKENDS = ("reference", "torch", *_BACKEND_MODULES)
@@ -77,12 +83,13 @@ def linear_scan(
         initial_state = a.new_zeros(a.shape[0], a.shape[2], dtype=state_dtype)
     elif initial_state.dtype != state_dtype:
         initial_state = initial_state.to(state_dtype)
+    functions = None
     if not torch.compiler.is_compiling():  # the operator itself looks again when it runs
         functions = _backend_functions(backend, a.device.type, dtype)
-    if a.shape[1] == 1:
+    if a.shape[1] == 1 and not _takes_single_steps(functions, a):
         return _single_step(a, b, initial_state, reset_mask, dtype)
     a, b = a.to(dtype), b.to(dtype)
-    if torch.compiler.is_compiling() or not _is_plain(a, b, initial_state, reset_mask):
+    if functions is None or not _is_plain(a, b, initial_state, reset_mask):
         return torch.ops.hf_recurrent.linear_scan(a, b, initial_state, reset_mask, backend)
     needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or initial_state.requires_grad)
     if needs_grad or _is_transformed():
@@ -115,6 +122,11 @@ def linear_scan_reference(
 def available_backends() -> tuple[str, ...]:
     """Names that `linear_scan(backend=...)` can run here, found without importing any of their packages."""
     return tuple(name for name in _BACKENDS if name not in _BACKEND_MODULES or _may_run(name))
+
+
+def how_to_install(backend: str) -> str:
+    """What to do when a backend that is a module of its own is missing."""
+    return _BACKEND_MODULES[backend][1]
 
 
 def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask: Tensor | None) -> None:
@@ -154,6 +166,12 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
 @cache
 def _may_run(name: str) -> bool:
     """Whether a backend of its own module is installed and this machine has what it runs on."""
+    if name == "cpu":  # cheap to import, and only that tells whether its kernel was built
+        try:
+            importlib.import_module(_BACKEND_MODULES[name][0])
+        except ImportError:
+            return False
+        return True
     try:
         installed = importlib.util.find_spec(_BACKEND_MODULES[name][0]) is not None
     except ImportError:
@@ -165,18 +183,31 @@ def _may_run(name: str) -> bool:
 def _backend_functions(backend: str, device_type: str, dtype: torch.dtype) -> ModuleType | SimpleNamespace:
     """The functions of a backend for tensors of this kind, or the reason why it cannot run, raised."""
     if backend == "auto":
-        backend = "triton" if device_type == "cuda" and not dtype.is_complex and _may_run("triton") else "torch"
+        kernel = "triton" if device_type == "cuda" else "cpu"
+        backend = kernel if device_type in ("cpu", "cuda") and _may_run(kernel) else "torch"
+        if backend != "torch" and _module(backend).unsupported_reason(device_type, dtype) is not None:
+            backend = "torch"
     if backend == "torch":
         return _TORCH_BACKEND
-    module_name, install = _BACKEND_MODULES[backend]
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ImportError(f"linear_scan backend {backend!r} is not installed ({error}); try: {install}") from error
+    module = _module(backend)
     reason = module.unsupported_reason(device_type, dtype)
     if reason is not None:
         raise RuntimeError(f"linear_scan backend {backend!r} cannot run here: {reason}")
     return module
+
+
+def _module(backend: str) -> ModuleType:
+    module_name, install = _BACKEND_MODULES[backend]
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise ImportError(f"linear_scan backend {backend!r} is not installed ({error}); try: {install}") from error
+
+
+def _takes_single_steps(functions: ModuleType | SimpleNamespace | None, a: Tensor) -> bool:
+    """Whether a backend is faster than autograd's own formulas at T = 1, which it says in SINGLE_STEP_ELEMENTS."""
+    smallest = getattr(functions, "SINGLE_STEP_ELEMENTS", None)
+    return smallest is not None and a.numel() >= smallest and not _is_transformed()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

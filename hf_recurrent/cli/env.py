@@ -33,9 +33,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         "CPU threads": str(torch.get_num_threads()),
         "GPUs": ", ".join(gpus) or "none",
         "scan backends": ", ".join(available_backends()),
+        "CPU scan kernel": _cpu_kernel(),
     }
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))
+
+
+def _cpu_kernel() -> str:
+    """The instructions that the compiled CPU kernel uses, or why it is not there and how to get it."""
+    from hf_recurrent.modeling.linear_scan import how_to_install
+
+    try:
+        from hf_recurrent.kernels.linear_scan_cpu import instruction_set
+    except ImportError as error:
+        return f"not there ({error}); to get it: {how_to_install('cpu')}"
+    return instruction_set()
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,152 @@
+"""The linear recurrence on a CPU: the compiled kernel behind `linear_scan(backend="cpu")`.
+
+`linear_scan_cpu.c` is plain C, loaded with ctypes, which lets go of the interpreter's lock while it computes. This
+module checks and prepares the tensors. Importing it raises ImportError where the kernel was not built, or was built
+from another version of its source.
+"""
+
+import ctypes
+import importlib.util
+import platform
+import struct
+
+import torch
+from torch import Tensor
+
+from .output_memory import OutputMemory
+
+_VERSION = 1  # of the struct in linear_scan_cpu.c
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
+_TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_TYPES)}
+
+# Fewer elements than this are done before another thread is awake.
+_SERIAL_ELEMENTS = 1 << 15
+# From here on T = 1 is faster than torch's own operations, whose calls cost less.
+SINGLE_STEP_ELEMENTS = 1 << 17
+# Outputs of this many bytes are written past the cache: whoever reads them next would not find them there anyway, and
+# the lines need not be read before they are written.
+_BYPASS_BYTES = 1 << 23
+
+
+def _load() -> ctypes.CDLL:
+    spec = importlib.util.find_spec(f"{__package__}._linear_scan_cpu")
+    if spec is None or spec.origin is None:
+        raise ImportError("the kernel was not built when hf-recurrent was installed")
+    try:
+        library = ctypes.CDLL(spec.origin)
+        library.hf_scan_version.restype = ctypes.c_int64
+        version = library.hf_scan_version()
+    except (OSError, AttributeError) as error:
+        raise ImportError(f"the kernel in {spec.origin} cannot be loaded: {error}") from error
+    if version != _VERSION:
+        raise ImportError(f"the kernel in {spec.origin} has version {version}, not {_VERSION}: build it again")
+    library.hf_scan_forward.argtypes = library.hf_scan_backward.argtypes = (ctypes.c_char_p,)
+    library.hf_scan_forward.restype = library.hf_scan_backward.restype = None
+    library.hf_scan_instruction_level.argtypes = (ctypes.c_int,)
+    library.hf_scan_use_large_pages.argtypes = (ctypes.c_int64, ctypes.c_int64)
+    library.hf_scan_use_large_pages.restype = None
+    return library
+
+
+_library = _load()
+_pack = struct.Struct("=19q").pack
+_memory = OutputMemory(on_new=lambda tensor: _library.hf_scan_use_large_pages(tensor.data_ptr(), tensor.nbytes))
+
+
+def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
+    """Why tensors of this kind cannot go through this kernel, or None."""
+    if device_type != "cpu":
+        return f"its kernel needs tensors on the CPU, not on {device_type!r}"
+    if dtype not in _TYPE_NUMBERS:
+        return f"its kernel has no version for {dtype}"
+    return None
+
+
+def instruction_level(limit: int = -1) -> int:
+    """The instruction set in use: 0 is what every CPU of the architecture has; on x86-64 1 is AVX2 and 2 AVX-512.
+
+    A `limit` of 0 or more sets it, for the whole process, to at most that.
+    """
+    return _library.hf_scan_instruction_level(limit)
+
+
+def instruction_set() -> str:
+    """The name of `instruction_level()`."""
+    machine = platform.machine()
+    return ("SSE2", "AVX2", "AVX-512")[instruction_level()] if machine in ("x86_64", "AMD64") else machine
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Without lazy conjugation or negation."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def _rows(tensor: Tensor) -> tuple[Tensor, int, int]:
+    """A tensor (B,T,S) whose channels are neighbours, with the strides of B and T; a copy only if it has to be one."""
+    tensor = _plain(tensor)
+    stream, step, channel = tensor.stride()
+    if channel != 1:
+        tensor = tensor.contiguous()
+        stream, step, channel = tensor.stride()
+    return tensor, stream, step
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return _plain(tensor).contiguous()
+
+
+def _call_options(shape: torch.Size, dtype: torch.dtype) -> tuple[int, int, int]:
+    """The type's number, the threads, and whether results should bypass the cache."""
+    elements = shape.numel()
+    threads = torch.get_num_threads() if elements >= _SERIAL_ELEMENTS else 1
+    bypass = elements * dtype.itemsize >= _BYPASS_BYTES
+    return _TYPE_NUMBERS[dtype], threads, bypass
+
+
+def scan_forward(a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """a, b (B,T,S) of one type, state (B,S) of that type or float32, whichever is wider -> h (B,T,S), final (B,S)."""
+    a, a_stream, a_step = _rows(a)
+    b, b_stream, b_step = _rows(b)
+    state = _whole(state)
+    resets = None if reset_mask is None else reset_mask.contiguous()
+    kind, threads, bypass = _call_options(a.shape, a.dtype)
+    h, final = _memory.empty(a.shape, a.dtype), torch.empty_like(state)
+    _library.hf_scan_forward(
+        _pack(
+            kind, threads, bypass, *a.shape,
+            a.data_ptr(), a_stream, a_step, b.data_ptr(), b_stream, b_step,
+            state.data_ptr(), 0 if resets is None else resets.data_ptr(), h.data_ptr(), final.data_ptr(), 0, 0, 0,
+        )
+    )  # fmt: skip
+    return h, final
+
+
+def scan_backward(
+    a: Tensor,
+    h: Tensor,
+    state: Tensor,
+    reset_mask: Tensor | None,
+    grad_h: Tensor | None,
+    grad_final: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a, b (B,T,S) and of the initial state (B,S)."""
+    if grad_h is None:
+        grad_h = h.new_zeros(h.shape[2]).expand(h.shape)
+    a, a_stream, a_step = _rows(a)
+    grad_h, grad_stream, grad_step = _rows(grad_h)
+    h, state = _whole(h), _whole(state)
+    grad_final = None if grad_final is None else _whole(grad_final)
+    resets = None if reset_mask is None else reset_mask.contiguous()
+    kind, threads, bypass = _call_options(h.shape, h.dtype)
+    grad_a, grad_b = _memory.empty(h.shape, h.dtype), _memory.empty(h.shape, h.dtype)
+    grad_state = torch.empty_like(state)
+    _library.hf_scan_backward(
+        _pack(
+            kind, threads, bypass, *h.shape,
+            a.data_ptr(), a_stream, a_step, grad_h.data_ptr(), grad_stream, grad_step,
+            state.data_ptr(), 0 if resets is None else resets.data_ptr(),
+            h.data_ptr(), 0 if grad_final is None else grad_final.data_ptr(),
+            grad_a.data_ptr(), grad_b.data_ptr(), grad_state.data_ptr(),
+        )
+    )  # fmt: skip
+    return grad_a, grad_b, grad_state

@@ -1,0 +1,65 @@
+"""Memory for large results, kept for the next ones.
+
+The operating system hands out fresh memory page by page, zeroed: for tensors of tens of megabytes that takes longer
+than computing what goes into them, and torch's CPU allocator returns such memory at once. Here a tensor's memory waits
+for the next tensor of the same size instead.
+"""
+
+import itertools
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SMALLEST = 1 << 20  # bytes; malloc keeps smaller ones by itself
+_KEPT = 1 << 28  # bytes that may lie unused
+_UNIT = 1 << 20  # sizes are rounded up to this
+
+
+class OutputMemory:
+    """Uninitialised CPU tensors, whose memory returns here when the last tensor that shares it is gone.
+
+    Args:
+        on_new: called with every block of fresh memory, a tensor of bytes.
+        kept: at most this many bytes lie unused; the oldest blocks go first.
+    """
+
+    def __init__(self, on_new: Callable[[Tensor], object], kept: int = _KEPT):
+        self._on_new, self._kept = on_new, kept
+        self._used: dict[int, tuple[weakref.ref[np.ndarray], Tensor]] = {}
+        self._free: dict[int, Tensor] = {}  # the oldest first; every change is one step, safe between threads
+        self._numbers = itertools.count()
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor of that shape and type."""
+        size = shape.numel() * dtype.itemsize
+        if size < _SMALLEST:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        block = self._take(-(-size // _UNIT) * _UNIT)
+        array = block.numpy()  # what the tensor's storage holds on to; this one's end is the tensor's end
+        reference = weakref.ref(array, self._give_back)
+        self._used[id(reference)] = reference, block  # an array has no hash, and so has no reference to it
+        # set_, because a view would be a view to autograd too.
+        return torch.empty(0, dtype=dtype, device="cpu").set_(torch.from_numpy(array).untyped_storage(), 0, shape)
+
+    def unused_bytes(self) -> int:
+        return sum(block.nbytes for block in tuple(self._free.values()))
+
+    def _take(self, size: int) -> Tensor:
+        for number, block in reversed(tuple(self._free.items())):
+            if block.nbytes == size and self._free.pop(number, None) is not None:  # else another thread was faster
+                return block
+        block = torch.empty(size, dtype=torch.uint8, device="cpu")
+        self._on_new(block)
+        return block
+
+    def _give_back(self, reference: weakref.ref) -> None:
+        _, self._free[next(self._numbers)] = self._used.pop(id(reference))
+        excess = self.unused_bytes() - self._kept
+        for number, block in tuple(self._free.items()):
+            if excess <= 0:
+                break
+            if self._free.pop(number, None) is not None:
+                excess -= block.nbytes
