@@ -1,0 +1,457 @@
+"""Sensitivities of recurrent units: how the carried state depends on every parameter, for all of the past.
+
+For a unit whose channels recur independently, the sensitivity of a map W to the state is one number for every weight
+and stream, so that the exact gradient of the past costs what the parameters cost (Memora, section 2.3 and appendix E;
+Zucchet et al. 2023, section 3). Nothing here knows any unit: over a block of T steps
+
+    S_T = (∂h_T/∂h_0) S_0 + Σ_t (∂h_T/∂p_t) x_tᵀ,    p_t = W x_t,
+
+and both derivatives are the gradient of the block's last state, which automatic differentiation takes from the graph
+that the unit's own forward pass has built. Resets, padding, complex channels and non-linear steps are all in there.
+
+The gradient of the loss is what backpropagation inside the block gives plus Σ_b (∂L/∂h_0) ∘ S_0, which is added where
+the graph of the block ends: in the backward pass of the carried state. What it reads of S_0 is advanced to S_T in the
+same pass, because sensitivities are large and reading them is what costs.
+
+Shape letters: B streams or batch, T steps, M inputs of a map, S state width, G groups of channels, K channels of a
+group (S = K · G), P rows of a map in a group.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_recurrent.modeling.recurrent_state import RecurrentState, state_dtype
+from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
+
+# A part of the sensitivities that stays in the inner cache from the first operation on it to the last.
+_CPU_CHUNK_ELEMENTS = 1 << 17
+
+
+@dataclass
+class TracedUnit:
+    """One recurrent unit and those of its parameters that the state depends on; names are the model's."""
+
+    name: str
+    unit: RecurrentUnit
+    linears: dict[str, nn.Linear]
+    vectors: dict[str, nn.Parameter]
+
+    @property
+    def groups(self) -> int:
+        """G."""
+        return self.unit.channel_groups
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All traced parameters by their name in the model."""
+        found = {}
+        for name, linear in self.linears.items():
+            found |= {f"{self.name}.{name}.{part}": parameter for part, parameter in linear.named_parameters()}
+        found |= {f"{self.name}.{name}": parameter for name, parameter in self.vectors.items()}
+        return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
+
+    def sensitivity_shape(self, parameter: nn.Parameter, batch_size: int) -> torch.Size:
+        """(B, K, P, G) of a vector or bias, (B, K, P, G, M) of a matrix."""
+        channels = self.unit.state_size // self.groups
+        rows = parameter.shape[0] // self.groups
+        return torch.Size((batch_size, channels, rows, self.groups, *parameter.shape[1:]))
+
+
+class SensitivityEngine:
+    """Exact real-time recurrent learning of every recurrent unit of a model, at any stride.
+
+    Example:
+        ```python
+        engine = SensitivityEngine(model)
+        state, sensitivities = model.init_state(B), engine.init_sensitivities(B)
+        for batch in blocks:  # T steps each
+            with engine.trace(sensitivities):
+                output = model(**batch, state=state, use_cache=True)
+                output.loss.backward()
+            state = detach_state(output.state)
+        ```
+
+    The gradient of every parameter of a unit is then exact as far as the unit's own layer goes: it is that of
+    backpropagation through the whole past of the streams if nothing recurrent stands above. What lies before a unit
+    (the embedding, a norm, a convolution, the layers below) gets the gradient inside the block only. Sensitivities are
+    exact while the weights stand still; learning changes them slowly.
+
+    Sensitivities are a flat dictionary like the state, `parameter name → (B, K, P, G, …)`, float32 (float64 in float64
+    models); `trace` advances them in place.
+
+    Args:
+        model: any model whose recurrence stands in [`RecurrentUnit`]s.
+
+    Raises:
+        ValueError: the model has no such unit, a unit mixes its channels, or it has parameters that are neither
+            vectors nor those of an `nn.Linear`.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self.dtype = state_dtype(model.dtype)
+        units = [(name, module) for name, module in model.named_modules() if isinstance(module, RecurrentUnit)]
+        if not units:
+            raise ValueError(
+                f"`model` is a {type(model).__name__} without element-wise recurrent units, so exact real-time "
+                "recurrent learning cannot be done; use backpropagation through time (`bptt`), or an approximation "
+                "such as SnAp-1 where its recurrence is dense."
+            )
+        self.units = [_find_traced_parameters(name, unit, self.dtype) for name, unit in units]
+
+    def shapes(self, batch_size: int) -> dict[str, torch.Size]:
+        """Name and shape of every sensitivity."""
+        return {
+            name: traced.sensitivity_shape(parameter, batch_size)
+            for traced in self.units
+            for name, parameter in traced.parameters().items()
+        }
+
+    def init_sensitivities(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
+        """Zeros: what every episode starts from."""
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
+        options = {"dtype": self.dtype, "device": self.model.device if device is None else device}
+        return {name: torch.zeros(shape, **options) for name, shape in self.shapes(batch_size).items()}
+
+    @contextmanager
+    def trace(self, sensitivities: RecurrentState) -> Iterator[None]:
+        """Read one block inside: forward and, if anything is to be learned, backward.
+
+        `backward` adds the gradient of the past to `.grad`; at the end the sensitivities are those after the block.
+
+        Raises:
+            ValueError: the sensitivities are of another model or number of streams than the block, or a unit ran twice
+                in the block, as with gradient checkpointing.
+        """
+        blocks = [_UnitBlock(traced, sensitivities, self.dtype) for traced in self.units]
+        with ExitStack() as stack:
+            for block in blocks:
+                stack.enter_context(block.recording())
+            yield
+        for block in blocks:
+            block.finish()
+
+
+def _find_traced_parameters(name: str, unit: RecurrentUnit, dtype: torch.dtype) -> TracedUnit:
+    """Which parameters the unit's state depends on, found by running one step of it."""
+    everything = TracedUnit(
+        name,
+        unit,
+        {child: module for child, module in unit.named_children() if isinstance(module, nn.Linear)},
+        dict(unit.named_parameters(recurse=False)),
+    )
+    known = {id(p) for linear in everything.linears.values() for p in linear.parameters()}
+    known |= {id(vector) for vector in everything.vectors.values() if vector.dim() == 1}
+    for parameter_name, parameter in unit.named_parameters():
+        if id(parameter) not in known:
+            raise ValueError(
+                f"`{name}.{parameter_name}` is neither a vector nor a parameter of an `nn.Linear`, so its sensitivity "
+                "cannot be traced; use `bptt`."
+            )
+    probe = _Probe(everything, dtype)
+    probe.check_channels()
+    return TracedUnit(
+        name,
+        unit,
+        {child: everything.linears[child] for child in probe.linears_of_state},
+        {child: everything.vectors[child] for child in probe.vectors_of_state},
+    )
+
+
+class _Probe:
+    """One step of a unit from a made-up state and input, with the graph of its last state."""
+
+    def __init__(self, traced: TracedUnit, dtype: torch.dtype):
+        self.traced, unit = traced, traced.unit
+        weight = next(unit.parameters())
+        recorder = _Recorder(traced, dtype)
+        with torch.enable_grad(), recorder.recording():
+            unit(
+                _made_up(2, 1, unit.input_size, like=weight),
+                _made_up(2, unit.state_size, like=weight).to(dtype).requires_grad_(),
+            )
+        self.state, self.final_state = recorder.state, recorder.final_state
+        self.projections = {name: output for name, (_, output) in recorder.projections.items()}
+        depends = [gradient is not None for gradient in self._gradients([*self.projections.values()])]
+        self.linears_of_state = [name for name, does in zip(self.projections, depends, strict=True) if does]
+        depends = [gradient is not None for gradient in self._gradients([*recorder.vectors.values()])]
+        self.vectors_of_state = [name for name, does in zip(recorder.vectors, depends, strict=True) if does]
+
+    def _gradients(self, inputs: list[torch.Tensor], cotangent: torch.Tensor | None = None) -> list:
+        if not inputs:
+            return []
+        cotangent = torch.ones_like(self.final_state) if cotangent is None else cotangent
+        return list(torch.autograd.grad(self.final_state, inputs, cotangent, retain_graph=True, allow_unused=True))
+
+    def check_channels(self) -> None:
+        """Raise a ValueError if a group of channels depends on another one."""
+        traced = self.traced
+        projections = [self.projections[name] for name in self.linears_of_state]
+        vectors = [traced.vectors[name] for name in self.vectors_of_state]
+        mixes = any(tensor.shape[-1] % traced.groups for tensor in (*projections, *vectors))
+        for projection in projections:
+            if projection.requires_grad:
+                of_state = torch.autograd.grad(projection.sum(), self.state, retain_graph=True, allow_unused=True)[0]
+                mixes = mixes or of_state is not None
+        for group in {0, traced.groups // 2, traced.groups - 1}:
+            if mixes:
+                break
+            cotangent = torch.zeros_like(self.final_state)
+            cotangent.unflatten(-1, (-1, traced.groups))[..., group] = 1
+            for gradient in self._gradients([self.state, *projections], cotangent):
+                by_group = gradient.unflatten(-1, (-1, traced.groups))
+                elsewhere = torch.arange(traced.groups, device=gradient.device) != group
+                mixes = mixes or bool(by_group[..., elsewhere].any())
+        if mixes:
+            raise ValueError(
+                f"`{traced.name}` is a {type(traced.unit).__name__}, whose recurrence mixes its channels: exact "
+                "real-time recurrent learning would need a number for every weight and channel. Use backpropagation "
+                "through time (`bptt`), or an approximation such as SnAp-1."
+            )
+
+
+def _made_up(*shape: int, like: torch.Tensor) -> torch.Tensor:
+    """Numbers that look random and leave the random state alone."""
+    count = torch.Size(shape).numel()
+    return torch.sin(torch.arange(1, count + 1, dtype=torch.float64) ** 1.5).reshape(shape).to(like)
+
+
+def _differentiable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, also where the parameter that it comes from is frozen."""
+    return tensor if tensor.requires_grad else tensor.requires_grad_()
+
+
+@contextmanager
+def shadowed(unit: RecurrentUnit, **attributes) -> Iterator[None]:
+    """Other attributes for a while; an instance's own attribute is found before a parameter or method of that name."""
+    unit.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del unit.__dict__[name]
+
+
+class _Recorder:
+    """Runs a unit as it is and keeps what its sensitivities are made of.
+
+    Inputs and outputs of its maps are noted, and every stream gets a copy of the vectors, so that their gradients stay
+    apart. The numbers are the same as without.
+    """
+
+    def __init__(self, traced: TracedUnit, dtype: torch.dtype):
+        self.traced, self.dtype = traced, dtype
+        self.projections: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.vectors: dict[str, torch.Tensor] = {}
+        self.state: torch.Tensor | None = None
+        self.final_state: torch.Tensor | None = None
+        self.has_run = False
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        unit = self.traced.unit
+        recur = unit.recur
+
+        def recorded(projections, state, reset_mask=None, padding_mask=None):
+            if self.has_run:
+                raise ValueError(
+                    f"`{self.traced.name}` ran twice in one block; sensitivities need one forward pass a block, "
+                    "without gradient checkpointing."
+                )
+            self.has_run = True
+            self.state = self.enter(state)
+            # In the states' type before they are copied: a gradient in bfloat16 would be too coarse to add up.
+            self.vectors = {
+                name: _differentiable(vector.to(self.dtype).expand(len(state), 1, -1))
+                for name, vector in self.traced.vectors.items()
+            }
+            with shadowed(unit, **self.vectors):
+                states, final_state = recur(projections, self.state, reset_mask, padding_mask)
+            self.final_state = final_state
+            self.leave()
+            return states, final_state
+
+        handles = [linear.register_forward_hook(self._note(name)) for name, linear in self.traced.linears.items()]
+        try:
+            with shadowed(unit, recur=recorded):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _note(self, name: str):
+        def hook(linear, inputs, output):
+            output = _differentiable(output.to(self.dtype))
+            self.projections[name] = inputs[0].detach(), output
+            return output
+
+        return hook
+
+    def enter(self, state: torch.Tensor) -> torch.Tensor:
+        """The state that the block starts from."""
+        return state
+
+    def leave(self) -> None:
+        """Called when the last state is known."""
+
+
+class _UnitBlock(_Recorder):
+    """One unit's part in one block: derivatives of its last state, and the pass over its sensitivities."""
+
+    def __init__(self, traced: TracedUnit, sensitivities: RecurrentState, dtype: torch.dtype):
+        super().__init__(traced, dtype)
+        self.sensitivities = sensitivities
+        self.parameters = traced.parameters()
+        self.derivatives: dict[str, _Derivative] = {}
+        self.advanced = False
+
+    def enter(self, state: torch.Tensor) -> torch.Tensor:
+        for name, parameter in self.parameters.items():
+            shape = self.traced.sensitivity_shape(parameter, len(state))
+            carried = self.sensitivities.get(name)
+            if carried is None:
+                raise ValueError(f"`sensitivities` has no `{name}`; they are those of another model.")
+            if carried.shape != shape:
+                raise ValueError(
+                    f"`sensitivities['{name}']` has shape {tuple(carried.shape)}, but {len(state)} streams of this "
+                    f"model need {tuple(shape)}; streams and their sensitivities are carried together, so their "
+                    "number cannot change."
+                )
+        return _differentiable(_CarriedState.apply(state, self, *self.parameters.values()))
+
+    def leave(self) -> None:
+        """Derivatives of the last state, one backward pass of the step for each channel of a group."""
+        traced, groups = self.traced, self.traced.groups
+        inputs, outputs = zip(*(self.projections[name] for name in traced.linears), strict=True)
+        of = [self.state, *outputs, *self.vectors.values()]
+        by_channel = []
+        for channels in self.final_state.unflatten(-1, (-1, groups)).unbind(-2):
+            by_channel.append(torch.autograd.grad(channels.sum(), of, retain_graph=True))
+        # (B, …, K, P, G) each: the channels of the last state that a row drives.
+        of_state, *gradients = (
+            torch.stack([gradient.unflatten(-1, (-1, groups)) for gradient in same], -3)
+            for same in zip(*by_channel, strict=True)
+        )
+        self.transition = of_state
+        for name, linear_input, gradient in zip(traced.linears, inputs, gradients[: len(inputs)], strict=True):
+            self.derivatives[f"{traced.name}.{name}.weight"] = _Derivative(gradient, linear_input.to(self.dtype))
+            self.derivatives[f"{traced.name}.{name}.bias"] = _Derivative(gradient.sum(1), None)
+        for name, gradient in zip(traced.vectors, gradients[len(inputs) :], strict=True):
+            self.derivatives[f"{traced.name}.{name}"] = _Derivative(gradient.squeeze(1), None)
+        # The graph knows this block, which must not keep the graph.
+        self.projections, self.vectors, self.state, self.final_state = {}, {}, None, None
+
+    def advance(self, grad_state: torch.Tensor | None) -> list[torch.Tensor | None]:
+        """Sensitivities after the block; and Σ_b grad_state ∘ S_0 for every parameter, if there is a `grad_state`."""
+        if self.advanced:
+            raise ValueError(f"The sensitivities of `{self.traced.name}` saw two backward passes of one block.")
+        self.advanced = True
+        if grad_state is not None:
+            grad_state = grad_state.unflatten(-1, (-1, self.traced.groups))
+        gradients = []
+        for name, parameter in self.parameters.items():
+            carried, derivative = self.sensitivities[name], self.derivatives[name]
+            if derivative.inputs is None:
+                gradient = _advance_vector(carried, self.transition, derivative, grad_state)
+            else:
+                gradient = _advance_matrix(carried, self.transition, derivative, grad_state)
+            gradients.append(None if gradient is None else gradient.reshape(parameter.shape).to(parameter.dtype))
+        return gradients
+
+    def finish(self) -> None:
+        """Advance what no backward pass has advanced."""
+        if self.has_run and not self.advanced:
+            with torch.no_grad():
+                self.advance(None)
+
+
+class _Derivative(NamedTuple):
+    """∂h_T/∂p: (B, T, K, P, G) with the inputs (B, T, M) of a matrix, (B, K, P, G) of a vector."""
+
+    of_rows: torch.Tensor
+    inputs: torch.Tensor | None
+
+
+class _CarriedState(torch.autograd.Function):
+    """The state that a block starts from, as a function of the parameters that made it."""
+
+    @staticmethod
+    def forward(ctx, state, block, *parameters):
+        ctx.block = block
+        return state.detach().clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_state):
+        return None, None, *ctx.block.advance(grad_state)
+
+
+def _advance_vector(carried, transition, derivative, grad_state):
+    gradient = None if grad_state is None else torch.einsum("bkg,bkpg->pg", grad_state, carried)
+    carried.copy_(torch.einsum("bkjg,bjpg->bkpg", transition, carried) + derivative.of_rows)
+    return gradient
+
+
+def _advance_matrix(carried, transition, derivative, grad_state):
+    """S ← J S + Σ_t E_t x_tᵀ in place, and Σ_b grad_state ∘ S of before, chunk by chunk."""
+    of_rows, inputs = derivative
+    gradient = None if grad_state is None else torch.zeros_like(carried[0, 0])
+    for streams, groups in _chunks(carried):
+        part = carried[streams, :, :, groups]
+        if gradient is not None:
+            weights = grad_state[streams, :, groups]
+            if len(part) == 1:
+                for channel in range(part.shape[1]):
+                    gradient[:, groups].addcmul_(part[0, channel], weights[0, channel, :, None])
+            else:
+                gradient += torch.einsum("bkg,bkpgm->pgm", weights, part)
+        _apply_transition(part, transition[streams, :, :, groups])
+        rows, block = of_rows[streams, ..., groups], inputs[streams]
+        if block.shape[1] == 1:
+            part.addcmul_(rows[:, 0].unsqueeze(-1), block[:, :, None, None])
+        elif len(part) == 1:
+            for channel in range(part.shape[1]):
+                for row in range(part.shape[2]):
+                    part[0, channel, row].addmm_(rows[0, :, channel, row].T, block[0])
+        else:
+            # Whole streams, so the chunk is contiguous.
+            part.flatten(1, 3).baddbmm_(rows.flatten(2).transpose(1, 2), block)
+    return gradient
+
+
+def _chunks(carried: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Several streams, or some groups of one stream; everything at once where launches cost more than memory."""
+    batch_size, groups = carried.shape[0], carried.shape[3]
+    if carried.device.type != "cpu":
+        yield slice(0, batch_size), slice(0, groups)
+        return
+    of_stream = carried[0].numel()
+    if of_stream <= _CPU_CHUNK_ELEMENTS:
+        step = max(1, _CPU_CHUNK_ELEMENTS // of_stream)
+        for start in range(0, batch_size, step):
+            yield slice(start, min(start + step, batch_size)), slice(0, groups)
+        return
+    step = max(1, _CPU_CHUNK_ELEMENTS // (of_stream // groups))
+    for stream in range(batch_size):
+        for start in range(0, groups, step):
+            yield slice(stream, stream + 1), slice(start, min(start + step, groups))
+
+
+def _apply_transition(part: torch.Tensor, transition: torch.Tensor) -> None:
+    """part (B, K, P, G, M) ← transition (B, K, K, G) · part, in place."""
+    factors = transition[:, :, :, None, :, None]
+    channels = part.shape[1]
+    if channels == 1:
+        part.mul_(factors[:, 0])
+        return
+    before = part.clone()
+    for channel in range(channels):
+        torch.mul(before[:, 0], factors[:, channel, 0], out=part[:, channel])
+        for other in range(1, channels):
+            part[:, channel].addcmul_(before[:, other], factors[:, channel, other])
