@@ -83,7 +83,8 @@ def install_commands(root, environment, extra):
 def job_command(environment, job, arguments):
     """The command that the user came for."""
     if job == "test":
-        return [venv_python(environment), "-m", "pytest", *arguments]
+        # Side by side, the tests of a file in one process: some share runs that take long.
+        return [venv_python(environment), "-m", "pytest", "-n", "logical", "--dist", "loadfile", *arguments]
     name = "hf-recurrent.exe" if os.name == "nt" else "hf-recurrent"
     return [os.path.join(os.path.dirname(venv_python(environment)), name), "pretrain", *arguments]
 

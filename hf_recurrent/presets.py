@@ -186,7 +186,7 @@ def config_from_preset(name: str, vocab_size: int = 256, **overrides) -> PreTrai
     if family not in _FAMILIES or row not in _FAMILIES[family][1]:
         raise ValueError(f"`name` is {name!r}; the presets are {', '.join(preset_names())}.")
     config = _FAMILIES[family][0](row, vocab_size=vocab_size, **overrides)
-    fields = type(config).__dataclass_fields__
-    if unknown := sorted(set(overrides) - set(fields)):
+    known = type(config)()
+    if unknown := sorted(name for name in overrides if not hasattr(known, name)):
         raise ValueError(f"{type(config).__name__} has no field {unknown[0]!r}; the preset {name!r} cannot set it.")
     return config

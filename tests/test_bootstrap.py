@@ -57,7 +57,7 @@ def test_from_nothing_torch_comes_first_and_the_job_last(bootstrap, capsys):
 def test_the_tests_need_the_dev_extra(bootstrap, capsys):
     *_, project, job = printed(bootstrap, capsys, "test", "-k", "scan and not slow")
     assert project[-1] == f"{bootstrap.ROOT}[dev]"
-    assert job[1:] == ["-m", "pytest", "-k", "scan and not slow"]
+    assert job[1:] == ["-m", "pytest", "-n", "logical", "--dist", "loadfile", "-k", "scan and not slow"]
 
 
 def test_what_is_installed_is_not_installed_again(bootstrap, capsys):
@@ -107,7 +107,7 @@ def test_a_complete_installation_is_stamped_and_becomes_the_job(bootstrap, monke
     monkeypatch.setattr(bootstrap.os, "execv", lambda path, command: started.append(command))
     monkeypatch.chdir(bootstrap.ROOT)
     bootstrap.main(["test", "-x"])
-    assert started and started[0][1:] == ["-m", "pytest", "-x"]
+    assert started and started[0][1:] == ["-m", "pytest", "-n", "logical", "--dist", "loadfile", "-x"]
     assert bootstrap.is_installed(bootstrap.ROOT, os.path.join(bootstrap.ROOT, ".venv"), "dev")
 
 
