@@ -34,6 +34,8 @@ _PUBLIC_NAMES = {
     "hf_recurrent.data.streams": ("EvaluationStreams", "IIDDataset", "MultiStreamDataset"),
     "hf_recurrent.trainers.multi_stream_arguments": ("MultiStreamTrainingArguments",),
     "hf_recurrent.trainers.multi_stream_trainer": ("MultiStreamTrainer",),
+    "hf_recurrent.trainers.online_arguments": ("OnlineTrainingArguments",),
+    "hf_recurrent.trainers.online_trainer": ("OnlineTrainer",),
     "hf_recurrent.trainers.sensitivities": ("SensitivityEngine",),
     "hf_recurrent.gradient_alignment": ("GradientAlignment", "gradient_alignment"),
     "hf_recurrent.bits_per_byte": ("evaluate_bits_per_byte",),

@@ -238,6 +238,17 @@ class MultiStreamTrainer(Trainer):
         return (sys.maxsize, steps, steps * self.num_streams, steps * self.num_streams, self.num_streams,
                 steps * args.gradient_accumulation_steps, steps)  # fmt: skip
 
+    # What streams carry from block to block, and checkpoints hold; a trainer with more than the state extends these.
+
+    def _init_carried(self, batch_size: int, device: torch.device | str) -> RecurrentState:
+        return self.model.init_state(batch_size, device=device)
+
+    def _carried(self, group: int) -> RecurrentState:
+        return self._states[group]
+
+    def _carry(self, group: int, carried: RecurrentState) -> None:
+        self._states[group] = carried
+
     # ---- Steps ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
@@ -510,7 +521,7 @@ class MultiStreamTrainer(Trainer):
             save_stream_run(self._stream_run(), self.state.global_step, output_dir)
         streams = self._local_streams()
         groups = streams[:: self.args.per_device_train_batch_size].tolist()
-        state = concatenate_states([self._states[group] for group in groups]) if self.carries_state else {}
+        state = concatenate_states([self._carried(group) for group in groups]) if self.carries_state else {}
         positions = torch.stack([self._positions[stream] for stream in streams.tolist()])
         save_streams(output_dir, self.args.process_index, streams, positions, state)
 
@@ -539,16 +550,15 @@ class MultiStreamTrainer(Trainer):
             return
         streams, batch_size = self._local_streams(), self.args.per_device_train_batch_size
         state = load_states(checkpoint, stored, streams)
-        empty = self.model.init_state(len(streams), device="cpu")
+        empty = self._init_carried(len(streams), "meta")
         try:
             check_state(state, {name: tensor.shape for name, tensor in empty.items()})
         except ValueError as error:
             raise ValueError(f"The checkpoint {checkpoint!r} has the states of another model: {error}") from error
         for rows in torch.arange(len(streams)).split(batch_size):
             part = select_state(state, rows)
-            self._states[int(streams[rows[0]])] = {
-                name: tensor.to(self.args.device, empty[name].dtype) for name, tensor in part.items()
-            }
+            carried = {name: tensor.to(self.args.device, empty[name].dtype) for name, tensor in part.items()}
+            self._carry(int(streams[rows[0]]), carried)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Weights from safetensors, shapes checked first."""

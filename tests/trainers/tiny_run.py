@@ -1,6 +1,6 @@
 """A run of seconds, as a module for tests and as a program for those that need processes of their own.
 
-    python tiny_run.py OUTPUT_DIR BATCH_SIZE ACCUMULATION [--resume PATH|true] [--slow] [--noise]
+    python tiny_run.py OUTPUT_DIR BATCH_SIZE ACCUMULATION [--resume PATH|true] [--slow] [--noise] [--online]
 
 Writes OUTPUT_DIR/record.json: world size, logged losses, evaluation; and OUTPUT_DIR/final.safetensors: the weights.
 """
@@ -15,7 +15,15 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, TrainerCallback, set_seed
 
-from hf_recurrent import ByteTokenizer, Corpus, MultiStreamTrainer, MultiStreamTrainingArguments, config_from_preset
+from hf_recurrent import (
+    ByteTokenizer,
+    Corpus,
+    MultiStreamTrainer,
+    MultiStreamTrainingArguments,
+    OnlineTrainer,
+    OnlineTrainingArguments,
+    config_from_preset,
+)
 
 MAX_STEPS = 12
 PROGRAM = os.path.abspath(__file__)
@@ -35,7 +43,7 @@ def tiny_model(preset="memora-tiny", **overrides):
     return AutoModelForCausalLM.from_config(config_from_preset(preset, **sizes | overrides))
 
 
-def tiny_trainer(output_dir, model=None, callbacks=None, corpora=None, **arguments):
+def tiny_trainer(output_dir, model=None, callbacks=None, corpora=None, online=False, **arguments):
     train_corpus, eval_corpus = corpora or tiny_corpora()
     defaults = {
         "per_device_train_batch_size": 8,
@@ -50,8 +58,11 @@ def tiny_trainer(output_dir, model=None, callbacks=None, corpora=None, **argumen
         "use_cpu": True,
         "disable_tqdm": True,
     }
-    args = MultiStreamTrainingArguments(output_dir=os.fspath(output_dir), **defaults | arguments)
-    return MultiStreamTrainer(
+    kind, kind_of_arguments = MultiStreamTrainer, MultiStreamTrainingArguments
+    if online:
+        kind, kind_of_arguments = OnlineTrainer, OnlineTrainingArguments
+    args = kind_of_arguments(output_dir=os.fspath(output_dir), **defaults | arguments)
+    return kind(
         tiny_model() if model is None else model,
         args,
         train_corpus,
@@ -88,6 +99,7 @@ def main():
     parser.add_argument("--resume")
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--noise", action="store_true")
+    parser.add_argument("--online", action="store_true")
     parser.add_argument("--save_steps", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -95,6 +107,7 @@ def main():
     trainer = tiny_trainer(
         options.output_dir,
         callbacks=callbacks,
+        online=options.online,
         per_device_train_batch_size=options.batch_size,
         gradient_accumulation_steps=options.accumulation,
         save_steps=options.save_steps,
