@@ -13,6 +13,10 @@ EXPERIMENTS = {
     "glru-alternatives": "Memora, Figure 6: recurrent units on text",
     "parity": "state tracking: eigenvalues that may be negative, on parity beyond the training length",
     "recall": "survey, Table 6: induction heads and associative recall",
+    "mgrade-table1": "mGRADE, Table 1: with TCNs and minGRU of equal parameters on images read pixel by pixel",
+    "mgrade-table2": "mGRADE, Table 2: learned positions of the taps against fixed ones",
+    "flip-flop": "mGRADE, Figure 3: a bit read long after it was written, against TCNs",
+    "lorenz": "mGRADE, Figure 2: unobserved dimensions of the Lorenz attractor, against minGRU",
 }
 
 

@@ -17,6 +17,10 @@ SHORT = {
     "glru-alternatives": {"bytes": 1024, "streams": 4, "block_size": 64, "eval_bytes": 2000},
     "parity": {"steps": 2, "batch_size": 4, "longest": 80},
     "recall": {"steps": 2, "batch_size": 4},
+    "mgrade-table1": {"epochs": 1, "batch_size": 8},
+    "mgrade-table2": {"epochs": 1, "batch_size": 8},
+    "flip-flop": {"steps": 2, "batch_size": 4, "length": 32, "num_tested": 20},
+    "lorenz": {"epochs": 1, "batch_size": 4, "num_trajectories": 8, "num_steps": 40, "num_tested": 4},
 }
 
 
@@ -31,7 +35,7 @@ def corpus(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_each_kind_of_row_runs(name, corpus):
+def test_each_kind_of_row_runs(name, corpus, write_digits):
     experiment = load_experiment(name)
     rows, seen = [], set()
     for settings in experiment.rows("small"):
@@ -41,6 +45,8 @@ def test_each_kind_of_row_runs(name, corpus):
         settings = {**settings, **SHORT[name], "seed": 0}
         if "corpus" in settings:
             settings["corpus"] = corpus
+        if "data" in settings:
+            settings["data"] = write_digits("t10k", 40, side=8)
         rows.append({**settings, **experiment.run(settings)})
     for row in rows:
         values = row["value"].values() if isinstance(row["value"], dict) else [row["value"]]
