@@ -9,9 +9,10 @@ Zucchet et al. 2023, section 3). Nothing here knows any unit: over a block of T 
 and both derivatives are the gradient of the block's last state, which automatic differentiation takes from the graph
 that the unit's own forward pass has built. Resets, padding, complex channels and non-linear steps are all in there.
 
-The gradient of the loss is what backpropagation inside the block gives plus Σ_b (∂L/∂h_0) ∘ S_0, which is added where
-the graph of the block ends: in the backward pass of the carried state. What it reads of S_0 is advanced to S_T in the
-same pass, because sensitivities are large and reading them is what costs.
+The gradient of the loss is what backpropagation inside the block gives plus Σ_b (∂L/∂h_0) ∘ S_0. The latter is added
+during the backward pass, when both ∂L/∂h_0 and the parameter's own gradient are there, so that whatever works on
+gradients (accumulation, processes that average them, clipping) finds the whole. What is read of S_0 is advanced to
+S_T in the same pass, because sensitivities are large and reading them is what costs.
 
 Shape letters: B streams or batch, T steps, M inputs of a map, S state width, G groups of channels, K channels of a
 group (S = K · G), P rows of a map in a group.
@@ -20,6 +21,7 @@ group (S = K · G), P rows of a map in a group.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -29,7 +31,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.modeling.recurrent_state import RecurrentState, state_dtype
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
 
-# A part of the sensitivities that stays in the inner cache from the first operation on it to the last.
+# Sensitivities of so many numbers stay in the cache from the first operation on them to the last.
 _CPU_CHUNK_ELEMENTS = 1 << 17
 
 
@@ -133,6 +135,7 @@ class SensitivityEngine:
         with ExitStack() as stack:
             for block in blocks:
                 stack.enter_context(block.recording())
+                stack.enter_context(block.joining_gradients())
             yield
         for block in blocks:
             block.finish()
@@ -309,7 +312,19 @@ class _UnitBlock(_Recorder):
         self.sensitivities = sensitivities
         self.parameters = traced.parameters()
         self.derivatives: dict[str, _Derivative] = {}
-        self.advanced = False
+        self.transition: torch.Tensor | None = None
+        self.grad_state: torch.Tensor | None = None
+        self.waiting: list[str] = []  # parameters whose sensitivities are still those before the block
+
+    @contextmanager
+    def joining_gradients(self) -> Iterator[None]:
+        """While it lasts, a backward pass gives every parameter the gradient of the past too."""
+        handles = [parameter.register_hook(partial(self.join, name)) for name, parameter in self.parameters.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def enter(self, state: torch.Tensor) -> torch.Tensor:
         for name, parameter in self.parameters.items():
@@ -338,7 +353,7 @@ class _UnitBlock(_Recorder):
             torch.stack([gradient.unflatten(-1, (-1, groups)) for gradient in same], -3)
             for same in zip(*by_channel, strict=True)
         )
-        self.transition = of_state
+        self.transition, self.waiting = of_state, list(self.parameters)
         for name, linear_input, gradient in zip(traced.linears, inputs, gradients[: len(inputs)], strict=True):
             self.derivatives[f"{traced.name}.{name}.weight"] = _Derivative(gradient, linear_input.to(self.dtype))
             self.derivatives[f"{traced.name}.{name}.bias"] = _Derivative(gradient.sum(1), None)
@@ -347,28 +362,41 @@ class _UnitBlock(_Recorder):
         # The graph knows this block, which must not keep the graph.
         self.projections, self.vectors, self.state, self.final_state = {}, {}, None, None
 
-    def advance(self, grad_state: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """Sensitivities after the block; and Σ_b grad_state ∘ S_0 for every parameter, if there is a `grad_state`."""
-        if self.advanced:
-            raise ValueError(f"The sensitivities of `{self.traced.name}` saw two backward passes of one block.")
-        self.advanced = True
-        if grad_state is not None:
-            grad_state = grad_state.unflatten(-1, (-1, self.traced.groups))
-        gradients = []
-        for name, parameter in self.parameters.items():
-            carried, derivative = self.sensitivities[name], self.derivatives[name]
-            if derivative.inputs is None:
-                gradient = _advance_vector(carried, self.transition, derivative, grad_state)
-            else:
-                gradient = _advance_matrix(carried, self.transition, derivative, grad_state)
-            gradients.append(None if gradient is None else gradient.reshape(parameter.shape).to(parameter.dtype))
-        return gradients
+    def join(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        """A parameter's gradient inside the block is complete: add that of the past."""
+        if self.grad_state is None:
+            return None  # not from this block
+        if name not in self.waiting:
+            raise ValueError(f"The sensitivities of `{name}` saw two backward passes in one block.")
+        if gradient.dim() == 2 and gradient.dtype == self.dtype and gradient.is_contiguous():
+            # A product that is nobody else's; a vector's gradient may be a view of what others still need.
+            self.advance(name, gradient)
+            return None
+        past = torch.zeros(gradient.shape, dtype=self.dtype, device=gradient.device)
+        self.advance(name, past)
+        return gradient + past.to(gradient.dtype)
+
+    def advance(self, name: str, gradient: torch.Tensor | None) -> None:
+        """Bring one parameter's sensitivities behind the block, and add Σ_b (∂L/∂h_0) ∘ S_0 to `gradient`."""
+        self.waiting.remove(name)
+        carried, derivative = self.sensitivities[name], self.derivatives[name]
+        if gradient is not None:
+            gradient = gradient.view(carried.shape[2:])
+        function = _advance_vector if derivative.inputs is None else _advance_matrix
+        function(carried, self.transition, derivative, self.grad_state, gradient)
 
     def finish(self) -> None:
-        """Advance what no backward pass has advanced."""
-        if self.has_run and not self.advanced:
-            with torch.no_grad():
-                self.advance(None)
+        """Advance what no backward pass has advanced, for want of one or of a gradient inside the block."""
+        with torch.no_grad():
+            for name in list(self.waiting):
+                if self.grad_state is None:
+                    self.advance(name, None)
+                    continue
+                parameter = self.parameters[name]
+                past = torch.zeros(parameter.shape, dtype=self.dtype, device=parameter.device)
+                self.advance(name, past)
+                past = past.to(parameter.dtype)
+                parameter.grad = past if parameter.grad is None else parameter.grad + past
 
 
 class _Derivative(NamedTuple):
@@ -389,63 +417,49 @@ class _CarriedState(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_state):
-        return None, None, *ctx.block.advance(grad_state)
+        block = ctx.block
+        block.grad_state = grad_state.unflatten(-1, (-1, block.traced.groups))
+        # Nothing to add here, but every parameter's gradient has waited for this.
+        return (None,) * (2 + len(block.parameters))
 
 
-def _advance_vector(carried, transition, derivative, grad_state):
-    gradient = None if grad_state is None else torch.einsum("bkg,bkpg->pg", grad_state, carried)
+def _advance_vector(carried, transition, derivative, grad_state, gradient):
+    """S (B, K, P, G) ← J S + E in place; gradient (P, G) += Σ_b grad_state ∘ S of before."""
+    if gradient is not None:
+        gradient.add_(torch.einsum("bkg,bkpg->pg", grad_state, carried))
     carried.copy_(torch.einsum("bkjg,bjpg->bkpg", transition, carried) + derivative.of_rows)
-    return gradient
 
 
-def _advance_matrix(carried, transition, derivative, grad_state):
-    """S ← J S + Σ_t E_t x_tᵀ in place, and Σ_b grad_state ∘ S of before, chunk by chunk."""
-    of_rows, inputs = derivative
-    gradient = None if grad_state is None else torch.zeros_like(carried[0, 0])
-    for streams, groups in _chunks(carried):
-        part = carried[streams, :, :, groups]
-        if gradient is not None:
-            weights = grad_state[streams, :, groups]
-            if len(part) == 1:
-                for channel in range(part.shape[1]):
-                    gradient[:, groups].addcmul_(part[0, channel], weights[0, channel, :, None])
-            else:
-                gradient += torch.einsum("bkg,bkpgm->pgm", weights, part)
-        _apply_transition(part, transition[streams, :, :, groups])
-        rows, block = of_rows[streams, ..., groups], inputs[streams]
-        if block.shape[1] == 1:
-            part.addcmul_(rows[:, 0].unsqueeze(-1), block[:, :, None, None])
-        elif len(part) == 1:
-            for channel in range(part.shape[1]):
-                for row in range(part.shape[2]):
-                    part[0, channel, row].addmm_(rows[0, :, channel, row].T, block[0])
-        else:
-            # Whole streams, so the chunk is contiguous.
-            part.flatten(1, 3).baddbmm_(rows.flatten(2).transpose(1, 2), block)
-    return gradient
+def _advance_matrix(carried, transition, derivative, grad_state, gradient):
+    """S (B, K, P, G, M) ← J S + Σ_t E_t x_tᵀ in place; gradient (P, G, M) += Σ_b grad_state ∘ S of before.
 
-
-def _chunks(carried: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Several streams, or some groups of one stream; everything at once where launches cost more than memory."""
-    batch_size, groups = carried.shape[0], carried.shape[3]
-    if carried.device.type != "cpu":
-        yield slice(0, batch_size), slice(0, groups)
-        return
-    of_stream = carried[0].numel()
-    if of_stream <= _CPU_CHUNK_ELEMENTS:
-        step = max(1, _CPU_CHUNK_ELEMENTS // of_stream)
-        for start in range(0, batch_size, step):
-            yield slice(start, min(start + step, batch_size)), slice(0, groups)
-        return
-    step = max(1, _CPU_CHUNK_ELEMENTS // (of_stream // groups))
-    for stream in range(batch_size):
-        for start in range(0, groups, step):
-            yield slice(stream, stream + 1), slice(start, min(start + step, groups))
-
-
-def _apply_transition(part: torch.Tensor, transition: torch.Tensor) -> None:
-    """part (B, K, P, G, M) ← transition (B, K, K, G) · part, in place."""
+    On a CPU a few streams at a time, so that they are in the cache from the first operation to the last.
+    """
+    streams = len(carried)
+    if carried.device.type == "cpu":
+        streams = max(1, _CPU_CHUNK_ELEMENTS // carried[0].numel())
     factors = transition[:, :, :, None, :, None]
+    rows, inputs = derivative.of_rows.unsqueeze(-1), derivative.inputs[:, :, None, None, None]
+    weights = [None] * len(carried) if gradient is None else grad_state.unsqueeze(-1).split(streams)
+    parts = (tensor.split(streams) for tensor in (carried, factors, rows, inputs))
+    for part, part_factors, part_rows, part_inputs, weight in zip(*parts, weights, strict=False):
+        if gradient is not None:
+            _add_gradient(gradient, weight, part)
+        _apply_transition(part, part_factors)
+        _add_products(part, part_rows, part_inputs)
+
+
+def _add_gradient(gradient: torch.Tensor, weight: torch.Tensor, part: torch.Tensor) -> None:
+    """gradient (P, G, M) += Σ_bk weight (B, K, G, 1) · part (B, K, P, G, M)."""
+    if len(part) > 1:
+        gradient.add_(torch.einsum("bkg,bkpgm->pgm", weight.squeeze(-1), part))
+        return
+    for channel in range(part.shape[1]):
+        gradient.addcmul_(part[0, channel], weight[0, channel])
+
+
+def _apply_transition(part: torch.Tensor, factors: torch.Tensor) -> None:
+    """part (B, K, P, G, M) ← factors (B, K, K, 1, G, 1) · part, in place."""
     channels = part.shape[1]
     if channels == 1:
         part.mul_(factors[:, 0])
@@ -455,3 +469,11 @@ def _apply_transition(part: torch.Tensor, transition: torch.Tensor) -> None:
         torch.mul(before[:, 0], factors[:, channel, 0], out=part[:, channel])
         for other in range(1, channels):
             part[:, channel].addcmul_(before[:, other], factors[:, channel, other])
+
+
+def _add_products(part: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
+    """part (B, K, P, G, M) += Σ_t rows (B, T, K, P, G, 1) · inputs (B, T, 1, 1, 1, M)."""
+    if rows.shape[1] == 1:
+        part.addcmul_(rows[:, 0], inputs[:, 0])
+        return
+    part.flatten(1, 3).baddbmm_(rows.flatten(2).transpose(1, 2), inputs.flatten(2))

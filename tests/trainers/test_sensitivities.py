@@ -31,10 +31,11 @@ CASES = [
 ]
 
 
-def batch(length=LENGTH, streams=STREAMS):
+def batch(streams=STREAMS):
     generator = torch.Generator().manual_seed(3)
-    input_ids, labels = torch.randint(1, 64, (2, streams, length), generator=generator)
-    return input_ids, labels, torch.rand(streams, length, generator=generator) < 0.15
+    input_ids, labels = torch.randint(1, 64, (2, STREAMS, LENGTH), generator=generator)
+    resets = torch.rand(STREAMS, LENGTH, generator=generator) < 0.15
+    return input_ids[:streams], labels[:streams], resets[:streams]
 
 
 def model_of(case, dtype=torch.float64, **overrides):
@@ -62,15 +63,15 @@ def gradients(model):
     return found
 
 
-def through_time(model):
-    loss_of(model, batch()).loss.backward()
+def through_time(model, streams=STREAMS):
+    loss_of(model, batch(streams)).loss.backward()
     return gradients(model)
 
 
-def in_blocks(model, stride, engine=None):
+def in_blocks(model, stride, engine=None, streams=STREAMS):
     """Gradients summed over blocks of `stride` steps; and the sensitivities after the last."""
-    state, carried = model.init_state(STREAMS), None if engine is None else engine.init_sensitivities(STREAMS)
-    for part in zip(*(tensor.split(stride, 1) for tensor in batch()), strict=True):
+    state, carried = model.init_state(streams), None if engine is None else engine.init_sensitivities(streams)
+    for part in zip(*(tensor.split(stride, 1) for tensor in batch(streams)), strict=True):
         if engine is None:
             output = loss_of(model, part, state=state)
             output.loss.backward()
@@ -97,6 +98,16 @@ def test_one_recurrent_layer_is_exact_at_any_stride(case):
                 assert relative_difference(gradient, expected[name]) < 1e-10, (name, stride)
                 wrong_before += relative_difference(truncated[name], expected[name]) > 1e-3
         assert wrong_before, "the stream is too short to need sensitivities"
+
+
+@pytest.mark.parametrize("case", ["memora+glru", "mgrade"])
+def test_a_single_stream(case):
+    model = model_of(case)
+    expected = through_time(model, 1)
+    learned, _ = in_blocks(model, 1, SensitivityEngine(model), 1)
+    for name, gradient in learned.items():
+        if not any(part in name for part in BEFORE):
+            assert relative_difference(gradient, expected[name]) < 1e-10, name
 
 
 @pytest.mark.parametrize("case", ["memora+glru", "hawk+rg_lru", "memora+complex_lru"])
@@ -250,6 +261,16 @@ def test_reading_changes_no_number_and_needs_no_backward_pass():
     with engine.trace(learned):
         loss_of(model, batch()).loss.backward()
     assert all(torch.equal(learned[name], tensor) and tensor.any() for name, tensor in carried.items())
+
+
+def test_two_backward_passes_are_refused():
+    model = model_of("memora+glru")
+    engine = SensitivityEngine(model)
+    with engine.trace(engine.init_sensitivities(STREAMS)):
+        loss = loss_of(model, batch()).loss
+        loss.backward(retain_graph=True)
+        with pytest.raises(ValueError, match="two backward passes"):
+            loss.backward()
 
 
 def test_bfloat16_models_have_float32_sensitivities():

@@ -1,0 +1,115 @@
+"""Time of a step of real-time recurrent learning beside a one-step BPTT step and the memory bandwidth it cannot beat.
+
+    python scripts/benchmark_rtrl.py                             # 6 layers, M 512, S 768, T 1, B 1 and 64
+    python scripts/benchmark_rtrl.py --streams 1024 --device cuda
+    python scripts/benchmark_rtrl.py --streams 1 --block_size 64  # the block form against 64 single steps
+
+A step is a forward and a backward pass; with RTRL the sensitivities are used and advanced in it. The bound is the time
+of reading all sensitivities once and writing them once, measured as an in-place multiplication of a tensor of their
+size. Kinds of steps take turns, and the best time of each counts.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from hf_recurrent import config_from_preset
+from hf_recurrent.modeling.recurrent_state import detach_state
+from hf_recurrent.trainers.learning_rules import LearningRule, build_learning_rule
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the script."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="memora-s0", help="family; its widths are those below")
+    parser.add_argument("--unit", default="glru", help="recurrent unit")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--hidden_size", "--hidden-size", type=int, default=512, help="M")
+    parser.add_argument("--state_size", "--state-size", type=int, default=768, help="S")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], help="B, one or several")
+    parser.add_argument("--block_size", "--block-size", type=int, default=1, help="T")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--device", default="cpu")
+    return parser
+
+
+class Reader:
+    """One model that reads the same block again and again by one rule."""
+
+    def __init__(self, model: torch.nn.Module, rule: LearningRule, streams: int, steps: int, stride: int):
+        self.model, self.rule, self.stride = model, rule, stride
+        self.input_ids = torch.randint(256, (streams, steps), device=model.device)
+        self.state, self.carried = model.init_state(streams), rule.init_carried(streams)
+
+    def __call__(self) -> None:
+        for part in self.input_ids.split(self.stride, 1):
+            with self.rule.block(self.carried):
+                output = self.model(part, shift_labels=part, state=self.state, use_cache=True)
+                output.loss.backward()
+            self.state = detach_state(output.state)
+        self.model.zero_grad()
+
+
+def best_seconds(kinds: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, float]:
+    """Best time of each kind of step; the first round warms up."""
+    best = dict.fromkeys(kinds, float("inf"))
+    for number in range(rounds + 1):
+        for name, step in kinds.items():
+            begin = time.perf_counter()
+            step()
+            if device.startswith("cuda"):
+                torch.cuda.synchronize()
+            elapsed = time.perf_counter() - begin
+            if number:
+                best[name] = min(best[name], elapsed)
+    return best
+
+
+def main() -> None:
+    """Print one row for each number of streams."""
+    options = build_parser().parse_args()
+    config = config_from_preset(
+        options.preset,
+        recurrent_unit=options.unit,
+        hidden_size=options.hidden_size,
+        state_size=options.state_size,
+        intermediate_size=3 * options.hidden_size,
+        num_hidden_layers=options.layers,
+    )
+    model = AutoModelForCausalLM.from_config(config).to(options.device)
+    rtrl, truncated = build_learning_rule("rtrl", model), build_learning_rule("truncated", model)
+    steps = options.block_size
+    print(f"{model.num_parameters():,} parameters, T {steps}, {torch.get_num_threads()} threads, {options.device}")
+    columns = ("B", "S in MB", "BPTT ms", "RTRL ms", "bound ms", "RTRL/BPTT", "RTRL/bound", "(RTRL-BPTT)/bound")
+    print("".join(f"{name:>18}" for name in columns) + ("" if steps == 1 else f"{'T steps ms':>18}{'speed-up':>18}"))
+    for streams in options.streams:
+        kinds = {
+            "bptt": Reader(model, truncated, streams, steps, steps),
+            "rtrl": Reader(model, rtrl, streams, steps, steps),
+        }
+        numbers = sum(tensor.numel() for tensor in kinds["rtrl"].carried.values())
+        flat = torch.ones(numbers, device=options.device)
+        kinds["bound"] = lambda flat=flat: flat.mul_(0.999)
+        if steps > 1:
+            kinds["single"] = Reader(model, rtrl, streams, steps, 1)
+        best = best_seconds(kinds, options.rounds, options.device)
+        over = best["rtrl"] - best["bptt"]
+        row = [
+            f"{streams}",
+            f"{numbers * 4 / 1e6:.0f}",
+            *(f"{best[kind] * 1e3:.2f}" for kind in ("bptt", "rtrl", "bound")),
+        ]
+        row += [
+            f"{ratio:.2f}"
+            for ratio in (best["rtrl"] / best["bptt"], best["rtrl"] / best["bound"], over / best["bound"])
+        ]
+        if steps > 1:
+            row += [f"{best['single'] * 1e3:.2f}", f"{best['single'] / best['rtrl']:.1f}"]
+        print("".join(f"{value:>18}" for value in row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
