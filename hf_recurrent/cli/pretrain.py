@@ -31,6 +31,8 @@ from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import config_from_preset, preset_names
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer, find_last_complete_checkpoint
+from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
+from hf_recurrent.trainers.online_trainer import OnlineTrainer
 from hf_recurrent.trainers.training_callbacks import generate_samples, with_unit
 
 if TYPE_CHECKING:
@@ -97,7 +99,8 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     model, tokenizer = build_model(arguments.model)
     with training.main_process_first(desc="packing the corpus"):
         train_corpus, eval_corpus = build_corpora(arguments.data, tokenizer)
-    trainer = MultiStreamTrainer(model, training, train_corpus, eval_corpus, processing_class=tokenizer)
+    kind = OnlineTrainer if isinstance(training, OnlineTrainingArguments) else MultiStreamTrainer
+    trainer = kind(model, training, train_corpus, eval_corpus, processing_class=tokenizer)
     return Run(arguments, trainer, checkpoint)
 
 
@@ -216,11 +219,14 @@ def _say(run: Run, text: str) -> None:
 def _describe(run: Run) -> str:
     trainer, args = run.trainer, run.trainer.args
     train, held_out = trainer.train_dataset, trainer.eval_dataset
+    manner = args.regime
+    if isinstance(args, OnlineTrainingArguments):
+        manner = f"{args.method} at stride {args.stride}"
     lines = [
         f"{run.arguments.model.model}: {trainer.model.num_parameters():,} parameters",
         f"{train.name}: {len(train):,} documents, {with_unit(train.num_bytes, 'B')} to train on; "
         f"{len(held_out):,} documents, {with_unit(held_out.num_bytes, 'B')} held out",
-        f"{args.regime}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {args.world_size} "
+        f"{manner}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {args.world_size} "
         f"process{'es' if args.world_size > 1 else ''}, {trainer.num_training_steps:,} steps, "
         f"{with_unit(trainer.num_training_steps * trainer.step_bytes, 'B')}",
         f"saving to {args.output_dir}",

@@ -13,9 +13,14 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser
 
+from hf_recurrent.trainers.learning_rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
+from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 
 DEFAULT_RECIPE = "default"
+# Backpropagation inside each block, by the stream trainer; the others are rules of the online trainer.
+DEFAULT_METHOD = "bptt"
+METHODS = (DEFAULT_METHOD, *RULES)
 # Belong to one run or one machine: a recipe that is written down again leaves them out.
 _NOT_IN_RECIPES = {"output_dir", "resume_from_checkpoint", "hub_token", "local_rank", "recipe"}
 
@@ -84,9 +89,11 @@ class _Parser(HfArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def build_parser() -> HfArgumentParser:
+def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
+    """The arguments of training by `method`; the online ones have a few more, and defaults of their own."""
+    training = MultiStreamTrainingArguments if method == DEFAULT_METHOD else OnlineTrainingArguments
     parser = _Parser(
-        (ModelArguments, DataArguments, MultiStreamTrainingArguments),
+        (ModelArguments, DataArguments, training),
         prog="hf-recurrent pretrain",
         usage="hf-recurrent pretrain [--recipe RECIPE] [--model MODEL] [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",
         description="Train a byte-level model on continuous streams, evaluate it on held-out documents and save it. "
@@ -95,6 +102,7 @@ def build_parser() -> HfArgumentParser:
         "  hf-recurrent pretrain\n"
         "  hf-recurrent pretrain --recipe memora-s0 --corpus my_files/ --train_bytes 50e6\n"
         "  hf-recurrent pretrain --model llama-s0 --regime iid --block_size 512\n"
+        "  hf-recurrent pretrain --method rtrl --block_size 1 --learning_rate 1e-3\n"
         "  hf-recurrent pretrain --recipe memora-s0 --output_dir runs/one --resume_from_checkpoint true\n"
         "  torchrun --nproc_per_node 2 scripts/pretrain.py --use_cpu",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -105,6 +113,15 @@ def build_parser() -> HfArgumentParser:
         help=f"Name ({', '.join(recipe_names())}) or YAML file of a recipe, `none` for the defaults below; "
         "what stands on the command line wins. (default: default)",
     )
+    if method == DEFAULT_METHOD:
+        parser.add_argument(
+            "--method",
+            default=DEFAULT_METHOD,
+            choices=METHODS,
+            help="bptt: backpropagation inside each block. rtrl: learning while reading, with exact credit inside "
+            "each recurrent layer for all of the past. truncated, spatial: what rtrl is compared with. `--method rtrl "
+            "--help` lists what these have more. (default: bptt)",
+        )
     return parser
 
 
@@ -128,12 +145,16 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
         ValueError: an argument or a key of the recipe is unknown, or a value is not allowed.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser()
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe", default=DEFAULT_RECIPE)
-    name = finder.parse_known_args(argv)[0].recipe
-    recipe = load_recipe(name)
-    fields = {f.name for part in parser.dataclass_types for f in dataclasses.fields(part) if f.init}
+    finder.add_argument("--method")
+    found = finder.parse_known_args(argv)[0]
+    name, recipe = found.recipe, load_recipe(found.recipe)
+    method = found.method or recipe.get("method", DEFAULT_METHOD)
+    if method not in METHODS:
+        raise ValueError(f"`--method` is {method!r}; it must be one of {', '.join(METHODS)}.")
+    parser = build_parser(method)
+    fields = {f.name for part in parser.dataclass_types for f in dataclasses.fields(part) if f.init} | {"method"}
     if unknown := sorted(set(recipe) - fields):
         raise ValueError(f"The recipe {name!r} sets `{unknown[0]}`, which is no argument; --help lists them.")
     defaults = vars(parser.parse_known_args([])[0])
@@ -146,6 +167,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     names_output_dir = values["output_dir"] is not None
     if not names_output_dir:
         values["output_dir"] = os.path.join("runs", _run_name(values["model"], values["corpus"]))
+    if method == DEFAULT_METHOD:
+        del values["method"]
+    else:
+        given["method"] = method  # a default of the online arguments, but not of a recipe
     model, data, training = parser.parse_dict(values)
     return PretrainArguments(model, data, training, name, given, names_output_dir)
 

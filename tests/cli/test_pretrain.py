@@ -94,6 +94,16 @@ def test_go_on_with_a_saved_model(corpus):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_learning_while_reading(corpus, capsys):
+    run(corpus, *TINY, "--method", "rtrl", "--stride", 8)
+    assert "rtrl at stride 8: 4 streams of 16-byte blocks" in capsys.readouterr().out
+    recipe = Path("runs/memora-tiny-notes/_recipe.yaml")
+    arguments = parse_arguments(["--recipe", str(recipe), "--use_cpu"])
+    assert (arguments.training.method, arguments.training.stride, arguments.given["method"]) == ("rtrl", 8, "rtrl")
+    assert parse_arguments(["--recipe", "none", "--method", "spatial", "--use_cpu"]).training.block_size == 1
+    assert not hasattr(parse_arguments(["--method", "bptt", "--use_cpu"]).training, "method")
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_runs(corpus, name):
     """With its own model, made small, and its own arguments, but for the data, the length and the precision."""
@@ -133,6 +143,8 @@ def test_command_line_wins_over_recipe(tmp_path):
     [
         (["--model", "memora-s99"], "`--model` is 'memora-s99'; it must be a directory"),
         (["--corpus", "missing.txt"], "missing.txt"),
+        (["--method", "snap1"], "`--method` is 'snap1'; it must be one of bptt, rtrl, truncated, spatial"),
+        (["--model", "llama-s0", "--method", "rtrl"], "LlamaForCausalLM, which carries no state"),
         (["--recipe", "fastest"], "`--recipe` is 'fastest'; it must be a YAML file, none, or one of"),
         (["--config_overrides", "hidden_size"], "`--config_overrides` holds 'hidden_size'; each must be name=value"),
         (["--config_overrides", "width=3"], "has no field 'width'"),
