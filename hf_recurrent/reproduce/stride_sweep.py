@@ -18,7 +18,7 @@ MODELS: dict[str, dict[str, tuple[str, dict[str, int]]]] = {
 SIZES: dict[str, Settings] = {
     "small": {
         "bytes": 3_000_000,
-        "step_bytes": 4096,
+        "step_bytes": 8192,
         "learning_rate": 3e-3,
         "corpus": "python",
         "eval_bytes": 1_000_000,
