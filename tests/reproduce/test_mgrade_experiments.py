@@ -103,7 +103,7 @@ def test_flip_flop_is_judged_by_reads_and_whole_sets():
     assert sets == pytest.approx(1 - (targets == 1).sum() / targets.size)
     item = flip_flop.PredictionSets(task, 10)[3]
     assert item["labels"].shape == (64, 5) and item["labels"].sum(-1).unique().tolist() == [1, 2, 3]
-    assert flip_flop.set_error(SimpleNamespace(logits=item["labels"] * 40 - 20), item["labels"]) < 1e-9
+    assert flip_flop.set_loss(SimpleNamespace(logits=item["labels"] * 40 - 20), item["labels"]) < 1e-8
 
 
 def test_readout_finds_what_the_states_hold():
