@@ -31,6 +31,11 @@ from transformers import PreTrainedModel
 from hf_recurrent.modeling.recurrent_state import RecurrentState, state_dtype
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
 
+try:
+    from hf_recurrent.kernels import sensitivities_cpu
+except ImportError:
+    sensitivities_cpu = None
+
 # Sensitivities of so many numbers stay in the cache from the first operation on them to the last.
 _CPU_CHUNK_ELEMENTS = 1 << 17
 
@@ -433,8 +438,12 @@ def _advance_vector(carried, transition, derivative, grad_state, gradient):
 def _advance_matrix(carried, transition, derivative, grad_state, gradient):
     """S (B, K, P, G, M) ← J S + Σ_t E_t x_tᵀ in place; gradient (P, G, M) += Σ_b grad_state ∘ S of before.
 
-    On a CPU a few streams at a time, so that they are in the cache from the first operation to the last.
+    The compiled kernel goes over them once. Plain torch takes a few streams at a time on a CPU, so that they are in
+    the cache from the first operation to the last.
     """
+    if sensitivities_cpu is not None and sensitivities_cpu.can_advance(carried, derivative.inputs.shape[1]):
+        sensitivities_cpu.advance(carried, transition, *derivative, grad_state, gradient)
+        return
     streams = len(carried)
     if carried.device.type == "cpu":
         streams = max(1, _CPU_CHUNK_ELEMENTS // carried[0].numel())

@@ -135,11 +135,47 @@ def test_a_block_is_its_steps(case):
             assert relative_difference(tensor, one_by_one[name]) < 1e-10, name
 
 
+@pytest.mark.skipif(module.sensitivities_cpu is None, reason="the kernel was not built")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_compiled_kernel_is_plain_torch(dtype, threads, monkeypatch):
+    monkeypatch.setattr(module.sensitivities_cpu, "_SERIAL_ELEMENTS", 0)
+    torch.set_num_threads(threads)
+    results = []
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(module, "sensitivities_cpu", None)
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*shape, generator=generator):
+            return torch.randn(*shape, generator=generator, dtype=dtype)
+
+        # Odd sizes, and two rows of the map in each group.
+        carried, gradient = random(5, 1, 2, 7, 19), random(2, 7, 19)
+        derivative = module._Derivative(random(5, 1, 1, 2, 7), random(5, 1, 19))
+        for with_gradient in (gradient, None):
+            grad_state = None if with_gradient is None else random(5, 1, 7)
+            module._advance_matrix(carried, random(5, 1, 1, 7), derivative, grad_state, with_gradient)
+        results.append((carried, gradient))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_what_the_compiled_kernel_leaves_to_torch():
+    kernel = pytest.importorskip("hf_recurrent.kernels.sensitivities_cpu")
+    assert kernel.can_advance(torch.zeros(2, 1, 1, 3, 4), 1)
+    assert not kernel.can_advance(torch.zeros(2, 1, 1, 3, 4), 2)
+    assert not kernel.can_advance(torch.zeros(2, 2, 2, 3, 4), 1)
+    assert not kernel.can_advance(torch.zeros(2, 1, 1, 3, 4, dtype=torch.bfloat16), 1)
+    assert not kernel.can_advance(torch.zeros(2, 1, 1, 4, 3).transpose(3, 4), 1)
+
+
 @pytest.mark.parametrize("case", ["memora+glru", "memora+complex_lru"])
 @pytest.mark.parametrize("elements", [1, 100, 1000, 10**9])
 def test_the_size_of_a_chunk_changes_nothing(case, elements, monkeypatch):
     model = model_of(case)
     expected, after = in_blocks(model, 3, SensitivityEngine(model))
+    monkeypatch.setattr(module, "sensitivities_cpu", None)
     monkeypatch.setattr(module, "_CPU_CHUNK_ELEMENTS", elements)
     learned, carried = in_blocks(model, 3, SensitivityEngine(model))
     assert all(relative_difference(learned[name], expected[name]) < 1e-12 for name in expected)

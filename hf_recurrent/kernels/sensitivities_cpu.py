@@ -1,0 +1,92 @@
+"""The compiled pass over sensitivities on a CPU, behind [`SensitivityEngine`].
+
+`sensitivities_cpu.c` is plain C, loaded with ctypes, which lets go of the interpreter's lock while it computes. This
+module checks and prepares the tensors. Importing it raises ImportError where the kernel was not built, or was built
+from another version of its source.
+"""
+
+import ctypes
+import importlib.util
+import itertools
+import struct
+import threading
+
+import torch
+
+_VERSION = 1  # of the struct in sensitivities_cpu.c
+# Below this, a second thread costs more than it takes over.
+_SERIAL_ELEMENTS = 1 << 22
+
+
+def _load() -> ctypes.CDLL:
+    spec = importlib.util.find_spec(f"{__package__}._sensitivities_cpu")
+    if spec is None or spec.origin is None:
+        raise ImportError("the kernel was not built when hf-recurrent was installed")
+    try:
+        library = ctypes.CDLL(spec.origin)
+        library.hf_sensitivities_version.restype = ctypes.c_int64
+        version = library.hf_sensitivities_version()
+    except (OSError, AttributeError) as error:
+        raise ImportError(f"the kernel in {spec.origin} cannot be loaded: {error}") from error
+    if version != _VERSION:
+        raise ImportError(f"the kernel in {spec.origin} has version {version}, not {_VERSION}: build it again")
+    return library
+
+
+_library = _load()
+_functions = {
+    torch.float32: _library.hf_sensitivities_float32,
+    torch.float64: _library.hf_sensitivities_float64,
+}
+for _function in _functions.values():
+    _function.argtypes, _function.restype = (ctypes.c_char_p,), None
+_pack = struct.Struct("=12q").pack
+
+
+def can_advance(carried: torch.Tensor, steps: int) -> bool:
+    """Whether [`advance`] is for these sensitivities, (B, K, P, G, M), and a block of so many steps."""
+    return (
+        steps == 1
+        and carried.shape[1] == 1
+        and carried.device.type == "cpu"
+        and carried.dtype in _functions
+        and carried.is_contiguous()
+    )
+
+
+def advance(
+    carried: torch.Tensor,
+    transition: torch.Tensor,
+    of_rows: torch.Tensor,
+    inputs: torch.Tensor,
+    grad_state: torch.Tensor | None,
+    gradient: torch.Tensor | None,
+) -> None:
+    """S ← J S + e xᵀ in place, and gradient += Σ_b grad_state ∘ S of before, all of one type.
+
+    Args:
+        carried: S, (B, 1, P, G, M) for which [`can_advance`] holds.
+        transition: J, (B, 1, 1, G).
+        of_rows: e, (B, 1, 1, P, G).
+        inputs: x, (B, 1, M).
+        grad_state: (B, 1, G); needed with a gradient.
+        gradient: contiguous (P, G, M), or None.
+    """
+    batch_size, _, parts, groups, columns = carried.shape
+    rows = parts * groups
+    # The list keeps what was copied alive.
+    tensors = [carried, *(tensor.contiguous() for tensor in (transition, of_rows, inputs))]
+    tensors += [] if gradient is None else [grad_state.contiguous(), gradient]
+    pointers = [tensor.data_ptr() for tensor in tensors] + ([0, 0] if gradient is None else [])
+    threads = min(torch.get_num_threads(), rows) if carried.numel() >= _SERIAL_ELEMENTS else 1
+    edges = [rows * number // threads for number in range(threads + 1)]
+    calls = [
+        _pack(batch_size, rows, columns, groups, first, end, *pointers) for first, end in itertools.pairwise(edges)
+    ]
+    function = _functions[carried.dtype]
+    others = [threading.Thread(target=function, args=(call,)) for call in calls[1:]]
+    for thread in others:
+        thread.start()
+    function(calls[0])
+    for thread in others:
+        thread.join()
