@@ -22,7 +22,7 @@ MODELS: dict[str, Settings] = {
     "TCN-EID, base dilation 1, whole sequence in view": _TCN | {"conv_kernel": 18, "dilation": 1},
 }
 SIZES: dict[str, Settings] = {
-    "small": {"steps": 1500, "batch_size": 16, "learning_rate": 1e-2, "num_tested": 2000},
+    "small": {"steps": 1500, "batch_size": 16, "learning_rate": 2e-2, "num_tested": 2000},
     "paper": {"steps": 20_000, "batch_size": 32, "learning_rate": 4e-3, "num_tested": 10_000},
 }
 # Instructions from a read back to its write, on average → share of instructions that are ignored.
