@@ -37,7 +37,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.trainers.online_arguments": ("OnlineTrainingArguments",),
     "hf_recurrent.trainers.online_trainer": ("OnlineTrainer",),
     "hf_recurrent.trainers.sensitivities": ("SensitivityEngine",),
-    "hf_recurrent.gradient_alignment": ("GradientAlignment", "gradient_alignment"),
+    "hf_recurrent.alignment": ("GradientAlignment", "gradient_alignment"),
     "hf_recurrent.bits_per_byte": ("evaluate_bits_per_byte",),
     "hf_recurrent.tasks.task": ("Task",),
     "hf_recurrent.tasks.task_streams": ("TaskStreams",),

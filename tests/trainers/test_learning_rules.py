@@ -11,7 +11,7 @@ sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "modeling"))
 
 from model_cases import relative_difference, tiny_model
 
-from hf_recurrent import gradient_alignment
+from hf_recurrent import GradientAlignment, gradient_alignment
 from hf_recurrent.modeling.recurrent_units import build_recurrent_unit
 from hf_recurrent.trainers.learning_rules import SpatialLearning, build_learning_rule
 
@@ -53,6 +53,7 @@ def test_rtrl_is_nearest_to_the_truth():
 
 def test_the_reference_is_itself_and_a_block_of_everything_too():
     model = model_of()
+    assert GradientAlignment._fields == ("parameter", "cosine", "norm_ratio", "max_relative_difference")
     for options in ({"rule": "bptt"}, {"rule": "truncated", "stride": 12}, {"rule": "rtrl", "stride": 20}):
         for row in gradient_alignment(model, *batch(), **options):
             assert row.cosine == pytest.approx(1)
