@@ -55,13 +55,14 @@ def _push(arguments: argparse.Namespace) -> None:
 
     import hf_recurrent  # noqa: F401 (registers our classes)
     from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
-    from hf_recurrent.hub.model_card import create_model_card
+    from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
 
     model = AutoModelForCausalLM.from_pretrained(arguments.path)
     tokenizer = AutoTokenizer.from_pretrained(arguments.path)
     written = arguments.path / "README.md"
     if written.is_file() and metrics is None and arguments.corpus_name is None:
-        card = ModelCard.load(written, ignore_metadata_errors=True)
+        text = written.read_text(encoding="utf-8").replace(unnamed_repository(model), arguments.repo_id)
+        card = ModelCard(text, ignore_metadata_errors=True)
     else:
         card = create_model_card(model, None, arguments.corpus_name, metrics, repo_id=arguments.repo_id)
     if arguments.dry_run:

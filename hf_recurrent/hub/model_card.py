@@ -41,6 +41,11 @@ _MODEL_FACTS = {
 }
 
 
+def unnamed_repository(model: PreTrainedModel) -> str:
+    """What a card calls its repository as long as there is none."""
+    return f"your-name/{type(model).__name__}"
+
+
 def create_model_card(
     model: PreTrainedModel,
     training_args: Any = None,
@@ -123,7 +128,7 @@ def create_model_card(
         template_str=files("hf_recurrent.hub").joinpath(TEMPLATE).read_text(encoding="utf-8"),
         name=model_name,
         class_name=class_name,
-        repository=repo_id or f"your-name/{model_name}",
+        repository=repo_id or unnamed_repository(model),
         recurrent=recurrent,
         model_facts=_model_facts(model, recurrent),
         recipe=_last_part(recipe) if recipe else None,
