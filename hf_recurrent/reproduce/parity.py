@@ -16,8 +16,22 @@ UNITS = {
     "HGRN, negative eigenvalues": ("hgrn", True),
 }
 SIZES: dict[str, Settings] = {
-    "small": {"length": 40, "steps": 1500, "batch_size": 64, "learning_rate": 2e-3, "longest": 640},
-    "paper": {"length": 40, "steps": 20_000, "batch_size": 256, "learning_rate": 1e-3, "longest": 2560},
+    "small": {
+        "length": 40,
+        "steps": 1500,
+        "batch_size": 64,
+        "learning_rate": 2e-3,
+        "num_tested": 2000,
+        "longest": 640,
+    },
+    "paper": {
+        "length": 40,
+        "steps": 20_000,
+        "batch_size": 256,
+        "learning_rate": 1e-3,
+        "num_tested": 2000,
+        "longest": 2560,
+    },
 }
 
 
@@ -58,7 +72,9 @@ class ParityLengths(Experiment):
         value, tested = {}, length
         while tested <= settings["longest"]:
             task = Parity(length=tested, seed=seed, final_only=True)
-            value[str(tested)] = evaluate_task(model, task, num_examples=2000, block_size=512)["accuracy"]
+            value[str(tested)] = evaluate_task(model, task, num_examples=settings["num_tested"], block_size=512)[
+                "accuracy"
+            ]
             tested *= 2
         return {**results, "value": value}
 
@@ -70,7 +86,8 @@ class ParityLengths(Experiment):
         row = rows[0]
         return (
             f"Memora of 2 layers, M 32, S 64, trained on {row['steps']:,} steps of {row['batch_size']} rows of "
-            f"{row['length']} random bits with a target at every step; 2,000 rows of each length to judge."
+            f"{row['length']} random bits with a target at every step; {row['num_tested']:,} rows of each length to "
+            "judge."
         )
 
 

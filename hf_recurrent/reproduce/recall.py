@@ -32,8 +32,8 @@ TASKS: dict[str, dict[str, Settings]] = {
     },
 }
 SIZES: dict[str, Settings] = {
-    "small": {"steps": 2000, "batch_size": 64, "learning_rate": 2e-3},
-    "paper": {"steps": 100_000, "batch_size": 64, "learning_rate": 1e-3},
+    "small": {"steps": 2000, "batch_size": 64, "learning_rate": 2e-3, "num_tested": 2000},
+    "paper": {"steps": 100_000, "batch_size": 64, "learning_rate": 1e-3, "num_tested": 2000},
 }
 # Label → Table 6: induction heads, associative recall.
 PRINTED = {
@@ -87,7 +87,7 @@ class RecallTable(Experiment):
             block_size=task.length,
             learning_rate=settings["learning_rate"],
         )
-        return {**results, "value": evaluate_task(model, task, num_examples=2000)["accuracy"]}
+        return {**results, "value": evaluate_task(model, task, num_examples=settings["num_tested"])["accuracy"]}
 
     def note(self, rows: Sequence[Settings]) -> str:
         row = rows[0]

@@ -16,8 +16,22 @@ MODELS = {
     "Memora with GLRU": ("memora-selective-copying", "glru"),
 }
 SIZES: dict[str, Settings] = {
-    "small": {"length": 128, "num_tokens": 8, "steps": 1500, "batch_size": 64, "learning_rate": 2e-3},
-    "paper": {"length": 4096, "num_tokens": 16, "steps": 50_000, "batch_size": 64, "learning_rate": 3e-4},
+    "small": {
+        "length": 128,
+        "num_tokens": 8,
+        "steps": 1500,
+        "batch_size": 64,
+        "learning_rate": 2e-3,
+        "num_tested": 5000,
+    },
+    "paper": {
+        "length": 4096,
+        "num_tokens": 16,
+        "steps": 50_000,
+        "batch_size": 64,
+        "learning_rate": 3e-4,
+        "num_tested": 5000,
+    },
 }
 # What replaces the presets' widths at the small size.
 SMALL_WIDTHS: dict[str, Settings] = {
@@ -74,14 +88,15 @@ class SelectiveCopyingTable(Experiment):
             block_size=task.length,
             learning_rate=settings["learning_rate"],
         )
-        measured = evaluate_task(model, task, num_examples=5000)
+        measured = evaluate_task(model, task, num_examples=settings["num_tested"])
         return {**results, "value": measured["accuracy"], "exact_match": measured["exact_match"]}
 
     def note(self, rows: Sequence[Settings]) -> str:
         row = rows[0]
         return (
             f"{row['num_tokens']} numbers among {row['length']} steps, {row['steps']:,} steps of "
-            f"{row['batch_size']} examples, learning rate {row['learning_rate']:g}, 5,000 new examples to judge."
+            f"{row['batch_size']} examples, learning rate {row['learning_rate']:g}, {row['num_tested']:,} others "
+            "to judge."
         )
 
 

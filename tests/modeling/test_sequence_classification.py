@@ -5,7 +5,6 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from hf_recurrent import RecurrentSequenceClassifierOutput, config_from_preset
-from hf_recurrent.modeling.recurrent_sequence_classification import pool_steps
 
 CLASSES, STEPS = 5, 14
 # Family → sizes of a tiny model.
@@ -126,6 +125,4 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="`attention_mask` has shape"):
         model(ids, attention_mask=mask[:2])
     with pytest.raises(ValueError, match="`pooling` is 'max'"):
-        pool_steps(torch.zeros(1, 2, 3), None, "max")
-    with pytest.raises(ValueError, match="`pooling` is 'max'"):
-        classifier("hawk", "max")(ids)
+        config_from_preset("hawk-tiny", pooling="max")

@@ -12,11 +12,11 @@ from hf_recurrent.reproduce.stride_sweep import STATE_CARRIED, STATE_ZERO, measu
 
 # What makes a row of an experiment short.
 SHORT = {
-    "selective-copying": {"steps": 2, "length": 24, "num_tokens": 4, "batch_size": 4},
+    "selective-copying": {"steps": 2, "length": 24, "num_tokens": 4, "batch_size": 4, "num_tested": 20},
     "stride-sweep": {"bytes": 2048, "step_bytes": 1024, "eval_bytes": 2000},
     "glru-alternatives": {"bytes": 1024, "streams": 4, "block_size": 64, "eval_bytes": 2000},
-    "parity": {"steps": 2, "batch_size": 4, "longest": 80},
-    "recall": {"steps": 2, "batch_size": 4},
+    "parity": {"steps": 2, "batch_size": 4, "longest": 80, "num_tested": 20},
+    "recall": {"steps": 2, "batch_size": 4, "num_tested": 20},
     "mgrade-table1": {"epochs": 1, "batch_size": 8},
     "mgrade-table2": {"epochs": 1, "batch_size": 8},
     "flip-flop": {"steps": 2, "batch_size": 4, "length": 32, "num_tested": 20},

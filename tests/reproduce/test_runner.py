@@ -100,11 +100,11 @@ def test_a_damaged_file_is_not_overwritten(halves, tmp_path):
         (["parity", "--only", "LSTM"], "--only has 'LSTM'; the rows are GLRU"),
         (["parity", "--processes", "0"], "--processes is 0"),
         (["parity", "--page", "nowhere.md"], "--page is `nowhere.md`"),
-        (["stride-sweep", "--override", "step_bytes=100"], "`step_bytes` is 100; T = 8"),
+        (["stride-sweep", "--override", "step_bytes=99"], "`step_bytes` is 99; T = 2"),
     ],
 )
 def test_bad_input_is_named(arguments, message, tmp_path, capsys):
-    extra = ["--only", "Llama"] if "step_bytes=100" in arguments else []
+    extra = ["--only", "Llama"] if "step_bytes=99" in arguments else []
     with pytest.raises(SystemExit):
         main([*arguments, *extra, "--output_dir", str(tmp_path)])
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
