@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+import torch
 from transformers import TrainingArguments
-from transformers.utils import is_torch_accelerator_available
 
 Regime = Literal["multi_stream", "iid"]
 
@@ -116,7 +116,7 @@ class MultiStreamTrainingArguments(TrainingArguments):
                 raise ValueError(f"`{name}` is {getattr(self, name)}; it must be {least} or more.")
         if self.train_bytes is not None and not self.train_bytes > 0:
             raise ValueError(f"`train_bytes` is {self.train_bytes}; it must be more than 0.")
-        if self.bf16 and not is_torch_accelerator_available():
+        if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True  # Trainer asks for this flag where there is nothing else
         super().__post_init__()
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):

@@ -206,9 +206,9 @@ def test_rates_and_positions_do_not_decay(tmp_path):
 def test_bfloat16_needs_no_flag_without_a_gpu(tmp_path):
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator")
+    assert MultiStreamTrainingArguments(str(tmp_path), bf16=True).use_cpu
     trainer = tiny_trainer(tmp_path, max_steps=2, bf16=True)
     trainer.train()
-    assert trainer.args.use_cpu
     assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
 
 
