@@ -83,9 +83,9 @@ class HawkModel(HawkPreTrainedModel, RecurrentModel):
     def build_final_norm(self, config: HawkConfig) -> nn.Module:
         return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
-    def layer_state_shapes(self) -> dict[str, tuple[int, ...]]:
+    def layer_state_shapes(self, layer_index: int) -> dict[str, tuple[int, ...]]:
         taps = (self.config.conv_kernel - 1, self.config.state_size)
-        return {**super().layer_state_shapes(), "convolution": taps}
+        return {**super().layer_state_shapes(layer_index), "convolution": taps}
 
 
 class HawkForCausalLM(HawkPreTrainedModel, RecurrentForCausalLM):

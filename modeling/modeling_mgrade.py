@@ -142,22 +142,12 @@ class MgradeModel(MgradePreTrainedModel, RecurrentModel):
         # Every layer ends with its own norm.
         return nn.Identity()
 
-    def layer_state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._state_shapes_of(0)
-
-    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
-        return {
-            f"layers.{layer}.{part}": torch.Size((batch_size, *shape))
-            for layer in range(self.config.num_hidden_layers)
-            for part, shape in self._state_shapes_of(layer).items()
-        }
-
-    def _state_shapes_of(self, layer: int) -> dict[str, tuple[int, ...]]:
+    def layer_state_shapes(self, layer_index: int) -> dict[str, tuple[int, ...]]:
         config, shapes = self.config, {}
         if config.recurrent_unit is not None:
             shapes["recurrent"] = (config.state_size,)
         if config.spacing is not None:
-            shapes["convolution"] = (config.receptive_fields()[layer], config.hidden_size)
+            shapes["convolution"] = (config.receptive_fields()[layer_index], config.hidden_size)
         return shapes
 
     def forward(

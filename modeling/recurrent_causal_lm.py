@@ -118,8 +118,8 @@ class RecurrentModel(RecurrentPreTrainedModel):
         """The norm in front of the head."""
         raise NotImplementedError
 
-    def layer_state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape, without the batch, of every part of one layer's state."""
+    def layer_state_shapes(self, layer_index: int) -> dict[str, tuple[int, ...]]:
+        """Shape, without the batch, of every part of that layer's state."""
         return {"recurrent": (self.config.state_size,)}
 
     def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
@@ -127,7 +127,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
         return {
             f"layers.{layer}.{part}": torch.Size((batch_size, *shape))
             for layer in range(self.config.num_hidden_layers)
-            for part, shape in self.layer_state_shapes().items()
+            for part, shape in self.layer_state_shapes(layer).items()
         }
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
@@ -170,9 +170,8 @@ class RecurrentModel(RecurrentPreTrainedModel):
 
         hidden_states = [hidden]
         new_state: RecurrentState = {}
-        parts = self.layer_state_shapes()
         for number, layer in enumerate(self.layers):
-            layer_state = {part: state[f"layers.{number}.{part}"] for part in parts}
+            layer_state = {part: state[f"layers.{number}.{part}"] for part in self.layer_state_shapes(number)}
             padding_mask, lengths = (None, None) if padding is None else (padding.mask, padding.lengths)
             hidden, layer_state = layer(hidden, LayerInputs(layer_state, reset_mask, padding_mask, lengths))
             new_state |= {f"layers.{number}.{part}": tensor for part, tensor in layer_state.items()}

@@ -55,7 +55,8 @@ def test_commands_run(page, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_examples_run(page):
+def test_python_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # they save where they are
     for _, code in blocks(page, "python"):
         exec(compile(code, page, "exec"), {})
 

@@ -1,12 +1,22 @@
 """What the kinds of endless blocks have in common: arguments, groups of streams and where they begin."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
+from hf_recurrent.data.block_reader import Block, to_batch
 from hf_recurrent.data.corpus import Corpus
-from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions
+from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions, worker_share
+
+
+class GroupReader(Protocol):
+    """Reads one group of streams."""
+
+    def block(self, index: int) -> Block:
+        """Block `index` of every stream of the group, counted from the positions."""
 
 
 class BlockDataset(IterableDataset):
@@ -36,6 +46,23 @@ class BlockDataset(IterableDataset):
     def _prepare(self) -> None:
         """What a kind needs beside the arguments; raises if the positions are not of this kind and corpus."""
         raise NotImplementedError
+
+    def _reader(self, group: int) -> GroupReader:
+        """What reads a group of streams from its positions on, for kinds whose blocks follow one another."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Batches from `positions` on, each time anew."""
+        worker, num_workers = worker_share()
+        num_groups = len(self.stream_groups)
+        readers: dict[int, GroupReader] = {}  # a worker may never come to some groups
+        batch = worker
+        while True:
+            index, group = divmod(batch, num_groups)
+            if group not in readers:
+                readers[group] = self._reader(group)
+            yield to_batch(readers[group].block(index), self.stream_groups[group])
+            batch += num_workers
 
     @property
     def step_bytes(self) -> int:

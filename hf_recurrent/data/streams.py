@@ -4,17 +4,13 @@ Which bytes a stream shows depends on the corpus, the seed, the number of stream
 processes, accumulation groups, DataLoader workers, T, or how often training was stopped and resumed.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
-import torch
 
 from hf_recurrent.data.block_dataset import BlockDataset
-from hf_recurrent.data.block_reader import BlockReader, to_batch
+from hf_recurrent.data.block_reader import BlockReader
 from hf_recurrent.data.document_order import DocumentOrder
 from hf_recurrent.data.evaluation_streams import EvaluationStreams
 from hf_recurrent.data.iid import IIDDataset
-from hf_recurrent.data.stream_arguments import worker_share
 
 __all__ = ["EvaluationStreams", "IIDDataset", "MultiStreamDataset"]
 
@@ -55,19 +51,6 @@ class MultiStreamDataset(BlockDataset):
         self._first_offsets = self._spread_streams()
         for group in range(len(self.stream_groups)):
             self._reader(group)  # raises if the positions are not of this corpus
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches from `positions` on, each time anew."""
-        worker, num_workers = worker_share()
-        num_groups = len(self.stream_groups)
-        readers: dict[int, BlockReader] = {}  # a worker may never come to some groups
-        batch = worker
-        while True:
-            index, group = divmod(batch, num_groups)
-            if group not in readers:
-                readers[group] = self._reader(group)
-            yield to_batch(readers[group].block(index), self.stream_groups[group])
-            batch += num_workers
 
     def _reader(self, group: int) -> BlockReader:
         streams = self.stream_groups[group]

@@ -6,13 +6,13 @@ from another version of its source.
 """
 
 import ctypes
-import importlib.util
 import platform
 import struct
 
 import torch
 from torch import Tensor
 
+from .compiled import load_library
 from .output_memory import OutputMemory
 
 _VERSION = 1  # of the struct in linear_scan_cpu.c
@@ -29,17 +29,7 @@ _BYPASS_BYTES = 1 << 23
 
 
 def _load() -> ctypes.CDLL:
-    spec = importlib.util.find_spec(f"{__package__}._linear_scan_cpu")
-    if spec is None or spec.origin is None:
-        raise ImportError("the kernel was not built when hf-recurrent was installed")
-    try:
-        library = ctypes.CDLL(spec.origin)
-        library.hf_scan_version.restype = ctypes.c_int64
-        version = library.hf_scan_version()
-    except (OSError, AttributeError) as error:
-        raise ImportError(f"the kernel in {spec.origin} cannot be loaded: {error}") from error
-    if version != _VERSION:
-        raise ImportError(f"the kernel in {spec.origin} has version {version}, not {_VERSION}: build it again")
+    library = load_library("_linear_scan_cpu", "hf_scan_version", _VERSION)
     library.hf_scan_forward.argtypes = library.hf_scan_backward.argtypes = (ctypes.c_char_p,)
     library.hf_scan_forward.restype = library.hf_scan_backward.restype = None
     library.hf_scan_instruction_level.argtypes = (ctypes.c_int,)

@@ -6,34 +6,20 @@ from another version of its source.
 """
 
 import ctypes
-import importlib.util
 import itertools
 import struct
 import threading
 
 import torch
 
+from .compiled import load_library
+
 _VERSION = 1  # of the struct in sensitivities_cpu.c
 # Below this, a second thread costs more than it takes over.
 _SERIAL_ELEMENTS = 1 << 22
 
 
-def _load() -> ctypes.CDLL:
-    spec = importlib.util.find_spec(f"{__package__}._sensitivities_cpu")
-    if spec is None or spec.origin is None:
-        raise ImportError("the kernel was not built when hf-recurrent was installed")
-    try:
-        library = ctypes.CDLL(spec.origin)
-        library.hf_sensitivities_version.restype = ctypes.c_int64
-        version = library.hf_sensitivities_version()
-    except (OSError, AttributeError) as error:
-        raise ImportError(f"the kernel in {spec.origin} cannot be loaded: {error}") from error
-    if version != _VERSION:
-        raise ImportError(f"the kernel in {spec.origin} has version {version}, not {_VERSION}: build it again")
-    return library
-
-
-_library = _load()
+_library = load_library("_sensitivities_cpu", "hf_sensitivities_version", _VERSION)
 _functions = {
     torch.float32: _library.hf_sensitivities_float32,
     torch.float64: _library.hf_sensitivities_float64,

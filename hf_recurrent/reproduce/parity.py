@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_recurrent.reproduce.experiment import Experiment, Settings
-from hf_recurrent.reproduce.training import build_model, train
+from hf_recurrent.reproduce.training import build_model, train_on_task
 
 # Label → unit, and whether its eigenvalues may be negative.
 UNITS = {
@@ -60,15 +60,7 @@ class ParityLengths(Experiment):
         options = {key: settings[key] for key in ("recurrent_unit", "allow_negative_eigenvalues")}
         widths = {"hidden_size": 32, "state_size": 64, "num_hidden_layers": 2}
         model = build_model("memora-tiny", 2, seed, **widths, **options)
-        results = train(
-            model,
-            Parity(length=length, seed=seed),
-            steps=settings["steps"],
-            seed=seed,
-            per_device_train_batch_size=settings["batch_size"],
-            block_size=length,
-            learning_rate=settings["learning_rate"],
-        )
+        results = train_on_task(model, Parity(length=length, seed=seed), settings)
         value, tested = {}, length
         while tested <= settings["longest"]:
             task = Parity(length=tested, seed=seed, final_only=True)

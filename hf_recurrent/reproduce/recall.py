@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_recurrent.reproduce.experiment import Experiment, Settings
-from hf_recurrent.reproduce.training import build_model, train
+from hf_recurrent.reproduce.training import build_model, train_on_task
 
 # Label → preset and recurrent unit.
 MODELS = {
@@ -78,15 +78,7 @@ class RecallTable(Experiment):
         kind = {"induction heads": InductionHeads, "associative recall": AssociativeRecall}[settings["task"]]
         task = kind(**settings["task_options"], seed=settings["seed"])
         model = build_model(settings["preset"], task.vocab_size, settings["seed"], **settings["widths"])
-        results = train(
-            model,
-            task,
-            steps=settings["steps"],
-            seed=settings["seed"],
-            per_device_train_batch_size=settings["batch_size"],
-            block_size=task.length,
-            learning_rate=settings["learning_rate"],
-        )
+        results = train_on_task(model, task, settings)
         return {**results, "value": evaluate_task(model, task, num_examples=settings["num_tested"])["accuracy"]}
 
     def note(self, rows: Sequence[Settings]) -> str:

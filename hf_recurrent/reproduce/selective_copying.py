@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_recurrent.reproduce.experiment import Experiment, Settings
-from hf_recurrent.reproduce.training import build_model, train
+from hf_recurrent.reproduce.training import build_model, train_on_task
 
 # Label → preset and recurrent unit.
 MODELS = {
@@ -79,15 +79,7 @@ class SelectiveCopyingTable(Experiment):
             length=settings["length"], num_tokens=settings["num_tokens"], vocab_size=16, seed=settings["seed"]
         )
         model = build_model(settings["preset"], task.vocab_size, settings["seed"], **settings["widths"])
-        results = train(
-            model,
-            task,
-            steps=settings["steps"],
-            seed=settings["seed"],
-            per_device_train_batch_size=settings["batch_size"],
-            block_size=task.length,
-            learning_rate=settings["learning_rate"],
-        )
+        results = train_on_task(model, task, settings)
         measured = evaluate_task(model, task, num_examples=settings["num_tested"])
         return {**results, "value": measured["accuracy"], "exact_match": measured["exact_match"]}
 

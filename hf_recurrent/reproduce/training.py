@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, set_seed
 
-from hf_recurrent import MultiStreamTrainer, MultiStreamTrainingArguments, config_from_preset
+from hf_recurrent import MultiStreamTrainer, MultiStreamTrainingArguments, Task, config_from_preset
 
 
 def device_name() -> str:
@@ -52,3 +52,16 @@ def train(model: PreTrainedModel, data: Any, *, steps: int, seed: int, **argumen
         trainer.train()
         seconds = time.perf_counter() - start
     return {"num_parameters": model.num_parameters(), "seconds": round(seconds, 1), "device": device_name()}
+
+
+def train_on_task(model: PreTrainedModel, task: Task, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train on a task, an example a block, by a row's `steps`, `batch_size`, `learning_rate` and `seed`."""
+    return train(
+        model,
+        task,
+        steps=settings["steps"],
+        seed=settings["seed"],
+        per_device_train_batch_size=settings["batch_size"],
+        block_size=task.length,
+        learning_rate=settings["learning_rate"],
+    )

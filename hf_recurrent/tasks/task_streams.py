@@ -1,12 +1,9 @@
 """A task as continuous streams: each an endless row of examples, in blocks that need not line up with them."""
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
-import torch
 
 from hf_recurrent.data.block_dataset import BlockDataset
-from hf_recurrent.data.block_reader import Block, to_batch
+from hf_recurrent.data.block_reader import Block
 from hf_recurrent.data.document_order import DocumentOrder, hash_integers
 from hf_recurrent.data.stream_arguments import worker_share
 from hf_recurrent.tasks.task import Task
@@ -34,26 +31,7 @@ class TaskStreams(BlockDataset):
         ValueError: an argument that is not allowed, or positions that do not belong to this task.
     """
 
-    def __init__(
-        self,
-        corpus: Task,
-        num_streams: int,
-        block_size: int,
-        seed: int = 0,
-        *,
-        stream_indices: Sequence[int] | np.ndarray | None = None,
-        accumulation_groups: int = 1,
-        positions: object = None,
-    ) -> None:
-        super().__init__(
-            corpus,
-            num_streams,
-            block_size,
-            seed,
-            stream_indices=stream_indices,
-            accumulation_groups=accumulation_groups,
-            positions=positions,
-        )
+    corpus: Task
 
     def _prepare(self) -> None:
         task = self.corpus
@@ -78,18 +56,8 @@ class TaskStreams(BlockDataset):
         self.__dict__.update(state)
         self._prepare()
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches from `positions` on, each time anew."""
-        worker, num_workers = worker_share()
-        num_groups = len(self.stream_groups)
-        readers: dict[int, _GroupReader] = {}  # a worker may never come to some groups
-        batch = worker
-        while True:
-            index, group = divmod(batch, num_groups)
-            if group not in readers:
-                readers[group] = _GroupReader(self, group, alone=num_workers == 1)
-            yield to_batch(readers[group].block(index), self.stream_groups[group])
-            batch += num_workers
+    def _reader(self, group: int) -> "_GroupReader":
+        return _GroupReader(self, group, alone=worker_share()[1] == 1)
 
 
 class _GroupReader:
