@@ -17,8 +17,9 @@ MODELS: dict[str, dict[str, tuple[str, dict[str, int]]]] = {
 }
 SIZES: dict[str, Settings] = {
     "small": {
-        "bytes": 3_000_000,
-        "step_bytes": 8192,
+        "bytes": 12_000_000,
+        "step_bytes": 32_768,
+        "bf16": True,
         "learning_rate": 3e-3,
         "corpus": "python",
         "eval_bytes": 1_000_000,
@@ -27,6 +28,7 @@ SIZES: dict[str, Settings] = {
     "paper": {
         "bytes": 4_000_000_000,
         "step_bytes": 131_072,
+        "bf16": True,
         "learning_rate": 3e-4,
         "corpus": "hub:roneneldan/TinyStories",
         "eval_bytes": 10_000_000,
@@ -93,6 +95,7 @@ class StrideSweep(Experiment):
             per_device_train_batch_size=settings["step_bytes"] // stride // accumulation,
             gradient_accumulation_steps=accumulation,
             learning_rate=settings["learning_rate"],
+            bf16=settings["bf16"],
         )
         return {**results, "value": measure(model, held_out, settings["regime"], stride)}
 
