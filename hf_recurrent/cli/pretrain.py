@@ -30,9 +30,10 @@ from hf_recurrent.data.corpus import Corpus, load_corpus
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import config_from_preset, preset_names
-from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer, find_last_complete_checkpoint
+from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.online_trainer import OnlineTrainer
+from hf_recurrent.trainers.recurrent_trainer import find_last_complete_checkpoint
 from hf_recurrent.trainers.training_callbacks import generate_samples, with_unit
 
 if TYPE_CHECKING:

@@ -11,21 +11,13 @@ from torch.utils.data import Dataset
 from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
-    Trainer,
     TrainingArguments,
     default_data_collator,
     set_seed,
 )
 
 from hf_recurrent.reproduce.training import device_name
-
-
-class SupervisedTrainer(Trainer):
-    """The stock Trainer, without weight decay on what a model exempts: biases, norms and the taps' positions."""
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        exempt = self.model.parameters_without_weight_decay()
-        return [name for name in super().get_decay_parameter_names(model) if name not in exempt]
+from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
 
 def train_supervised(
@@ -47,7 +39,7 @@ def train_supervised(
         loss: of `(outputs, labels, num_items_in_batch=…)`, where the model's own is not meant.
     """
     with tempfile.TemporaryDirectory() as directory:
-        trainer = SupervisedTrainer(
+        trainer = ParameterGroupsTrainer(
             model,
             TrainingArguments(
                 directory,

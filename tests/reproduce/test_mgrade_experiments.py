@@ -9,8 +9,8 @@ import torch
 from hf_recurrent import FlipFlop, LorenzTrajectories, MgradeConfig, MgradeForSequenceClassification, MgradeModel
 from hf_recurrent.reproduce import flip_flop, load_experiment, lorenz
 from hf_recurrent.reproduce.pixel_classification import accuracy, average_pooled, load_images
-from hf_recurrent.reproduce.supervised import SupervisedTrainer
 from hf_recurrent.tasks.pixel_sequences import PixelSequences
+from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
 
 def test_test_digits_alone_are_divided(write_digits):
@@ -138,7 +138,7 @@ def test_positions_and_biases_are_not_decayed(tmp_path):
 
     backbone = MgradeModel(MgradeConfig(input_size=1, hidden_size=4, num_hidden_layers=1, conv_kernel=2))
     model = lorenz.NextStepRegressor(backbone)
-    trainer = SupervisedTrainer(model, TrainingArguments(str(tmp_path), report_to="none", use_cpu=True))
+    trainer = ParameterGroupsTrainer(model, TrainingArguments(str(tmp_path), report_to="none", use_cpu=True))
     decayed = trainer.get_decay_parameter_names(model)
     assert "backbone.layers.0.convolution.weight" in decayed and "readout.weight" in decayed
     assert not [name for name in decayed if "positions" in name or "bias" in name or "norm" in name]

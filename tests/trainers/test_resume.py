@@ -16,7 +16,7 @@ from tiny_run import MAX_STEPS, PROGRAM, Noise, logged, tiny_corpora, tiny_model
 
 from hf_recurrent import ByteTokenizer, Corpus
 from hf_recurrent.trainers.checkpoint_files import load_tree, save_tree
-from hf_recurrent.trainers.multi_stream_trainer import find_last_complete_checkpoint
+from hf_recurrent.trainers.recurrent_trainer import find_last_complete_checkpoint
 
 ALLOWED = {".safetensors", ".json", ".py"}
 
