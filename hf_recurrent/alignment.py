@@ -6,7 +6,6 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.bits_per_byte import supports_recurrent_state
-from hf_recurrent.modeling.recurrent_state import detach_state
 from hf_recurrent.trainers.learning_rules import RULES, LearningRule, build_learning_rule
 
 REFERENCE = "bptt"
@@ -82,17 +81,7 @@ def _gradients(model, rule, batch, stride) -> dict[str, torch.Tensor]:
         for parameter in parameters.values():
             parameter.grad = None
         for ids, labels, resets in zip(*(tensor.split(stride, 1) for tensor in batch), strict=True):
-            with torch.enable_grad(), rule.block(carried):
-                output = model(
-                    ids,
-                    shift_labels=labels,
-                    reset_mask=resets,
-                    state=state,
-                    use_cache=True,
-                    num_items_in_batch=targets,
-                )
-                output.loss.backward()
-            state = detach_state(output.state)
+            state = rule.learn(carried, state, ids, labels, resets, targets).state
         return {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in parameters.items()

@@ -17,7 +17,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.modeling.recurrent_state import detach_state
 from hf_recurrent.trainers.learning_rules import LearningRule, build_learning_rule
 
 
@@ -46,10 +45,7 @@ class Reader:
 
     def __call__(self) -> None:
         for part in self.input_ids.split(self.stride, 1):
-            with self.rule.block(self.carried):
-                output = self.model(part, shift_labels=part, state=self.state, use_cache=True)
-                output.loss.backward()
-            self.state = detach_state(output.state)
+            self.state = self.rule.learn(self.carried, self.state, part, part, None, part.numel()).state
         self.model.zero_grad()
 
 

@@ -12,13 +12,18 @@ from typing import Literal, get_args
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
-from hf_recurrent.modeling.recurrent_state import RecurrentState
+from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
 from hf_recurrent.trainers.sensitivities import SensitivityEngine, shadowed
 
 RuleName = Literal["rtrl", "truncated", "spatial"]
 RULES = get_args(RuleName)
+
+
+class NonFiniteLossError(ValueError):
+    """What is to be learned from is not finite; nothing was learned from it."""
 
 
 class LearningRule:
@@ -32,8 +37,49 @@ class LearningRule:
         return {}
 
     def block(self, carried: RecurrentState) -> AbstractContextManager:
-        """Forward and backward pass of one block go inside; what is carried advances in place."""
+        """Forward and backward pass of one block go inside; what is carried advances in place.
+
+        An exception inside, before the backward pass, leaves what is carried as it was.
+        """
         return nullcontext()
+
+    def learn(
+        self,
+        carried: RecurrentState,
+        state: RecurrentState,
+        input_ids: torch.LongTensor,
+        shift_labels: torch.LongTensor,
+        reset_mask: torch.Tensor | None,
+        num_targets: torch.Tensor | int,
+    ) -> ModelOutput:
+        """Read one block, (B, T) each, and add its gradient to every parameter's `.grad`.
+
+        Args:
+            carried: what the rule carries; advanced in place.
+            state: what the block starts from.
+            input_ids, shift_labels, reset_mask: as the model takes them.
+            num_targets: what the sum of the block's nats is divided by.
+
+        Returns:
+            What the model returns, the state after the block detached.
+
+        Raises:
+            NonFiniteLossError: the loss is not finite; gradients and what is carried are as they were.
+        """
+        with torch.enable_grad(), self.block(carried):
+            output = self.model(
+                input_ids,
+                shift_labels=shift_labels,
+                reset_mask=reset_mask,
+                state=state,
+                use_cache=True,
+                num_items_in_batch=num_targets,
+            )
+            if not torch.isfinite(output.loss):
+                raise NonFiniteLossError(f"The loss is {output.loss.item()}: nothing was learned from this block.")
+            output.loss.backward()
+        output.state = detach_state(output.state)
+        return output
 
 
 class RealTimeRecurrentLearning(LearningRule):

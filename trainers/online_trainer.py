@@ -9,7 +9,7 @@ from hf_recurrent.bits_per_byte import supports_recurrent_state
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.modeling.recurrent_state import RecurrentState
 from hf_recurrent.tasks.task import Task
-from hf_recurrent.trainers.learning_rules import build_learning_rule
+from hf_recurrent.trainers.learning_rules import NonFiniteLossError, build_learning_rule
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 
@@ -74,10 +74,10 @@ class OnlineTrainer(MultiStreamTrainer):
         return torch.stack(losses).sum()
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """That of [`MultiStreamTrainer`]; ValueError if it is not finite."""
+        """That of [`MultiStreamTrainer`]; NonFiniteLossError if it is not finite."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training and not torch.isfinite(loss):
-            raise ValueError(
+            raise NonFiniteLossError(
                 f"The loss is {loss.item()} in the step after step {self.state.global_step}: nothing was learned from "
                 f"this block. {self._save_what_was_learned()} A smaller `learning_rate` may help."
             )
