@@ -45,8 +45,8 @@ class ExampleDraws:
         indices = np.asarray(indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu" or (len(indices) and indices.min() < 0):
             raise ValueError(f"indices is {indices.dtype} {indices.shape}, allowed is a row of integers from 0")
-        self.num_examples = len(indices)
-        self._keys = hash_integers(int(seed), SPLITS.index(check_split(split)), indices)[:, None]
+        self.num_examples, self.split = len(indices), check_split(split)
+        self._keys = hash_integers(int(seed), SPLITS.index(split), indices)[:, None]
 
     def words(self, purpose: str, count: int, first: int = 0) -> np.ndarray:
         """(n, count) uint64, all bits random: the numbers at the places `first`, `first` + 1, … of a purpose."""
