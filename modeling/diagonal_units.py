@@ -87,6 +87,54 @@ class ComplexLRUConjugate(ComplexLRU):
     conjugate_pairs = True
 
 
+class LRU(ComplexRecurrentUnit):
+    """Linear recurrent unit with a learned normalisation (Zucchet et al. 2023, appendix A.1).
+
+    λ = exp(-e^ν + i e^θ),  h_t = λ ∘ h_{t-1} + γ ∘ (B u).
+
+    γ starts as sqrt(1 - |λ|²) and is then learned, as its logarithm. The output is h: Re(C h) + D u is the layer's.
+
+    Args:
+        r_min: smallest |λ| at initialisation.
+        r_max: largest |λ| at initialisation; λ is uniform on the ring between the two, on the disk for 0 and 1.
+        max_phase: phases of λ are uniform between 0 and this at initialisation.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        state_size: int,
+        *,
+        r_min: float = 0.0,
+        r_max: float = 1.0,
+        max_phase: float = 2 * math.pi,
+        **options,
+    ):
+        super().__init__(input_size, state_size, **options)
+        self.r_min, self.r_max, self.max_phase = r_min, r_max, max_phase
+        self.input_projection = self.input_map()
+        self.nu = nn.Parameter(torch.empty(self.free_channels))
+        self.theta = nn.Parameter(torch.empty(self.free_channels))
+        self.log_gamma = nn.Parameter(torch.empty(self.free_channels))
+
+    def reset_vectors(self) -> None:
+        # Logarithms of neither end of the interval: |λ| = 0, |λ| = 1 and a phase of 0 have none.
+        u, v = torch.rand(2, self.free_channels, dtype=torch.float64, device=self.nu.device).clamp(1e-7, 1 - 1e-7)
+        copy_log(self.nu, -0.5 * torch.log(u * (self.r_max**2 - self.r_min**2) + self.r_min**2))
+        copy_log(self.theta, self.max_phase * v)
+        copy_log(self.log_gamma, input_normalizer(-torch.exp(self.nu)))
+
+    def project(self, inputs):
+        return (self.input_projection(inputs),)
+
+    def coefficients(self, projection):
+        projection, nu, theta, log_gamma = at_least_float32(projection, self.nu, self.theta, self.log_gamma)
+        normalizer = torch.exp(log_gamma)
+        real, imaginary = projection.chunk(2, -1)
+        eigenvalue = self.eigenvalue(torch.exp(-torch.exp(nu)), torch.exp(theta))
+        return eigenvalue, torch.complex(normalizer * real, normalizer * imaginary)
+
+
 class S5(ComplexRecurrentUnit):
     """Diagonal state space with dense maps in and out (Smith et al. 2023), in S4D's parameters (Gu et al. 2022).
 

@@ -1,7 +1,8 @@
 """The recurrent units by name: the interchangeable parts of a block that carry the state (`config.recurrent_unit`)."""
 
 from .configuration_recurrent import RecurrentConfig
-from .diagonal_units import S5, ComplexLRU, ComplexLRUConjugate, RealLRU
+from .dense_units import GRU, DenseLinear
+from .diagonal_units import LRU, S5, ComplexLRU, ComplexLRUConjugate, RealLRU
 from .gated_units import GLRU, HGRN, QRNN, RGLRU, ComplexGLRU, ComplexGLRUConjugate, MinGRU
 from .nonlinear_units import IndRNN
 from .recurrent_unit import RecurrentUnit
@@ -18,7 +19,10 @@ RECURRENT_UNITS: dict[str, type[RecurrentUnit]] = {
     "hgrn": HGRN,
     "qrnn": QRNN,
     "s5": S5,
+    "lru": LRU,
     "indrnn": IndRNN,
+    "gru": GRU,
+    "dense_linear": DenseLinear,
 }
 
 

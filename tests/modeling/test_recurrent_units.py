@@ -120,6 +120,25 @@ def indrnn_step(u, x, h):
     return h, h
 
 
+def lru_step(u, x, h):
+    eigenvalue = torch.exp(-torch.exp(u.nu) + 1j * torch.exp(u.theta))
+    h = eigenvalue * h + torch.exp(u.log_gamma) * as_complex(u.input_projection(x))
+    return h, torch.cat([h.real, h.imag])
+
+
+def gru_step(u, x, h):
+    r = torch.sigmoid(u.reset_gate(x) + u.recurrent_reset_gate.weight @ h)
+    z = torch.sigmoid(u.update_gate(x) + u.recurrent_update_gate.weight @ h)
+    n = torch.tanh(u.candidate(x) + r * (u.recurrent_candidate.weight @ h))
+    h = (1 - z) * n + z * h
+    return h, h
+
+
+def dense_linear_step(u, x, h):
+    h = u.recurrent_map.weight @ h + u.input_projection(x)
+    return h, h
+
+
 @pytest.mark.parametrize("name", UNITS)
 def test_a_unit_is_its_equation(name):
     unit, step = initialised(name, layer_index=1, num_layers=4), globals()[f"{name}_step"]
@@ -167,13 +186,52 @@ def test_rg_lru_is_that_of_recurrent_gemma():
     torch.testing.assert_close(final, theirs.recurrent_states, rtol=1e-6, atol=1e-6)
 
 
+def test_gru_is_that_of_torch():
+    ours, theirs = initialised("gru", torch.float32, bias=True), torch.nn.GRU(WIDTH, WIDTH, batch_first=True)
+    with torch.no_grad():
+        maps = (ours.reset_gate, ours.update_gate, ours.candidate)
+        theirs.weight_ih_l0.copy_(torch.cat([linear.weight for linear in maps]))
+        theirs.bias_ih_l0.copy_(torch.cat([linear.bias for linear in maps]))
+        theirs.weight_hh_l0.copy_(torch.cat([linear.weight for linear in ours.state_maps]))
+        # Torch adds a second bias to the sums inside both gates.
+        theirs.bias_hh_l0.copy_(torch.cat([torch.zeros(2 * WIDTH), ours.recurrent_candidate.bias]))
+    inputs, start = torch.randn(3, 20, WIDTH), torch.randn(3, WIDTH)
+    expected, last = theirs(inputs, start[None])
+    actual, final = ours(inputs, start)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(final, last[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("r_min", "r_max", "max_phase"), [(0.0, 1.0, 6.28), (0.9, 0.999, 0.3), (0.5, 0.5, 1.0)])
+def test_lru_starts_uniform_on_its_ring(r_min, r_max, max_phase):
+    torch.manual_seed(0)
+    unit = build_recurrent_unit("lru", 4, 8000, r_min=r_min, r_max=r_max, max_phase=max_phase)
+    with torch.no_grad():
+        unit.reset_vectors()
+    radius, phase = torch.exp(-torch.exp(unit.nu)), torch.exp(unit.theta)
+    assert r_min - 1e-4 <= radius.min() <= radius.max() <= r_max + 1e-4
+    assert abs(radius.square().mean().item() - (r_min**2 + r_max**2) / 2) < 0.01
+    assert 0 < phase.min() <= phase.max() <= max_phase
+    assert phase.mean().item() == pytest.approx(max_phase / 2, rel=0.03)
+    gamma = torch.sqrt(-torch.expm1(-2 * torch.exp(unit.nu.double())))
+    torch.testing.assert_close(torch.exp(unit.log_gamma).double(), gamma, rtol=1e-4, atol=1e-5)
+    assert all(torch.isfinite(parameter).all() for parameter in (unit.nu, unit.theta, unit.log_gamma))
+
+
+def test_dense_linear_starts_as_a_rotation():
+    unit = initialised("dense_linear")
+    weight = unit.recurrent_map.weight
+    expected = 0.95**2 * torch.eye(WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(weight @ weight.T, expected, rtol=1e-5, atol=1e-6)
+
+
 def radius_of(unit):
     if isinstance(unit, RGLRU):
         return torch.exp(-softplus(unit.recurrent_param))
     return torch.exp(-torch.exp(unit.nu))
 
 
-@pytest.mark.parametrize("name", [name for name in UNITS if hasattr(initialised(name), "nu") or name == "rg_lru"])
+@pytest.mark.parametrize("name", [n for n in UNITS if n == "rg_lru" or n != "lru" and hasattr(initialised(n), "nu")])
 def test_ring_initialisation(name):
     torch.manual_seed(0)
     unit = build_recurrent_unit(name, 4000, 4000) if name == "rg_lru" else build_recurrent_unit(name, 4, 8000)
