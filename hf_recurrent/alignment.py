@@ -46,7 +46,7 @@ def gradient_alignment(
         input_ids: (B, L).
         shift_labels: (B, L), the next bytes; -100 is ignored.
         reset_mask: (B, L) bool, true where an episode starts.
-        rule: `rtrl`, `truncated`, `spatial`, or `bptt`, which is the reference itself.
+        rule: `rtrl`, `snap1`, `truncated`, `spatial`, or `bptt`, which is the reference itself.
         stride: T, steps of a block; the last one may be shorter.
 
     Returns:

@@ -4,6 +4,7 @@
 |---|---|
 | `rtrl` | exact in each recurrent layer over all of the past, spatial between layers (Zucchet et al. 2023) |
 | `truncated` | backpropagation inside the block; at T = 1 the state before a step is a constant (one-step BPTT) |
+| `snap1` | `rtrl`; where the recurrence mixes channels, of ∂h_t/∂h_{t-1} only the diagonal (Menick et al. 2021) |
 | `spatial` | no temporal term: what a step keeps of its state is a constant, the rate at which it keeps it included |
 """
 
@@ -14,11 +15,13 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_recurrent.modeling.dense_units import DenseUnit
 from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
-from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
+from hf_recurrent.modeling.recurrent_unit import RecurrentUnit, at_least_float32
+from hf_recurrent.trainers.diagonal_recurrence import diagonal_recurrence, states_before
 from hf_recurrent.trainers.sensitivities import SensitivityEngine, shadowed
 
-RuleName = Literal["rtrl", "truncated", "spatial"]
+RuleName = Literal["rtrl", "snap1", "truncated", "spatial"]
 RULES = get_args(RuleName)
 
 
@@ -96,8 +99,33 @@ class RealTimeRecurrentLearning(LearningRule):
         return self.engine.trace(carried)
 
 
+class SparseLearning(RealTimeRecurrentLearning):
+    """`snap1`: the sensitivities of units that mix channels, too, as if they did not ([`diagonal_recurrence`])."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.dense_units = [module for module in model.modules() if isinstance(module, DenseUnit)]
+        with self._diagonal():
+            super().__init__(model)
+
+    @contextmanager
+    def _diagonal(self):
+        with ExitStack() as stack:
+            for unit in self.dense_units:
+                stack.enter_context(shadowed(unit, recur=diagonal_recurrence(unit)))
+            yield
+
+    @contextmanager
+    def block(self, carried: RecurrentState):
+        with self._diagonal(), super().block(carried):
+            yield
+
+
 class SpatialLearning(LearningRule):
-    """`spatial`: every step of a unit learns as if it had started from a zero state, at the true states' values."""
+    """`spatial`: every step of a unit learns as if it had started from a zero state, at the true states' values.
+
+    A unit that mixes channels learns its maps of the input from each step, at the true state, and its maps of the
+    state not at all.
+    """
 
     def __init__(self, model: PreTrainedModel):
         super().__init__(model)
@@ -112,8 +140,26 @@ class SpatialLearning(LearningRule):
     def block(self, carried: RecurrentState):
         with ExitStack() as stack:
             for unit in self.units:
-                stack.enter_context(shadowed(unit, recur=_spatial(unit.recur)))
+                recur = _spatial_dense(unit) if isinstance(unit, DenseUnit) else _spatial(unit.recur)
+                stack.enter_context(shadowed(unit, recur=recur))
             yield
+
+
+def _spatial_dense(unit):
+    recur = unit.recur
+
+    def spatial(projections, state, reset_mask=None, padding_mask=None):
+        with torch.no_grad():
+            states, final_state = recur(projections, state, reset_mask, padding_mask)
+            before = states_before(states, state, reset_mask)
+            of_state = at_least_float32(*(state_map(before) for state_map in unit.state_maps))
+        combined = unit.combine(before, *at_least_float32(*projections), *of_state)
+        change = combined - combined.detach()
+        if padding_mask is not None:
+            change = change.masked_fill(padding_mask.unsqueeze(-1), 0)
+        return states + change, final_state
+
+    return spatial
 
 
 def _spatial(recur):
@@ -129,6 +175,7 @@ def _spatial(recur):
 
 _CLASSES: dict[str, type[LearningRule]] = {
     "rtrl": RealTimeRecurrentLearning,
+    "snap1": SparseLearning,
     "truncated": LearningRule,
     "spatial": SpatialLearning,
 }

@@ -6,7 +6,8 @@ from hf_recurrent.trainers.learning_rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 
 # The second moment of the paper's RMSProp for one stream (Memora, appendix F.5).
-RMSPROP_ARGUMENTS = "alpha=0.9999"
+RMSPROP_ALPHA = 0.9999
+RMSPROP_ARGUMENTS = f"alpha={RMSPROP_ALPHA}"
 
 
 @dataclass
@@ -37,8 +38,9 @@ class OnlineTrainingArguments(MultiStreamTrainingArguments):
     method: str = field(
         default="rtrl",
         metadata={
-            "help": "rtrl: exact credit inside each recurrent layer for all of the past. truncated: backpropagation "
-            "inside the stride only. spatial: no credit through time at all. Example: --method truncated",
+            "help": "rtrl: exact credit inside each recurrent layer for all of the past. snap1: the same, approximate "
+            "where a recurrence mixes channels (gru, dense_linear). truncated: backpropagation inside the stride "
+            "only. spatial: no credit through time at all. Example: --method truncated",
             "choices": list(RULES),
         },
     )

@@ -29,7 +29,8 @@ class OnlineTrainer(MultiStreamTrainer):
     until then.
 
     Args:
-        model: a recurrent language model; for `rtrl`, with units whose channels do not mix.
+        model: a recurrent language model; for `rtrl` and `snap1`, with our recurrent units; `rtrl` takes
+            none whose channels mix.
         args: [`OnlineTrainingArguments`].
         train_corpus: episodes to read, or a task.
         others: those of [`MultiStreamTrainer`].

@@ -106,8 +106,8 @@ class SensitivityEngine:
         if not units:
             raise ValueError(
                 f"`model` is a {type(model).__name__} without element-wise recurrent units, so exact real-time "
-                "recurrent learning cannot be done; use backpropagation through time (`bptt`), or an approximation "
-                "such as SnAp-1 where its recurrence is dense."
+                "recurrent learning cannot be done; use backpropagation through time (`bptt`) or, for a `DenseUnit`, "
+                "the approximation SnAp-1 (`snap1`)."
             )
         self.units = [_find_traced_parameters(name, unit, self.dtype) for name, unit in units]
 
@@ -220,7 +220,7 @@ class _Probe:
             raise ValueError(
                 f"`{traced.name}` is a {type(traced.unit).__name__}, whose recurrence mixes its channels: exact "
                 "real-time recurrent learning would need a number for every weight and channel. Use backpropagation "
-                "through time (`bptt`), or an approximation such as SnAp-1."
+                "through time (`bptt`) or, for a `DenseUnit`, the approximation SnAp-1 (`snap1`)."
             )
 
 
@@ -238,12 +238,14 @@ def _differentiable(tensor: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def shadowed(unit: RecurrentUnit, **attributes) -> Iterator[None]:
     """Other attributes for a while; an instance's own attribute is found before a parameter or method of that name."""
+    before = {name: unit.__dict__[name] for name in attributes if name in unit.__dict__}
     unit.__dict__.update(attributes)
     try:
         yield
     finally:
         for name in attributes:
             del unit.__dict__[name]
+        unit.__dict__.update(before)
 
 
 class _Recorder:

@@ -119,8 +119,9 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
             default=DEFAULT_METHOD,
             choices=METHODS,
             help="bptt: backpropagation inside each block. rtrl: learning while reading, with exact credit inside "
-            "each recurrent layer for all of the past. truncated, spatial: what rtrl is compared with. `--method rtrl "
-            "--help` lists what these have more. (default: bptt)",
+            "each recurrent layer for all of the past. snap1: an approximation for units that mix channels. "
+            "truncated, spatial: what rtrl is compared with. `--method rtrl --help` lists what these have more. "
+            "(default: bptt)",
         )
     return parser
 

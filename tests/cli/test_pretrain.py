@@ -143,7 +143,7 @@ def test_command_line_wins_over_recipe(tmp_path):
     [
         (["--model", "memora-s99"], "`--model` is 'memora-s99'; it must be a directory"),
         (["--corpus", "missing.txt"], "missing.txt"),
-        (["--method", "snap1"], "`--method` is 'snap1'; it must be one of bptt, rtrl, truncated, spatial"),
+        (["--method", "uoro"], "`--method` is 'uoro'; it must be one of bptt, rtrl, snap1, truncated, spatial"),
         (["--model", "llama-s0", "--method", "rtrl"], "LlamaForCausalLM, which carries no state"),
         (["--recipe", "fastest"], "`--recipe` is 'fastest'; it must be a YAML file, none, or one of"),
         (["--config_overrides", "hidden_size"], "`--config_overrides` holds 'hidden_size'; each must be name=value"),

@@ -115,7 +115,7 @@ def test_truncated_carries_nothing_and_rtrl_its_sensitivities():
 def test_bad_arguments_are_refused():
     model = model_of()
     for options, message in (
-        ({"rule": "magic"}, "`rule` is 'magic'; it must be one of rtrl, truncated, spatial, bptt"),
+        ({"rule": "magic"}, "`rule` is 'magic'; it must be one of rtrl, snap1, truncated, spatial, bptt"),
         ({"stride": 0}, "`stride` is 0"),
         ({"stride": True}, "`stride` is True"),
     ):

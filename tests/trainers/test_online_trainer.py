@@ -59,6 +59,18 @@ def test_truncated_is_the_stream_trainer(tmp_path):
     assert not same(others["rtrl"], others["spatial"])
 
 
+def test_snap1_takes_a_model_that_rtrl_refuses(tmp_path):
+    options = {"max_steps": 60, "logging_steps": 20, "save_strategy": "no"}
+    model = tiny_model(recurrent_unit="gru")
+    with pytest.raises(ValueError, match=r"is a GRU, whose recurrence mixes.*`snap1`"):
+        online_trainer(tmp_path, model, method="rtrl", **options)
+    trainer = online_trainer(tmp_path, model, method="snap1", **options)
+    trainer.train()
+    losses = list(logged(trainer).values())
+    assert losses[-1] < losses[0]
+    assert "model.layers.0.recurrent_block.recurrent_unit.recurrent_candidate.weight" in trainer._sensitivities[0]
+
+
 def test_strides_of_a_block_are_read_with_the_weights_frozen(tmp_path):
     """One layer, plain gradient descent on its unit alone: only RTRL makes the stride irrelevant."""
 
@@ -154,7 +166,7 @@ def test_a_loss_that_is_no_number_ends_training_and_loses_nothing(tmp_path):
 
 def test_arguments_are_checked(tmp_path):
     for arguments, message in (
-        ({"method": "snap1"}, "`method` is 'snap1'; it must be one of rtrl, truncated, spatial"),
+        ({"method": "uoro"}, "`method` is 'uoro'; it must be one of rtrl, snap1, truncated, spatial"),
         ({"block_size": 4, "stride": 3}, "`stride` is 3; it must divide `block_size`, which is 4"),
         ({"stride": 0}, "`stride` is 0"),
         ({"regime": "iid"}, "`regime` is 'iid'"),

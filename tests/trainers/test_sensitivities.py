@@ -13,6 +13,7 @@ sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "modeling"))
 
 from model_cases import relative_difference, tiny_model
 
+from hf_recurrent.modeling.dense_units import DenseUnit
 from hf_recurrent.modeling.nonlinear_units import NonlinearUnit
 from hf_recurrent.modeling.recurrent_state import detach_state
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS, build_recurrent_unit
@@ -23,8 +24,9 @@ STREAMS, LENGTH = 3, 12
 # What the units of a layer read is made before them: its gradient knows of the block only.
 BEFORE = ("embed_tokens", "recurrent_norm", "in_proj", "convolution")
 
+ELEMENT_WISE = sorted(name for name, kind in RECURRENT_UNITS.items() if not issubclass(kind, DenseUnit))
 CASES = [
-    *(f"memora+{unit}" for unit in RECURRENT_UNITS if unit != "rg_lru"),
+    *(f"memora+{unit}" for unit in ELEMENT_WISE if unit != "rg_lru"),
     *(f"hawk+{unit}" for unit in ("rg_lru", "qrnn", "complex_glru")),
     "mgrade",
     "memora+glru+signed",
@@ -201,7 +203,7 @@ def random_unit(name, width=4, state=8, **options):
     return UnitAlone(unit)
 
 
-@pytest.mark.parametrize("name", sorted(RECURRENT_UNITS))
+@pytest.mark.parametrize("name", ELEMENT_WISE)
 def test_sensitivities_are_the_jacobian_of_the_state(name):
     alone = random_unit(name, bias=True)
     unit = alone.unit
@@ -377,6 +379,14 @@ class WithMatrix(Dense):
 def test_units_that_mix_channels_are_refused(kind):
     with pytest.raises(ValueError, match=rf"`unit` is a {kind.__name__}.*mixes its channels.*`bptt`.*SnAp-1"):
         SensitivityEngine(UnitAlone(kind(4, 8)))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gru", "GRU"), ("dense_linear", "DenseLinear")])
+def test_our_own_dense_units_are_refused(name, kind):
+    model = model_of(f"memora+{name}")
+    message = rf"`model.layers.0.recurrent_block.recurrent_unit` is a {kind}.*mixes.*`bptt`.*`snap1`"
+    with pytest.raises(ValueError, match=message):
+        SensitivityEngine(model)
 
 
 def test_what_cannot_be_traced_is_refused():
