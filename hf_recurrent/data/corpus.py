@@ -12,6 +12,7 @@ import numpy as np
 
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.packing import FORMAT, fingerprint, open_packed, pack_once
+from hf_recurrent.data.pixel_readers import has_test_files, pixel_format
 from hf_recurrent.data.sources import resolve
 from hf_recurrent.data.token_encoding import TokenEncoding
 
@@ -257,10 +258,14 @@ def load_corpus(
               also as .gz or .zst: .jsonl/.ndjson and .parquet (a row is an episode), .fasta/.fa/.fna (a record is
               an episode); any other file is text, UTF-8, one episode;
             * a directory written by `datasets.Dataset.save_to_disk`;
-            * `"hub:owner/name"`: a dataset of the Hub, or a local folder of the same layout.
-        tokenizer: `ByteTokenizer`, `DNATokenizer` or another of that kind; without one the ids are the bytes.
+            * `"hub:owner/name"`: a dataset of the Hub, or a local folder of the same layout;
+            * `"mnist:FOLDER"`: MNIST as it is published (IDX, also .gz), 784 grey levels an episode, V = 256;
+            * `"images:FOLDER"`: all images below, each as 64 × 64 binary pixels, of which 2 × 2 are a token: 1024 an
+              episode, V = 16. With the folders `train` and `test` in it, those are its splits. Needs Pillow.
+        tokenizer: `ByteTokenizer`, `DNATokenizer` or another of that kind; without one the ids are the bytes. Not
+            for images, whose tokens are given and have no end id.
         text_column: where rows have their text.
-        split: the split of a dataset.
+        split: the split of a dataset; of images, "train" or "test".
         config_name: the configuration of a Hub dataset ("sample-10BT").
         streaming: read a Hub dataset over the network while packing, without downloading it first. What was packed
             is used again; a dataset that changed on the Hub since is not noticed.
@@ -279,9 +284,10 @@ def load_corpus(
     """
     if max_bytes is not None and max_bytes < 1:
         raise ValueError(f"max_bytes is {max_bytes}, allowed is at least 1, or None for all")
-    encoding = TokenEncoding(tokenizer, binary)
     if not isinstance(source, str | os.PathLike):
         source = list(source)
+    pixels = pixel_format(source)
+    encoding = TokenEncoding(tokenizer, binary) if pixels is None else pixels.encoding()
     parts = resolve(
         source,
         text_column=text_column,
@@ -296,6 +302,32 @@ def load_corpus(
     documents = (document for part in parts for document in part.documents())
     pack_once(directory, lambda: documents, encoding, name, max_bytes)
     return Corpus._open(directory, name)
+
+
+def load_splits(
+    source: str | os.PathLike | Sequence[str | os.PathLike] = "python",
+    *,
+    validation_fraction: float = 0.05,
+    split_seed: int = 0,
+    split: str = "train",
+    **options: Any,
+) -> tuple[Corpus, Corpus]:
+    """Training and validation corpus of a source.
+
+    Images that come with test files (`mnist:`, `images:`) are validated on all of those; of anything else, a part is
+    held out by [`Corpus.split`].
+
+    Args:
+        source, split, options: see [`load_corpus`].
+        validation_fraction, split_seed: see [`Corpus.split`].
+
+    Raises:
+        FileNotFoundError, ValueError, ImportError: those of [`load_corpus`] and [`Corpus.split`].
+    """
+    train = load_corpus(source, split=split, **options)
+    if split == "train" and has_test_files(source):
+        return train, load_corpus(source, split="test", **options)
+    return train.split(validation_fraction, split_seed)
 
 
 def _cache_directory(cache_dir: str | os.PathLike | None) -> Path:

@@ -3,11 +3,12 @@
 import glob
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hf_recurrent.data.pixel_readers import pixel_files
 from hf_recurrent.data.readers import Document, column_bytes, missing_column, reader_of
 
 HUB_PREFIX = "hub:"
@@ -38,6 +39,20 @@ class FileSource:
 
     def documents(self) -> Iterator[Document]:
         return reader_of(self.path, self.binary)(self.path, self.text_column)
+
+
+@dataclass(frozen=True)
+class PixelSource:
+    """A file of one image or of many, each an episode."""
+
+    path: Path
+    read: Callable[[Path], Iterator[Document]]
+
+    def key(self) -> list:
+        return ["pixels", *_stamp(self.path), self.read.__name__]
+
+    def documents(self) -> Iterator[Document]:
+        return self.read(self.path)
 
 
 @dataclass(frozen=True)
@@ -139,6 +154,8 @@ def resolve(
         return _standard_library()
     if name.startswith(HUB_PREFIX):
         return [_hub_dataset(name.removeprefix(HUB_PREFIX), config_name, split, streaming, text_column)]
+    if (pixels := pixel_files(name, split)) is not None:
+        return [PixelSource(file, pixels[0].read) for file in pixels[1]]
     path = Path(name).expanduser()
     if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
         return [_saved_dataset(path, split, text_column)]
@@ -162,7 +179,7 @@ def _files(path: Path, name: str) -> list[Path]:
     if not files:
         raise FileNotFoundError(
             f"source {name!r} does not exist; allowed are 'python', a path or a glob pattern of files, a directory, "
-            f"or 'hub:owner/name' for a dataset of the Hub"
+            f"'hub:owner/name' for a dataset of the Hub, 'mnist:FOLDER' or 'images:FOLDER'"
         )
     return files
 

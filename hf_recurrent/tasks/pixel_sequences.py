@@ -1,9 +1,6 @@
 """Images as sequences of pixels, from the files in which MNIST and CIFAR-10 are published."""
 
-import gzip
-import math
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +8,8 @@ import torch
 from torch.utils.data import Dataset
 
 from hf_recurrent.data.document_order import hash_integers
+from hf_recurrent.data.idx_files import find_idx, read_idx
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + 3 * 32 * 32
 _CIFAR_FILES = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]}
@@ -89,8 +86,8 @@ def sequential_mnist(
         ValueError: an unknown split, or a file that is damaged or of another format.
     """
     prefix = _file_names(_MNIST_PREFIXES, split)
-    images = read_idx(_find_idx(directory, f"{prefix}-images", 3), num_dimensions=3)
-    path = _find_idx(directory, f"{prefix}-labels", 1)
+    images = read_idx(find_idx(directory, f"{prefix}-images", 3), num_dimensions=3)
+    path = find_idx(directory, f"{prefix}-labels", 1)
     labels = read_idx(path, num_dimensions=1)
     if len(images) != len(labels):
         raise ValueError(
@@ -144,56 +141,10 @@ def sequential_cifar10(
     return PixelSequences(np.ascontiguousarray(images), records[:, 0], as_ids=as_ids, name=name)
 
 
-def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
-    """An IDX file of unsigned bytes, as it is or compressed with gzip (told by its first bytes).
-
-    Raises:
-        FileNotFoundError: it is not there.
-        ValueError: another magic number, a size that does not agree with the header, or damaged compression.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there")
-    data = path.read_bytes()
-    if data[:2] == _GZIP_MAGIC:
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-    header = 4 * (1 + num_dimensions)
-    magic = bytes([0, 0, 8, num_dimensions])
-    if data[:4] != magic:
-        raise ValueError(
-            f"{path} begins with the magic number 0x{data[:4].hex()}, allowed is 0x{magic.hex()} (IDX, unsigned "
-            f"bytes, {num_dimensions} dimensions)"
-        )
-    if len(data) < header:
-        raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes")
-    shape = tuple(int.from_bytes(data[place : place + 4], "big") for place in range(4, header, 4))
-    size = math.prod(shape)
-    expected = header + size
-    if len(data) != expected:
-        what = "truncated" if len(data) < expected else "too long"
-        raise ValueError(f"{path} is {what}: its header tells of {expected} bytes, but there are {len(data)}")
-    if not size:
-        raise ValueError(f"{path} is empty: its header tells of the shape {shape}")
-    return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
-
-
 def _file_names(files: dict, split: str):
     if split not in files:
         raise ValueError(f"split is {split!r}, allowed is one of {', '.join(files)}")
     return files[split]
-
-
-def _find_idx(directory: str | os.PathLike, stem: str, num_dimensions: int) -> Path:
-    """The published name, or the one with a dot that some copies have."""
-    directory = Path(directory).expanduser()
-    names = [f"{stem}{mark}idx{num_dimensions}-ubyte{suffix}" for mark in "-." for suffix in ("", ".gz")]
-    for name in names:
-        if (directory / name).is_file():
-            return directory / name
-    raise FileNotFoundError(f"{directory / names[0]} (or .gz) is not there")
 
 
 def _read_cifar_records(path: Path) -> np.ndarray:

@@ -1,0 +1,145 @@
+"""Images as episodes of pixels, for corpora that a model learns to draw: `mnist:FOLDER` and `images:FOLDER`.
+
+Their tokens are pixels or patches of them whatever the tokenizer, and all ids are data: episodes have no end id.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hf_recurrent.data.idx_files import find_idx, read_idx
+from hf_recurrent.data.pixel_images import GREY_LEVELS, PATCHES, binary_patches, import_pillow
+from hf_recurrent.data.readers import Document
+from hf_recurrent.data.token_encoding import TokenEncoding
+
+_SPLITS = ("train", "test")
+_MNIST_NAMES = {"train": "train-images", "test": "t10k-images"}
+_MNIST_SHAPE = (28, 28)
+_IMAGE_SIZE = (64, 64)
+_IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_INK_BELOW = 128
+
+
+@dataclass(frozen=True)
+class PixelFormat:
+    """A kind of source: its files in a folder (of one split), their documents, and V."""
+
+    files: Callable[[Path, str], list[Path]]
+    read: Callable[[Path], Iterator[Document]]
+    vocab_size: int
+
+    def encoding(self) -> TokenEncoding:
+        """What turns the documents' bytes, which are tokens already, into checked ids."""
+        return TokenEncoding(_Tokens(self.vocab_size), binary=True)
+
+
+class _Tokens:
+    """Stands where a tokenizer may: bytes below V are the ids."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode_bytes(self, data: bytes) -> np.ndarray:
+        return np.frombuffer(data, dtype=np.uint8)
+
+
+def pixel_format(source: str | os.PathLike | Iterable[str | os.PathLike]) -> PixelFormat | None:
+    """The format of a source of `load_corpus` whose episodes are images; None for any other.
+
+    Raises:
+        ValueError: a list with images and something else.
+    """
+    names = _names(source)
+    prefixes = {next((prefix for prefix in PIXEL_FORMATS if name.startswith(prefix)), None) for name in names}
+    if len(prefixes) > 1:
+        raise ValueError(f"source is {', '.join(names)}, allowed are {' or '.join(PIXEL_FORMATS)} sources alone")
+    return PIXEL_FORMATS.get(prefixes.pop()) if prefixes else None
+
+
+def pixel_files(name: str, split: str) -> tuple[PixelFormat, list[Path]] | None:
+    """The files of `mnist:FOLDER` or `images:FOLDER` and their format; None for other names.
+
+    Raises:
+        ValueError: another split than train and test.
+        FileNotFoundError: the folder, or the split, is not there.
+    """
+    for prefix, kind in PIXEL_FORMATS.items():
+        if name.startswith(prefix):
+            if split not in _SPLITS:
+                raise ValueError(f"split is {split!r}, allowed for {prefix} sources is one of {', '.join(_SPLITS)}")
+            folder = Path(name.removeprefix(prefix)).expanduser()
+            if not folder.is_dir():
+                raise FileNotFoundError(f"source {name!r}: {folder} is not a folder; allowed is {prefix}FOLDER")
+            return kind, kind.files(folder, split)
+    return None
+
+
+def has_test_files(source: str | os.PathLike | Iterable[str | os.PathLike]) -> bool:
+    """Whether all of a source are images with files of their own for the split "test"."""
+    try:
+        return all(pixel_files(name, "test") is not None for name in _names(source))
+    except FileNotFoundError:
+        return False
+
+
+def _names(source: str | os.PathLike | Iterable[str | os.PathLike]) -> list[str]:
+    return [os.fspath(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
+
+
+def _mnist_files(folder: Path, split: str) -> list[Path]:
+    try:
+        return [find_idx(folder, _MNIST_NAMES[split], 3)]
+    except FileNotFoundError as error:
+        (other,) = set(_SPLITS) - {split}
+        try:
+            find_idx(folder, _MNIST_NAMES[other], 3)
+        except FileNotFoundError:
+            raise error from None
+        raise FileNotFoundError(f"{error}; those of the split {other!r} are") from None
+
+
+def _read_mnist(path: Path) -> Iterator[Document]:
+    images = read_idx(path, num_dimensions=3)
+    if images.shape[1:] != _MNIST_SHAPE:
+        raise ValueError(
+            f"{path} holds images of {images.shape[1]} x {images.shape[2]} pixels, allowed is "
+            f"{_MNIST_SHAPE[0]} x {_MNIST_SHAPE[1]}"
+        )
+    for number, image in enumerate(images):
+        yield f"{path}, image {number}", [image.tobytes()]
+
+
+def _image_files(folder: Path, split: str) -> list[Path]:
+    """Those below FOLDER/train and FOLDER/test where there are both folders; otherwise all are for training."""
+    if all((folder / each).is_dir() for each in _SPLITS):
+        folder = folder / split
+    elif split != _SPLITS[0]:
+        raise FileNotFoundError(f"{folder} has no split {split!r}, which takes the folders {' and '.join(_SPLITS)}")
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file())
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no image; allowed are files that end in {', '.join(_IMAGE_SUFFIXES)}")
+    return files
+
+
+def _read_image(path: Path) -> Iterator[Document]:
+    """64 × 64 by Lanczos, then ink (darker than half) or paper, then patches of 2 × 2; "Supervised Memory Training",
+    appendix E.2. What is transparent is paper."""
+    pillow = import_pillow(f"reading {path}")
+    try:
+        with pillow.open(path) as file:
+            image = file.convert("RGBA")
+    except Exception as error:  # the library raises many kinds for a damaged file
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+    paper = pillow.new("RGBA", image.size, "white")
+    paper.alpha_composite(image)
+    grey = paper.convert("L").resize(_IMAGE_SIZE, pillow.Resampling.LANCZOS)
+    yield str(path), [binary_patches(np.asarray(grey) < _INK_BELOW).tobytes()]
+
+
+PIXEL_FORMATS = {
+    "mnist:": PixelFormat(_mnist_files, _read_mnist, GREY_LEVELS),
+    "images:": PixelFormat(_image_files, _read_image, PATCHES),
+}
