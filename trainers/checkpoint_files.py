@@ -80,7 +80,8 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     if _TENSOR in value:
-        return tensors[value[_TENSOR]]
+        # In memory of its own: where in a cache line a tensor begins decides how sums are rounded.
+        return tensors[value[_TENSOR]].clone()
     if _TUPLE in value:
         return tuple(_decode(item, tensors) for item in value[_TUPLE])
     if _PAIRS in value:
