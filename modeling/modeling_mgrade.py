@@ -14,14 +14,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_mgrade import MgradeConfig
 from .delay_convolution import DelayConvolution
-from .recurrent_causal_lm import (
-    LayerInputs,
-    RecurrentForCausalLM,
-    RecurrentModel,
-    RecurrentModelOutput,
-    RecurrentPreTrainedModel,
-)
-from .recurrent_sequence_classification import RecurrentForSequenceClassification, RecurrentSequenceClassifierOutput
+from .real_valued_inputs import RealValuedInputs, RealValuedSequences, check_reads_tokens
+from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
+from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_recurrent_unit
 
@@ -126,14 +121,8 @@ class MgradePreTrainedModel(RecurrentPreTrainedModel):
         return MemoryFootprint(self.num_parameters(), buffer)
 
 
-class MgradeModel(MgradePreTrainedModel, RecurrentModel):
+class MgradeModel(RealValuedInputs, MgradePreTrainedModel, RecurrentModel):
     """Encoder and N mGRADE layers: an embedding for tokens, a linear map without bias for real-valued inputs."""
-
-    def __init__(self, config: MgradeConfig):
-        super().__init__(config)
-        if config.input_size is not None:
-            self.embed_tokens = nn.Linear(config.input_size, config.hidden_size, bias=False)
-            self.post_init()
 
     def build_layer(self, config: MgradeConfig, layer_index: int) -> nn.Module:
         return MgradeLayer(config, layer_index)
@@ -150,55 +139,6 @@ class MgradeModel(MgradePreTrainedModel, RecurrentModel):
             shapes["convolution"] = (config.receptive_fields()[layer_index], config.hidden_size)
         return shapes
 
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        state: RecurrentState | None = None,
-        reset_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs,
-    ) -> RecurrentModelOutput | tuple:
-        """Read a block. `input_values` are real, (B, T, `config.input_size`), in place of `input_ids`.
-
-        See [`RecurrentForCausalLM.forward`] for the other arguments.
-
-        Raises:
-            ValueError: what is given is not what the encoder reads, or a shape does not fit.
-        """
-        if input_values is not None:
-            if input_ids is not None or inputs_embeds is not None:
-                raise ValueError("Give exactly one of `input_ids`, `inputs_embeds` and `input_values`.")
-            inputs_embeds = self._encode(input_values)
-        elif input_ids is not None and self.config.input_size is not None:
-            raise ValueError(
-                f"This model reads real values (`config.input_size` is {self.config.input_size}); "
-                "give `input_values` in place of `input_ids`."
-            )
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            state=state,
-            reset_mask=reset_mask,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            return_dict=return_dict,
-            **kwargs,
-        )
-
-    def _encode(self, input_values: torch.Tensor) -> torch.Tensor:
-        size = self.config.input_size
-        if size is None:
-            raise ValueError("`input_values` are given, but this model reads tokens: `config.input_size` is None.")
-        if input_values.dim() != 3 or input_values.shape[-1] != size:
-            raise ValueError(f"`input_values` has shape {tuple(input_values.shape)}; it must be (B, T, {size}).")
-        return self.embed_tokens(input_values.to(self.embed_tokens.weight.dtype))
-
 
 class MgradeForCausalLM(MgradePreTrainedModel, RecurrentForCausalLM):
     """mGRADE with a decoder of its own, or tied to the encoder with `config.tie_word_embeddings`.
@@ -210,43 +150,14 @@ class MgradeForCausalLM(MgradePreTrainedModel, RecurrentForCausalLM):
     backbone_class = MgradeModel
 
     def __init__(self, config: MgradeConfig):
-        if config.input_size is not None:
-            raise ValueError(
-                f"`input_size` is {config.input_size}, but a language model reads tokens; it must be None here."
-            )
+        check_reads_tokens(config)
         super().__init__(config)
 
 
-class MgradeForSequenceClassification(MgradePreTrainedModel, RecurrentForSequenceClassification):
+class MgradeForSequenceClassification(RealValuedSequences, MgradePreTrainedModel, RecurrentForSequenceClassification):
     """mGRADE that gives a whole sequence, of tokens or of real values, one label."""
 
     backbone_class = MgradeModel
-
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs,
-    ) -> RecurrentSequenceClassifierOutput | tuple:
-        """Read whole sequences; `input_values` are real, (B, T, `config.input_size`), in place of `input_ids`.
-
-        See [`RecurrentForSequenceClassification.forward`] for the other arguments.
-        """
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            input_values=input_values,
-            labels=labels,
-            output_hidden_states=output_hidden_states,
-            return_dict=return_dict,
-            **kwargs,
-        )
 
 
 # The code travels with every checkpoint, for machines without this package.

@@ -378,8 +378,8 @@ def test_what_cannot_be_built_is_named(fields, message):
 
 
 def test_an_unknown_unit_is_named():
-    with pytest.raises(ValueError, match=r"'gru'.*mingru"):
-        MgradeModel(config("learned", recurrent_unit="gru"))
+    with pytest.raises(ValueError, match=r"'lstm'.*mingru"):
+        MgradeModel(config("learned", recurrent_unit="lstm"))
 
 
 def test_presets_of_the_paper_build_what_they_say():
