@@ -10,31 +10,39 @@ import importlib.util
 import sys
 
 _AUTO = "transformers.models.auto"
-# Family → names of its classes: configuration, model, causal language model, sequence classifier.
+_LANGUAGE_MODEL = {
+    "AutoModel": "Model",
+    "AutoModelForCausalLM": "ForCausalLM",
+    "AutoModelForSequenceClassification": "ForSequenceClassification",
+}
+# Family → the beginning of its classes' names, and the end of the name for each Auto class.
 _FAMILIES = {
-    "memora": ("MemoraConfig", "MemoraModel", "MemoraForCausalLM", "MemoraForSequenceClassification"),
-    "hawk": ("HawkConfig", "HawkModel", "HawkForCausalLM", "HawkForSequenceClassification"),
-    "mgrade": ("MgradeConfig", "MgradeModel", "MgradeForCausalLM", "MgradeForSequenceClassification"),
+    "memora": ("Memora", _LANGUAGE_MODEL),
+    "hawk": ("Hawk", _LANGUAGE_MODEL),
+    "mgrade": ("Mgrade", _LANGUAGE_MODEL),
+    "lru": ("Lru", _LANGUAGE_MODEL),
+    "smt_rnn": ("SmtRnn", _LANGUAGE_MODEL),
+    "smt_teacher": ("SmtTeacher", {"AutoModel": "Model"}),
 }
 
 
 def _families():
-    for family, names in _FAMILIES.items():
+    for family, (prefix, endings) in _FAMILIES.items():
         configuration = importlib.import_module(f"hf_recurrent.modeling.configuration_{family}")
-        yield family, names, getattr(configuration, names[0])
+        classes = {auto_class: prefix + ending for auto_class, ending in endings.items()}
+        yield family, getattr(configuration, f"{prefix}Config"), classes
 
 
 def _register_configurations(auto) -> None:
-    for family, _, config_class in _families():
+    for family, config_class, _ in _families():
         auto.AutoConfig.register(family, config_class, exist_ok=True)
 
 
 def _register_models(auto) -> None:
-    for family, names, config_class in _families():
+    for family, config_class, classes in _families():
         modeling = importlib.import_module(f"hf_recurrent.modeling.modeling_{family}")
-        auto.AutoModel.register(config_class, getattr(modeling, names[1]), exist_ok=True)
-        auto.AutoModelForCausalLM.register(config_class, getattr(modeling, names[2]), exist_ok=True)
-        auto.AutoModelForSequenceClassification.register(config_class, getattr(modeling, names[3]), exist_ok=True)
+        for auto_class, name in classes.items():
+            getattr(auto, auto_class).register(config_class, getattr(modeling, name), exist_ok=True)
 
 
 def _register_tokenizers(auto) -> None:
@@ -42,7 +50,7 @@ def _register_tokenizers(auto) -> None:
     from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 
     # A checkpoint names its tokenizer's class; the two places are where that name is looked up.
-    for _, _, config_class in _families():
+    for _, config_class, _ in _families():
         auto.AutoTokenizer.register(
             config_class, tokenizer_class=ByteTokenizer, slow_tokenizer_class=DNATokenizer, exist_ok=True
         )

@@ -6,6 +6,12 @@ time). `tiny` is ours: it trains to readable samples on two cores within minutes
 mGRADE and its baselines `tcn` and `mingru`: Tables 1 and 2 of mGRADE, classifiers of grey images read pixel by pixel
 (`AutoModelForSequenceClassification`). Its sMNIST counts are those of layers without an MLP, of which TCN keeps one
 linear map; the sCIFAR counts are those of appendix B, rounded up.
+
+LRU: Tables 4 and 6 of "Online learning of long-range dependencies"; `lru-scifar`, `lru-imdb` and `lru-listops` are
+classifiers.
+
+SMT: `smt-rnn-paper` and its teacher `smt-teacher-paper`, the sizes of appendix E; the other backbones with
+`backbone="mlp"` or `"gru"`. `smt-rnn-tiny` and `smt-teacher-tiny`, which fit together, are ours.
 """
 
 from __future__ import annotations
@@ -85,6 +91,19 @@ MINGRU_ROWS = {
     "smnist": _PIXELS | {"hidden_size": 15, "num_hidden_layers": 6, "mlp_layers": 0},
     "scifar": _SCIFAR,
 }
+# Rows of LRU → what differs from `LruConfig`.
+_LRU_CLASSIFIER = {"hidden_size": 256, "state_size": 256, "per_step_loss": True}
+LRU_ROWS = {
+    "tiny": {"state_size": 192, "num_hidden_layers": 2},
+    "copy": {"dropout": 0.1},
+    "scifar": _LRU_CLASSIFIER | {"input_size": 3, "num_labels": 10, "r_min": 0.9, "r_max": 0.999, "dropout": 0.1},
+    "imdb": _LRU_CLASSIFIER | {"num_labels": 2},
+    "listops": _LRU_CLASSIFIER | {"num_labels": 10, "dropout": 0.1},
+}
+# Rows of SMT's RNN and of its teacher → what differs from their configurations.
+_SMT_TINY = {"hidden_size": 64, "num_memory_tokens": 4, "num_attention_heads": 4}
+SMT_RNN_ROWS = {"paper": {}, "tiny": _SMT_TINY | {"num_hidden_layers": 2, "num_readout_layers": 2}}
+SMT_TEACHER_ROWS = {"paper": {}, "tiny": _SMT_TINY | {"num_encoder_layers": 2, "num_decoder_layers": 2}}
 
 
 def _memora(row: str, **options) -> PreTrainedConfig:
@@ -155,6 +174,24 @@ def _mingru(row: str, **options) -> PreTrainedConfig:
     return MgradeConfig(**MINGRU_ROWS[row] | {"spacing": None} | options)
 
 
+def _lru(row: str, **options) -> PreTrainedConfig:
+    from hf_recurrent.modeling.configuration_lru import LruConfig
+
+    return LruConfig(**LRU_ROWS[row] | options)
+
+
+def _smt_rnn(row: str, **options) -> PreTrainedConfig:
+    from hf_recurrent.modeling.configuration_smt_rnn import SmtRnnConfig
+
+    return SmtRnnConfig(**SMT_RNN_ROWS[row] | options)
+
+
+def _smt_teacher(row: str, **options) -> PreTrainedConfig:
+    from hf_recurrent.modeling.configuration_smt_teacher import SmtTeacherConfig
+
+    return SmtTeacherConfig(**SMT_TEACHER_ROWS[row] | options)
+
+
 _FAMILIES = {
     "memora": (_memora, RECURRENT_SIZES),
     "hawk": (_hawk, RECURRENT_SIZES),
@@ -163,6 +200,9 @@ _FAMILIES = {
     "mgrade": (_mgrade, MGRADE_ROWS),
     "tcn": (_tcn, TCN_ROWS),
     "mingru": (_mingru, MINGRU_ROWS),
+    "lru": (_lru, LRU_ROWS),
+    "smt-rnn": (_smt_rnn, SMT_RNN_ROWS),
+    "smt-teacher": (_smt_teacher, SMT_TEACHER_ROWS),
 }
 
 
@@ -175,17 +215,19 @@ def config_from_preset(name: str, vocab_size: int = 256, **overrides) -> PreTrai
     """The configuration of a named row, for `from_config` of `AutoModelForCausalLM` or of the row's Auto class.
 
     Args:
-        name: family and row, such as `memora-s0`, `hawk-tinystories`, `llama-s3`, `mamba2-s4`, `mgrade-smnist`.
+        name: family and row, such as `memora-s0`, `hawk-tinystories`, `llama-s3`, `mamba2-s4`, `mgrade-smnist`,
+            `smt-rnn-paper`.
         vocab_size: V; the paper's counts are for 256, 7 for DNA and 16 for selective copying.
         overrides: fields of the configuration that replace the row's.
 
     Raises:
         ValueError: there is no such row, or an override is no field of the configuration.
     """
-    family, _, row = name.lower().partition("-")
-    if family not in _FAMILIES or row not in _FAMILIES[family][1]:
+    rows = {f"{family}-{row}": (build, row) for family, (build, rows) in _FAMILIES.items() for row in rows}
+    if name.lower() not in rows:
         raise ValueError(f"`name` is {name!r}; the presets are {', '.join(preset_names())}.")
-    config = _FAMILIES[family][0](row, vocab_size=vocab_size, **overrides)
+    build, row = rows[name.lower()]
+    config = build(row, vocab_size=vocab_size, **overrides)
     known = type(config)()
     if unknown := sorted(name for name in overrides if not hasattr(known, name)):
         raise ValueError(f"{type(config).__name__} has no field {unknown[0]!r}; the preset {name!r} cannot set it.")

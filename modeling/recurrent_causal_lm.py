@@ -34,7 +34,7 @@ class RecurrentModelOutput(ModelOutput):
     """Output of a recurrent model without a head.
 
     Args:
-        last_hidden_state: (B, T, M), after the final norm.
+        last_hidden_state: (B, T, M), after the final norm; fewer steps with `logits_to_keep`.
         state: the state after the last real step of every row, if asked for.
         hidden_states: N + 1 tensors (B, T, M), if asked for: the embedding, then every layer's output, the last one
             after the final norm.
@@ -99,7 +99,128 @@ class RecurrentPreTrainedModel(PreTrainedModel):
         }
 
 
-class RecurrentModel(RecurrentPreTrainedModel):
+class RecurrentBackbone(RecurrentPreTrainedModel):
+    """What every recurrent model does with its inputs and its state, whatever lies between embedding and output.
+
+    A model gives `embed_tokens`, `state_shapes` and `read_block`.
+    """
+
+    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
+        """Name and shape of every tensor of the state."""
+        raise NotImplementedError
+
+    def read_block(
+        self,
+        hidden: torch.Tensor,
+        state: RecurrentState,
+        reset_mask: torch.Tensor | None,
+        padding: Padding | None,
+        kept: slice | torch.Tensor,
+        output_hidden_states: bool,
+    ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor] | None]:
+        """Read a block of embedded inputs.
+
+        Args:
+            hidden: (B, T, M), the embedded inputs.
+            state: checked to be of these streams.
+            reset_mask: (B, T) bool, or None.
+            padding: where steps are padding, or None.
+            kept: the steps whose output is asked for.
+            output_hidden_states: whether to return the hidden states of all layers and steps.
+
+        Returns:
+            The outputs (B, kept steps, M), the state after the last real step of every row, and the hidden states if
+            they are asked for.
+        """
+        raise NotImplementedError
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
+        """The zero state of `batch_size` streams: what every episode starts from."""
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
+        options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
+        return {name: torch.zeros(shape, **options) for name, shape in self.state_shapes(batch_size).items()}
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        state: RecurrentState | None = None,
+        reset_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> RecurrentModelOutput | tuple:
+        """Read a block. See [`RecurrentForCausalLM.forward`] for the arguments.
+
+        `logits_to_keep` says here which steps `last_hidden_state` holds; 0 for all.
+        """
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        hidden = self._embed(input_ids, inputs_embeds)
+        batch_size, steps = hidden.shape[:2]
+        if state is None:
+            state = self.init_state(batch_size, hidden.device)
+        else:
+            check_state(state, self.state_shapes(batch_size))
+        if reset_mask is not None:
+            reset_mask = _check_mask("reset_mask", reset_mask, batch_size, steps).bool()
+
+        padding = self._padding(attention_mask, batch_size, steps)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        hidden, new_state, hidden_states = self.read_block(
+            hidden, state, reset_mask, padding, kept, output_hidden_states
+        )
+        output = RecurrentModelOutput(
+            last_hidden_state=hidden,
+            state=new_state if use_cache else None,
+            hidden_states=tuple(hidden_states) if output_hidden_states else None,
+        )
+        return output if return_dict else output.to_tuple()
+
+    def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
+        if inputs_embeds is None:
+            check_token_ids("input_ids", input_ids, self.embed_tokens.num_embeddings)
+            return self.embed_tokens(input_ids)
+        if inputs_embeds.dim() != 3 or inputs_embeds.shape[1] < 1:
+            raise ValueError(f"`inputs_embeds` has shape {tuple(inputs_embeds.shape)}; it must be (B, T, M), T ≥ 1.")
+        return inputs_embeds
+
+    @staticmethod
+    def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
+        if attention_mask is None:
+            return None
+        # While generating, the mask covers the prompt as well: the last T columns are this call's.
+        mask = _check_mask("attention_mask", attention_mask[:, -steps:], batch_size, steps)
+        if not torch.compiler.is_compiling() and bool((mask != 0).all()):
+            return None
+        return Padding(mask)
+
+
+def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None:
+    """Raise a ValueError unless `token_ids` is (B, T) with T ≥ 1 and, on a CPU, every id is in the vocabulary."""
+    if token_ids.dim() != 2 or token_ids.shape[1] < 1:
+        raise ValueError(f"`{name}` has shape {tuple(token_ids.shape)}; it must be (B, T) with T ≥ 1.")
+    if token_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        largest = int(token_ids.max())
+        if largest >= vocab_size:
+            raise ValueError(f"`{name}` holds {largest}, but the vocabulary has {vocab_size} tokens.")
+
+
+def _check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> torch.Tensor:
+    if mask.shape != (batch_size, steps):
+        raise ValueError(f"`{name}` has shape {tuple(mask.shape)}; the inputs need {(batch_size, steps)}.")
+    return mask
+
+
+class RecurrentModel(RecurrentBackbone):
     """Embedding, N layers, final norm. A family gives its layer, its final norm and the parts of its state."""
 
     def __init__(self, config):
@@ -123,47 +244,13 @@ class RecurrentModel(RecurrentPreTrainedModel):
         return {"recurrent": (self.config.state_size,)}
 
     def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
-        """Name and shape of every tensor of the state."""
         return {
             f"layers.{layer}.{part}": torch.Size((batch_size, *shape))
             for layer in range(self.config.num_hidden_layers)
             for part, shape in self.layer_state_shapes(layer).items()
         }
 
-    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
-        """The zero state of `batch_size` streams: what every episode starts from."""
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
-        options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
-        return {name: torch.zeros(shape, **options) for name, shape in self.state_shapes(batch_size).items()}
-
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        state: RecurrentState | None = None,
-        reset_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs,
-    ) -> RecurrentModelOutput | tuple:
-        """Read a block. See [`RecurrentForCausalLM.forward`] for the arguments."""
-        use_cache = self.config.use_cache if use_cache is None else use_cache
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        return_dict = self.config.return_dict if return_dict is None else return_dict
-        hidden = self._embed(input_ids, inputs_embeds)
-        batch_size, steps = hidden.shape[:2]
-        if state is None:
-            state = self.init_state(batch_size, hidden.device)
-        else:
-            check_state(state, self.state_shapes(batch_size))
-        if reset_mask is not None:
-            reset_mask = _check_mask("reset_mask", reset_mask, batch_size, steps).bool()
-
-        padding = self._padding(attention_mask, batch_size, steps)
+    def read_block(self, hidden, state, reset_mask, padding, kept, output_hidden_states):
         if padding is not None:
             hidden = padding.pack(hidden)
             reset_mask = None if reset_mask is None else padding.pack(reset_mask) & ~padding.mask
@@ -181,49 +268,13 @@ class RecurrentModel(RecurrentPreTrainedModel):
         if padding is not None:
             hidden = padding.unpack(hidden)
             hidden_states = [padding.unpack(tensor) for tensor in hidden_states] if output_hidden_states else []
-        output = RecurrentModelOutput(
-            last_hidden_state=hidden,
-            state=new_state if use_cache else None,
-            hidden_states=tuple(hidden_states) if output_hidden_states else None,
-        )
-        return output if return_dict else output.to_tuple()
-
-    def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
-        if inputs_embeds is None:
-            if input_ids.dim() != 2 or input_ids.shape[1] < 1:
-                raise ValueError(f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (B, T) with T ≥ 1.")
-            if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-                largest, vocab_size = int(input_ids.max()), self.embed_tokens.num_embeddings
-                if largest >= vocab_size:
-                    raise ValueError(f"`input_ids` holds {largest}, but the vocabulary has {vocab_size} tokens.")
-            return self.embed_tokens(input_ids)
-        if inputs_embeds.dim() != 3 or inputs_embeds.shape[1] < 1:
-            raise ValueError(f"`inputs_embeds` has shape {tuple(inputs_embeds.shape)}; it must be (B, T, M), T ≥ 1.")
-        return inputs_embeds
-
-    @staticmethod
-    def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
-        if attention_mask is None:
-            return None
-        # While generating, the mask covers the prompt as well: the last T columns are this call's.
-        mask = _check_mask("attention_mask", attention_mask[:, -steps:], batch_size, steps)
-        if not torch.compiler.is_compiling() and bool((mask != 0).all()):
-            return None
-        return Padding(mask)
-
-
-def _check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> torch.Tensor:
-    if mask.shape != (batch_size, steps):
-        raise ValueError(f"`{name}` has shape {tuple(mask.shape)}; the inputs need {(batch_size, steps)}.")
-    return mask
+        return hidden[:, kept], new_state, hidden_states
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
     """A recurrent model with a head tied to its embedding. A family gives its `backbone_class`."""
 
-    backbone_class: type[RecurrentModel]
+    backbone_class: type[RecurrentBackbone]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own form)
 
     def __init__(self, config):
@@ -280,10 +331,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
+            logits_to_keep=logits_to_keep,
             return_dict=True,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None or shift_labels is not None:
             loss = causal_lm_loss(logits, labels, shift_labels, kwargs.get("num_items_in_batch"))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from .recurrent_causal_lm import RecurrentModel, RecurrentPreTrainedModel
+from .recurrent_causal_lm import RecurrentBackbone, RecurrentPreTrainedModel
 from .recurrent_state import state_dtype
 
 
@@ -54,7 +54,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
     over the real steps (the default) or "last".
     """
 
-    backbone_class: type[RecurrentModel]
+    backbone_class: type[RecurrentBackbone]
 
     def __init__(self, config):
         super().__init__(config)
