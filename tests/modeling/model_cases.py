@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hf_recurrent import config_from_preset
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
 
-FAMILIES = ["memora", "hawk", "mgrade"]
+FAMILIES = ["memora", "hawk", "mgrade", "lru"]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 # A family, or a family with another unit in its block.

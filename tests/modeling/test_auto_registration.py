@@ -11,7 +11,7 @@ import sys
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers import AutoModelForSequenceClassification as AutoClassifier
-for family in ("memora", "hawk", "mgrade"):
+for family in ("memora", "hawk", "mgrade", "lru"):
     config = AutoConfig.for_model(family, hidden_size=8, state_size=8, num_hidden_layers=1)
     assert type(AutoModel.from_config(config)).__name__ == f"{{family.capitalize()}}Model"
     assert type(AutoClassifier.from_config(config)).__name__ == f"{{family.capitalize()}}ForSequenceClassification"

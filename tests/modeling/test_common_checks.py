@@ -75,7 +75,8 @@ def test_initialisation_is_the_published_one(family):
         else:
             continue
         assert module.weight.std().item() == pytest.approx(expected, rel=0.03), name
-        assert (module.bias is None) == (family != "mgrade" or name == "lm_head")
+        biased = name != "lm_head" if family == "mgrade" else family == "lru" and ".glu." in name
+        assert (module.bias is not None) == biased
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             assert not parameter.any(), name
@@ -86,7 +87,12 @@ def test_initialisation_is_the_published_one(family):
 @each_family
 def test_loading_initialises_only_what_is_missing(family, tmp_path):
     model = tiny_model(family)
-    vectors = {"memora": "recurrent_unit.nu", "hawk": "recurrent_unit.recurrent_param", "mgrade": "convolution.weight"}
+    vectors = {
+        "memora": "recurrent_unit.nu",
+        "hawk": "recurrent_unit.recurrent_param",
+        "mgrade": "convolution.weight",
+        "lru": "recurrent_unit.nu",
+    }
     name = next(n for n, _ in model.named_parameters() if n.endswith(vectors[family]))
     tensors = {k: v.clone() for k, v in model.state_dict().items() if k not in (name, "lm_head.weight")}
     model.save_pretrained(tmp_path, state_dict=tensors)
@@ -211,7 +217,8 @@ def test_lora_trains_only_its_own_weights_and_generates(family, tmp_path):
     peft = pytest.importorskip("peft")
     base = tiny_model(family)
     before = {n: p.clone() for n, p in base.named_parameters()}
-    modules = ["update_gate", "up_proj"] if family == "mgrade" else ["gate_proj", "out_proj", "recurrence_gate"]
+    modules = {"mgrade": ["update_gate", "up_proj"], "lru": ["input_projection", "gate_proj"]}
+    modules = modules.get(family, ["gate_proj", "out_proj", "recurrence_gate"])
     settings = peft.LoraConfig(r=2, target_modules=modules, task_type="CAUSAL_LM")
     model = peft.get_peft_model(base, settings).train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)

@@ -12,6 +12,7 @@ FAMILIES = {
     "memora": {"hidden_size": 16, "state_size": 24},
     "hawk": {"hidden_size": 16, "state_size": 24},
     "mgrade": {"hidden_size": 16},
+    "lru": {"hidden_size": 16, "state_size": 24},
 }
 each_family = pytest.mark.parametrize("family", FAMILIES)
 each_pooling = pytest.mark.parametrize("pooling", ["mean", "last"])
