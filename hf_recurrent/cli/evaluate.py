@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_recurrent.cli.corpora import CORPUS_HELP, loading_options, source_of, task_of
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
 
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus
+    from hf_recurrent.tasks.task import Task
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -25,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--corpus",
         nargs="+",
         default=["python"],
-        help="python (the standard library's source), files, globs, directories, or hub:owner/name",
+        help=CORPUS_HELP,
     )
     corpus.add_argument("--text_column", default="text", help="where rows of JSONL, Parquet and datasets have text")
     corpus.add_argument("--dataset_split", default="train", help="split of a dataset to read, before --split")
@@ -84,7 +86,10 @@ def _evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     from hf_recurrent.bits_per_byte import evaluate_bits_per_byte, supports_recurrent_state
     from hf_recurrent.compression import compressed_bits_per_byte
 
+    task = task_of(arguments.corpus, arguments.max_bytes)
     model, tokenizer = load_model_and_tokenizer(arguments)
+    if task is not None:
+        return _answers(arguments, model, task)
     if not hasattr(tokenizer, "encode_bytes"):
         raise ValueError(
             f"MODEL `{arguments.model}` has a {type(tokenizer).__name__}, but this command needs a byte tokenizer; "
@@ -114,21 +119,30 @@ def _evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus":
-    from hf_recurrent.data.corpus import load_corpus
+def _answers(arguments: argparse.Namespace, model: Any, task: "Task") -> dict[str, Any]:
+    from hf_recurrent.tasks.evaluation import evaluate_task
 
-    corpus = load_corpus(
-        arguments.corpus[0] if len(arguments.corpus) == 1 else arguments.corpus,
-        tokenizer=tokenizer,
-        text_column=arguments.text_column,
-        split=arguments.dataset_split,
-        config_name=arguments.dataset_config,
-        streaming=arguments.streaming,
-        max_bytes=arguments.max_corpus_bytes,
-        binary=arguments.binary,
-    )
-    if arguments.split != "all":
-        train, validation = corpus.split(arguments.validation_fraction, arguments.split_seed)
+    split = "train" if arguments.split == "train" else "validation"
+    results = evaluate_task(model, task, task.num_validation_examples, batch_size=arguments.num_streams, split=split)
+    return {
+        **results,
+        "model": arguments.model,
+        "num_parameters": model.num_parameters(),
+        "corpus": arguments.corpus[0],
+        "split": split,
+        "fingerprint": task.fingerprint,
+    }
+
+
+def _held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus":
+    from hf_recurrent.data.corpus import load_corpus, load_splits
+
+    source, options = source_of(arguments.corpus), {"tokenizer": tokenizer, **loading_options(arguments)}
+    if arguments.split == "all":
+        corpus = load_corpus(source, **options)
+    else:
+        fraction, seed = arguments.validation_fraction, arguments.split_seed
+        train, validation = load_splits(source, validation_fraction=fraction, split_seed=seed, **options)
         corpus = validation if arguments.split == "validation" else train
     return corpus if arguments.max_bytes is None else limit_bytes(corpus, arguments.max_bytes)
 
@@ -162,6 +176,14 @@ def _write(results: dict[str, Any], path: Path) -> None:
 
 
 def _table(results: dict[str, Any]) -> str:
+    if "accuracy" in results:
+        return (
+            f"{results['corpus']}, {results['split']}: {results['num_examples']:,} examples, "
+            f"{results['num_answers']:,} answers\n\n"
+            f"answers right    {results['accuracy']:.2%}\n"
+            f"examples right   {results['exact_match']:.2%}\n"
+            f"nats per answer  {results['loss']:.4f}"
+        )
     rows = {f"{results['model']} ({results['context']})": results["bits_per_byte"]}
     rows |= {f"{name} (each episode alone)": value for name, value in results["compressors"].items()}
     width = max(map(len, rows))

@@ -18,6 +18,7 @@ from accelerate.utils import broadcast
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 from transformers.utils import logging
 
+from hf_recurrent.cli.corpora import loading_options, source_of, task_of, vocabulary_of
 from hf_recurrent.cli.evaluate import limit_bytes
 from hf_recurrent.cli.pretrain_arguments import (
     DataArguments,
@@ -26,10 +27,14 @@ from hf_recurrent.cli.pretrain_arguments import (
     parse_arguments,
     parse_overrides,
 )
-from hf_recurrent.data.corpus import Corpus, load_corpus
+from hf_recurrent.data.corpus import Corpus, load_corpus, load_splits
+from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
+from hf_recurrent.data.pixel_readers import pixel_format
+from hf_recurrent.image_samples import sample_images
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import config_from_preset, preset_names
+from hf_recurrent.tasks.task import Task
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.online_trainer import OnlineTrainer
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 
 # Not uploaded with the model, because of the underscore: it may name local files.
 ARGUMENTS_FILE = "_recipe.yaml"
+SHEET_FILE = "samples.png"
+_IMAGES_DRAWN = 32
 
 
 @dataclass
@@ -78,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if trainer.is_world_process_zero():
         Path(output_dir, ARGUMENTS_FILE).write_text(yaml.safe_dump(run.arguments.given), encoding="utf-8")
         _print_samples(trainer)
+        if pixel_format(run.arguments.data.corpus) is not None:
+            _draw_samples(trainer)
         _print_summary(run, metrics, time.time() - begin)
     trainer.accelerator.wait_for_everyone()
     PartialState().destroy_process_group()
@@ -97,7 +106,10 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
         warnings.filterwarnings("ignore")
     checkpoint = _choose_output(arguments)
     set_seed(training.seed)
-    model, tokenizer = build_model(arguments.model)
+    vocab_size = vocabulary_of(arguments.data.corpus)
+    if vocab_size is not None:
+        training.sample_every, training.sample_prompts = 0, []  # there is no text to show
+    model, tokenizer = build_model(arguments.model, vocab_size)
     with training.main_process_first(desc="packing the corpus"):
         train_corpus, eval_corpus = build_corpora(arguments.data, tokenizer)
     kind = OnlineTrainer if isinstance(training, OnlineTrainingArguments) else MultiStreamTrainer
@@ -149,19 +161,30 @@ def _holds_model(directory: str) -> bool:
     )
 
 
-def build_model(arguments: ModelArguments) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+def build_model(
+    arguments: ModelArguments, vocab_size: int | None = None
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """A preset with fresh weights, or a saved model; and the tokenizer.
 
+    Args:
+        arguments: which.
+        vocab_size: V of data whose tokens are no text: then a preset has no end token, and bytes stand for tokens.
+
     Raises:
-        ValueError: the model is neither, or the overrides do not fit.
+        ValueError: the model is neither, or the overrides or the tokenizer do not fit.
     """
     overrides = parse_overrides(arguments.config_overrides)
     name = arguments.model
     remote = {"trust_remote_code": arguments.trust_remote_code}
     if name in preset_names():
-        tokenizer = _tokenizer(arguments.tokenizer or "byte", remote)
-        config = config_from_preset(name, vocab_size=tokenizer.vocab_size, **overrides)
-        return AutoModelForCausalLM.from_config(config), tokenizer
+        if vocab_size is None:
+            tokenizer = _tokenizer(arguments.tokenizer or "byte", remote)
+            own = {"vocab_size": tokenizer.vocab_size}
+        elif arguments.tokenizer is None:
+            tokenizer, own = ByteTokenizer(eos_token=None), {"vocab_size": vocab_size, "eos_token_id": None}
+        else:
+            raise ValueError(f"`--tokenizer` is {arguments.tokenizer!r}, but the tokens of `--corpus` are no text.")
+        return AutoModelForCausalLM.from_config(config_from_preset(name, **own | overrides)), tokenizer
     if not os.path.isdir(name) and name.count("/") != 1:
         raise ValueError(
             f"`--model` is {name!r}; it must be a directory, owner/name on the Hub, or one of "
@@ -181,29 +204,25 @@ def _tokenizer(name: str, remote: dict[str, bool]) -> "PreTrainedTokenizerBase":
     return own[name]() if name in own else AutoTokenizer.from_pretrained(name, **remote)
 
 
-def build_corpora(arguments: DataArguments, tokenizer: "PreTrainedTokenizerBase") -> tuple[Corpus, Corpus]:
-    """Documents to train on, and held-out documents."""
-
-    def load(source: list[str]) -> Corpus:
-        return load_corpus(
-            source[0] if len(source) == 1 else source,
-            tokenizer=tokenizer,
-            text_column=arguments.text_column,
-            split=arguments.dataset_split,
-            config_name=arguments.dataset_config,
-            streaming=arguments.streaming,
-            max_bytes=None if arguments.max_corpus_bytes is None else int(arguments.max_corpus_bytes),
-            binary=arguments.binary,
-        )
-
-    train = load(arguments.corpus)
+def build_corpora(
+    arguments: DataArguments, tokenizer: "PreTrainedTokenizerBase"
+) -> tuple[Corpus, Corpus] | tuple[Task, Task]:
+    """What to train on, and what is held out."""
+    limit = arguments.max_eval_bytes
+    if (task := task_of(arguments.corpus, limit)) is not None:
+        held_out = task_of(arguments.validation_corpus or arguments.corpus, limit)
+        if held_out is None:
+            raise ValueError(f"`--validation_corpus` is {arguments.validation_corpus}, but `--corpus` is a task.")
+        return task, held_out
+    options = {"tokenizer": tokenizer, **loading_options(arguments)}
+    source = source_of(arguments.corpus)
     if arguments.validation_corpus:
-        held_out = load(arguments.validation_corpus)
+        train = load_corpus(source, **options)
+        held_out = load_corpus(source_of(arguments.validation_corpus), **options)
     else:
-        train, held_out = train.split(arguments.validation_fraction, arguments.split_seed)
-    if arguments.max_eval_bytes is not None:
-        held_out = limit_bytes(held_out, int(arguments.max_eval_bytes))
-    return train, held_out
+        fraction, seed = arguments.validation_fraction, arguments.split_seed
+        train, held_out = load_splits(source, validation_fraction=fraction, split_seed=seed, **options)
+    return train, held_out if limit is None else limit_bytes(held_out, int(limit))
 
 
 def _exit(error: Exception) -> NoReturn:
@@ -225,8 +244,7 @@ def _describe(run: Run) -> str:
         manner = f"{args.method} at stride {args.stride}"
     lines = [
         f"{run.arguments.model.model}: {trainer.model.num_parameters():,} parameters",
-        f"{train.name}: {len(train):,} documents, {with_unit(train.num_bytes, 'B')} to train on; "
-        f"{len(held_out):,} documents, {with_unit(held_out.num_bytes, 'B')} held out",
+        _describe_data(train, held_out),
         f"{manner}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {args.world_size} "
         f"process{'es' if args.world_size > 1 else ''}, {trainer.num_training_steps:,} steps, "
         f"{with_unit(trainer.num_training_steps * trainer.step_bytes, 'B')}",
@@ -237,12 +255,38 @@ def _describe(run: Run) -> str:
     return "\n".join(lines)
 
 
+def _describe_data(train: Corpus | Task, held_out: Corpus | Task) -> str:
+    if isinstance(train, Task):
+        many = "endless" if train.num_examples is None else f"{train.num_examples:,}"
+        return (
+            f"{train.name}: {many} examples of {train.length} tokens to train on; "
+            f"{held_out.num_validation_examples:,} of {held_out.length} held out"
+        )
+    return (
+        f"{train.name}: {len(train):,} documents, {with_unit(train.num_bytes, 'B')} to train on; "
+        f"{len(held_out):,} documents, {with_unit(held_out.num_bytes, 'B')} held out"
+    )
+
+
 def _print_samples(trainer: MultiStreamTrainer) -> None:
     args = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     samples = generate_samples(model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
     for prompt, sample in zip(args.sample_prompts, samples, strict=True):
         print(f"--- sample after {prompt!r}\n{prompt}{sample}\n---")
+
+
+def _draw_samples(trainer: MultiStreamTrainer) -> None:
+    """A sheet of images from a model that was trained on images."""
+    path = os.path.join(trainer.args.output_dir, SHEET_FILE)
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    try:
+        import_pillow(f"drawing {path}")
+    except ImportError as error:
+        print(error)
+        return
+    save_image_sheet(sample_images(model, _IMAGES_DRAWN, vocab_size=trainer.train_dataset.vocab_size), path)
+    print(f"--- {_IMAGES_DRAWN} samples in {path}")
 
 
 def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
@@ -265,14 +309,27 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
     return flags
 
 
+def _result(metrics: dict[str, float]) -> str:
+    if "eval_accuracy" in metrics:
+        return (
+            f"{metrics['eval_accuracy']:.1%} of the answers right, {metrics['eval_exact_match']:.1%} of "
+            f"{metrics['eval_num_examples']:,} held-out examples"
+        )
+    return (
+        f"{metrics['eval_bits_per_byte']:.3f} bits per byte on {metrics['eval_num_episodes']:,} held-out documents "
+        f"({with_unit(metrics['eval_num_bytes'], 'B')})"
+    )
+
+
 def _print_summary(run: Run, metrics: dict[str, float], seconds: float) -> None:
     output_dir = run.trainer.args.output_dir
     minutes, seconds = divmod(round(seconds), 60)
+    prompts = run.trainer.args.sample_prompts
+    generate = f'  hf-recurrent generate {output_dir} --prompt "{prompts[0]}"\n' if prompts else ""
     print(
-        f"\n{metrics['eval_bits_per_byte']:.3f} bits per byte on {metrics['eval_num_episodes']:,} held-out documents "
-        f"({with_unit(metrics['eval_num_bytes'], 'B')}), after {minutes} min {seconds:02} s\n"
+        f"\n{_result(metrics)}, after {minutes} min {seconds:02} s\n"
         f"Saved in {output_dir}. Next:\n"
-        f'  hf-recurrent generate {output_dir} --prompt "{run.trainer.args.sample_prompts[0]}"\n'
+        f"{generate}"
         f"  hf-recurrent evaluate {output_dir} {shlex.join(_evaluation_flags(run.arguments))}\n"
         f"  hf-recurrent push_to_hub {output_dir} your-name/{Path(output_dir).name}",
         flush=True,

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser
 
+from hf_recurrent.cli.corpora import CORPUS_HELP
 from hf_recurrent.trainers.learning_rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
@@ -56,12 +57,12 @@ class DataArguments:
     corpus: list[str] = field(
         default_factory=lambda: ["python"],
         metadata={
-            "help": "python (the standard library's source), files, globs, directories, or hub:owner/name. Examples: "
-            "--corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, --corpus hub:roneneldan/TinyStories"
+            "help": f"{CORPUS_HELP}. Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
+            "--corpus hub:roneneldan/TinyStories, --corpus mnist:digits/, --corpus task:retrieval,length=128"
         },
     )
     text_column: str = field(default="text", metadata={"help": "Where rows of JSONL, Parquet and datasets have text."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of a dataset to read."})
+    dataset_split: str = field(default="train", metadata={"help": "Split of a dataset, or of images, to read."})
     dataset_config: str | None = field(
         default=None, metadata={"help": "Configuration of a Hub dataset. Example: --dataset_config sample-10BT"}
     )
@@ -76,7 +77,10 @@ class DataArguments:
     split_seed: int = field(default=0, metadata={"help": "Decides which documents are held out."})
     validation_corpus: list[str] = field(
         default_factory=list,
-        metadata={"help": "Held-out documents of their own; then nothing of --corpus is held out."},
+        metadata={
+            "help": "Held-out documents, or a task, of their own; then nothing of --corpus is held out. Images with "
+            "test files are validated on those anyway."
+        },
     )
     max_eval_bytes: float | None = field(
         default=None, metadata={"help": "Evaluate on whole held-out documents while they fit in. Example: 2e6"}
@@ -177,7 +181,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
 
 
 def _run_name(model: str, corpus: list[str]) -> str:
-    first = Path(corpus[0].removeprefix("hub:")).name.split(".")[0].strip("*") or "corpus"
+    first = Path(corpus[0].split(",")[0].rpartition(":")[2]).name.split(".")[0].strip("*") or "corpus"
     return f"{Path(model).name}-{first}"
 
 

@@ -23,6 +23,7 @@ from hf_recurrent import (
     evaluate_bits_per_byte,
     load_corpus,
     load_splits,
+    sample_images,
     save_image_sheet,
     tokens_to_images,
 )
@@ -298,3 +299,21 @@ def test_train_evaluate_and_draw(tmp_path, load):
     assert measured["bits_per_byte"] == pytest.approx(nats / math.log(2) / 784, rel=1e-4)
     drawn = model.generate(torch.tensor([[0], [255]]), max_new_tokens=783, do_sample=False)
     assert tokens_to_images(drawn).shape == (2, 28, 28)
+
+
+def test_drawing_leaves_everything_as_it_was(monkeypatch):
+    monkeypatch.setattr("hf_recurrent.image_samples._LENGTHS", {256: 49, 16: 64})
+    torch.manual_seed(0)
+    model = HawkForCausalLM(HawkConfig(vocab_size=16, hidden_size=8, state_size=8, num_hidden_layers=1)).train()
+    assert model.config.eos_token_id == 0  # which must not end an image
+    state = torch.get_rng_state()
+    images = sample_images(model, 31, vocab_size=16, batch_size=16)
+    assert images.shape == (31, 16, 16) and set(np.unique(images)) == {0, 255} and images[:, 0, 0].max() == 0
+    assert model.training and torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(images, sample_images(model, 31, vocab_size=16, batch_size=16))
+    tokens = np.stack([binary_patches(image > 0) for image in images])
+    assert np.bincount(tokens.ravel(), minlength=16).min() > 40  # a fresh model draws all patches
+    with pytest.raises(ValueError, match="vocab_size is 4, allowed is one of 256, 16"):
+        sample_images(model, vocab_size=4)
+    with pytest.raises(ValueError, match="num_images is 0"):
+        sample_images(model, 0)
