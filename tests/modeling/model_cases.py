@@ -7,12 +7,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hf_recurrent import config_from_preset
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
 
-FAMILIES = ["memora", "hawk", "mgrade", "lru"]
+FAMILIES = ["memora", "hawk", "mgrade", "lru", "smt-rnn"]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 
-# A family, or a family with another unit in its block.
+# A family, or a family with another unit in its block, or SMT's RNN with another update.
 SIGNED = ["memora+glru+signed", "memora+mingru+signed"]
-VARIANTS = [*FAMILIES, *(f"memora+{unit}" for unit in RECURRENT_UNITS if unit not in ("glru", "rg_lru")), *SIGNED]
+UNITS = [f"memora+{unit}" for unit in RECURRENT_UNITS if unit not in ("glru", "rg_lru")]
+VARIANTS = [*FAMILIES, *UNITS, *SIGNED, "smt-rnn+mlp", "smt-rnn+gru"]
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 each_family = pytest.mark.parametrize("family", FAMILIES)
@@ -21,6 +22,8 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], id
 
 def tiny_config(variant: str, **overrides):
     family, *options = variant.split("+")
+    if family == "smt-rnn":
+        return tiny_smt_config(*options, **overrides)
     sizes = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2}
     if options:
         sizes |= {"recurrent_unit": options[0], "allow_negative_eigenvalues": "signed" in options}
@@ -29,6 +32,13 @@ def tiny_config(variant: str, **overrides):
         # Its state is as wide as the model, and its embedding is tied only on request.
         sizes = {"tie_word_embeddings": True} | sizes | {"hidden_size": sizes["state_size"]}
     return config_from_preset(f"{family}-tiny", **sizes)
+
+
+def tiny_smt_config(backbone: str = "transformer", **overrides):
+    """Two heads, three memory tokens; a state has no width of its own, and the embedding is tied only on request."""
+    overrides.pop("state_size", None)
+    sizes = {"hidden_size": 16, "num_memory_tokens": 3, "num_attention_heads": 2, "tie_word_embeddings": True}
+    return config_from_preset("smt-rnn-tiny", backbone=backbone, **sizes | overrides)
 
 
 def tiny_model(variant: str, dtype: torch.dtype = torch.float32, **overrides) -> PreTrainedModel:

@@ -11,16 +11,20 @@ import sys
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers import AutoModelForSequenceClassification as AutoClassifier
-for family in ("memora", "hawk", "mgrade", "lru"):
-    config = AutoConfig.for_model(family, hidden_size=8, state_size=8, num_hidden_layers=1)
-    assert type(AutoModel.from_config(config)).__name__ == f"{{family.capitalize()}}Model"
-    assert type(AutoClassifier.from_config(config)).__name__ == f"{{family.capitalize()}}ForSequenceClassification"
+for family in ("memora", "hawk", "mgrade", "lru", "smt_rnn"):
+    sizes = {{"num_attention_heads": 2}} if family == "smt_rnn" else {{"state_size": 8}}
+    config = AutoConfig.for_model(family, hidden_size=8, num_hidden_layers=1, **sizes)
+    prefix = family.title().replace("_", "")
+    assert type(AutoModel.from_config(config)).__name__ == f"{{prefix}}Model"
+    assert type(AutoClassifier.from_config(config)).__name__ == f"{{prefix}}ForSequenceClassification"
     model = AutoModelForCausalLM.from_config(config)
     for name in ("ByteTokenizer", "DNATokenizer"):
         folder = f"{folder}/{{family}}-{{name}}"
         model.save_pretrained(folder)
         getattr(hf_recurrent, name)().save_pretrained(folder)
         assert type(AutoTokenizer.from_pretrained(folder)).__name__ == name
+teacher = AutoConfig.for_model("smt_teacher", hidden_size=8, num_attention_heads=2, num_encoder_layers=1)
+assert type(AutoModel.from_config(teacher)).__name__ == "SmtTeacherModel"
 print("registered")
 """
 ORDERS = {

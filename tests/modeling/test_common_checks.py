@@ -92,6 +92,7 @@ def test_loading_initialises_only_what_is_missing(family, tmp_path):
         "hawk": "recurrent_unit.recurrent_param",
         "mgrade": "convolution.weight",
         "lru": "recurrent_unit.nu",
+        "smt-rnn": "memory_update.transformer.layers.1.attention.q_proj.weight",
     }
     name = next(n for n, _ in model.named_parameters() if n.endswith(vectors[family]))
     tensors = {k: v.clone() for k, v in model.state_dict().items() if k not in (name, "lm_head.weight")}
@@ -217,7 +218,11 @@ def test_lora_trains_only_its_own_weights_and_generates(family, tmp_path):
     peft = pytest.importorskip("peft")
     base = tiny_model(family)
     before = {n: p.clone() for n, p in base.named_parameters()}
-    modules = {"mgrade": ["update_gate", "up_proj"], "lru": ["input_projection", "gate_proj"]}
+    modules = {
+        "mgrade": ["update_gate", "up_proj"],
+        "lru": ["input_projection", "gate_proj"],
+        "smt-rnn": ["q_proj", "kv_proj", "up_proj"],
+    }
     modules = modules.get(family, ["gate_proj", "out_proj", "recurrence_gate"])
     settings = peft.LoraConfig(r=2, target_modules=modules, task_type="CAUSAL_LM")
     model = peft.get_peft_model(base, settings).train()
@@ -260,7 +265,7 @@ def test_a_deleted_model_leaves_nothing_behind(family):
     output.loss.backward()
     model.generate(batch(), max_new_tokens=3, do_sample=False, eos_token_id=None)
     assert not list(model.buffers()), "the state never lives on the module"
-    seen = weakref.ref(model.model.layers[0])
+    seen = weakref.ref(next(model.model.children()))
     del model, output
     gc.collect()
     assert seen() is None

@@ -74,14 +74,14 @@ def test_the_returned_state_has_read_all_but_the_last_byte(family):
 
 @each_family
 def test_sampling_is_reproducible_and_stops_at_the_end_byte(family):
-    model = tiny_model(family)
+    model = tiny_model(family, vocab_size=8)
     runs = []
     for _ in range(2):
         torch.manual_seed(3)
-        runs.append(model.generate(ids(PROMPTS[0]), do_sample=True, max_new_tokens=3000))
+        runs.append(model.generate(ids(PROMPTS[0]) % 8, do_sample=True, max_new_tokens=3000))
     assert torch.equal(*runs)
     new = runs[0][0, len(PROMPTS[0]) :]
-    assert len(new) < 3000, "an untrained model ends within 3,000 bytes but for odds of 1 to 100,000"
+    assert len(new) < 3000, "an untrained model of 8 tokens ends within 3,000 of them all but surely"
     assert new[-1] == 0
     assert (new[:-1] != 0).all()
 

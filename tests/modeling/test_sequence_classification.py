@@ -13,6 +13,7 @@ FAMILIES = {
     "hawk": {"hidden_size": 16, "state_size": 24},
     "mgrade": {"hidden_size": 16},
     "lru": {"hidden_size": 16, "state_size": 24},
+    "smt-rnn": {"hidden_size": 16},
 }
 each_family = pytest.mark.parametrize("family", FAMILIES)
 each_pooling = pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -75,7 +76,7 @@ def test_save_and_load(family, tmp_path):
     model.save_pretrained(tmp_path)
     loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    assert type(loaded).__name__ == f"{family.capitalize()}ForSequenceClassification"
+    assert type(loaded).__name__ == f"{family.title().replace('-', '')}ForSequenceClassification"
     assert loaded.config.pooling == "last"
     assert loaded.config.num_labels == CLASSES
     assert torch.equal(loaded(batch()[0]).logits, model(batch()[0]).logits)
