@@ -2,12 +2,15 @@
 
 import cmath
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, TrainingArguments
 
 from hf_recurrent import LruConfig, LruForCausalLM, LruForSequenceClassification, LruModel, config_from_preset
+from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
 M, S, STEPS = 6, 8, 11
 
@@ -180,6 +183,30 @@ def test_real_values_are_classified():
         LruForCausalLM(model.config)
 
 
+PROGRAM = """
+import sys
+for name in ("hf_recurrent", "modeling"):
+    sys.modules[name] = None  # every import of it raises
+import torch
+from transformers import AutoModelForSequenceClassification
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules.")
+print(model(input_values=torch.ones(1, 5, 2)).logits.sum().item())
+"""
+
+
+@torch.no_grad()
+def test_checkpoints_load_without_the_package(tmp_path):
+    model = classifier(input_size=2).float()
+    model.save_pretrained(tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    expected = model(input_values=torch.ones(1, 5, 2)).logits.sum().item()
+    assert float(result.stdout.split()[-1]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
 # ---- Learning rates ----
 
 
@@ -192,6 +219,39 @@ def test_eigenvalues_and_normalisers_learn_slower_and_are_not_decayed():
     }
     assert model.parameter_learning_rate_factors() == dict.fromkeys(slow, 0.25)
     assert model.parameters_without_weight_decay() == slow
+
+
+def test_trainers_learn_by_the_factors(tmp_path):
+    model = model_of(LruForCausalLM, learning_rate_factor=0.25).float()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    ids = torch.randint(1, 256, (4, 8))
+    trainer = ParameterGroupsTrainer(
+        model,
+        TrainingArguments(
+            str(tmp_path),
+            learning_rate=1e-3,
+            lr_scheduler_type="constant",
+            weight_decay=0.5,
+            max_grad_norm=0,
+            max_steps=1,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        ),
+        train_dataset=[{"input_ids": row, "labels": row} for row in ids],
+    )
+    trainer.train()
+    groups = trainer.optimizer.param_groups
+    assert [group["lr"] for group in groups] == [1e-3, 1e-3, 2.5e-4]
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0, 0.0]
+    assert sum(len(group["params"]) for group in groups) == len(before)
+    # AdamW's first step is the learning rate, whatever the gradient's size.
+    for name, parameter in model.named_parameters():
+        change = (parameter - before[name] * (1 if parameter.dim() == 1 else 1 - 0.5e-3)).abs().max().item()
+        slow = name in model.parameter_learning_rate_factors()
+        if "skip" not in name:
+            assert change == pytest.approx(2.5e-4 if slow else 1e-3, rel=0.05), name
 
 
 @pytest.mark.parametrize(
