@@ -218,7 +218,7 @@ class MultiStreamTrainer(RecurrentTrainer):
         streams = inputs["stream_indices"]
         group = int(streams[0])
         self._resets += int(inputs["reset_mask"].sum())
-        batch = {name: inputs[name] for name in ("input_ids", "shift_labels", "reset_mask")}
+        batch = self._model_inputs(inputs)
         if self.carries_state:
             if group not in self._states:
                 self._states[group] = self.model.init_state(len(streams), device=self.args.device)
@@ -229,6 +229,10 @@ class MultiStreamTrainer(RecurrentTrainer):
         # Only now: a position is where the stream stands after what was trained on, not after what was fetched.
         self._positions |= zip(streams.tolist(), inputs["stream_positions"], strict=True)
         return loss
+
+    def _model_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the model gets of a micro-batch, but for the state."""
+        return {name: inputs[name] for name in ("input_ids", "shift_labels", "reset_mask")}
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Sum of the nats of a micro-batch / targets of the whole step; keeps the final state, detached."""
@@ -259,15 +263,20 @@ class MultiStreamTrainer(RecurrentTrainer):
         """Adds what streams are measured in; called by all processes."""
         self._set_epoch()
         if "loss" in logs:
-            logs["bits_per_byte"] = logs["loss"] / math.log(2)
+            logs |= self._loss_metrics(logs["loss"])
             logs["bytes_per_second"] = self.step_bytes * self._throughput.steps_per_second(self.state.global_step)
             logs["state_resets"] = self._sum(self._resets)
             logs["bytes_seen"] = self.state.global_step * self.step_bytes
-            if self._answers is not None:
-                right, asked = (self._sum(count) for count in self._answers.tolist())
-                logs["accuracy"] = right / max(asked, 1)
-                self._answers = None
         super().log(logs, start_time)
+
+    def _loss_metrics(self, loss: float) -> dict[str, float]:
+        """What was measured since the last log, whose mean loss is given; called by all processes."""
+        metrics = {"bits_per_byte": loss / math.log(2)}
+        if self._answers is not None:
+            right, asked = (self._sum(count) for count in self._answers.tolist())
+            metrics["accuracy"] = right / max(asked, 1)
+            self._answers = None
+        return metrics
 
     def _set_epoch(self) -> None:
         if self.train_dataset is not None:
@@ -315,16 +324,9 @@ class MultiStreamTrainer(RecurrentTrainer):
     def _process_state(self) -> dict[str, Any]:
         return {"state_resets": self._resets, "unlogged_answers": self._answers}
 
-    def _load_process_states(self, states: list[dict[str, Any]]) -> None:
-        # Logs add the counts of all processes: where their number changed, the first one takes them all.
-        rank, same = self.args.process_index, len(states) == self.args.world_size
-        mine = states[rank : rank + 1] if same else states if rank == 0 else []
-        self._resets = sum(state["state_resets"] for state in mine)
-        answers = [state["unlogged_answers"] for state in states if state["unlogged_answers"] is not None]
-        if answers:
-            zero = torch.zeros_like(answers[0])
-            mine = [zero, *(state["unlogged_answers"] for state in mine if state["unlogged_answers"] is not None)]
-            self._answers = torch.stack(mine).sum(0).to(self.args.device)
+    def _load_process_state(self, state: dict[str, Any]) -> None:
+        self._resets, answers = state["state_resets"], state["unlogged_answers"]
+        self._answers = None if answers is None else answers.to(self.args.device)
 
     # ---- Evaluation ----
 
@@ -350,7 +352,7 @@ class MultiStreamTrainer(RecurrentTrainer):
         self._memory_tracker.start()
         begin = time.time()
         with self._throughput.paused():
-            metrics = self._answer_metrics(corpus) if isinstance(corpus, Task) else self._byte_metrics(corpus)
+            metrics = self._measure(corpus)
         seconds = time.time() - begin
         metrics["runtime"] = round(seconds, 4)
         if "num_bytes" in metrics:
@@ -361,6 +363,9 @@ class MultiStreamTrainer(RecurrentTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self._memory_tracker.stop_and_update_metrics(metrics)
         return metrics
+
+    def _measure(self, corpus: Corpus | Task) -> dict[str, float]:
+        return self._answer_metrics(corpus) if isinstance(corpus, Task) else self._byte_metrics(corpus)
 
     def _byte_metrics(self, corpus: Corpus) -> dict[str, float]:
         nats = self._sum(self._local_nats(corpus))

@@ -13,6 +13,7 @@ import torch
 from huggingface_hub import HfApi
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import HubStrategy, rotate_checkpoints
 from transformers.utils import PushInProgress
@@ -45,7 +46,7 @@ class RecurrentTrainer(ParameterGroupsTrainer):
     and reading it executes nothing.
 
     A subclass has one endless pass over its data, cut after `num_training_steps`, and adds to a checkpoint in
-    `_save_run` and `_load_run` what its data need to go on, and in `_process_state` and `_load_process_states` what
+    `_save_run` and `_load_run` what its data need to go on, and in `_process_state` and `_load_process_state` what
     each process counts.
     """
 
@@ -79,8 +80,8 @@ class RecurrentTrainer(ParameterGroupsTrainer):
         """What this process has counted and not logged yet."""
         return {}
 
-    def _load_process_states(self, states: list[dict[str, Any]]) -> None:
-        """Take over what the processes of the checkpoint had counted: all of it, in whatever shares."""
+    def _load_process_state(self, state: dict[str, Any]) -> None:
+        """Take over what was counted: of the form that `_process_state` gave, tensors on the CPU."""
 
     def _set_epoch(self) -> None:
         """Give `self.state.epoch` the share of the data that was read."""
@@ -126,18 +127,22 @@ class RecurrentTrainer(ParameterGroupsTrainer):
 
     # ---- Saving ----
 
+    def _saved_models(self) -> dict[str, PreTrainedModel]:
+        """What a checkpoint holds, by the folder in it; the empty one is the model that training is for."""
+        return {"": self.accelerator.unwrap_model(self.model, keep_torch_compile=False)}
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        """Model and tokenizer, written beside and moved in; no pickled arguments."""
+        """Models and tokenizer, written beside and moved in; no pickled arguments."""
         output_dir = self.args.output_dir if output_dir is None else output_dir
         if not self.args.should_save:
             return
-        staging = os.path.join(output_dir, f"{STAGING_PREFIX}model")
-        shutil.rmtree(staging, ignore_errors=True)
-        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        model.save_pretrained(staging, state_dict=state_dict)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(staging)
-        publish_files(staging, output_dir)
+        for folder, model in self._saved_models().items():
+            staging = os.path.join(output_dir, f"{STAGING_PREFIX}model")
+            shutil.rmtree(staging, ignore_errors=True)
+            model.save_pretrained(staging, state_dict=None if folder else state_dict)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(staging)
+            publish_files(staging, os.path.join(output_dir, folder))
 
     def _save_checkpoint(self, model, trial) -> None:
         with self._throughput.paused():
@@ -212,7 +217,7 @@ class RecurrentTrainer(ParameterGroupsTrainer):
             "cuda": torch.cuda.get_rng_state() if self.args.device.type == "cuda" else None,
             "unlogged_loss": self._tr_loss,
             "last_logged_step": self._globalstep_last_logged,
-            **self._process_state(),
+            "counts": self._process_state(),
         }  # fmt: skip
         save_tree(tree, output_dir, _process_file(self.args.process_index))
 
@@ -233,18 +238,12 @@ class RecurrentTrainer(ParameterGroupsTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Weights from safetensors, shapes checked first."""
-        model = self.model if model is None else model
         if os.path.isfile(os.path.join(resume_from_checkpoint, ADAPTER_FILE)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        index = os.path.join(resume_from_checkpoint, WEIGHTS_INDEX_FILE)
-        names = sorted(set(read_json(index)["weight_map"].values())) if os.path.isfile(index) else [WEIGHTS_FILE]
-        paths = [os.path.join(resume_from_checkpoint, name) for name in names]
-        own = model.state_dict()
-        _check_weights(paths, own, set(getattr(model, "all_tied_weights_keys", None) or ()), resume_from_checkpoint)
-        for path in paths:
-            model.load_state_dict(load_file(path), strict=False)
-        model.tie_weights()
+        models = self._saved_models() if model is None else {"": model}
+        for folder, part in models.items():
+            _load_weights(part, os.path.join(resume_from_checkpoint, folder))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -274,7 +273,9 @@ class RecurrentTrainer(ParameterGroupsTrainer):
         same = stored_processes == self.args.world_size
         losses = tree["unlogged_loss"] if same else torch.stack([other["unlogged_loss"] for other in trees]).mean(0)
         self._tr_loss = losses.to(self.args.device)
-        self._load_process_states(trees)
+        # They add what they counted: where their number changed, the first one takes it all over.
+        mine = [tree["counts"]] if same else [other["counts"] for other in trees]
+        self._load_process_state(_added(mine, times=int(same or self.args.process_index == 0)))
         self._globalstep_last_logged = tree["last_logged_step"]
         # `train_loss` is the mean of the steps of this call: the restored ones belong to the call before.
         self._total_loss_scalar = -self._sum(float(self._tr_loss)) / self.args.world_size
@@ -354,6 +355,17 @@ def _process_file(rank: int) -> str:
     return f"process_rank{rank}"
 
 
+def _added(trees: list[Any], times: int) -> Any:
+    """`times` the sum of numbers, tensors and dictionaries of such; None where all have None."""
+    trees = [tree for tree in trees if tree is not None]
+    if not trees:
+        return None
+    if isinstance(trees[0], dict):
+        names = dict.fromkeys(name for tree in trees for name in tree)
+        return {name: _added([tree.get(name) for tree in trees], times) for name in names}
+    return sum(trees[1:], trees[0]) * times
+
+
 def _files(directory: str) -> list[str]:
     """All files below a directory, by their names relative to it."""
     return sorted(path.relative_to(directory).as_posix() for path in Path(directory).rglob("*") if path.is_file())
@@ -367,6 +379,16 @@ def _missing_part(checkpoint: str) -> str | None:
     return next(
         (name for name in read_json(manifest)["files"] if not os.path.isfile(os.path.join(checkpoint, name))), None
     )
+
+
+def _load_weights(model: PreTrainedModel, directory: str) -> None:
+    index = os.path.join(directory, WEIGHTS_INDEX_FILE)
+    names = sorted(set(read_json(index)["weight_map"].values())) if os.path.isfile(index) else [WEIGHTS_FILE]
+    paths = [os.path.join(directory, name) for name in names]
+    _check_weights(paths, model.state_dict(), set(getattr(model, "all_tied_weights_keys", None) or ()), directory)
+    for path in paths:
+        model.load_state_dict(load_file(path), strict=False)
+    model.tie_weights()
 
 
 def _check_weights(paths: list[str], own: dict[str, torch.Tensor], tied: set[str], checkpoint: str) -> None:
