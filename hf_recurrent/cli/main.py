@@ -9,6 +9,7 @@ VERBS = {
     "pretrain": "train a model on continuous streams of bytes, from scratch or from a checkpoint",
     "evaluate": "bits per byte on held-out documents, beside gzip, bz2 and xz",
     "generate": "continue a prompt, a file or a saved state",
+    "learn": "read an endless stream and learn from every byte of it",
     "push_to_hub": "upload a trained model with its tokenizer, code and card",
     "reproduce": "one table or figure of the papers, measured beside the printed numbers",
     "env": "versions and available scan backends, for bug reports",

@@ -202,13 +202,18 @@ class OnlineLearner:
         meter = self._meter
         return PrequentialRecord(self.bytes_read, self.updates, meter.bits_per_byte, meter.windowed_bits_per_byte)
 
+    @property
+    def has_context(self) -> bool:
+        """Whether there is text to continue; not at the beginning of an episode."""
+        return self._last is not None
+
     def context(self) -> dict[str, Any]:
         """What `model.generate` needs to go on with the stream as read so far; the stream itself stays where it is.
 
         Raises:
             ValueError: an episode has ended, or nothing was read yet.
         """
-        if self._last is None:
+        if not self.has_context:
             raise ValueError("There is no text to continue: the stream is at the beginning of an episode.")
         tokens = [(token, begins) for token, _, begins in self._waiting] + [self._last]
         begin = max((place for place, (_, begins) in enumerate(tokens) if begins), default=None)
