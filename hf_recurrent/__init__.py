@@ -47,6 +47,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.trainers.smt_arguments": ("DmtTrainingArguments", "SmtTrainingArguments"),
     "hf_recurrent.trainers.smt_trainer": ("SmtTrainer",),
     "hf_recurrent.trainers.sensitivities": ("SensitivityEngine",),
+    "hf_recurrent.trainers.sequence_rules": ("SequenceRule",),
     "hf_recurrent.online.learner": ("OnlineLearner",),
     "hf_recurrent.online.prequential": ("PrequentialRecord", "plot_records", "read_records"),
     "hf_recurrent.online.sources": ("open_source",),

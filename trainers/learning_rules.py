@@ -3,7 +3,7 @@
 | rule | gradient |
 |---|---|
 | `rtrl` | exact in each recurrent layer over all of the past, spatial between layers (Zucchet et al. 2023) |
-| `truncated` | backpropagation inside the block; at T = 1 the state before a step is a constant (one-step BPTT) |
+| `truncated` | backpropagation inside the block: truncated to T steps; at T = 1 the state before it is a constant |
 | `snap1` | `rtrl`; where the recurrence mixes channels, of ∂h_t/∂h_{t-1} only the diagonal (Menick et al. 2021) |
 | `spatial` | no temporal term: what a step keeps of its state is a constant, the rate at which it keeps it included |
 """

@@ -61,6 +61,39 @@ def test_the_reference_is_itself_and_a_block_of_everything_too():
             assert row.max_relative_difference < 1e-10
 
 
+def test_truncated_to_k_steps_reaches_further_with_k():
+    """Against the whole stream in one graph whose states are cut every k steps."""
+    model = model_of()
+    input_ids, labels, resets = batch()
+    cosines = []
+    for k in (1, 3, 6):
+        state, loss = None, 0.0
+        for start in range(0, 12, k):
+            part = slice(start, start + k)
+            output = model(
+                input_ids[:, part],
+                state=state,
+                shift_labels=labels[:, part],
+                reset_mask=resets[:, part],
+                num_items_in_batch=labels.numel(),
+            )
+            state, loss = {name: tensor.detach() for name, tensor in output.state.items()}, loss + output.loss
+        loss.backward()
+        rule, carried, state = build_learning_rule("truncated", model), {}, model.init_state(4)
+        expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+        model.zero_grad()
+        for part in zip(*(tensor.split(k, 1) for tensor in batch()), strict=True):
+            state = rule.learn(carried, state, *part, labels.numel()).state
+        for name, parameter in model.named_parameters():
+            assert relative_difference(parameter.grad, expected[name]) < 1e-10, name
+        model.zero_grad()
+        units = [
+            row.cosine for row in rows(model, *batch(), rule="truncated", stride=k).values() if UNIT in row.parameter
+        ]
+        cosines.append(sum(units) / len(units))
+    assert cosines[0] + 0.01 < cosines[1] < cosines[2] - 0.01
+
+
 def test_the_model_is_left_as_it_was():
     model = model_of()
     kept = torch.ones_like(model.lm_head.weight)
