@@ -7,6 +7,7 @@ Shape letters: B streams, T steps, V vocabulary, H width, M memory tokens, D the
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +24,9 @@ from .memory_transformer import (
     rotary_tables,
 )
 from .recurrent_blocks import Padding
-from .recurrent_causal_lm import RecurrentBackbone, RecurrentForCausalLM, RecurrentPreTrainedModel
+from .recurrent_causal_lm import RecurrentBackbone, RecurrentForCausalLM, RecurrentPreTrainedModel, check_mask
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
-from .recurrent_state import RecurrentState, state_dtype
+from .recurrent_state import RecurrentState, check_state, state_dtype
 
 
 class TransformerUpdate(nn.Module):
@@ -55,8 +56,8 @@ class TransformerUpdate(nn.Module):
 class MlpUpdate(nn.Module):
     """An MLP of N hidden layers over the flattened memory and the input.
 
-    The paper says no more of it; here a hidden layer is a linear map, RMSNorm, which keeps eight of them trainable,
-    and GELU.
+    The paper says no more of it. Here a hidden layer is a linear map, RMSNorm, which keeps eight of them trainable, and
+    GELU; the first map is in two parts, each of its own fan-in, so that the input weighs as much as the whole memory.
     """
 
     def __init__(self, config: SmtRnnConfig):
@@ -160,8 +161,11 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         Raises:
             ValueError: a shape does not fit.
         """
-        self._check_memory(memory)
-        return self._unroll(memory, self._embed(input_ids, None), reset_mask, None)[0]
+        embeds = self._embed(input_ids, None)
+        check_state({"memory": memory}, self.state_shapes(len(embeds)))
+        if reset_mask is not None:
+            reset_mask = check_mask("reset_mask", reset_mask, *input_ids.shape).bool()
+        return self._unroll(memory, embeds, reset_mask, None)[0]
 
     def readout_states(self, memory: torch.Tensor) -> torch.Tensor:
         """What the head reads of memories (…, M, D): (…, H)."""
@@ -279,6 +283,17 @@ _SHARED_FIELDS = {
         "rope_theta",
     )
 } | {"num_readout_layers": "num_decoder_layers"}
+
+
+def teacher_fields(student: SmtRnnConfig) -> dict[str, Any]:
+    """What the configuration of a teacher needs to fit a student; its encoder is as deep as the student's update."""
+    fields = {theirs: getattr(student, mine) for mine, theirs in _SHARED_FIELDS.items()}
+    return fields | {
+        "num_encoder_layers": student.num_hidden_layers,
+        "memory_norm": student.memory_norm or student.backbone == "gru",
+        "initializer_range": student.initializer_range,
+        "pad_token_id": student.pad_token_id,
+    }
 
 
 def check_readout_match(student: SmtRnnConfig, teacher) -> None:

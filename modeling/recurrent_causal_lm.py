@@ -169,7 +169,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         else:
             check_state(state, self.state_shapes(batch_size))
         if reset_mask is not None:
-            reset_mask = _check_mask("reset_mask", reset_mask, batch_size, steps).bool()
+            reset_mask = check_mask("reset_mask", reset_mask, batch_size, steps).bool()
 
         padding = self._padding(attention_mask, batch_size, steps)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -198,7 +198,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if attention_mask is None:
             return None
         # While generating, the mask covers the prompt as well: the last T columns are this call's.
-        mask = _check_mask("attention_mask", attention_mask[:, -steps:], batch_size, steps)
+        mask = check_mask("attention_mask", attention_mask[:, -steps:], batch_size, steps)
         if not torch.compiler.is_compiling() and bool((mask != 0).all()):
             return None
         return Padding(mask)
@@ -214,7 +214,8 @@ def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None
             raise ValueError(f"`{name}` holds {largest}, but the vocabulary has {vocab_size} tokens.")
 
 
-def _check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> torch.Tensor:
+def check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> torch.Tensor:
+    """`mask`, once it is known to be (B, T)."""
     if mask.shape != (batch_size, steps):
         raise ValueError(f"`{name}` has shape {tuple(mask.shape)}; the inputs need {(batch_size, steps)}.")
     return mask
