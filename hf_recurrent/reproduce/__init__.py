@@ -13,6 +13,7 @@ EXPERIMENTS = {
     "glru-alternatives": "Memora, Figure 6: recurrent units on text",
     "parity": "state tracking: eigenvalues that may be negative, on parity beyond the training length",
     "recall": "survey, Table 6: induction heads and associative recall",
+    "drift": "a stream that changes its language, with learning on and off",
     "mgrade-table1": "mGRADE, Table 1: with TCNs and minGRU of equal parameters on images read pixel by pixel",
     "mgrade-table2": "mGRADE, Table 2: learned positions of the taps against fixed ones",
     "flip-flop": "mGRADE, Figure 3: a bit read long after it was written, against TCNs",

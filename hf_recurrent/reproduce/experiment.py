@@ -19,6 +19,7 @@ class Experiment:
         x_label: name of the x axis, or None for one number a line.
         logarithmic: whether the x axis is.
         percent: whether the measurements are fractions to be shown as percentages.
+        scientific: whether they are shown as powers of ten, on a logarithmic axis.
         paper: label → the number that the paper prints.
     """
 
@@ -29,6 +30,7 @@ class Experiment:
     x_label: str | None = None
     logarithmic: bool = False
     percent: bool = False
+    scientific: bool = False
     paper: Mapping[str, str] = {}
 
     def rows(self, size: str) -> list[Settings]:
@@ -57,6 +59,10 @@ class Experiment:
                 line = result.setdefault(row["label"], {})
                 line.setdefault(None if place is None else float(place), []).append(value)
         return result
+
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+        """Draw on matplotlib axes what shows more than the table; False where the table itself is to be drawn."""
+        return False
 
     def line_style(self, label: str) -> dict[str, Any]:
         """How matplotlib draws the line of a label, where colours in turn would not do."""

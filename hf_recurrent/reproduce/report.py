@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.rows_file import write_text
@@ -17,7 +18,7 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
     header = ["", *columns, *(["paper"] if show_paper else []), *(["parameters"] if parameters else [])]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for label, line in curves.items():
-        cells = [_cell(line.get(place), experiment.percent) for place in (places or [None])]
+        cells = [_cell(line.get(place), experiment) for place in (places or [None])]
         cells += [experiment.paper.get(label, "-")] if show_paper else []
         cells += (
             [next((count for name, count in parameters.items() if label.startswith(name)), "-")] if parameters else []
@@ -30,14 +31,14 @@ def _parameters(rows: Sequence[Settings]) -> dict[str, str]:
     return {row["label"]: f"{row['num_parameters']:,}" for row in rows if "num_parameters" in row}
 
 
-def _cell(values: list[float] | None, percent: bool) -> str:
+def _cell(values: list[float] | None, experiment: Experiment) -> str:
     if not values:
         return "-"
-    scale, digits = (100, 1) if percent else (1, 3)
+    scale, form = (100, ".1f") if experiment.percent else (1, ".1e" if experiment.scientific else ".3f")
     mean = statistics.fmean(values) * scale
     if len(values) == 1:
-        return f"{mean:.{digits}f}"
-    return f"{mean:.{digits}f} ± {(max(values) - min(values)) / 2 * scale:.{digits}f}"
+        return f"{mean:{form}}"
+    return f"{mean:{form}} ± {(max(values) - min(values)) / 2 * scale:{form}}"
 
 
 def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str) -> str:
@@ -70,15 +71,24 @@ def update_section(page: Path, key: str, text: str) -> None:
 
 
 def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
-    """The table as a picture: lines over the x axis, or one bar a label; all seeds as points."""
+    """The picture of an experiment: its own, or the table's lines over the x axis, or one bar a label."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    if not experiment.draw(axes, rows):
+        _draw_table(experiment, rows, axes)
+    axes.grid(alpha=0.3)
+    axes.set_title(experiment.source, fontsize="medium")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> None:
     curves = experiment.curves(rows)
     scale = 100 if experiment.percent else 1
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     label_axis = experiment.metric + (" (%)" if experiment.percent else "")
     if experiment.x_label is None:
         labels = list(curves)
@@ -98,10 +108,8 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
             axes.set_xscale("log", base=2)
             ticks = sorted({place for line in curves.values() for place in line})
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        if experiment.scientific:
+            axes.set_yscale("log")
         axes.set_xlabel(experiment.x_label)
         axes.set_ylabel(label_axis)
         axes.legend(fontsize="small")
-    axes.grid(alpha=0.3)
-    axes.set_title(experiment.source, fontsize="medium")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)

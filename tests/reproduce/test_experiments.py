@@ -15,6 +15,7 @@ SHORT = {
     "selective-copying": {"steps": 2, "length": 24, "num_tokens": 4, "batch_size": 4, "num_tested": 20},
     "stride-sweep": {"bytes": 2048, "step_bytes": 1024, "eval_bytes": 2000},
     "glru-alternatives": {"bytes": 1024, "streams": 4, "block_size": 64, "eval_bytes": 2000},
+    "drift": {"segment_bytes": 80, "window": 40},
     "parity": {"steps": 2, "batch_size": 4, "longest": 80, "num_tested": 20},
     "recall": {"steps": 2, "batch_size": 4, "num_tested": 20},
     "mgrade-table1": {"epochs": 1, "batch_size": 8},
@@ -45,6 +46,8 @@ def test_each_kind_of_row_runs(name, corpus, write_digits):
         settings = {**settings, **SHORT[name], "seed": 0}
         if "corpus" in settings:
             settings["corpus"] = corpus
+        if "python" in settings:
+            settings["python"] = corpus
         if "data" in settings:
             settings["data"] = write_digits("t10k", 40, side=8)
         rows.append({**settings, **experiment.run(settings)})
