@@ -56,8 +56,8 @@ class TransformerUpdate(nn.Module):
 class MlpUpdate(nn.Module):
     """An MLP of N hidden layers over the flattened memory and the input.
 
-    The paper says no more of it. Here a hidden layer is a linear map, RMSNorm, which keeps eight of them trainable, and
-    GELU; the first map is in two parts, each of its own fan-in, so that the input weighs as much as the whole memory.
+    The paper says no more of it. Here a hidden layer is a linear map, RMSNorm, which keeps eight of them trainable,
+    and GELU; the first map is in two parts, each of its own fan-in, so that the input weighs as much as the memory.
     """
 
     def __init__(self, config: SmtRnnConfig):

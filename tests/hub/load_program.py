@@ -11,7 +11,7 @@ for name in ("hf_recurrent", "modeling", "trainers"):
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 try:
     import hf_recurrent  # noqa: F401
@@ -53,5 +53,11 @@ for repository in sys.argv[2:]:
     copy = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
     assert torch.equal(copy(expected["probe"]).logits, whole.logits)
     assert len(AutoTokenizer.from_pretrained(again, trust_remote_code=True)) == 256
+
+    if repository == "smt_rnn-whole":
+        teacher = AutoModel.from_pretrained(work / "teacher", trust_remote_code=True).eval()
+        assert type(teacher).__module__.startswith("transformers_modules."), type(teacher)
+        memory = teacher.encode(expected["probe"])
+        torch.testing.assert_close(model.readout(memory), teacher.decode(memory, expected["probe"])[:, 0])
 
 assert sys.modules["hf_recurrent"] is None

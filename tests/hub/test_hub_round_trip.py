@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from hub_process import TOKEN, run_program
 from loopback_hub import LoopbackHub
 
-REPOSITORIES = ["memora-whole", "hawk-parts", "hawk-command", "memora-trained"]
+REPOSITORIES = ["memora-whole", "hawk-parts", "hawk-command", "memora-trained", "smt_rnn-whole"]
 PRIVATE = "hawk-command"
 
 

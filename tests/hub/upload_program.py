@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from hf_recurrent import ByteTokenizer, config_from_preset
 from hf_recurrent.cli.push_to_hub import main as push_to_hub
@@ -54,3 +54,13 @@ local = work / "local"
 save_checkpoint_for_hub(hawk, tokenizer, local, create_model_card(hawk, repo_id="tester/hawk-command"))
 push_to_hub([str(local), "tester/hawk-command", "--private"])
 record("hawk-command", hawk)
+
+# 4. An RNN of another kind, whose state is no row of layers, and a model that is no language model.
+torch.manual_seed(2)
+sizes = {"hidden_size": 16, "num_memory_tokens": 3, "num_attention_heads": 2}
+student = AutoModelForCausalLM.from_config(config_from_preset("smt-rnn-tiny", **sizes)).eval()
+teacher = AutoModel.from_config(config_from_preset("smt-teacher-tiny", **sizes)).eval()
+student.load_readout(teacher)
+push_checkpoint_to_hub(student, tokenizer, "tester/smt_rnn-whole")
+record("smt_rnn-whole", student)
+teacher.save_pretrained(work / "teacher")
