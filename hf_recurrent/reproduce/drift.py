@@ -145,8 +145,7 @@ def without_learning(learner: "OnlineLearner") -> "OnlineLearner":
 
     with tempfile.TemporaryDirectory() as directory:
         learner.save(f"{directory}/learner")
-        model = learner.model
-        return OnlineLearner.load(f"{directory}/learner", model, learn=False)
+        return OnlineLearner.load(f"{directory}/learner", learner.model, learn=False)
 
 
 def load_text(source: str, num_bytes: int, seed: int) -> "Corpus":
