@@ -20,7 +20,7 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotary_tables(config: SmtConfig, length: int, like: torch.Tensor) -> Rotary:
-    """Cosine and sine, each (L, head width / 2), of positions 0 … L-1; in the type and on the device of `like`.
+    """Cosine and signed sine, (L, 1, head width), of positions 0 … L-1; in the type and on the device of `like`.
 
     Attention sees differences of positions only, so that it does not matter where a sequence starts.
     """
@@ -28,14 +28,15 @@ def rotary_tables(config: SmtConfig, length: int, like: torch.Tensor) -> Rotary:
     half = config.hidden_size // config.num_attention_heads // 2
     exponents = torch.arange(half, dtype=dtype, device=like.device) / half
     angles = torch.arange(length, dtype=dtype, device=like.device).unsqueeze(1) * config.rope_theta**-exponents
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    cos, sin = angles.cos(), angles.sin()
+    tables = torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)
+    return tuple(table.unsqueeze(1).to(like.dtype) for table in tables)
 
 
 def rotate(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """Turn each pair (i, i + half) of (R, heads, L, head width) by the angle of its position."""
+    """Turn each pair (i, i + half) of (R, L, heads, head width) by the angle of its position."""
     cos, sin = (table.to(heads.dtype) for table in rotary)
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, dims=-1), sin)
 
 
 def normalize_memory(memory: torch.Tensor, config: SmtConfig) -> torch.Tensor:
@@ -64,22 +65,23 @@ class MemoryAttention(nn.Module):
         causal: bool,
         num_outputs: int,
     ) -> torch.Tensor:
-        length = hidden.shape[1]
-        query = self.q_proj(hidden[:, length - num_outputs :])
-        key, value = self.kv_proj(hidden).chunk(2, dim=-1)
-        query, key, value = (self._split(tensor) for tensor in (query, key, value))
-        query = rotate(query, tuple(table[length - num_outputs :] for table in rotary))
+        length, start = hidden.shape[1], hidden.shape[1] - num_outputs
+        query = self._split(self.q_proj(hidden[:, start:]))
+        key, value = (self._split(tensor) for tensor in self.kv_proj(hidden).chunk(2, dim=-1))
+        query, key = rotate(query, tuple(table[start:] for table in rotary)), rotate(key, rotary)
         mask = None if key_mask is None else key_mask[:, None, None, :]
         if causal and 1 < num_outputs < length:
             # PyTorch's own causal mask would put the first query beside the first key.
-            mask = torch.ones(num_outputs, length, dtype=torch.bool, device=hidden.device).tril(length - num_outputs)
+            mask = torch.ones(num_outputs, length, dtype=torch.bool, device=hidden.device).tril(start)
         attended = nn.functional.scaled_dot_product_attention(
-            query, rotate(key, rotary), value, attn_mask=mask, is_causal=causal and num_outputs == length
+            *(tensor.transpose(1, 2) for tensor in (query, key, value)),
+            attn_mask=mask,
+            is_causal=causal and num_outputs == length,
         )
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def _split(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return tensor.unflatten(-1, (self.num_heads, -1))
 
 
 class MemoryMLP(nn.Module):
