@@ -33,7 +33,7 @@ class LearnerSettings:
     """How a stream is read.
 
     Args:
-        rule: `rtrl`, `truncated` or `spatial`, and others that [`build_learning_rule`] knows.
+        rule: `rtrl`, `snap1`, `truncated` or `spatial` ([`build_learning_rule`]).
         stride: T, bytes that are predicted and backpropagated through at once. A block waits until it is full.
         update_every: blocks between two updates of the weights; their gradients add up to the mean over all bytes.
         learning_rate: constant.

@@ -37,7 +37,7 @@ _EPISODE = 5000  # bases of an episode of the random genome
 
 class Drift(Experiment):
     name = "drift"
-    source = "Survey, outlook: endless streams with prequential evaluation"
+    source = "Learning during use"
     claim = "After each switch a model that goes on learning predicts better than one that has stopped."
     metric = "prequential bits per byte"
     x_label = "segment"
@@ -98,7 +98,7 @@ class Drift(Experiment):
         mark_places(axes, {number * rows[0]["segment_bytes"]: name for number, name in enumerate(ORDER)})
         axes.set_xlabel("bytes read")
         axes.set_ylabel(f"bits per byte, last {rows[0]['window']:,} bytes")
-        axes.legend(fontsize="small", loc="lower right")
+        axes.legend(fontsize="small")
         return True
 
     def note(self, rows: Sequence[Settings]) -> str:

@@ -1,0 +1,59 @@
+"""Resident memory of a learner over an endless stream: flat, however much it has read.
+
+python scripts/benchmark_online_memory.py                               # a million bytes, an update after each: hours
+python scripts/benchmark_online_memory.py --bytes 50000 --stride 16     # a minute
+"""
+
+import argparse
+import itertools
+import time
+
+import torch
+from benchmark_long_generation import resident_bytes
+from transformers import AutoModelForCausalLM, set_seed
+
+from hf_recurrent import Corpus, OnlineLearner, config_from_preset
+from hf_recurrent.reproduce.drift import endless, pydoc_prose
+from hf_recurrent.trainers.learning_rules import RULES
+
+SHARES = (10, 50, 100)  # per cent of the stream
+
+
+def main() -> None:
+    """Read the help topics of Python again and again, and print the memory at some places."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="memora-tiny", help="preset")
+    parser.add_argument("--bytes", type=int, default=1_000_000, help="how many to read")
+    parser.add_argument("--stride", type=int, default=1, help="T, bytes that are learned from at once")
+    parser.add_argument("--rule", default="rtrl", choices=RULES)
+    parser.add_argument("--optimizer", default="adamw", choices=["adamw", "rmsprop"])
+    parser.add_argument("--threads", type=int, default=1, help="one is fastest for a single small stream")
+    arguments = parser.parse_args()
+    if arguments.bytes < 1000:
+        parser.error(f"--bytes is {arguments.bytes}; it must be at least 1000.")
+    torch.set_num_threads(arguments.threads)
+    set_seed(0)
+    learner = OnlineLearner(
+        AutoModelForCausalLM.from_config(config_from_preset(arguments.model)),
+        rule=arguments.rule,
+        stride=arguments.stride,
+        optimizer=arguments.optimizer,
+        learning_rate=1e-3,
+    )
+    tokens = itertools.islice(endless(Corpus.from_documents(pydoc_prose()), 0), arguments.bytes)
+    places = [arguments.bytes * share // 100 for share in SHARES]
+    resident, begin = [], time.perf_counter()
+    for share, place in zip(SHARES, places, strict=True):
+        while learner.bytes_read < place:
+            learner.read(bytes(itertools.islice(tokens, min(4096, place - learner.bytes_read))))
+        resident.append(resident_bytes() / 2**20)
+        print(
+            f"{share:>3} %: {learner.bytes_read:>11,} bytes read, {resident[-1]:.1f} MiB resident, "
+            f"{learner.record().bits_per_byte:.3f} bits per byte, {time.perf_counter() - begin:.0f} s",
+            flush=True,
+        )
+    print(f"growth from 10 % to 100 %: {resident[-1] - resident[0]:+.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()
