@@ -58,8 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
     learning.add_argument(
         "--rule",
         default="rtrl",
-        help="rtrl: credit for all of the past, exact inside each recurrent layer. snap1: the same for units that mix "
-        "their channels, approximately. truncated: inside the stride only. spatial: none through time. (default: rtrl)",
+        help="rtrl: credit for all of the past, exact inside each recurrent layer. snap1: that, approximately, for "
+        "units that mix their channels. truncated: inside the stride only. spatial: none in time. (default: rtrl)",
     )
     learning.add_argument("--stride", type=int, default=1, help="T, bytes that are learned from at once (default: 1)")
     learning.add_argument("--update_every", type=int, default=1, help="strides between two updates (default: 1)")
