@@ -79,14 +79,15 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     if not experiment.draw(axes, rows):
-        _draw_table(experiment, rows, axes)
+        draw_table(experiment, rows, axes)
     axes.grid(alpha=0.3)
     axes.set_title(experiment.source, fontsize="medium")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
 
-def _draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> None:
+def draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> None:
+    """The table's lines on matplotlib axes, or one bar a label, all seeds as points."""
     curves = experiment.curves(rows)
     scale = 100 if experiment.percent else 1
     label_axis = experiment.metric + (" (%)" if experiment.percent else "")

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,10 +30,34 @@ def train(model: PreTrainedModel, data: Any, *, steps: int, seed: int, **argumen
     Args:
         arguments: fields of [`MultiStreamTrainingArguments`].
     """
+    return run_trainer(
+        lambda args: MultiStreamTrainer(model, args, train_corpus=data),
+        MultiStreamTrainingArguments,
+        steps=steps,
+        seed=seed,
+        **arguments,
+    )
+
+
+def run_trainer(
+    build: Callable[[Any], MultiStreamTrainer],
+    arguments_class: type[MultiStreamTrainingArguments],
+    *,
+    steps: int,
+    seed: int,
+    measure: Callable[[MultiStreamTrainer], Any] | None = None,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Train in a folder that is gone afterwards: parameters, seconds, device, and as `measured` what `measure` found.
+
+    Args:
+        build: the trainer with these arguments.
+        arguments: fields of `arguments_class`.
+        measure: of the trainer behind its last step, not counted in the seconds.
+    """
     with tempfile.TemporaryDirectory() as directory:
-        trainer = MultiStreamTrainer(
-            model,
-            MultiStreamTrainingArguments(
+        trainer = build(
+            arguments_class(
                 **{
                     "output_dir": directory,
                     "max_steps": steps,
@@ -45,13 +70,14 @@ def train(model: PreTrainedModel, data: Any, *, steps: int, seed: int, **argumen
                     "disable_tqdm": True,
                     **arguments,
                 }
-            ),
-            train_corpus=data,
+            )
         )
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
-    return {"num_parameters": model.num_parameters(), "seconds": round(seconds, 1), "device": device_name()}
+        measured = {} if measure is None else {"measured": measure(trainer)}
+    parameters = trainer.model.num_parameters()
+    return {"num_parameters": parameters, "seconds": round(seconds, 1), "device": device_name(), **measured}
 
 
 def train_on_task(model: PreTrainedModel, task: Task, settings: dict[str, Any]) -> dict[str, Any]:
