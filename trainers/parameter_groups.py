@@ -23,13 +23,27 @@ class ParameterGroupsTrainer(Trainer):
         """That of `Trainer`, with a group of its own for every learning-rate factor of the model."""
         made_here = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        if made_here and hasattr(self.model, "parameter_learning_rate_factors"):
+        if made_here:
             named = dict((self.model if model is None else model).named_parameters())
-            factors = self.model.parameter_learning_rate_factors()
-            # An adapter's parameters have other names, and learn at the one rate.
-            factors = {named[name]: factor for name, factor in factors.items() if factor != 1 and name in named}
-            split_groups(optimizer, factors)
+            apply_learning_rate_factors(optimizer, self.model, named)
         return optimizer
+
+
+def apply_learning_rate_factors(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, named: dict[str, torch.nn.Parameter]
+) -> None:
+    """Give the optimizer a group of its own for every learning-rate factor of the model, if it has some.
+
+    Args:
+        optimizer: of the parameters `named`, all or some.
+        model: says by `parameter_learning_rate_factors` which parameters learn slower.
+        named: parameters by their names in the model.
+    """
+    if hasattr(model, "parameter_learning_rate_factors"):
+        factors = model.parameter_learning_rate_factors()
+        # An adapter's parameters have other names, and learn at the one rate.
+        factors = {named[name]: factor for name, factor in factors.items() if factor != 1 and name in named}
+        split_groups(optimizer, factors)
 
 
 def split_groups(optimizer: torch.optim.Optimizer, factors: dict[torch.nn.Parameter, float]) -> None:

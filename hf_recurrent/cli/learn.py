@@ -297,6 +297,8 @@ class _Run:
             ids = context["input_ids"][0].cpu().numpy()
             text = read_texts(learner.model, [ids], TextState(context["state"], [None]))
             save_text_state(learner.model, text, staging / STATE_FILE)
+        else:
+            (self.directory / STATE_FILE).unlink(missing_ok=True)  # of other weights
         publish_files(staging, self.directory)
 
     def _summary(self, reason: str) -> str:

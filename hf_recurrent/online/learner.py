@@ -19,6 +19,7 @@ from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
 from hf_recurrent.trainers.checkpoint_files import STAGING_PREFIX, load_tree, publish_directory, save_tree
 from hf_recurrent.trainers.learning_rules import RULES, NonFiniteLossError, build_learning_rule
 from hf_recurrent.trainers.online_arguments import RMSPROP_ALPHA
+from hf_recurrent.trainers.parameter_groups import apply_learning_rate_factors
 
 _FILES = "learner"
 # So much of a chunk is decoded at once, however long it is.
@@ -130,6 +131,7 @@ class OnlineLearner:
             self._carried = self._rule.init_carried(1)
             self._parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
             self._optimizer = _build_optimizer(self._parameters.values(), self.settings)
+            apply_learning_rate_factors(self._optimizer, model, self._parameters)
             self._optimizer.zero_grad()
 
     # ---- Reading ----
@@ -376,9 +378,10 @@ class OnlineLearner:
         self._summed_blocks, self._summed_bytes = tree["summed"]
         for name, gradient in tree["gradients"].items():
             self._parameters[name].grad = gradient.to(self._parameters[name])
+        rates = [group["lr"] for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(tree["optimizer"])
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def is_saved_learner(directory: str | os.PathLike) -> bool:

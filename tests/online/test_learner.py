@@ -1,8 +1,10 @@
 """One stream, learned from as it is read: the same whatever the cuts, and the same after a stop."""
 
 import gc
+import itertools
 import json
 import math
+import os
 import random
 
 import numpy as np
@@ -11,13 +13,23 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, set_seed
 
-from hf_recurrent import ByteTokenizer, Corpus, DNATokenizer, config_from_preset, evaluate_bits_per_byte
-from hf_recurrent.online.learner import OnlineLearner
+from hf_recurrent import (
+    ByteTokenizer,
+    Corpus,
+    DNATokenizer,
+    LruConfig,
+    MultiStreamDataset,
+    OnlineLearner,
+    OnlineTrainer,
+    OnlineTrainingArguments,
+    config_from_preset,
+    evaluate_bits_per_byte,
+)
 from hf_recurrent.online.prequential import PrequentialMeter
 from hf_recurrent.trainers.learning_rules import NonFiniteLossError
 
 SIZES = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2}
-DOCUMENTS = [bytes((i * 7 + j * j + i * j) % 90 + 32 for j in range(5 + 17 * i % 60)) for i in range(6)]
+DOCUMENTS = [bytes((i * 7 + j * j + i * j) % 90 + 32 for j in range(5 + 17 * i % 40)) for i in range(5)]
 STREAM = b"".join(document + b"\0" for document in DOCUMENTS)
 
 
@@ -83,6 +95,38 @@ def test_it_learns_as_the_equations_say(stride):
     assert learner.bytes_read == len(STREAM)
 
 
+def test_it_learns_as_the_trainer_does_from_one_stream(tmp_path):
+    steps, stride, corpus = 15, 3, Corpus.from_documents(DOCUMENTS)
+    stream, blocks = b"", iter(MultiStreamDataset(corpus, 1, stride, seed=3))
+    for block in itertools.islice(blocks, steps):
+        for token, begins in zip(block["input_ids"][0].tolist(), block["reset_mask"][0].tolist(), strict=True):
+            stream += b"\0" * (begins and bool(stream)) + bytes([token])
+        after = block["shift_labels"][0, -1].tolist()
+    arguments = OnlineTrainingArguments(
+        os.fspath(tmp_path),
+        per_device_train_batch_size=1,
+        block_size=stride,
+        max_steps=steps,
+        seed=3,
+        learning_rate=1e-2,
+        adam_beta2=0.999,
+        weight_decay=0.0,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = OnlineTrainer(build().double(), arguments, corpus)
+    trainer.train()
+    learner = learner_of(build().double(), stride=stride)
+    learner.read(stream + bytes([after]))
+    assert learner.updates == steps
+    for name, weight in trainer.model.named_parameters():
+        torch.testing.assert_close(learner.model.get_parameter(name), weight, rtol=0, atol=1e-10)
+    for name, sensitivity in trainer._sensitivities[0].items():
+        torch.testing.assert_close(learner._carried[name], sensitivity, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("rule", ["rtrl", "spatial"])
 def test_the_rule_decides_what_is_learned(rule):
     ours, truncated = learner_of(rule=rule), learner_of(rule="truncated")
@@ -114,7 +158,7 @@ def test_updates_of_several_blocks_are_those_of_one_with_frozen_weights():
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("recurrent_unit" in name)
         learner = learner_of(model, stride=stride, update_every=every)
-        learner.read(STREAM[:130])
+        learner.read(STREAM[:90])
         pair.append(torch.cat([p.flatten() for p in model.parameters() if p.requires_grad]))
     torch.testing.assert_close(pair[0], pair[1], rtol=0, atol=1e-12)
 
@@ -152,8 +196,8 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_happened(settings, tmp_path):
     whole, learner = (learner_of(build(**unit), **settings) for _ in range(2))
     whole.read(STREAM)
     learner.metadata = {"source": "a file"}
-    for begin in range(0, len(STREAM), 61):  # full blocks and not, episodes that end and not
-        learner.read(STREAM[begin : begin + 61])
+    for begin in range(0, len(STREAM), 41):  # full blocks and not, episodes that end and not
+        learner.read(STREAM[begin : begin + 41])
         learner.save(tmp_path / "learner")
         learner = OnlineLearner.load(tmp_path / "learner")
         assert learner.metadata == {"source": "a file"}
@@ -289,6 +333,19 @@ def test_what_is_not_finite_is_not_learned_from(gradient, tmp_path):
     assert same(learner, whole) != gradient  # sensitivities that led to a gradient without bounds are forgotten
 
 
+def test_what_the_model_says_learns_slower(tmp_path):
+    set_seed(7)
+    config = LruConfig(hidden_size=16, state_size=12, num_hidden_layers=1, vocab_size=256, learning_rate_factor=0.5)
+    learner = learner_of(AutoModelForCausalLM.from_config(config))
+    learner.read(STREAM[:20])
+    learner.save(tmp_path / "learner")
+    for rate, loaded in (
+        (1e-2, OnlineLearner.load(tmp_path / "learner")),
+        (4e-3, OnlineLearner.load(tmp_path / "learner", learning_rate=4e-3)),
+    ):
+        assert [group["lr"] for group in loaded._optimizer.param_groups] == [rate, rate / 2]
+
+
 def test_memory_does_not_grow():
     learner = learner_of(stride=2)
 
@@ -296,7 +353,7 @@ def test_memory_does_not_grow():
         gc.collect()
         return sum(item.numel() for item in gc.get_objects() if type(item) is torch.Tensor)
 
-    learner.read(STREAM[:100])
+    learner.read(STREAM[:60])
     before = tensors()
     learner.read(STREAM)
     assert tensors() == before
