@@ -35,7 +35,7 @@ class SmtConfig(PreTrainedConfig):
     hidden_size: int = 256
     num_memory_tokens: int = 16
     memory_size: int | None = None
-    memory_norm: bool | None = True
+    memory_norm: bool = True
     num_attention_heads: int = 8
     intermediate_size: int | None = None
     norm_eps: float = 1e-6

@@ -38,6 +38,8 @@ _MODEL_FACTS = {
     "state_size": "State width (S)",
     "num_hidden_layers": "Layers (N)",
     "recurrent_unit": "Recurrent unit",
+    "backbone": "Update of the memory",
+    "num_memory_tokens": "Memory tokens",
 }
 
 

@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset, preset_names
+from hf_recurrent.modeling.modeling_smt_rnn import check_readout_match
 
 # Table 4, appendix F.2 and Table 2. Not listed: Llama2-S8 and Mamba2-S0, which are misprints.
 PRINTED = {
@@ -79,6 +80,17 @@ def test_parameter_counts_are_those_printed(name, printed):
 @pytest.mark.parametrize(("family", "printed"), SELECTIVE_COPYING.items())
 def test_selective_copying_counts(family, printed):
     assert count(f"{family}-selective-copying", 16) == printed
+
+
+def test_smt_rows_are_the_papers_and_fit_their_teachers():
+    student, teacher = config_from_preset("smt-rnn-paper"), config_from_preset("smt-teacher-paper")
+    assert (student.hidden_size, student.num_memory_tokens, student.memory_size) == (256, 16, 256)
+    assert (student.num_hidden_layers, student.num_readout_layers) == (8, 4)
+    assert (teacher.num_encoder_layers, teacher.num_decoder_layers) == (8, 4)
+    block = 12 * 256**2 + 2 * 256  # attention 4 M², MLP 8 M², two norms
+    assert count("smt-rnn-paper", 256) == 12 * block + 256 + 2 * 256 * 256
+    for row in ("paper", "tiny"):
+        check_readout_match(config_from_preset(f"smt-rnn-{row}"), config_from_preset(f"smt-teacher-{row}"))
 
 
 def test_overrides_replace_fields_and_unknown_ones_are_named():
