@@ -122,10 +122,13 @@ def _prepare(arguments: argparse.Namespace) -> "_Run":
 
     logging.disable_progress_bar()  # of saving: it would break the line of progress
     checkpoint = find_last_checkpoint(directory, is_saved_learner)
-    if not arguments.resume and directory.is_dir() and any(directory.iterdir()):
-        raise ValueError(
-            f"--output_dir is `{directory}`, which is not empty; add --resume to go on, or choose another."
-        )
+    if directory.is_dir() and any(directory.iterdir()):
+        if not arguments.resume:
+            raise ValueError(
+                f"--output_dir is `{directory}`, which is not empty; add --resume to go on, or choose another."
+            )
+        if checkpoint is None and not (directory / RECORDS_FILE).is_file():
+            raise ValueError(f"--output_dir is `{directory}`, which holds something else than a stream to go on with.")
     learner = _build_learner(arguments, checkpoint)
     start = _place_in_source(learner, arguments)
     source = open_source(arguments.source, follow=arguments.follow, start=start, timeout=arguments.timeout)
@@ -271,13 +274,15 @@ class _Run:
 
     def _save(self, diverged: bool = False) -> None:
         """A checkpoint in place of the one before, and the model for everybody; beside it, if something is wrong."""
+        from hf_recurrent.online.learner import is_saved_learner
+
         new = self._checkpoint(self.learner.bytes_read)
         self.learner.save(new)
         self.saved, self.saved_at = self.learner.bytes_read, time.monotonic()
         if diverged:
             return
         for old in self.directory.glob("checkpoint-*"):
-            if old.name != new.name:
+            if old.name != new.name and is_saved_learner(old):
                 shutil.rmtree(old, ignore_errors=True)
         self._publish()
 

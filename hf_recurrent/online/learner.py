@@ -160,7 +160,8 @@ class OnlineLearner:
 
         Yields:
             A record at every multiple of `report_every` bytes, at empty chunks, and at the end. Between two of them
-            the learner may be saved, asked or left: what was read has been learned, and no byte is read ahead.
+            the learner may be saved, asked or left: what was read has been learned, and no byte is read ahead. (An
+            interrupt in the middle of a step leaves that step half done; `hf-recurrent learn` stops between steps.)
 
         Raises:
             ValueError: `report_every` is below 1, and what [`read`] raises. What the source raises is passed on.

@@ -205,6 +205,7 @@ def test_bad_input_is_named_before_anything_is_written(model, capsys):
         ({"source": "tcp://example.org:80"}, "is another machine"),
         ({"source": "tcp://127.0.0.1:1"}, "cannot be reached"),
         ({"output": "full"}, "`full`, which is not empty; add --resume"),
+        (["--output_dir", "full", "--resume"], "`full`, which holds something else"),
         ({"output": "log.txt"}, "which is no directory"),
         (["--rule", "bptt"], "`rule` is 'bptt'"),
         (["--stride", "0"], "`stride` is 0"),
