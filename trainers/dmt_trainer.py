@@ -30,8 +30,8 @@ class DmtTrainer(MemoryTrainer):
         others: those of [`MultiStreamTrainer`].
 
     Raises:
-        ValueError: the two do not match, blocks are shorter than context and rollout, or there are fewer positions
-            than `timesteps`; and whatever [`MultiStreamTrainer`] refuses.
+        ValueError: the two do not match, or blocks are shorter than context and rollout; and whatever
+            [`MultiStreamTrainer`] refuses.
     """
 
     args: DmtTrainingArguments

@@ -67,7 +67,6 @@ class MemoryTrainer(MultiStreamTrainer):
             callbacks,
             optimizers,
         )
-        self._check_timesteps()
 
     # ---- What the phases differ in ----
 
@@ -96,16 +95,6 @@ class MemoryTrainer(MultiStreamTrainer):
         # Examples of a task begin with their first step; a block of a corpus begins somewhere.
         return 0 if reads_task else self._context_length
 
-    def _check_timesteps(self) -> None:
-        if self.train_dataset is None:
-            return
-        reads_task = isinstance(self.train_dataset, Task)
-        available = self._last_anchor(reads_task) - self._first_anchor(reads_task) + 1
-        if self.args.timesteps > available:
-            raise ValueError(
-                f"`timesteps` is {self.args.timesteps}; a block has {available} positions to choose from."
-            )
-
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
         """Train, from a checkpoint where one is given; see [`MultiStreamTrainer.train`]."""
         with _without_gradients(self._frozen()):
@@ -122,8 +111,8 @@ class MemoryTrainer(MultiStreamTrainer):
     ) -> dict[str, torch.Tensor]:
         """Anchors, and resets where an episode is taken to begin."""
         first, last = self._first_anchor(reads_task), self._last_anchor(reads_task)
-        seed = self._data_seed
-        anchors = choose_anchors(streams, positions, seed, first, last, timesteps or last - first + 1)
+        seed, available = self._data_seed, last - first + 1
+        anchors = choose_anchors(streams, positions, seed, first, last, min(timesteps or available, available))
         chosen = {"anchors": torch.from_numpy(anchors).to(reset_mask.device)}
         if not reads_task and self.args.start_share:
             cuts = self._choose_cuts(streams, positions, seed, anchors)
@@ -154,8 +143,13 @@ class MemoryTrainer(MultiStreamTrainer):
 
     # ---- Evaluation ----
 
-    def _evaluation_model(self) -> PreTrainedModel:
+    @property
+    def trained_model(self) -> SmtRnnForCausalLM:
+        """The RNN."""
         return self.student
+
+    def _evaluation_model(self) -> PreTrainedModel:
+        return self.trained_model
 
     def _measure(self, corpus: Corpus | Task) -> dict[str, float]:
         metrics = super()._measure(corpus)
@@ -174,7 +168,7 @@ class MemoryTrainer(MultiStreamTrainer):
             block = next(iter(IIDDataset(corpus, num_rows, self.args.block_size, seed=0)))
             inputs, labels, resets = (block[name] for name in ("input_ids", "shift_labels", "reset_mask"))
         return measure_memories(
-            self.student,
+            self.trained_model,
             self.teacher,
             inputs,
             labels,
@@ -202,7 +196,7 @@ class MemoryTrainer(MultiStreamTrainer):
         }
 
     def _saved_models(self) -> dict[str, PreTrainedModel]:
-        return {"": self.student, TEACHER_FOLDER: self.teacher}
+        return {"": self.trained_model, TEACHER_FOLDER: self.teacher}
 
 
 @contextmanager

@@ -120,7 +120,12 @@ class MultiStreamTrainer(RecurrentTrainer):
         if args.sample_every:
             self.add_callback(
                 SampleCallback(
-                    processing_class, args.sample_prompts, args.sample_every, args.sample_bytes, self._throughput
+                    processing_class,
+                    args.sample_prompts,
+                    args.sample_every,
+                    args.sample_bytes,
+                    self._throughput,
+                    lambda: self.trained_model,
                 )
             )
         self._final_state: RecurrentState | None = None

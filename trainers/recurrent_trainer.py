@@ -65,6 +65,11 @@ class RecurrentTrainer(ParameterGroupsTrainer):
         """Rows of input that one optimizer step reads, over all processes and accumulation steps."""
         return self.args.per_device_train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
 
+    @property
+    def trained_model(self) -> PreTrainedModel:
+        """What training is for, as it stands: the plain model that is saved, sampled from and pushed."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
     def _save_run(self, directory: str) -> None:
         """Write what the data of this run need to go on; called by every process."""
         raise NotImplementedError
@@ -128,8 +133,8 @@ class RecurrentTrainer(ParameterGroupsTrainer):
     # ---- Saving ----
 
     def _saved_models(self) -> dict[str, PreTrainedModel]:
-        """What a checkpoint holds, by the folder in it; the empty one is the model that training is for."""
-        return {"": self.accelerator.unwrap_model(self.model, keep_torch_compile=False)}
+        """What a checkpoint holds, by the folder in it: in the empty one the model that training is for."""
+        return {"": self.trained_model}
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         """Models and tokenizer, written beside and moved in; no pickled arguments."""
@@ -297,7 +302,7 @@ class RecurrentTrainer(ParameterGroupsTrainer):
         from hf_recurrent.hub.model_card import create_model_card
 
         card = create_model_card(
-            self.accelerator.unwrap_model(self.model, keep_torch_compile=False),
+            self.trained_model,
             self.args,
             None if self.train_dataset is None else self.train_dataset.name,
             {name: value for name, value in self._eval_metrics.items() if name.startswith("eval_")},

@@ -16,7 +16,7 @@ class MemoryTrainingArguments(MultiStreamTrainingArguments):
         default=256, metadata={"help": "Tc, bytes that a memory of the teacher is made from at most."}
     )
     timesteps: int = field(
-        default=1, metadata={"help": "Positions of each block that are used, chosen at random; 0 for all."}
+        default=1, metadata={"help": "Positions of each block that are used, at most, chosen at random; 0 for all."}
     )
     start_share: float = field(
         default=0.25,
@@ -121,7 +121,7 @@ class DmtTrainingArguments(MemoryTrainingArguments):
     learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate of AdamW."})
     timesteps: int = field(
         default=16,
-        metadata={"help": "Positions of each rollout that have a label, chosen at random; 0 for all."},
+        metadata={"help": "Positions of each rollout that have a label, at most, chosen at random; 0 for all."},
     )
 
     @property

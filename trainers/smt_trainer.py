@@ -18,7 +18,7 @@ class SmtTrainer(MemoryTrainer):
     The teacher's encoder makes memories of contexts, its decoder predicts the future from them, and the RNN learns to
     make each memory from the one before and the next byte. Blocks of a corpus begin anywhere; those of a [`Task`] are
     its examples. The RNN's readout is the teacher's decoder, taken over whenever the RNN is evaluated or saved and at
-    the end: its prediction from a teacher's memory then equals the teacher's of the first future byte.
+    the end of training: its prediction from a teacher's memory then equals the teacher's of the first future byte.
 
     Logs hold `decoder_loss`, `dynamics_loss`, `uniformity` (0 is collapse, about -4 is uniform), and `teacher_loss`,
     the teacher's nats of the first future byte, which the RNN can reach; `bits_per_byte` is the latter in bits.
@@ -31,8 +31,8 @@ class SmtTrainer(MemoryTrainer):
         others: those of [`MultiStreamTrainer`].
 
     Raises:
-        ValueError: the two do not match, blocks are shorter than context and future, or there are fewer positions than
-            `timesteps`; and whatever [`MultiStreamTrainer`] refuses.
+        ValueError: the two do not match, or blocks are shorter than context and future; and whatever
+            [`MultiStreamTrainer`] refuses.
     """
 
     args: SmtTrainingArguments
@@ -78,11 +78,9 @@ class SmtTrainer(MemoryTrainer):
     def _describe_shortest_block(args: MemoryTrainingArguments) -> str:
         return f"`context_length` {args.context_length} + `future_length` {args.future_length}"
 
-    def evaluate(self, *args, **kwargs):
-        """That of [`MemoryTrainer`], with the decoder as it is now for a readout."""
-        self.student.load_readout(self.teacher)
-        return super().evaluate(*args, **kwargs)
-
-    def _save(self, *args, **kwargs) -> None:
-        self.student.load_readout(self.teacher)
-        super()._save(*args, **kwargs)
+    @property
+    def trained_model(self) -> SmtRnnForCausalLM:
+        """The RNN; while it trains, with the decoder as it is now for a readout."""
+        if self.is_in_train:
+            self.student.load_readout(self.teacher)
+        return self.student

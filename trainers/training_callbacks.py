@@ -3,7 +3,7 @@
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -113,6 +113,7 @@ class SampleCallback(TrainerCallback):
         every: steps between samples.
         length: bytes of a sample.
         throughput: told that sampling is not training.
+        trained_model: gives the model to sample from, where the one that is trained holds more than that.
     """
 
     def __init__(
@@ -122,13 +123,16 @@ class SampleCallback(TrainerCallback):
         every: int,
         length: int,
         throughput: Throughput | None = None,
+        trained_model: Callable[[], PreTrainedModel] | None = None,
     ):
         self.tokenizer, self.prompts, self.every, self.length = tokenizer, prompts, every, length
         self.throughput = throughput or Throughput()
+        self.trained_model = trained_model
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step % self.every or not state.is_world_process_zero:
             return
+        model = self.trained_model() if self.trained_model else model
         with self.throughput.paused():
             for prompt, text in zip(
                 self.prompts, generate_samples(model, self.tokenizer, self.prompts, self.length), strict=True

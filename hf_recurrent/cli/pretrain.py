@@ -1,5 +1,6 @@
 """`hf-recurrent pretrain`: train on streams, evaluate on held-out documents, save, and say what to do next."""
 
+import math
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from transformers.utils import logging
 
 from hf_recurrent.cli.corpora import loading_options, source_of, task_of, vocabulary_of
 from hf_recurrent.cli.evaluate import limit_bytes
+from hf_recurrent.cli.memory_phases import build_teacher, last_dmt_checkpoint, second_phase
 from hf_recurrent.cli.pretrain_arguments import (
     DataArguments,
     ModelArguments,
@@ -35,10 +37,14 @@ from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import config_from_preset, preset_names
 from hf_recurrent.tasks.task import Task
+from hf_recurrent.trainers.dmt_trainer import DmtTrainer
+from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.online_trainer import OnlineTrainer
 from hf_recurrent.trainers.recurrent_trainer import find_last_complete_checkpoint
+from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
+from hf_recurrent.trainers.smt_trainer import SmtTrainer
 from hf_recurrent.trainers.training_callbacks import generate_samples, with_unit
 
 if TYPE_CHECKING:
@@ -48,6 +54,12 @@ if TYPE_CHECKING:
 ARGUMENTS_FILE = "_recipe.yaml"
 SHEET_FILE = "samples.png"
 _IMAGES_DRAWN = 32
+_TRAINERS = {
+    MultiStreamTrainingArguments: MultiStreamTrainer,
+    OnlineTrainingArguments: OnlineTrainer,
+    SmtTrainingArguments: SmtTrainer,
+    DmtTrainingArguments: DmtTrainer,
+}
 
 
 @dataclass
@@ -75,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         _exit(error)  # a checkpoint that does not fit: nothing was trained yet
     metrics = trainer.evaluate()
+    if isinstance(trainer, SmtTrainer) and run.arguments.teacher.dmt_steps:
+        metrics = _run_second_phase(run, metrics)
     trainer.save_model()
     trainer.save_metrics("train", result.metrics)
     trainer.save_metrics("eval", metrics)
@@ -90,6 +104,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         _print_summary(run, metrics, time.time() - begin)
     trainer.accelerator.wait_for_everyone()
     PartialState().destroy_process_group()
+
+
+def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
+    """DAgger Memory Training of what was just trained; from where it was stopped, if the command is repeated."""
+    second = second_phase(run.trainer, run.arguments.teacher)
+    _say(run, f"before: {_result(before)}, drift {before.get('eval_drift', math.nan):.3f}\n{_describe(run, second)}")
+    second.train(last_dmt_checkpoint(second))
+    return second.evaluate()
 
 
 def prepare(argv: Sequence[str] | None = None) -> Run:
@@ -112,8 +134,11 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     model, tokenizer = build_model(arguments.model, vocab_size)
     with training.main_process_first(desc="packing the corpus"):
         train_corpus, eval_corpus = build_corpora(arguments.data, tokenizer)
-    kind = OnlineTrainer if isinstance(training, OnlineTrainingArguments) else MultiStreamTrainer
-    trainer = kind(model, training, train_corpus, eval_corpus, processing_class=tokenizer)
+    kind = _TRAINERS[type(training)]
+    teacher = ()
+    if arguments.teacher is not None:
+        teacher = (build_teacher(arguments.teacher, model, arguments.model.model, is_new=kind is SmtTrainer),)
+    trainer = kind(model, *teacher, training, train_corpus, eval_corpus, processing_class=tokenizer)
     return Run(arguments, trainer, checkpoint)
 
 
@@ -236,12 +261,17 @@ def _say(run: Run, text: str) -> None:
         print(text, flush=True)
 
 
-def _describe(run: Run) -> str:
-    trainer, args = run.trainer, run.trainer.args
+def _describe(run: Run, trainer: MultiStreamTrainer | None = None) -> str:
+    trainer = trainer or run.trainer
+    args = trainer.args
     train, held_out = trainer.train_dataset, trainer.eval_dataset
     manner = args.regime
     if isinstance(args, OnlineTrainingArguments):
         manner = f"{args.method} at stride {args.stride}"
+    elif isinstance(args, SmtTrainingArguments):
+        manner = f"supervised memories of {args.context_length} bytes that predict {args.future_length}"
+    elif isinstance(args, DmtTrainingArguments):
+        manner = "the RNN on its own memories"
     lines = [
         f"{run.arguments.model.model}: {trainer.model.num_parameters():,} parameters",
         _describe_data(train, held_out),
@@ -270,8 +300,7 @@ def _describe_data(train: Corpus | Task, held_out: Corpus | Task) -> str:
 
 def _print_samples(trainer: MultiStreamTrainer) -> None:
     args = trainer.args
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    samples = generate_samples(model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
+    samples = generate_samples(trainer.trained_model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
     for prompt, sample in zip(args.sample_prompts, samples, strict=True):
         print(f"--- sample after {prompt!r}\n{prompt}{sample}\n---")
 
@@ -279,13 +308,14 @@ def _print_samples(trainer: MultiStreamTrainer) -> None:
 def _draw_samples(trainer: MultiStreamTrainer) -> None:
     """A sheet of images from a model that was trained on images."""
     path = os.path.join(trainer.args.output_dir, SHEET_FILE)
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     try:
         import_pillow(f"drawing {path}")
     except ImportError as error:
         print(error)
         return
-    save_image_sheet(sample_images(model, _IMAGES_DRAWN, vocab_size=trainer.train_dataset.vocab_size), path)
+    save_image_sheet(
+        sample_images(trainer.trained_model, _IMAGES_DRAWN, vocab_size=trainer.train_dataset.vocab_size), path
+    )
     print(f"--- {_IMAGES_DRAWN} samples in {path}")
 
 

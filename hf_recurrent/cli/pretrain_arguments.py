@@ -17,11 +17,20 @@ from hf_recurrent.cli.corpora import CORPUS_HELP
 from hf_recurrent.trainers.learning_rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
+from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 
 DEFAULT_RECIPE = "default"
-# Backpropagation inside each block, by the stream trainer; the others are rules of the online trainer.
+# Backpropagation inside each block, by the stream trainer; RULES are those of the online trainer.
 DEFAULT_METHOD = "bptt"
-METHODS = (DEFAULT_METHOD, *RULES)
+SMT, DMT = "smt", "dmt"
+METHODS = (DEFAULT_METHOD, *RULES, SMT, DMT)
+_TRAINING_ARGUMENTS = {
+    DEFAULT_METHOD: MultiStreamTrainingArguments,
+    SMT: SmtTrainingArguments,
+    DMT: DmtTrainingArguments,
+} | dict.fromkeys(RULES, OnlineTrainingArguments)
+# The recipe where none is named; the default one is a Memora's.
+_DEFAULT_RECIPES = {SMT: "smt", DMT: "dmt"}
 # Belong to one run or one machine: a recipe that is written down again leaves them out.
 _NOT_IN_RECIPES = {"output_dir", "resume_from_checkpoint", "hub_token", "local_rank", "recipe"}
 
@@ -87,6 +96,34 @@ class DataArguments:
     )
 
 
+@dataclass
+class TeacherArguments:
+    """The teacher of an RNN's memories, and the second phase (`--method smt` and `dmt`)."""
+
+    teacher: str | None = field(
+        default=None,
+        metadata={
+            "help": "A preset (smt-teacher-paper, ...), or the directory or Hub name of a teacher or of an RNN that "
+            "has one. By default a new one that fits --model, and for dmt the one that lies in --model."
+        },
+    )
+    teacher_overrides: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Change a new teacher. Example: --teacher_overrides num_encoder_layers=4"},
+    )
+    dmt_steps: int = field(
+        default=0, metadata={"help": "Steps of DAgger Memory Training behind SMT, in the same command; 0 for none."}
+    )
+    dmt_learning_rate: float = field(default=3e-5, metadata={"help": "Learning rate of that phase."})
+    dmt_batch_size: int | None = field(default=None, metadata={"help": "Blocks of its steps; by default as in SMT."})
+    dmt_rollout_length: int = field(default=256, metadata={"help": "Bytes that the RNN reads by itself there."})
+
+    def __post_init__(self):
+        for name, least in (("dmt_steps", 0), ("dmt_rollout_length", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be {least} or more.")
+
+
 class _Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         # Without argparse's usage, which would be a page of training arguments.
@@ -94,10 +131,10 @@ class _Parser(HfArgumentParser):
 
 
 def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
-    """The arguments of training by `method`; the online ones have a few more, and defaults of their own."""
-    training = MultiStreamTrainingArguments if method == DEFAULT_METHOD else OnlineTrainingArguments
+    """The arguments of training by `method`; all but bptt have a few more, and defaults of their own."""
+    own = (TeacherArguments,) if method in (SMT, DMT) else ()
     parser = _Parser(
-        (ModelArguments, DataArguments, training),
+        (ModelArguments, DataArguments, _TRAINING_ARGUMENTS[method], *own),
         prog="hf-recurrent pretrain",
         usage="hf-recurrent pretrain [--recipe RECIPE] [--model MODEL] [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",
         description="Train a byte-level model on continuous streams, evaluate it on held-out documents and save it. "
@@ -107,24 +144,26 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
         "  hf-recurrent pretrain --recipe memora-s0 --corpus my_files/ --train_bytes 50e6\n"
         "  hf-recurrent pretrain --model llama-s0 --regime iid --block_size 512\n"
         "  hf-recurrent pretrain --method rtrl --block_size 1 --learning_rate 1e-3\n"
+        "  hf-recurrent pretrain --method smt --dmt_steps 300\n"
         "  hf-recurrent pretrain --recipe memora-s0 --output_dir runs/one --resume_from_checkpoint true\n"
         "  torchrun --nproc_per_node 2 scripts/pretrain.py --use_cpu",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--recipe",
-        default=DEFAULT_RECIPE,
+        default=_DEFAULT_RECIPES.get(method, DEFAULT_RECIPE),
         help=f"Name ({', '.join(recipe_names())}) or YAML file of a recipe, `none` for the defaults below; "
-        "what stands on the command line wins. (default: default)",
+        "what stands on the command line wins. (default: %(default)s)",
     )
-    if method == DEFAULT_METHOD:
+    if method not in RULES:  # whose arguments have it
         parser.add_argument(
             "--method",
-            default=DEFAULT_METHOD,
+            default=method,
             choices=METHODS,
             help="bptt: backpropagation inside each block. rtrl: learning while reading, with exact credit inside "
             "each recurrent layer for all of the past. snap1: an approximation for units that mix channels. "
-            "truncated, spatial: what rtrl is compared with. `--method rtrl --help` lists what these have more. "
+            "truncated, spatial: what rtrl is compared with. smt: an RNN learns steps between a teacher's memories, "
+            "without unrolling; dmt: then on its own memories. `--method NAME --help` lists what each has more. "
             "(default: bptt)",
         )
     return parser
@@ -140,6 +179,7 @@ class PretrainArguments:
     recipe: str
     given: dict[str, Any]
     names_output_dir: bool
+    teacher: TeacherArguments | None = None
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
@@ -151,10 +191,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--recipe", default=DEFAULT_RECIPE)
+    finder.add_argument("--recipe")
     finder.add_argument("--method")
     found = finder.parse_known_args(argv)[0]
-    name, recipe = found.recipe, load_recipe(found.recipe)
+    name = found.recipe or _DEFAULT_RECIPES.get(found.method, DEFAULT_RECIPE)
+    recipe = load_recipe(name)
     method = found.method or recipe.get("method", DEFAULT_METHOD)
     if method not in METHODS:
         raise ValueError(f"`--method` is {method!r}; it must be one of {', '.join(METHODS)}.")
@@ -172,12 +213,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     names_output_dir = values["output_dir"] is not None
     if not names_output_dir:
         values["output_dir"] = os.path.join("runs", _run_name(values["model"], values["corpus"]))
-    if method == DEFAULT_METHOD:
+    if method not in RULES:
         del values["method"]
-    else:
-        given["method"] = method  # a default of the online arguments, but not of a recipe
-    model, data, training = parser.parse_dict(values)
-    return PretrainArguments(model, data, training, name, given, names_output_dir)
+    if method != DEFAULT_METHOD:
+        given["method"] = method  # a default of these arguments, but not of a recipe
+    model, data, training, *teacher = parser.parse_dict(values)
+    return PretrainArguments(model, data, training, name, given, names_output_dir, *teacher)
 
 
 def _run_name(model: str, corpus: list[str]) -> str:

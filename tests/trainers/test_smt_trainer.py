@@ -198,7 +198,6 @@ def test_a_gru_is_warned_of(tmp_path, caplog):
     ("arguments", "message"),
     [
         ({"block_size": 9}, r"`block_size` is 9; it must be 10 or more \(`context_length` 6 \+ `future_length` 4\)"),
-        ({"timesteps": 4}, "`timesteps` is 4; a block has 3 positions"),
         ({"dynamics_weight": -0.1}, "`dynamics_weight` is -0.1; it must be 0 or more"),
         ({"per_device_train_batch_size": 1}, "uniformity compares sequences"),
         ({"regime": "multi_stream"}, "needs iid"),

@@ -1,0 +1,87 @@
+"""`pretrain --method smt` and `dmt`: the teacher, and the second phase behind the first."""
+
+import os
+from pathlib import Path
+
+from transformers import AutoModel, PreTrainedModel
+
+from hf_recurrent.cli.pretrain_arguments import TeacherArguments, parse_overrides
+from hf_recurrent.modeling.configuration_smt_rnn import SmtRnnConfig
+from hf_recurrent.modeling.configuration_smt_teacher import SmtTeacherConfig
+from hf_recurrent.modeling.modeling_smt_rnn import teacher_fields
+from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
+from hf_recurrent.presets import config_from_preset, preset_names
+from hf_recurrent.trainers.dmt_trainer import DmtTrainer
+from hf_recurrent.trainers.memory_trainer import TEACHER_FOLDER, MemoryTrainer
+from hf_recurrent.trainers.recurrent_trainer import find_last_complete_checkpoint
+from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
+
+# Where the second phase keeps its checkpoints; what it makes is saved where the first one's model is.
+DMT_FOLDER = "dmt"
+_SHARED_ARGUMENTS = (
+    "bf16", "context_length", "data_seed", "dataloader_num_workers", "disable_tqdm", "eval_block_size", "eval_windows",
+    "fp16", "gradient_accumulation_steps", "gradient_checkpointing", "logging_steps", "max_grad_norm",
+    "per_device_eval_batch_size", "report_to", "save_steps", "save_strategy", "save_total_limit", "seed",
+    "start_share", "use_cpu", "weight_decay",
+)  # fmt: skip
+
+
+def build_teacher(
+    arguments: TeacherArguments, model: PreTrainedModel, model_name: str, is_new: bool
+) -> SmtTeacherModel:
+    """The teacher of `model`: a preset, a saved one, or by default a new one of the same memory.
+
+    Args:
+        arguments: which.
+        model: the RNN.
+        model_name: `--model`, where a saved RNN's own teacher lies.
+        is_new: whether a new teacher is allowed: dmt needs one that has learned.
+
+    Raises:
+        ValueError: the model is no RNN of SMT, or the teacher is missing or does not load.
+    """
+    if not isinstance(model.config, SmtRnnConfig):
+        raise ValueError(f"`--model` is {model_name!r}; it must be an RNN of SMT, such as smt-rnn-tiny.")
+    overrides = parse_overrides(arguments.teacher_overrides)
+    name = arguments.teacher
+    if is_new and name is None:
+        return SmtTeacherModel(SmtTeacherConfig(**teacher_fields(model.config) | overrides))
+    if is_new and name in preset_names():
+        return SmtTeacherModel(config_from_preset(name, vocab_size=model.config.vocab_size, **overrides))
+    if overrides:
+        raise ValueError("`--teacher_overrides` changes a new teacher; a saved one keeps its shape.")
+    name = name or model_name
+    folder = TEACHER_FOLDER if os.path.isfile(os.path.join(name, TEACHER_FOLDER, "config.json")) else ""
+    try:
+        teacher = AutoModel.from_pretrained(os.path.join(name, folder) if folder else name)
+    except OSError as error:
+        raise ValueError(f"`--teacher` {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if not isinstance(teacher, SmtTeacherModel):
+        raise ValueError(f"`--teacher` {name!r} is a {type(teacher).__name__} without a teacher in it.")
+    return teacher
+
+
+def second_phase(trainer: MemoryTrainer, arguments: TeacherArguments) -> DmtTrainer:
+    """The trainer that follows a finished [`SmtTrainer`] with the same data, seed and precision."""
+    first: SmtTrainingArguments = trainer.args
+    args = DmtTrainingArguments(
+        output_dir=os.path.join(first.output_dir, DMT_FOLDER),
+        max_steps=arguments.dmt_steps,
+        learning_rate=arguments.dmt_learning_rate,
+        per_device_train_batch_size=arguments.dmt_batch_size or first.per_device_train_batch_size,
+        rollout_length=arguments.dmt_rollout_length,
+        **{name: getattr(first, name) for name in _SHARED_ARGUMENTS},
+    )
+    return DmtTrainer(
+        trainer.trained_model,
+        trainer.teacher,
+        args,
+        trainer.train_dataset,
+        trainer.eval_dataset,
+        processing_class=trainer.processing_class,
+    )
+
+
+def last_dmt_checkpoint(trainer: DmtTrainer) -> str | None:
+    """Where an interrupted second phase goes on."""
+    return find_last_complete_checkpoint(Path(trainer.args.output_dir))
