@@ -30,9 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = argparse.ArgumentParser(
         prog="hf-recurrent learn",
-        description="Read a stream of bytes once: predict every byte, score the prediction, learn from it. MODEL is "
-        "where the weights come from, or a preset to begin without any; what it becomes is saved in --output_dir, and "
-        "can be used from there at any time.",
+        description="Read a stream of bytes once: predict every byte, score the prediction, learn from it. MODEL is\n"
+        "where the weights come from, or a preset to begin with fresh ones. What it becomes is saved in\n"
+        "--output_dir, where all other commands find it.",
         epilog="examples:\n"
         "  hf-recurrent learn runs/hawk --source book.txt\n"
         "  hf-recurrent learn runs/hawk --source server.log --follow --output_dir runs/server\n"
@@ -63,7 +63,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     learning.add_argument("--stride", type=int, default=1, help="T, bytes that are learned from at once (default: 1)")
     learning.add_argument("--update_every", type=int, default=1, help="strides between two updates (default: 1)")
-    learning.add_argument("--learning_rate", type=float, help="constant (default: 3e-5)")
+    learning.add_argument(
+        "--learning_rate",
+        type=float,
+        help="constant (default: 3e-5; try 1e-3 on fresh weights)",
+    )
     learning.add_argument("--optimizer", default="adamw", help="adamw or rmsprop (default: adamw)")
     learning.add_argument("--no_learn", action="store_true", help="predict and score only")
     learning.add_argument("--seed", type=int, default=0, help="of the weights that a preset begins with")
