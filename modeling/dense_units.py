@@ -81,11 +81,11 @@ class DenseLinear(DenseUnit):
 
     h_t = A h_{t-1} + B x_t.
 
-    Nothing bounds what A learns. It starts as a rotation times 0.95, so that a stream of any length neither explodes
-    nor is forgotten at once.
+    Nothing bounds what A learns. It starts as a rotation times 0.88, the spectral radius that the normal distribution
+    of the paper's code, cut at two standard deviations, has in the limit: at first no stream explodes.
     """
 
-    initial_radius = 0.95
+    initial_radius = 0.88
 
     def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)

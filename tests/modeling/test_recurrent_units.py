@@ -221,7 +221,7 @@ def test_lru_starts_uniform_on_its_ring(r_min, r_max, max_phase):
 def test_dense_linear_starts_as_a_rotation():
     unit = initialised("dense_linear")
     weight = unit.recurrent_map.weight
-    expected = 0.95**2 * torch.eye(WIDTH, dtype=torch.float64)
+    expected = 0.88**2 * torch.eye(WIDTH, dtype=torch.float64)
     torch.testing.assert_close(weight @ weight.T, expected, rtol=1e-5, atol=1e-6)
 
 
