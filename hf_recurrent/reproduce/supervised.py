@@ -29,6 +29,7 @@ def train_supervised(
     learning_rate: float,
     warmup_share: float,
     seed: int,
+    weight_decay: float = 0.01,
     loss: Callable[..., torch.Tensor] | None = None,
 ) -> dict[str, Any]:
     """Train with AdamW, linear warm-up and cosine decay (mGRADE, appendix C): what every row records of it.
@@ -48,7 +49,7 @@ def train_supervised(
                 learning_rate=learning_rate,
                 lr_scheduler_type="cosine",
                 warmup_steps=int(steps * warmup_share),
-                weight_decay=0.01,
+                weight_decay=weight_decay,
                 max_grad_norm=1.0,
                 seed=seed,
                 logging_steps=max(steps // 10, 1),

@@ -1,0 +1,137 @@
+"""Online learning rules on the copy task (Online learning of long-range dependencies, section 4.2 and Table 1)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_recurrent.reproduce.experiment import Experiment, Settings
+
+if TYPE_CHECKING:
+    import torch
+
+# Label → fields of the configuration, and the width of a further read-out (Table 5).
+_GRU = {"recurrent_unit": "gru", "recurrent_bias": True, "read_out": False}
+LAYERS: dict[str, tuple[Settings, int]] = {
+    "LRU": ({"state_size": 128, "hidden_size": 128}, 0),
+    "linear RNN": ({"recurrent_unit": "dense_linear", "state_size": 64, "hidden_size": 146}, 0),
+    "GRU, 1 layer": (_GRU | {"state_size": 134, "hidden_size": 134, "num_hidden_layers": 1, "glu": False}, 1072),
+    "GRU": (_GRU | {"state_size": 91, "hidden_size": 91}, 0),
+}
+RULES = {"spatial": "spatial", "truncated": "truncated", "ours": "rtrl", "SnAp-1": "snap1", "BPTT": "bptt"}
+# Table 1: spatial, truncated, ours or SnAp-1, BPTT.
+PRINTED = {
+    "LRU": ("4.66e-1", "2.62e-1", "8.44e-3", "7.59e-6"),
+    "linear RNN": ("6.20e-1", "5.81e-1", "5.82e-1", "1.07e-4"),
+    "GRU, 1 layer": ("6.26e-1", "6.20e-1", "3.16e-1", "2.61e-1"),
+    "GRU": ("6.55e-1", "6.49e-1", "3.27e-1", "1.94e-1"),
+}
+SIZES: dict[str, Settings] = {
+    "small": {
+        "num_tokens": 20,
+        "num_examples": 20_000,
+        "steps": 600,
+        "batch_size": 20,
+        "learning_rate": 4e-3,
+        "dropout": 0.0,
+    },
+    "paper": {
+        "num_tokens": 20,
+        "num_examples": 20_000,
+        "steps": 25_000,
+        "batch_size": 20,
+        "learning_rate": 4e-3,
+        "dropout": 0.1,
+    },
+}
+# The curve is the mean loss of so many equal parts of the training.
+PARTS = 5
+
+
+def rules_of(layer: str) -> list[str]:
+    """The rules of Table 1 for a layer; `SnAp-1` is `ours` where channels do not mix."""
+    return [rule for rule in RULES if rule != ("SnAp-1" if layer == "LRU" else "ours")]
+
+
+class OnlineCopy(Experiment):
+    name = "online-copy"
+    source = "Online learning of long-range dependencies, Table 1"
+    claim = (
+        "With LRU, whose channels do not mix, learning online comes close to backpropagation through time, far "
+        "below truncated and spatial learning; with a dense recurrence SnAp-1 does not."
+    )
+    metric = "training loss, nats a bit"
+    x_label = "step"
+    scientific = True
+    paper = {  # noqa: RUF012 (read only)
+        f"{layer}: {rule}": number
+        for layer, numbers in PRINTED.items()
+        for rule, number in zip(rules_of(layer), numbers, strict=True)
+    }
+
+    def rows(self, size: str) -> list[Settings]:
+        return [
+            {"label": f"{layer}: {rule}", "layer": layer, "rule": RULES[rule], **SIZES[size]}
+            for layer in LAYERS
+            for rule in rules_of(layer)
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        from transformers import set_seed
+
+        from hf_recurrent.reproduce.bit_copier import BitCopier, CopiedBits
+        from hf_recurrent.reproduce.supervised import train_supervised
+
+        fields, readout = LAYERS[settings["layer"]]
+        data = CopiedBits(settings["num_tokens"], settings["num_examples"], settings["seed"])
+        set_seed(settings["seed"])
+        model = BitCopier(
+            {**fields, "dropout": settings["dropout"], "learning_rate_factor": 1.0}, settings["rule"], readout
+        )
+        losses: list[torch.Tensor] = []
+
+        def loss(logits, labels, num_items_in_batch=None):
+            value = data.loss(logits, labels)
+            losses.append(value.detach())
+            return value
+
+        results = train_supervised(
+            model,
+            data,
+            steps=settings["steps"],
+            batch_size=settings["batch_size"],
+            learning_rate=settings["learning_rate"],
+            warmup_share=0.0,
+            weight_decay=0.0,
+            seed=settings["seed"],
+            loss=loss,
+        )
+        return {**results, "value": means_of_parts(losses, PARTS)}
+
+    def line_style(self, label: str) -> dict[str, Any]:
+        layer, _, rule = label.partition(": ")
+        colours = {"spatial": "tab:red", "truncated": "tab:orange", "BPTT": "tab:blue"}
+        lines = {"LRU": "-", "linear RNN": "--", "GRU, 1 layer": ":", "GRU": "-."}
+        return {"color": colours.get(rule, "tab:green"), "linestyle": lines[layer]}
+
+    def note(self, rows: Sequence[Settings]) -> str:
+        row = rows[0]
+        return (
+            f"{row['num_tokens']} patterns of 7 bits; {row['steps']:,} steps of {row['batch_size']} out of "
+            f"{row['num_examples']:,} sequences with the gradient of each rule at T = 1, AdamW, learning rate "
+            f"{row['learning_rate']:g} with cosine decay, dropout {row['dropout']:g}. A column is the mean over the "
+            f"{row['steps'] // PARTS:,} steps up to it; the paper's number is the loss at the end of 25 epochs, each "
+            "method with a learning rate of its own. Chance is 0.69."
+        )
+
+
+def means_of_parts(losses: "Sequence[torch.Tensor]", parts: int) -> dict[str, float]:
+    """Last step of each of some equal parts → mean over the part."""
+    import torch
+
+    values = torch.stack(list(losses)).float()
+    parts = min(parts, len(values))
+    return {
+        str((len(values) * (n + 1)) // parts): part.mean().item() for n, part in enumerate(values.tensor_split(parts))
+    }
+
+
+EXPERIMENT = OnlineCopy()
