@@ -110,7 +110,7 @@ class SmtRnnPreTrainedModel(RecurrentPreTrainedModel):
     """Initialisation, loading and saving of SMT's RNNs."""
 
     config_class = SmtRnnConfig
-    _no_split_modules = ["MemoryTransformerLayer", "TransformerUpdate", "MlpUpdate", "GruUpdate"]  # noqa: RUF012 (transformers' own form)
+    _no_split_modules = ["MemoryTransformerLayer", "TransformerUpdate", "MlpUpdate", "GruUpdate"]  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

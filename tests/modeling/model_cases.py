@@ -35,10 +35,11 @@ def tiny_config(variant: str, **overrides):
 
 
 def tiny_smt_config(backbone: str = "transformer", **overrides):
-    """Two heads, three memory tokens; a state has no width of its own, and the embedding is tied only on request."""
+    """One layer each, as it runs step by step; its state has no width, and its embedding is tied on request only."""
     overrides.pop("state_size", None)
     sizes = {"hidden_size": 16, "num_memory_tokens": 3, "num_attention_heads": 2, "tie_word_embeddings": True}
-    return config_from_preset("smt-rnn-tiny", backbone=backbone, **sizes | overrides)
+    sizes |= {"backbone": backbone, "num_hidden_layers": 1, "num_readout_layers": 1}
+    return config_from_preset("smt-rnn-tiny", **sizes | overrides)
 
 
 def tiny_model(variant: str, dtype: torch.dtype = torch.float32, **overrides) -> PreTrainedModel:

@@ -92,7 +92,7 @@ def test_loading_initialises_only_what_is_missing(family, tmp_path):
         "hawk": "recurrent_unit.recurrent_param",
         "mgrade": "convolution.weight",
         "lru": "recurrent_unit.nu",
-        "smt-rnn": "memory_update.transformer.layers.1.attention.q_proj.weight",
+        "smt-rnn": "memory_update.transformer.layers.0.attention.q_proj.weight",
     }
     name = next(n for n, _ in model.named_parameters() if n.endswith(vectors[family]))
     tensors = {k: v.clone() for k, v in model.state_dict().items() if k not in (name, "lm_head.weight")}
