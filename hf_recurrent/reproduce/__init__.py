@@ -21,6 +21,15 @@ EXPERIMENTS = {
     "mgrade-table2": "mGRADE, Table 2: learned positions of the taps against fixed ones",
     "flip-flop": "mGRADE, Figure 3: a bit read long after it was written, against TCNs",
     "lorenz": "mGRADE, Figure 2: unobserved dimensions of the Lorenz attractor, against minGRU",
+    "smt-tasks": "SMT, section 3.1: five synthetic tasks, BPTT against SMT→DMT",
+    "smt-pixels": "SMT, section 3.2: digits drawn pixel by pixel, BPTT against SMT→DMT",
+    "smt-text": "SMT, section 3.3: text byte by byte, BPTT against SMT→DMT",
+    "smt-cost": "SMT, Table 1: operations one after another of a step of BPTT, SMT and DMT",
+    "smt-drift": "SMT, section 3.6: drift from the teacher before and after DMT",
+    "smt-future-length": "SMT, section 3.6: how much future a memory predicts, joint and detached",
+    "smt-gradients": "SMT, section 3.7: gradients of the memories over time, BPTT and SMT",
+    "smt-length-generalization": "SMT, section 3.7: RNN and teacher beyond the training length",
+    "smt-memory-space": "SMT, section 3.7: memories of two numbers, drawn",
 }
 
 

@@ -80,8 +80,9 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     if not experiment.draw(axes, rows):
         draw_table(experiment, rows, axes)
-    axes.grid(alpha=0.3)
-    axes.set_title(experiment.source, fontsize="medium")
+    for each in figure.axes:
+        each.grid(alpha=0.3)
+    figure.suptitle(experiment.source, fontsize="medium")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
