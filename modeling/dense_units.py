@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .nonlinear_units import NonlinearUnit
+from .nonlinear_units import SequentialUnit
 from .recurrent_unit import at_least_float32
 
 
@@ -21,7 +21,7 @@ class StateMap(nn.Linear):
         return super().forward(state.to(self.weight.dtype))
 
 
-class DenseUnit(NonlinearUnit):
+class DenseUnit(SequentialUnit):
     """Base class of the units that mix channels by linear maps of the last state, and by nothing else.
 
     h_t = combine(h_{t-1}, maps of the input, maps of h_{t-1}), where `combine` is element-wise in all of them.

@@ -10,8 +10,8 @@ from transformers import initialization as init
 from .recurrent_unit import RecurrentUnit, at_least_float32, sample_ring_rate
 
 
-class NonlinearUnit(RecurrentUnit):
-    """Base class of the units with h_t = step(h_{t-1}, projections), channel by channel.
+class SequentialUnit(RecurrentUnit):
+    """Base class of the units with h_t = step(h_{t-1}, projections), one step after the other.
 
     Raises:
         ValueError: `allow_negative_eigenvalues` is set; it is for decays that are positive otherwise.
@@ -43,7 +43,7 @@ class NonlinearUnit(RecurrentUnit):
         return torch.cat(states, 1), state.squeeze(1)
 
 
-class IndRNN(NonlinearUnit):
+class IndRNN(SequentialUnit):
     """Independently recurrent unit (Li et al. 2018, equation 2).
 
     h_t = tanh(W x_t + u ∘ h_{t-1}).

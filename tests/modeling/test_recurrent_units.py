@@ -12,13 +12,13 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 from hf_recurrent import config_from_preset
 from hf_recurrent.modeling.gated_units import GLRU, HGRN, RGLRU
 from hf_recurrent.modeling.modeling_memora import MemoraForCausalLM
-from hf_recurrent.modeling.nonlinear_units import NonlinearUnit
+from hf_recurrent.modeling.nonlinear_units import SequentialUnit
 from hf_recurrent.modeling.recurrent_unit import RING_RADIUS, input_normalizer
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS, build_recurrent_unit
 
 WIDTH, STEPS = 8, 9
 UNITS = sorted(RECURRENT_UNITS)
-LINEAR_UNITS = [name for name in UNITS if not issubclass(RECURRENT_UNITS[name], NonlinearUnit)]
+LINEAR_UNITS = [name for name in UNITS if not issubclass(RECURRENT_UNITS[name], SequentialUnit)]
 REAL_UNITS = [name for name in LINEAR_UNITS if RECURRENT_UNITS[name].has_real_eigenvalues]
 
 

@@ -14,7 +14,7 @@ sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "modeling"))
 from model_cases import relative_difference, tiny_model
 
 from hf_recurrent.modeling.dense_units import DenseUnit
-from hf_recurrent.modeling.nonlinear_units import NonlinearUnit
+from hf_recurrent.modeling.nonlinear_units import SequentialUnit
 from hf_recurrent.modeling.recurrent_state import detach_state
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS, build_recurrent_unit
 from hf_recurrent.trainers import sensitivities as module
@@ -350,7 +350,7 @@ def test_nothing_of_a_block_stays():
 # ---- Refusals ----
 
 
-class Dense(NonlinearUnit):
+class Dense(SequentialUnit):
     """tanh(W x + U h)."""
 
     def __init__(self, input_size, state_size, **options):
