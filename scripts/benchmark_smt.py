@@ -1,0 +1,206 @@
+"""Time of an SMT step beside plain PyTorch modules that do the same products, and what it keeps for the backward pass.
+
+    python scripts/benchmark_smt.py                            # width 256, 16 memory tokens, Tc 256, Tf 64, B 4
+    python scripts/benchmark_smt.py --sequences 128 --device cuda --bf16
+    python scripts/benchmark_smt.py --hidden_size 64 --layers 2 --readout_layers 1 --rounds 3   # seconds
+
+A step is the loss of one timestep of each sequence and its gradients. The yardstick has the same matrix products at
+the same shapes in stock modules (Linear, RMSNorm, scaled dot product attention) and no rotary positions, masks or
+checks. Both take turns, and the best time of each counts. Memory is what the graph keeps, counted as bytes of
+different tensors: SMT's over Tc + M, and for comparison that of BPTT over as many steps.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel
+from hf_recurrent.trainers.smt_objective import SmtObjective
+
+VOCABULARY, HEADS = 256, 8
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the script."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hidden_size", "--hidden-size", type=int, default=256, help="H")
+    parser.add_argument("--memory_tokens", "--memory-tokens", type=int, default=16, help="M")
+    parser.add_argument("--layers", type=int, default=8, help="of the encoder and of the update")
+    parser.add_argument("--readout_layers", "--readout-layers", type=int, default=4, help="of the decoder")
+    parser.add_argument("--context_length", "--context-length", type=int, default=256, help="Tc")
+    parser.add_argument("--future_length", "--future-length", type=int, default=64, help="Tf")
+    parser.add_argument("--sequences", type=int, default=4, help="B")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--bf16", action="store_true", help="both under bfloat16 autocast")
+    return parser
+
+
+class PlainLayer(nn.Module):
+    """A Transformer block of stock modules, the last `num_outputs` positions of it."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
+        self.query, self.key_value = nn.Linear(width, width, bias=False), nn.Linear(width, 2 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
+        )
+
+    def forward(self, hidden: Tensor, num_outputs: int, causal: bool) -> Tensor:
+        first = hidden.shape[1] - num_outputs
+        normed = self.norms[0](hidden)
+        parts = (self.query(normed[:, first:]), *self.key_value(normed).chunk(2, -1))
+        query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        mask = None
+        if causal and first:
+            mask = torch.ones(num_outputs, hidden.shape[1], dtype=torch.bool, device=hidden.device).tril(first)
+        attended = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal and not first)
+        hidden = hidden[:, first:] + self.out(attended.transpose(1, 2).flatten(2))
+        return hidden + self.mlp(self.norms[1](hidden))
+
+
+class Yardstick(nn.Module):
+    """The products of an SMT step: two memories a sequence, one of them decoded and the other updated."""
+
+    def __init__(self, options: argparse.Namespace):
+        super().__init__()
+        width, self.memory_tokens = options.hidden_size, options.memory_tokens
+        self.embed, self.embed_rnn = nn.Embedding(VOCABULARY, width), nn.Embedding(VOCABULARY, width)
+        self.registers = nn.Parameter(torch.randn(self.memory_tokens, width))
+        depths = {"encoder": options.layers, "decoder": options.readout_layers, "updater": options.layers}
+        self.stacks = nn.ModuleDict(
+            {name: nn.ModuleList([PlainLayer(width) for _ in range(depth)]) for name, depth in depths.items()}
+        )
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, contexts: Tensor, futures: Tensor, targets: Tensor) -> Tensor:
+        """Contexts (2B, Tc), futures and targets (B, Tf) → the loss."""
+        count = len(futures)
+        registers = self.registers.expand(len(contexts), -1, -1)
+        memories = self._run("encoder", torch.cat([self.embed(contexts), registers], 1), self.memory_tokens)
+        memory, previous = F.rms_norm(memories, memories.shape[-1:]).split(count)
+        hidden = torch.cat([memory, self.embed(futures)[:, :-1]], 1)
+        logits = self.head(self.norm(self._run("decoder", hidden, futures.shape[1], causal=True)))
+        hidden = torch.cat([previous, self.embed_rnn(contexts[:count, -1:])], 1)
+        updated = self._run("updater", hidden, hidden.shape[1])[:, :-1]
+        points = F.normalize(memory, dim=-1).transpose(0, 1)
+        spread = (4 * points @ points.transpose(1, 2) - 4).flatten().logsumexp(0)
+        error = F.mse_loss(F.rms_norm(updated, updated.shape[-1:]).float(), memory.float())
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) + 0.1 * error + 0.001 * spread
+
+    def _run(self, name: str, hidden: Tensor, num_outputs: int, causal: bool = False) -> Tensor:
+        *layers, last = self.stacks[name]
+        for layer in layers:
+            hidden = layer(hidden, hidden.shape[1], causal)
+        return last(hidden, num_outputs, causal)
+
+
+def build_losses(options: argparse.Namespace) -> dict[str, Callable[[], Tensor]]:
+    """SMT, yardstick and BPTT over Tc steps: what makes the loss of one step of each, from the same tokens."""
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": options.hidden_size,
+        "num_memory_tokens": options.memory_tokens,
+        "num_attention_heads": HEADS,
+    }
+    rnn = SmtRnnForCausalLM(
+        SmtRnnConfig(num_hidden_layers=options.layers, num_readout_layers=options.readout_layers, **shape)
+    ).to(options.device)
+    teacher = SmtTeacherModel(
+        SmtTeacherConfig(num_encoder_layers=options.layers, num_decoder_layers=options.readout_layers, **shape)
+    ).to(options.device)
+    yardstick = Yardstick(options).to(options.device)
+    before, after = options.context_length, options.future_length
+    # The timestep behind the first Tc + 1 tokens, so that the memory before it has a whole context too.
+    ids = torch.randint(1, VOCABULARY, (options.sequences, before + after + 1), device=options.device)
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    contexts = torch.cat([inputs[:, 1 : before + 1], inputs[:, :before]])
+    futures = F.pad(inputs[:, before + 1 :], (0, 1))
+    resets = torch.zeros_like(inputs, dtype=torch.bool)
+    resets[:, 0] = True
+    anchors = torch.full_like(ids[:, :1], before)
+    objective = SmtObjective(rnn, teacher, context_length=before, future_length=after)
+
+    def autocast(loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def wrapped() -> Tensor:
+            with torch.autocast(torch.device(options.device).type, torch.bfloat16, enabled=options.bf16):
+                return loss()
+
+        return wrapped
+
+    return {
+        "SMT": autocast(lambda: objective(inputs, targets, resets, anchors).total),
+        "yardstick": autocast(lambda: yardstick(contexts, futures, targets[:, before:])),
+        "BPTT": autocast(lambda: rnn(inputs[:, :before], shift_labels=targets[:, :before], use_cache=False).loss),
+    }
+
+
+def step_seconds(losses: dict[str, Callable[[], Tensor]], rounds: int, device: str) -> dict[str, list[float]]:
+    """Times of forward and backward passes in turns; the first round warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in losses}
+    for number in range(rounds + 1):
+        for name, loss in losses.items():
+            begin = time.perf_counter()
+            loss().backward()
+            if device.startswith("cuda"):
+                torch.cuda.synchronize()
+            if number:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def kept_bytes(loss: Callable[[], Tensor]) -> int:
+    """Bytes of the tensors that a forward pass keeps for the backward pass, parameters left out."""
+    storages = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter) and not (tensor._base is not None and tensor._base.is_leaf):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = loss()
+    del kept
+    return sum(storages.values())
+
+
+def main() -> None:
+    """Print the times, then the memory over Tc and over M."""
+    options = build_parser().parse_args()
+    losses = build_losses(options)
+    bptt = losses.pop("BPTT")
+    where = f"{torch.get_num_threads()} threads, {options.device}{', bfloat16' if options.bf16 else ''}"
+    print(
+        f"H {options.hidden_size}, M {options.memory_tokens}, Tc {options.context_length}, "
+        f"Tf {options.future_length}, B {options.sequences}, {where}"
+    )
+    seconds = step_seconds(losses, options.rounds, options.device)
+    print(f"{'step':12}{'best ms':>12}{'median ms':>12}{'of yardstick':>14}")
+    for name, times in seconds.items():
+        ratio = min(times) / min(seconds["yardstick"])
+        print(f"{name:12}{min(times) * 1e3:12.1f}{statistics.median(times) * 1e3:12.1f}{ratio:14.2f}", flush=True)
+    once = step_seconds({"BPTT": bptt}, 1, options.device)["BPTT"][0]
+    print(f"{f'BPTT of T {options.context_length}':12}{once * 1e3:12.1f}\n")
+    print(f"{'Tc':>6}{'M':>6}{'SMT keeps MB':>14}{'per Tc + M, kB':>16}{'BPTT keeps MB':>15}{'per Tc · M, kB':>16}")
+    context, memory = options.context_length, options.memory_tokens
+    for length, tokens in [(context // 4, memory), (context // 2, memory), (context, memory), (context, 4 * memory)]:
+        options.context_length, options.memory_tokens = length, tokens
+        sized = build_losses(options)
+        smt, bptt_bytes = kept_bytes(sized["SMT"]) / options.sequences, kept_bytes(sized["BPTT"]) / options.sequences
+        cells = (
+            f"{smt / 1e6:14.1f}{smt / (length + tokens) / 1e3:16.1f}"
+            f"{bptt_bytes / 1e6:15.1f}{bptt_bytes / length / tokens / 1e3:16.1f}"
+        )
+        print(f"{length:6}{tokens:6}{cells}", flush=True)
+    print("Memory is per sequence.")
+
+
+if __name__ == "__main__":
+    main()

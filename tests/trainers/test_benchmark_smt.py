@@ -1,0 +1,36 @@
+"""The yardstick of an SMT step: the same products, so that its time says what the trainer adds."""
+
+import runpy
+import sys
+from pathlib import Path
+
+from torch.utils.flop_counter import FlopCounterMode
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark_smt.py"
+_SIZES = "--hidden_size 32 --layers 2 --readout_layers 2 --memory_tokens 3 --context_length 8 --future_length 4"
+TINY = [*_SIZES.split(), "--sequences", "2"]
+
+
+def test_the_yardstick_does_the_same_products():
+    script = runpy.run_path(str(SCRIPT))
+    losses = script["build_losses"](script["build_parser"]().parse_args(TINY))
+    counts = {}
+    for name in ("SMT", "yardstick"):
+        with FlopCounterMode(display=False) as counter:
+            losses[name]().backward()
+        counts[name] = {str(kind): flops for kind, flops in counter.get_flop_counts()["Global"].items()}
+    linear = [sum(flops for kind, flops in count.items() if "attention" not in kind) for count in counts.values()]
+    assert linear[0] > 1e6
+    assert abs(linear[0] / linear[1] - 1) < 0.01  # the products of the uniformity differ a little
+
+
+def test_what_is_kept_does_not_grow_with_memory_times_context(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmark_smt.py", *TINY, "--rounds", "1"])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[float(cell) for cell in line.split()] for line in lines if line.strip() and line.split()[0].isdigit()]
+    assert [row[:2] for row in rows] == [[2, 3], [4, 3], [8, 3], [8, 12]]
+    per_token = [row[3] for row in rows]
+    assert max(per_token) < 3 * min(per_token)
+    assert rows[3][4] > 2 * rows[2][4]  # four times the memory: BPTT keeps as many times more at every step
+    assert any(line.startswith("yardstick") for line in lines)
