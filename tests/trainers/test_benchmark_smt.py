@@ -29,8 +29,8 @@ def test_what_is_kept_does_not_grow_with_memory_times_context(monkeypatch, capsy
     runpy.run_path(str(SCRIPT), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     rows = [[float(cell) for cell in line.split()] for line in lines if line.strip() and line.split()[0].isdigit()]
-    assert [row[:2] for row in rows] == [[2, 3], [4, 3], [8, 3], [8, 12]]
+    assert [row[:2] for row in rows] == [[2, 3], [4, 3], [8, 3], [8, 6]]
     per_token = [row[3] for row in rows]
     assert max(per_token) < 3 * min(per_token)
-    assert rows[3][4] > 2 * rows[2][4]  # four times the memory: BPTT keeps as many times more at every step
+    assert rows[3][4] > 1.5 * rows[2][4]  # BPTT keeps every memory token of every step
     assert any(line.startswith("yardstick") for line in lines)
