@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hf_recurrent.reproduce.experiment import Experiment, Settings
+from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
 
 METHODS = {"RTRL": "rtrl", "one-step BPTT": "truncated"}
 # Size → settings of all rows, then those of many streams and of a single one.
@@ -25,8 +25,8 @@ SIZES: dict[str, Settings] = {
 }
 STREAMS: dict[str, list[Settings]] = {
     "small": [
-        {"streams": 64, "steps": 12_000, "optim": "adamw_torch", "learning_rates": {"rtrl": 1e-3, "truncated": 1e-3}},
-        {"streams": 1, "steps": 30_000, "optim": "rmsprop", "learning_rates": {"rtrl": 3e-4, "truncated": 3e-4}},
+        {"streams": 64, "steps": 6000, "optim": "adamw_torch", "learning_rates": {"rtrl": 1e-3, "truncated": 1e-3}},
+        {"streams": 1, "steps": 25_000, "optim": "rmsprop", "learning_rates": {"rtrl": 1e-4, "truncated": 1e-4}},
     ],
     "paper": [
         {
@@ -46,6 +46,8 @@ STREAMS: dict[str, list[Settings]] = {
     ],
 }
 EVALUATIONS = 5
+# The bytes that were read since the last evaluation, each predicted before it was learned from.
+WHILE_READING = "while reading"
 
 
 class OnlineMemora(Experiment):
@@ -84,7 +86,7 @@ class OnlineMemora(Experiment):
             OnlineTrainingArguments,
             steps=steps,
             seed=settings["seed"],
-            measure=held_out_curve,
+            measure=read_log,
             method=settings["method"],
             block_size=1,
             per_device_train_batch_size=settings["streams"],
@@ -92,17 +94,30 @@ class OnlineMemora(Experiment):
             learning_rate=settings["learning_rate"],
             eval_strategy="steps",
             eval_steps=max(steps // EVALUATIONS, 1),
+            logging_steps=max(steps // EVALUATIONS, 1),
             per_device_eval_batch_size=32,
             eval_block_size=512,
             bf16=False,
         )
-        curve = results.pop("measured")
-        value = {f"{step * settings['streams'] / 1000:g}": bits for step, bits in curve.items()}
-        return {**results, "value": value}
+        held_out, while_reading = (
+            {f"{step * settings['streams'] / 1000:g}": bits for step, bits in curve.items()}
+            for curve in results.pop("measured")
+        )
+        return {**results, "value": held_out, WHILE_READING: while_reading}
+
+    def curves(self, rows: Sequence[Settings]) -> Curves:
+        result = super().curves(rows)
+        for row in rows:
+            line = result.setdefault(f"{row['label']}, {WHILE_READING}", {})
+            for place, value in row[WHILE_READING].items():
+                line.setdefault(float(place), []).append(value)
+        return result
 
     def line_style(self, label: str) -> dict[str, Any]:
         colour = "tab:green" if label.startswith("RTRL") else "tab:orange"
-        return {"color": colour, "linestyle": ":" if label.endswith(" 1") else "-"}
+        streams = label.split(", ")[1]
+        line = ("-." if streams == "B = 1" else "--") if label.endswith(WHILE_READING) else "-"
+        return {"color": colour, "linestyle": line, "marker": "o" if streams == "B = 1" else "s"}
 
     def note(self, rows: Sequence[Settings]) -> str:
         row = rows[0]
@@ -111,17 +126,18 @@ class OnlineMemora(Experiment):
         return (
             f"Memora of M {row['hidden_size']}, S {row['state_size']}, N {row['num_hidden_layers']} on "
             f"`{row['corpus']}`, {' and '.join(kinds.values())}; AdamW, for a single stream RMSProp; learning rates "
-            f"{rates}."
+            f"{rates}. Lines {WHILE_READING!r}: the bytes read since the last column, each predicted before it was "
+            "learned from."
         )
 
 
-def held_out_curve(trainer: Any) -> dict[int, float]:
-    """Optimizer step → held-out bits per byte, of all evaluations of a run."""
-    return {
-        entry["step"]: entry["eval_bits_per_byte"]
-        for entry in trainer.state.log_history
-        if "eval_bits_per_byte" in entry
-    }
+def read_log(trainer: Any) -> tuple[dict[int, float], dict[int, float]]:
+    """Optimizer step → held-out bits per byte at it, and → those of the bytes read since the last one."""
+    history = trainer.state.log_history
+    return tuple(
+        {entry["step"]: entry[name] for entry in history if name in entry}
+        for name in ("eval_bits_per_byte", "bits_per_byte")
+    )
 
 
 EXPERIMENT = OnlineMemora()

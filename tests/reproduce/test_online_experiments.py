@@ -8,7 +8,7 @@ import torch
 from hf_recurrent.reproduce import load_experiment
 from hf_recurrent.reproduce.bit_copier import BitCopier, CopiedBits, layer_cosines
 from hf_recurrent.reproduce.online_copy import LAYERS, means_of_parts
-from hf_recurrent.reproduce.online_memora import held_out_curve
+from hf_recurrent.reproduce.online_memora import read_log
 
 
 def test_models_have_the_parameters_of_table_5():
@@ -62,10 +62,8 @@ def test_curves():
     losses = [torch.tensor(float(step)) for step in range(10)]
     assert means_of_parts(losses, 5) == {"2": 0.5, "4": 2.5, "6": 4.5, "8": 6.5, "10": 8.5}
     assert means_of_parts(losses[:2], 5) == {"1": 0.0, "2": 1.0}
-    history = [
-        {"step": 1, "loss": 3.0},
-        {"step": 2, "eval_bits_per_byte": 4.0},
-        {"step": 4, "eval_bits_per_byte": 3.0},
-    ]
-    trainer = SimpleNamespace(state=SimpleNamespace(log_history=history))
-    assert held_out_curve(trainer) == {2: 4.0, 4: 3.0}
+    history = [{"step": 2, "bits_per_byte": 5.0}, {"step": 2, "eval_bits_per_byte": 4.0}, {"step": 3, "loss": 1.0}]
+    assert read_log(SimpleNamespace(state=SimpleNamespace(log_history=history))) == ({2: 4.0}, {2: 5.0})
+    row = {"label": "RTRL, B = 1", "value": {"0.5": 4.0}, "while reading": {"0.5": 5.0}}
+    lines = load_experiment("online-memora").curves([row])
+    assert lines == {"RTRL, B = 1": {0.5: [4.0]}, "RTRL, B = 1, while reading": {0.5: [5.0]}}
