@@ -47,11 +47,15 @@ class SequentialCost(Experiment):
     def note(self, rows: Sequence[Settings]) -> str:
         row = rows[0]
         sizes = row["sizes"]
+        exact = "; ".join(
+            f"{each['label']} {', '.join(f'{count:,}' for count in each['value'].values())}" for each in rows
+        )
         return (
-            f"Counted in PyTorch's own graph of gradients, forwards and backwards; what only moves numbers counts "
-            f"nothing. RNN and encoder have {sizes['num_hidden_layers']} layers, readout and decoder "
-            f"{sizes['num_readout_layers']}; Tc = T, Tf = {row['future_length']}. Tokens that a step reads from each "
-            "sequence: T in BPTT, Tc + Tf in SMT, Tc and what it unrolls in DMT; of a task an example in all three."
+            "Counted in PyTorch's own graph of gradients, forwards and backwards; what only moves numbers counts "
+            f"nothing. Exactly: {exact}. RNN and encoder have {sizes['num_hidden_layers']} layers, readout and "
+            f"decoder {sizes['num_readout_layers']}; Tc = T, Tf = {row['future_length']}. Tokens that a step reads "
+            "from each sequence: T in BPTT, Tc + Tf in SMT, Tc and what it unrolls in DMT; of a task an example in "
+            "all three."
         )
 
 

@@ -24,7 +24,7 @@ class DriftBeforeAndAfter(Experiment):
     metric = "drift 1 - R² of the memories"
 
     def rows(self, size: str) -> list[Settings]:
-        shared = {"method": SMT_DMT, "task": TASK[size], **smt_tasks.SIZES[size], **STEPS[size]}
+        shared = {"method": SMT_DMT, "task": TASK[size], **smt_tasks.WITHOUT_BPTT[size], **STEPS[size]}
         return [
             {
                 "label": f"λ_dyn {dynamics:g}, λ_unif {uniformity:g}",

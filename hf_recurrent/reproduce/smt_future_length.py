@@ -27,7 +27,7 @@ class FutureLength(Experiment):
     percent = True
 
     def rows(self, size: str) -> list[Settings]:
-        shared = {"method": SMT_DMT, "task": TASK[size], **smt_tasks.SIZES[size], **STEPS[size]}
+        shared = {"method": SMT_DMT, "task": TASK[size], **smt_tasks.WITHOUT_BPTT[size], **STEPS[size]}
         return [
             {"label": kind, "x": length, "future_length": length, "smt": {"detached": kind == "detached"}, **shared}
             for kind in ("joint", "detached")

@@ -37,7 +37,10 @@ class MemorySpace(Experiment):
     percent = True
 
     def rows(self, size: str) -> list[Settings]:
-        shared = smt_tasks.SIZES[size] | {"sizes": smt_tasks.SIZES[size]["sizes"] | _POINT, "timesteps": 0}
+        shared = smt_tasks.WITHOUT_BPTT[size] | {
+            "sizes": smt_tasks.WITHOUT_BPTT[size]["sizes"] | _POINT,
+            "timesteps": 0,
+        }
         return [{"label": name, "method": SMT_DMT, "task": task, **shared} for name, task in TASKS[size].items()]
 
     def run(self, settings: Settings) -> dict[str, Any]:

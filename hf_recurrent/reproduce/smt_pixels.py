@@ -12,23 +12,25 @@ import torch
 from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, TEACHER
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws
+from hf_recurrent.tasks.pixel_sequences import PixelSequences
 from hf_recurrent.tasks.task import Task
 
 SIZES: dict[str, Settings] = {
     "small": {
         "sizes": SMALL_MODEL,
         "data": "data/mnist",
+        "crop": 4,
         "pooling": 2,
         "levels": 2,
-        "steps": 1200,
-        "dmt_steps": 200,
+        "steps": 3000,
+        "dmt_steps": 1000,
         "batch_size": 16,
         "learning_rate": 3e-3,
         "dmt_learning_rate": 1e-3,
         "bptt_learning_rate": 3e-3,
-        "context_length": 196,
-        "future_length": 64,
-        "timesteps": 2,
+        "context_length": 100,
+        "future_length": 32,
+        "timesteps": 4,
         "dmt_timesteps": 16,
         "eval_windows": 32,
         "num_tested": 500,
@@ -36,6 +38,7 @@ SIZES: dict[str, Settings] = {
     "paper": {
         "sizes": PAPER_MODEL,
         "data": "data/mnist",
+        "crop": 0,
         "pooling": 1,
         "levels": 256,
         "steps": 151_500,
@@ -65,6 +68,7 @@ class DigitPixels(Task):
 
     Args:
         data: folder of the published files.
+        crop: pixels left out on each side; the digits are drawn into 20 × 20 of the 28 × 28.
         pooling: squares of so many pixels become one.
         levels: of grey, evenly apart; 2 for black and white.
 
@@ -74,6 +78,7 @@ class DigitPixels(Task):
     """
 
     data: str
+    crop: int = 0
     pooling: int = 1
     levels: int = 256
 
@@ -84,8 +89,11 @@ class DigitPixels(Task):
         train, test, words = load_images("mnist", self.data)
         pixels = []
         for images in (train, test):
-            pooled = average_pooled(images, self.pooling) if self.pooling > 1 else images
-            pixels.append(pooled.images[..., 0].astype(np.int64) * self.levels // 256)
+            side = math.isqrt(images.images.shape[1])
+            inside = slice(self.crop, side - self.crop)
+            cropped = images.images.reshape(-1, side, side)[:, inside, inside].reshape(len(images), -1, 1)
+            pooled = average_pooled(PixelSequences(cropped, images.labels), self.pooling).images[..., 0]
+            pixels.append(pooled.astype(np.int64) * self.levels // 256)
         return *pixels, words
 
     @property
@@ -125,6 +133,7 @@ class PixelMethods(Experiment):
 
         task = DigitPixels(
             data=settings["data"],
+            crop=settings["crop"],
             pooling=settings["pooling"],
             levels=settings["levels"],
             seed=settings["seed"],
@@ -186,6 +195,7 @@ class PixelMethods(Experiment):
 
         row = rows[0]
         pooled = f"averaged over squares of {row['pooling']} pixels, " if row["pooling"] > 1 else ""
+        pooled = f"without {row['crop']} pixels at each side, {pooled}" if row["crop"] else pooled
         return (
             f"{row['data_used']}; {pooled}{row['levels']} grey levels; {training_words(row)}; "
             f"Tc = {row['context_length']}, Tf = {row['future_length']}, DMT unrolls whole images. "

@@ -8,19 +8,21 @@ import numpy as np
 from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, SMT_DMT, TEACHER
 
+# Of the small size, where more than one thing has to be kept.
+_LONG: Settings = {"steps": 4000, "dmt_steps": 1500}
 # Size → task → its description at each length, and what is special to it.
 TASKS: dict[str, dict[str, tuple[list[str], Settings]]] = {
     "small": {
         "retrieval": ([f"retrieval,vocab_size=8,length={length}" for length in (8, 16, 32, 64)], {}),
-        "string copy": ([f"string_copy,vocab_size=4,length={length}" for length in (8, 12)], {}),
+        "string copy": ([f"string_copy,vocab_size=4,length={length}" for length in (8, 12)], _LONG),
         "stack operations": (
             [f"stack_operations,vocab_size=4,max_depth=3,length={length}" for length in (8, 16)],
-            {},
+            _LONG,
         ),
-        "keys-values": ([f"keys_values,vocab_size=9,num_pairs={pairs}" for pairs in (2, 3)], {}),
+        "keys-values": ([f"keys_values,vocab_size=9,num_pairs={pairs}" for pairs in (2, 3)], _LONG),
         "modular arithmetic": (
             [f"modular_arithmetic,vocab_size=5,max_a=2,max_b=2,num_shots={shots}" for shots in (4, 6)],
-            {},
+            _LONG,
         ),
     },
     "paper": {
@@ -38,8 +40,8 @@ SIZES: dict[str, Settings] = {
         "dmt_steps": 300,
         "batch_size": 32,
         "learning_rate": 5e-3,
-        "dmt_learning_rate": 2e-3,
-        "bptt_learning_rate": 3e-3,
+        "dmt_learning_rate": 3e-3,
+        "bptt_learning_rates": [1e-3, 3e-3],
         "timesteps": 4,
         "dmt_timesteps": 16,
         "eval_windows": 256,
@@ -52,12 +54,16 @@ SIZES: dict[str, Settings] = {
         "batch_size": 32,
         "learning_rate": 3e-4,
         "dmt_learning_rate": 3e-5,
-        "bptt_learning_rate": 3e-4,
+        "bptt_learning_rates": [1e-4, 3e-4, 1e-3],
         "timesteps": 0,
         "dmt_timesteps": 0,
         "eval_windows": 256,
         "num_tested": 5000,
     },
+}
+WITHOUT_BPTT: dict[str, Settings] = {
+    size: {key: value for key, value in settings.items() if not key.startswith("bptt")}
+    for size, settings in SIZES.items()
 }
 _SOLVED = 0.95
 _COLOURS = {SMT_DMT: "tab:blue", SMT: "tab:cyan", TEACHER: "tab:gray", BPTT: "tab:red"}
@@ -133,20 +139,25 @@ class SyntheticTasks(Experiment):
         return True
 
     def note(self, rows: Sequence[Settings]) -> str:
-        from hf_recurrent.reproduce.smt_training import training_words
+        from hf_recurrent.reproduce.smt_training import cost_words, training_words
 
+        row = rows[0]
         best = {row["x"]: row["best_possible"] for row in rows if "best_possible" in row}
+        steps = {row["label"].rpartition(", ")[0]: f"{row['steps']:,} ({row['dmt_steps']:,})" for row in rows}
         return (
-            f"Transformer backbone, {training_words(rows[0])}, Tc = Tf = T; {rows[0]['num_tested']:,} other examples "
-            f"to judge ({rows[0]['eval_windows']} for the teacher). {solved_words(self.curves(rows))}"
+            f"Transformer backbone, {training_words(row)}, Tc = Tf = T. Optimizer steps of each method (of them "
+            f"DMT's): {', '.join(f'{name} {number}' for name, number in steps.items())}; {row['num_tested']:,} other "
+            f"examples to judge ({row['eval_windows']} for the teacher). {solved_words(self.curves(rows))}"
             + ("Of modular arithmetic no model can answer more than " if best else "")
             + ", ".join(f"{accuracy:.1%} at T = {length}" for length, accuracy in best.items())
-            + ("." if best else "")
+            + (". " if best else "")
+            + cost_words([row for row in rows if row["label"].startswith("retrieval")])
         )
 
 
 def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[Any, Any], Any]:
-    """Train an RNN on a row's `task` by its `method`, at Tc = T: results, (RNN, teacher), task.
+    """Train an RNN on a row's `task` by its `method`, at Tc = T: results, (RNN, teacher), task. Of BPTT the best of
+    several learning rates.
 
     Args:
         settings: those of a row; beside the ones of training `num_tested`, and `smt` and `future_length` where they
@@ -160,10 +171,16 @@ def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[Any, Any], 
     task = replace(
         task_from_name(settings["task"]), seed=settings["seed"], num_validation_examples=settings["num_tested"]
     )
-    rnn, teacher = pair = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
     length = task.length
     if settings["method"] == BPTT:
-        return train_bptt(rnn, task, task, settings, block_size=length), pair, task
+        runs = []
+        for rate in settings["bptt_learning_rates"]:
+            pair = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
+            results = train_bptt(pair[0], task, task, {**settings, "bptt_learning_rate": rate}, block_size=length)
+            runs.append(({**results, "bptt_learning_rate": rate}, pair))
+        results, pair = max(runs, key=lambda run: run[0]["measured"]["accuracy"])
+        return {**results, "seconds": round(sum(run["seconds"] for run, _ in runs), 1)}, pair, task
+    rnn, teacher = pair = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
     steps = {key: min(settings[key], length) for key in ("timesteps", "dmt_timesteps")}
     results = train_smt_dmt(
         rnn,

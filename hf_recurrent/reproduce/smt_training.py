@@ -150,21 +150,24 @@ def _evaluate(trainer: MultiStreamTrainer) -> dict[str, float]:
 
 def training_words(row: Settings) -> str:
     """How the methods were trained, for the reports."""
-    words = (
+    rates = row.get("bptt_learning_rates") or [row[key] for key in ("bptt_learning_rate",) if key in row]
+    tuned = " or ".join(f"{rate:g}" for rate in rates) + (", whichever is better," if len(rates) > 1 else "")
+    sampled = f"{row['timesteps']} timesteps of each sequence" if row["timesteps"] else "all timesteps"
+    return (
         f"width {row['sizes']['hidden_size']}, {row['sizes']['num_memory_tokens']} memory tokens, "
         f"{row['sizes']['num_hidden_layers']} layers; {row['steps']:,} optimizer steps of {row['batch_size']} "
         f"sequences for every method, of SMT→DMT the last {row['dmt_steps']:,} are DMT's; learning rates "
         f"{row['learning_rate']:g} (SMT), {row['dmt_learning_rate']:g} (DMT)"
+        + (f", {tuned} (BPTT)" if tuned else "")
+        + f"; SMT on {sampled}"
     )
-    if "bptt_learning_rate" in row:
-        words += f", {row['bptt_learning_rate']:g} (BPTT)"
-    sampled = f"{row['timesteps']} timesteps of each sequence" if row["timesteps"] else "all timesteps"
-    return f"{words}; SMT on {sampled}"
 
 
 def cost_words(rows: Sequence[Settings]) -> str:
     """Sequential operations and tokens of whole runs, for the reports."""
-    costs = {
-        row["label"]: f"{row['label']} {row['sequential_operations']:,} on {row['tokens']:,} tokens" for row in rows
-    }
-    return f"Operations of the training that have to follow one another: {'; '.join(costs.values())}."
+    costs = {}
+    for row in rows:
+        name = row["label"] + (f" at T = {row['x']}" if "x" in row else "")
+        costs[name] = f"{row['sequential_operations']:,} on {row['tokens']:,} tokens"
+    words = "; ".join(f"{name} {cost}" for name, cost in costs.items())
+    return f"Operations of the training that have to follow one another: {words}."

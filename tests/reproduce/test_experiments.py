@@ -32,7 +32,7 @@ SHORT = {
     "flip-flop": {"steps": 2, "batch_size": 4, "length": 32, "num_tested": 20},
     "lorenz": {"epochs": 1, "batch_size": 4, "num_trajectories": 8, "num_steps": 40, "num_tested": 4},
     "smt-tasks": _SMT,
-    "smt-pixels": _SMT,
+    "smt-pixels": _SMT | {"crop": 1},
     "smt-text": _SMT | {"eval_bytes": 2000},
     "smt-cost": {"lengths": [2, 3], "future_length": 2},
     "smt-drift": _SMT,

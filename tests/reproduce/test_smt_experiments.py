@@ -130,6 +130,10 @@ def test_digits_are_read_pixel_after_pixel(write_digits):
     assert set(np.unique(targets)) == set(range(4))
     held_out = {tuple(row) for row in task.examples(np.arange(100), "validation")[1].tolist()}
     assert len(held_out) == 6 and not held_out & {tuple(row) for row in task.examples(np.arange(200))[1].tolist()}
+    cropped = DigitPixels(data=task.data, crop=1, pooling=3, levels=4)
+    whole = DigitPixels(data=task.data)
+    square = whole.examples(np.arange(20))[1].reshape(20, 8, 8)[:, 1:4, 1:4]
+    assert (cropped.examples(np.arange(20))[1][:, 0] == np.rint(square.mean((1, 2))).astype(int) // 64).all()
     assert task.fingerprint != DigitPixels(data=task.data, pooling=2, levels=2).fingerprint
     samples = draw_samples(build_pair(SHAPE, 5, 0)[0], task, 3, seed=0)
     assert samples.shape == (3, 16) and samples.max() < 4
