@@ -17,11 +17,11 @@ MODELS = {
 }
 SIZES: dict[str, Settings] = {
     "small": {
-        "length": 128,
-        "num_tokens": 8,
-        "steps": 1500,
-        "batch_size": 64,
-        "learning_rate": 2e-3,
+        "length": 64,
+        "num_tokens": 4,
+        "steps": 3000,
+        "batch_size": 32,
+        "learning_rate": 3e-3,
         "num_tested": 5000,
     },
     "paper": {
