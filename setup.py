@@ -21,7 +21,7 @@ kernels = [
         py_limited_api=any_version,
         optional=True,  # without a C compiler the installation goes on, and plain torch serves
     )
-    for name in ("linear_scan_cpu", "sensitivities_cpu")
+    for name in ("linear_scan_cpu", "sensitivities_cpu", "step_cpu")
 ]  # fmt: skip
 
 setup(

@@ -13,6 +13,7 @@ from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentMod
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_block_unit
+from .single_step import StepWriter
 
 
 class HawkRecurrentBlock(nn.Module):
@@ -37,6 +38,14 @@ class HawkRecurrentBlock(nn.Module):
         output = self.out_proj(gate * recurrent.to(gate.dtype))
         return output, {"recurrent": final_state, "convolution": taps}
 
+    def write_step(self, step: StepWriter, hidden, onto) -> None:
+        """One step, added to `onto`."""
+        recurrent = self.recurrent_unit.write_step(
+            step, step.convolution(self.convolution, step.linear(self.in_proj, hidden))
+        )
+        gate = step.gelu(step.linear(self.gate_proj, hidden))
+        step.contract(self.out_proj, step.multiply(gate, recurrent), onto)
+
 
 class HawkMLP(nn.Module):
     """W_down ( GeLU(W_g u) ∘ W_u u )."""
@@ -49,6 +58,11 @@ class HawkMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.down_proj(nn.functional.gelu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+    def write_step(self, step: StepWriter, hidden, onto) -> None:
+        """One step, added to `onto`."""
+        gate = step.gelu(step.linear(self.gate_proj, hidden))
+        step.contract(self.down_proj, step.multiply(gate, step.linear(self.up_proj, hidden)), onto)
 
 
 class HawkLayer(GradientCheckpointingLayer):
@@ -65,6 +79,11 @@ class HawkLayer(GradientCheckpointingLayer):
         output, state = self.recurrent_block(self.recurrent_norm(hidden), inputs)
         hidden = hidden + output
         return hidden + self.mlp(self.mlp_norm(hidden)), state
+
+    def write_step(self, step: StepWriter, hidden) -> None:
+        """One step, in place of `hidden`."""
+        self.recurrent_block.write_step(step, step.rms_norm(self.recurrent_norm, hidden), hidden)
+        self.mlp.write_step(step, step.rms_norm(self.mlp_norm, hidden), hidden)
 
 
 class HawkPreTrainedModel(RecurrentPreTrainedModel):

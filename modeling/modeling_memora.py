@@ -14,6 +14,7 @@ from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentMod
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_block_unit
+from .single_step import StepWriter
 
 
 class MemoraRecurrentBlock(nn.Module):
@@ -38,6 +39,13 @@ class MemoraRecurrentBlock(nn.Module):
             output = layer_norm(output, self.eps)
         return output, {"recurrent": final_state}
 
+    def write_step(self, step: StepWriter, hidden, onto) -> None:
+        """One step, added to `onto`."""
+        recurrent = self.recurrent_unit.write_step(step, hidden)
+        gate = step.gelu(step.layer_norm(step.linear(self.gate_proj, hidden), self.eps))
+        product = step.layer_norm(step.multiply(gate, step.layer_norm(recurrent, self.eps)), self.eps)
+        step.contract(self.out_proj, product, onto, self.eps if self.norm_after_contraction else None)
+
 
 class MemoraMLP(nn.Module):
     """W_down · LN( GeLU(LN(W_g u)) ∘ LN(W_u u) )."""
@@ -55,6 +63,13 @@ class MemoraMLP(nn.Module):
         output = self.down_proj(layer_norm(gate * layer_norm(self.up_proj(hidden), self.eps), self.eps))
         return layer_norm(output, self.eps) if self.norm_after_contraction else output
 
+    def write_step(self, step: StepWriter, hidden, onto) -> None:
+        """One step, added to `onto`."""
+        gate = step.gelu(step.layer_norm(step.linear(self.gate_proj, hidden), self.eps))
+        up = step.layer_norm(step.linear(self.up_proj, hidden), self.eps)
+        product = step.layer_norm(step.multiply(gate, up), self.eps)
+        step.contract(self.down_proj, product, onto, self.eps if self.norm_after_contraction else None)
+
 
 class MemoraLayer(GradientCheckpointingLayer):
     """x + Block(RMSNorm(x)), twice: first the recurrent block, then the gated MLP."""
@@ -70,6 +85,11 @@ class MemoraLayer(GradientCheckpointingLayer):
         output, state = self.recurrent_block(self.recurrent_norm(hidden), inputs)
         hidden = hidden + output
         return hidden + self.mlp(self.mlp_norm(hidden)), state
+
+    def write_step(self, step: StepWriter, hidden) -> None:
+        """One step, in place of `hidden`."""
+        self.recurrent_block.write_step(step, step.rms_norm(self.recurrent_norm, hidden), hidden)
+        self.mlp.write_step(step, step.rms_norm(self.mlp_norm, hidden), hidden)
 
 
 class MemoraPreTrainedModel(RecurrentPreTrainedModel):

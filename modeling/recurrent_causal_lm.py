@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 from .recurrent_blocks import Contraction, Padding, TemporalConvolution
 from .recurrent_state import RecurrentState, check_state, select_state, state_dtype
 from .recurrent_unit import RecurrentUnit, lecun_std
+from .single_step import run_single_step
 
 
 class LayerInputs(NamedTuple):
@@ -252,6 +253,11 @@ class RecurrentModel(RecurrentBackbone):
         }
 
     def read_block(self, hidden, state, reset_mask, padding, kept, output_hidden_states):
+        if hidden.shape[1] == 1 and reset_mask is None and padding is None and not output_hidden_states:
+            single_step = run_single_step(self, hidden, state)
+            if single_step is not None:
+                hidden, new_state = single_step
+                return hidden[:, kept], new_state, None
         if padding is not None:
             hidden = padding.pack(hidden)
             reset_mask = None if reset_mask is None else padding.pack(reset_mask) & ~padding.mask
@@ -350,6 +356,12 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
 
     def prepare_inputs_for_generation(self, input_ids, inputs_embeds=None, **kwargs):
         """A given state has read everything before the prompt: the whole prompt goes in first, then single bytes."""
+        reads_one_byte = kwargs.get("state") is not None and kwargs.get("next_sequence_length") == 1
+        if reads_one_byte and not kwargs.get("is_first_iteration"):
+            # The byte, and all else as it is: looking for more would cost as much as a small model.
+            left_out = ("next_sequence_length", "is_first_iteration", "position_ids", "labels")
+            inputs = {name: value for name, value in kwargs.items() if name not in left_out}
+            return {**inputs, "input_ids": input_ids[:, -1:], "logits_to_keep": 1}
         inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         inputs["logits_to_keep"] = 1
         return inputs

@@ -1,0 +1,142 @@
+"""One byte in one call of the compiled kernel gives what `forward` gives, and steps aside where it cannot."""
+
+import copy
+
+import pytest
+import torch
+from model_cases import TOLERANCES, each_dtype, relative_difference, tiny_model
+from torch import nn
+
+from hf_recurrent.modeling import single_step
+
+needs_kernel = pytest.mark.skipif(single_step._kernel() is None, reason="the kernel was not built")
+CASES = {
+    "memora": {},
+    "hawk": {},
+    "memora+glru+signed": {},
+    "memora, LayerNorm behind the blocks": {"norm_after_contraction": True},
+    "memora, odd widths": {"hidden_size": 37, "state_size": 21, "intermediate_size": 83},
+    "hawk, no memory in the convolution": {"conv_kernel": 1},
+}
+
+
+def read_bytes(model, input_ids):
+    """Logits (B, T, V), byte by byte, and the last state."""
+    state, logits = model.init_state(len(input_ids)), []
+    for byte in input_ids.split(1, dim=1):
+        output = model(byte, state=state)
+        state = output.state
+        logits.append(output.logits)
+    return torch.cat(logits, 1), state
+
+
+def is_compiled(model) -> bool:
+    """Whether the last byte was read by the kernel, which leaves no hidden states behind."""
+    written = single_step._written.get(model.model)
+    return written is not None and written.program is not None and written.watch.unchanged()
+
+
+@needs_kernel
+@each_dtype
+@pytest.mark.parametrize("streams", [1, 3, 6])
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_bytes_equal_the_whole(case, streams, dtype):
+    model = tiny_model(case.split(",")[0], dtype, **CASES[case])
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm) and module.weight is not None:
+            module.weight.uniform_(0.5, 1.5)
+    input_ids = torch.randint(1, 256, (streams, 11))
+    expected = model(input_ids)
+    logits, state = read_bytes(model, input_ids)
+    assert is_compiled(model)
+    assert relative_difference(logits, expected.logits) < TOLERANCES[dtype]
+    for name, tensor in expected.state.items():
+        assert tensor.numel() == 0 or relative_difference(state[name], tensor) < TOLERANCES[dtype]
+
+
+@needs_kernel
+@torch.no_grad()
+def test_arguments_stay_as_they_are():
+    model = tiny_model("hawk")
+    state = model(torch.tensor([[5, 6, 7]])).state
+    embedded = torch.randn(1, 1, 16)
+    before, embedded_before = copy.deepcopy(state), embedded.clone()
+    model(inputs_embeds=embedded, state=state)
+    assert is_compiled(model) and torch.equal(embedded, embedded_before)
+    assert all(torch.equal(state[name], before[name]) for name in state)
+
+
+def change_in_place(model):
+    model.model.layers[1].mlp.up_proj.weight.copy_(torch.linspace(-1, 1, 48 * 16).view(48, 16).cos())
+
+
+def replace_a_weight(model):
+    model.model.layers[0].mlp_norm.weight = nn.Parameter(torch.linspace(0.1, 3, 16))
+
+
+def replace_a_map(model):
+    mlp = model.model.layers[0].mlp
+    mlp.down_proj = nn.Sequential(mlp.down_proj, nn.Tanh())
+
+
+def add_a_hook(model):
+    model.model.layers[0].recurrent_block.register_forward_hook(lambda module, inputs, output: (-output[0], output[1]))
+
+
+def stand_in_front(model):
+    block = model.model.layers[0].mlp
+    block.forward = lambda hidden: torch.zeros_like(hidden)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "change", [change_in_place, replace_a_weight, replace_a_map, add_a_hook, stand_in_front], ids=lambda f: f.__name__
+)
+@torch.no_grad()
+def test_a_changed_model_is_noticed(change):
+    model = tiny_model("memora")
+    input_ids = torch.randint(1, 256, (2, 6))
+    before, _ = read_bytes(model, input_ids)
+    change(model)
+    after, _ = read_bytes(model, input_ids)
+    assert relative_difference(after, model(input_ids).logits) < 1e-5
+    assert relative_difference(after, before) > 1e-2
+
+
+@needs_kernel
+@torch.no_grad()
+def test_another_type_copies_and_many_streams():
+    model = tiny_model("memora")
+    input_ids = torch.randint(1, 256, (1, 6))
+    read_bytes(model, input_ids)
+    assert is_compiled(copy.deepcopy(model)) is False
+    copied, _ = read_bytes(copy.deepcopy(model), input_ids)
+    expected, _ = read_bytes(model.double(), input_ids)
+    assert expected.dtype == torch.float64 and relative_difference(copied.double(), expected) < 1e-5
+    many = input_ids.expand(20, -1)
+    assert relative_difference(read_bytes(model, many)[0], model(many).logits) < 1e-10
+    half, _ = read_bytes(model.bfloat16(), input_ids)
+    assert half.dtype == torch.bfloat16 and not is_compiled(model)
+
+
+@needs_kernel
+def test_gradients_go_through_a_single_byte():
+    model = tiny_model("memora", torch.float64)
+    with torch.no_grad():
+        state = model(torch.tensor([[1, 2]])).state
+    model(torch.tensor([[3]]), state=state, shift_labels=torch.tensor([[4]])).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_generates_the_same_without_the_kernel(monkeypatch):
+    model = tiny_model("memora", torch.float64)
+    options = {
+        "inputs": torch.tensor([list(b"import")]),
+        "max_new_tokens": 15,
+        "do_sample": False,
+        "eos_token_id": None,
+    }
+    expected = model.generate(**options)
+    monkeypatch.setattr(single_step, "_kernel", lambda: None)
+    assert torch.equal(model.generate(**options), expected)
