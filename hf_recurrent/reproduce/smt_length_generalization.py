@@ -11,7 +11,7 @@ from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import BPTT, SMT_DMT, TEACHER
 
 TASK = {"small": "stack_operations,vocab_size=4,max_depth=3,length=16", "paper": "stack_operations,length=64"}
-STEPS = {"small": {"steps": 4000, "dmt_steps": 1500, "num_tested": 200}, "paper": {"num_tested": 500}}
+STEPS = {"small": smt_tasks.LONG | {"num_tested": 200}, "paper": {"num_tested": 500}}
 # How many times longer.
 FACTORS = (1, 2, 4, 8)
 

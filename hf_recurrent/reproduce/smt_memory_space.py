@@ -37,10 +37,8 @@ class MemorySpace(Experiment):
     percent = True
 
     def rows(self, size: str) -> list[Settings]:
-        shared = smt_tasks.WITHOUT_BPTT[size] | {
-            "sizes": smt_tasks.WITHOUT_BPTT[size]["sizes"] | _POINT,
-            "timesteps": 0,
-        }
+        shared = smt_tasks.WITHOUT_BPTT[size] | (smt_tasks.LONG if size == "small" else {}) | {"timesteps": 0}
+        shared["sizes"] = shared["sizes"] | _POINT
         return [{"label": name, "method": SMT_DMT, "task": task, **shared} for name, task in TASKS[size].items()]
 
     def run(self, settings: Settings) -> dict[str, Any]:

@@ -9,20 +9,20 @@ from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, SMT_DMT, TEACHER
 
 # Of the small size, where more than one thing has to be kept.
-_LONG: Settings = {"steps": 4000, "dmt_steps": 1500}
+LONG: Settings = {"steps": 4000, "dmt_steps": 1500}
 # Size → task → its description at each length, and what is special to it.
 TASKS: dict[str, dict[str, tuple[list[str], Settings]]] = {
     "small": {
         "retrieval": ([f"retrieval,vocab_size=8,length={length}" for length in (8, 16, 32, 64)], {}),
-        "string copy": ([f"string_copy,vocab_size=4,length={length}" for length in (8, 12)], _LONG),
+        "string copy": ([f"string_copy,vocab_size=4,length={length}" for length in (8, 12)], LONG),
         "stack operations": (
             [f"stack_operations,vocab_size=4,max_depth=3,length={length}" for length in (8, 16)],
-            _LONG,
+            LONG,
         ),
-        "keys-values": ([f"keys_values,vocab_size=9,num_pairs={pairs}" for pairs in (2, 3)], _LONG),
+        "keys-values": ([f"keys_values,vocab_size=9,num_pairs={pairs}" for pairs in (2, 3)], LONG),
         "modular arithmetic": (
             [f"modular_arithmetic,vocab_size=5,max_a=2,max_b=2,num_shots={shots}" for shots in (4, 6)],
-            _LONG,
+            LONG,
         ),
     },
     "paper": {
