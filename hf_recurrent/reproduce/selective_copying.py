@@ -17,10 +17,10 @@ MODELS = {
 }
 SIZES: dict[str, Settings] = {
     "small": {
-        "length": 64,
+        "length": 256,
         "num_tokens": 4,
-        "steps": 3000,
-        "batch_size": 32,
+        "steps": 5000,
+        "batch_size": 16,
         "learning_rate": 3e-3,
         "num_tested": 5000,
     },
