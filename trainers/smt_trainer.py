@@ -43,7 +43,7 @@ class SmtTrainer(MemoryTrainer):
         model.load_readout(self.teacher)
         if model.config.backbone == "gru":
             logger.warning(
-                "A GRU makes the memories collapse under SMT (SMT, section 4.3): watch `uniformity`, which is then "
+                "A GRU makes the memories collapse under SMT (SMT, section 3.3): watch `uniformity`, which is then "
                 "near 0, and prefer the Transformer or MLP backbone, or backpropagation through time."
             )
 

@@ -1,6 +1,6 @@
 """The five tasks of Supervised Memory Training, each for one thing that a recurrent network has to learn.
 
-Source: "Supervised Memory Training", section 4.1 and appendix E.2 ("Synthetic Tasks"). Beside `generate`, every task
+Source: "Supervised Memory Training", section 3.1 and appendix E.2 ("Synthetic Tasks"). Beside `generate`, every task
 here has `answers`, which finds what is asked in any inputs of its form.
 
 Shape letters: n examples, T steps, V vocabulary.
