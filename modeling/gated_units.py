@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .gate_coefficients import gate_coefficients
 from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, at_least_float32, copy_log, input_normalizer
 
 
@@ -34,11 +35,12 @@ class GLRU(RecurrentUnit):
         return self.recurrence_gate(inputs), self.input_gate(inputs), self.input_projection(inputs)
 
     def coefficients(self, recurrence_gate, input_gate, projection):
-        recurrence_gate, input_gate, projection, nu = at_least_float32(
-            recurrence_gate, input_gate, projection, self.nu
-        )
-        log_decay = -self.decay_scale * torch.exp(nu) * torch.sigmoid(recurrence_gate)
-        decay, normalizer = self.decay_and_normalizer(log_decay)
+        (nu,) = at_least_float32(self.nu)
+        rate = self.decay_scale * torch.exp(nu)
+        if not self.allow_negative_eigenvalues:
+            return gate_coefficients(recurrence_gate, rate, input_gate, projection)
+        recurrence_gate, input_gate, projection = at_least_float32(recurrence_gate, input_gate, projection)
+        decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
         return decay, normalizer * input_gate * projection
 
     def write_step(self, step, inputs):
@@ -77,12 +79,14 @@ class RGLRU(RecurrentUnit):
         return self.recurrence_gate(inputs), self.input_gate(inputs), inputs
 
     def coefficients(self, recurrence_gate, input_gate, inputs):
-        recurrence_gate, input_gate, inputs, recurrent_param = at_least_float32(
-            recurrence_gate, input_gate, inputs, self.recurrent_param
-        )
+        (recurrent_param,) = at_least_float32(self.recurrent_param)
         rate = self.decay_scale * nn.functional.softplus(recurrent_param)
+        input_gate = torch.sigmoid(*at_least_float32(input_gate))
+        if not self.allow_negative_eigenvalues:
+            return gate_coefficients(recurrence_gate, rate, input_gate, inputs)
+        recurrence_gate, input_gate, inputs = at_least_float32(recurrence_gate, input_gate, inputs)
         decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
-        return decay, normalizer * torch.sigmoid(input_gate) * inputs
+        return decay, normalizer * input_gate * inputs
 
     def write_step(self, step, inputs):
         """One step as an operation of the compiled kernel; returns the unit's output."""

@@ -9,6 +9,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_memora import MemoraConfig
+from .gated_norm import gated_norm
 from .recurrent_blocks import Contraction, layer_norm
 from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
@@ -32,9 +33,7 @@ class MemoraRecurrentBlock(nn.Module):
         recurrent, final_state = self.recurrent_unit(
             hidden, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
         )
-        gate = nn.functional.gelu(layer_norm(self.gate_proj(hidden), self.eps))
-        recurrent = layer_norm(recurrent, self.eps).to(gate.dtype)
-        output = self.out_proj(layer_norm(gate * recurrent, self.eps))
+        output = self.out_proj(gated_norm(self.gate_proj(hidden), recurrent, self.eps))
         if self.norm_after_contraction:
             output = layer_norm(output, self.eps)
         return output, {"recurrent": final_state}
@@ -59,8 +58,7 @@ class MemoraMLP(nn.Module):
         self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        gate = nn.functional.gelu(layer_norm(self.gate_proj(hidden), self.eps))
-        output = self.down_proj(layer_norm(gate * layer_norm(self.up_proj(hidden), self.eps), self.eps))
+        output = self.down_proj(gated_norm(self.gate_proj(hidden), self.up_proj(hidden), self.eps))
         return layer_norm(output, self.eps) if self.norm_after_contraction else output
 
     def write_step(self, step: StepWriter, hidden, onto) -> None:
