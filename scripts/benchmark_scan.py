@@ -9,20 +9,28 @@ cache are not read from memory. Ratios are to this bound; `resets` is the time w
 
     python scripts/benchmark_scan.py
     python scripts/benchmark_scan.py --shape 4x2048x512 --shape 64x64x768 --backends torch cpu --threads 1 2
-    python scripts/benchmark_scan.py --backends cpu associative-scan --repetitions 5
+    python scripts/benchmark_scan.py --backends cpu associative-scan mambapy --repetitions 5
     python scripts/benchmark_scan.py --device cuda --backends torch triton --repetitions 20
 """
 
 import argparse
+import importlib.util
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from functools import cache
+from pathlib import Path
 
 import torch
 
 from hf_recurrent.modeling.linear_scan import available_backends, linear_scan
 
 BYTES_PER_ELEMENT = 32
+# Others' scans, which know no resets.
+PEERS = ("torch-loop", "associative-scan", "mambapy")
 
 
 class TorchLoop(torch.autograd.Function):
@@ -59,6 +67,27 @@ def associative_scan(a: torch.Tensor, b: torch.Tensor, state: torch.Tensor) -> t
     return scan(combine, (a, torch.cat((first, b[:, 1:]), dim=1)), dim=1, combine_mode="generic")[1]
 
 
+@cache
+def mambapy_scan():
+    """The parallel scan of `mambapy`, installed for this run only; it has no initial state.
+
+    Raises:
+        subprocess.CalledProcessError: the package cannot be installed here.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", directory, "mambapy"]
+        subprocess.run(command, check=True)
+        spec = importlib.util.spec_from_file_location("mambapy_pscan", Path(directory, "mambapy", "pscan.py"))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+    def scan(a: torch.Tensor, b: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        first = b[:, :1] + a[:, :1] * state.unsqueeze(1)
+        return module.pscan(a.unsqueeze(-1), torch.cat((first, b[:, 1:]), dim=1).unsqueeze(-1)).squeeze(-1)
+
+    return scan
+
+
 def seconds_of(function, repetitions: int, device: torch.device) -> tuple[float, float]:
     """Best and median of `repetitions` runs after one that is not counted."""
     times = []
@@ -91,13 +120,13 @@ def shape_of(text: str) -> tuple[int, int, int]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", dest="shapes", action="append", type=shape_of, metavar="BxTxS", help="repeatable")
-    names = (*available_backends(), "torch-loop")
+    names = (*available_backends(), PEERS[0])
     parser.add_argument(
         "--backends",
         nargs="+",
-        choices=(*names, "associative-scan"),
+        choices=(*available_backends(), *PEERS),
         default=[name for name in names if name != "reference"],
-        help="default: all that run here but the reference",
+        help="default: all that run here but the reference and the peers that take a while to compile or to install",
     )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads (default 1), one table each")
@@ -113,6 +142,9 @@ def scan_of(backend: str):
     if backend == "associative-scan":
         compiled = torch.compile(associative_scan)
         return lambda a, b, state, resets: compiled(a, b, state)
+    if backend == "mambapy":
+        peer = mambapy_scan()
+        return lambda a, b, state, resets: peer(a, b, state)
     return lambda a, b, state, resets: linear_scan(a, b, state, resets, backend=backend)[0]
 
 
@@ -130,7 +162,7 @@ def time_shape(shape: tuple[int, int, int], arguments: argparse.Namespace) -> No
     repetitions = max(arguments.repetitions, min(500, 10**8 // moved))
     for backend in arguments.backends:
         scan, results = scan_of(backend), []
-        for mask in (None, resets)[: 1 if backend in ("torch-loop", "associative-scan") else 2]:
+        for mask in (None, resets)[: 1 if backend in PEERS else 2]:
 
             def forward_backward(scan=scan, mask=mask, leaves=leaves, gradient=gradient):
                 torch.autograd.grad(scan(*leaves, mask), leaves, gradient)

@@ -1,0 +1,87 @@
+"""What the benchmark scripts share: clocks, the machine's own limits, tables and plots of rows × models."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+# The order of lines in tables: ours, then the stock models of the same row.
+FAMILIES = ("memora", "hawk", "llama", "mamba2")
+
+
+def clock(device: torch.device) -> float:
+    """Seconds: CPU time of this thread where one thread computes, which other jobs do not lengthen; else elapsed."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif torch.get_num_threads() == 1:
+        return time.thread_time()
+    return time.perf_counter()
+
+
+def best_seconds(function: Callable[[], object], repetitions: int, device: torch.device) -> float:
+    """The shortest of several runs, after one that is not counted."""
+    times = []
+    for _ in range(repetitions + 1):
+        begin = clock(device)
+        function()
+        times.append(clock(device) - begin)
+    return min(times[1:])
+
+
+def read_bandwidth(device: torch.device, repetitions: int = 3, size: int = 1 << 28) -> float:
+    """Bytes per second of reading `size` bytes once (the sum of a tensor)."""
+    numbers = torch.ones(size // 4, device=device)
+    return size / best_seconds(numbers.sum, repetitions, device)
+
+
+def matrix_rate(device: torch.device, repetitions: int = 3, size: int = 1024) -> float:
+    """Floating-point operations per second of a float32 matrix product (TF32 where torch may use it)."""
+    left, right = torch.randn(2, size, size, device=device)
+    return 2 * size**3 / best_seconds(lambda: left @ right, repetitions, device)
+
+
+def conditions(device: torch.device) -> str:
+    """One line for the top of a table."""
+    where = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
+    )
+    load = f", load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs" if hasattr(os, "getloadavg") else ""
+    return f"{where}, torch {torch.__version__}{load}"
+
+
+def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells as a Markdown table."""
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def save_bars(path: Path, rows: dict[str, dict[str, float]], limits: dict[str, float], title: str) -> None:
+    """One group of bars a row of the tables, row → model → bytes per second, with the row's limit as a line.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(name for models in rows.values() for name in models))
+    figure, axes = pyplot.subplots(figsize=(2 + 2.2 * len(rows), 4), layout="constrained")
+    width = 0.8 / len(names)
+    for place, name in enumerate(names):
+        found = [(group, models[name]) for group, models in enumerate(rows.values()) if name in models]
+        axes.bar([group + place * width for group, _ in found], [value for _, value in found], width, label=name)
+    for group, row in enumerate(rows):
+        label = "limit" if group == 0 else None
+        axes.hlines(limits[row], group - width / 2, group + 0.8 - width / 2, colors="black", label=label)
+    axes.set_xticks([group + 0.4 - width / 2 for group in range(len(rows))], list(rows))
+    axes.set_yscale("log")
+    axes.set_ylabel("bytes per second")
+    axes.set_title(title)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,152 @@
+#!/usr/bin/env python
+"""Bytes per second of `generate()`, next to one pass over the weights and the stock models of the same row.
+
+The limit is the time of reading all weights once at the bandwidth measured in the same run. Llama continues from a
+key-value cache of --position bytes, whose numbers are made up; the others have a state of constant size, so that the
+position does not matter. One CPU thread is measured in CPU time. Models take turns; the median step of the best round
+counts.
+
+    python scripts/benchmark_generation.py
+    python scripts/benchmark_generation.py --rows s4 --families memora llama --streams 64 --device cuda
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.generation import BaseStreamer
+
+from hf_recurrent import config_from_preset
+from hf_recurrent.benchmarking import FAMILIES, clock, conditions, markdown_table, read_bandwidth, save_bars
+
+
+class Stopwatch(BaseStreamer):
+    """Notes when each byte was there."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.times = device, []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(clock(self.device))
+
+    def end(self) -> None:
+        pass
+
+
+def filled_cache(model: PreTrainedModel, streams: int, position: int) -> DynamicCache:
+    """A key-value cache of so many positions with made-up numbers."""
+    config, cache = model.config, DynamicCache(config=model.config)
+    shape = (streams, config.num_key_value_heads, position, config.head_dim)
+    for layer in range(config.num_hidden_layers):
+        keys, values = torch.randn(2, *shape, device=model.device, dtype=model.dtype)
+        cache.update(keys, values, layer)
+    return cache
+
+
+def tensor_bytes(thing) -> int:
+    """Bytes of all tensors in a state or cache, whatever it is made of."""
+    if isinstance(thing, torch.Tensor):
+        return thing.nbytes
+    if isinstance(thing, dict):
+        return sum(map(tensor_bytes, thing.values()))
+    if isinstance(thing, list | tuple):
+        return sum(map(tensor_bytes, thing))
+    return tensor_bytes(vars(thing)) if hasattr(thing, "layers") or hasattr(thing, "lazy_initialization") else 0
+
+
+def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float, int]:
+    """Seconds per step, and bytes of state or cache per stream."""
+    streams, watch, given, length = options.streams, Stopwatch(model.device), {}, 8
+    if model.config.model_type == "llama":
+        given["past_key_values"] = filled_cache(model, streams, options.position - 1)
+        length = options.position
+    prompt = torch.randint(1, 256, (streams, length), device=model.device)
+    if streams > 1:  # a streamer takes one stream: the steps of all are measured as one
+        begin = clock(model.device)
+    result = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=options.bytes,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        streamer=watch if streams == 1 else None,
+        **given,
+    )
+    size = tensor_bytes(result.past_key_values) // streams
+    if streams > 1:
+        return (clock(model.device) - begin) / options.bytes, size
+    steps = [end - begin for begin, end in zip(watch.times[2:], watch.times[3:], strict=False)]
+    return statistics.median(steps), size
+
+
+def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
+    """The table's lines of one row, bytes per second of each model, and the limit of the first."""
+    models = {
+        family: AutoModelForCausalLM.from_config(config_from_preset(f"{family}-{row}")).to(options.device).eval()
+        for family in options.families
+    }
+    seconds, sizes = {family: [] for family in models}, {}
+    bandwidths = []
+    for _ in range(options.rounds):
+        bandwidths.append(read_bandwidth(options.device, 1, options.bandwidth_bytes))
+        for family, model in models.items():
+            step, sizes[family] = generate(model, options)
+            seconds[family].append(step)
+    bandwidth = max(bandwidths)
+    first = min(seconds[options.families[0]])
+    lines, rates, limits = [], {}, []
+    for family, model in models.items():
+        best = min(seconds[family])
+        bound = sum(parameter.nbytes for parameter in model.parameters()) / bandwidth
+        rates[family] = options.streams / best
+        limits.append(options.streams / bound)
+        cells = (f"{family}-{row}", f"{model.num_parameters():,}", f"{options.streams / best:,.0f}")
+        cells += (f"{best * 1e6:,.0f}", f"{bound * 1e6:,.0f}", f"{bound / best:.0%}", f"{best / first:.2f}")
+        lines.append([*cells, f"{sizes[family] / 1024:,.1f}"])
+    return lines, rates, limits[0]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", default=["s0", "s4"], help="rows of the table of sizes (default s0 s4)")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--streams", type=int, default=1, help="B (default 1)")
+    parser.add_argument("--bytes", type=int, default=32, help="new bytes of a stream in a round (default 32)")
+    parser.add_argument("--position", type=int, default=4096, help="where Llama continues (default 4096)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--bandwidth_bytes", type=int, default=1 << 28, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
+    return parser
+
+
+def main() -> None:
+    """Print the table, and save it with a plot if asked to."""
+    parser = build_parser()
+    options = parser.parse_args()
+    if options.bytes < 4:
+        parser.error(f"--bytes is {options.bytes}; it must be at least 4.")
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    lines, rates, limits = [], {}, {}
+    for row in options.rows:
+        row_lines, rates[row], limits[row] = measure_row(row, options)
+        lines += row_lines
+    columns = ["model", "parameters", "bytes/s", "µs a step", "limit µs", "of the limit"]
+    columns += [f"time / {options.families[0]}", "state KiB a stream"]
+    table = markdown_table(columns, lines)
+    title = f"generate(), B {options.streams}, Llama from position {options.position:,}; {conditions(options.device)}"
+    print(f"{title}\n\n{table}")
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        save_bars(options.output.with_suffix(".png"), rates, limits, f"generate(), B {options.streams}")
+        options.output.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

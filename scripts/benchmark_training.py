@@ -1,0 +1,135 @@
+#!/usr/bin/env python
+"""Bytes per second of a training step, next to the matrix products alone and the stock models of the same row.
+
+A step is forward, backward and AdamW on B streams × T bytes. The limit is six floating-point operations per parameter
+and byte at the rate of a large matrix product, measured in the same run. Memory is what autograd keeps for the
+backward pass, without parameters, per byte trained; on a GPU the peak is printed too. One CPU thread is measured in
+CPU time. Models take turns; the best round counts. Without its GPU kernels Mamba2 in `transformers` takes gigabytes,
+so on a CPU it reads one stream at a time.
+
+    python scripts/benchmark_training.py
+    python scripts/benchmark_training.py --rows s4 --families memora llama --device cuda --streams 32
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from hf_recurrent import config_from_preset
+from hf_recurrent.benchmarking import FAMILIES, clock, conditions, markdown_table, matrix_rate, save_bars
+
+
+class KeptMemory:
+    """Counts the bytes that autograd keeps inside, every storage once."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.storages = {parameter.untyped_storage().data_ptr(): 0 for parameter in model.parameters()}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.note, lambda tensor: tensor)
+
+    def note(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        self.storages.setdefault(storage.data_ptr(), storage.nbytes())
+        return tensor
+
+    def total(self) -> int:
+        return sum(self.storages.values())
+
+
+class TrainedModel:
+    """One model, its optimizer and its blocks."""
+
+    def __init__(self, family: str, row: str, options: argparse.Namespace):
+        self.model = AutoModelForCausalLM.from_config(config_from_preset(f"{family}-{row}")).to(options.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.streams = 1 if family == "mamba2" and options.device.type == "cpu" else options.streams
+        self.input_ids = torch.randint(1, 256, (self.streams, options.block_size), device=options.device)
+        self.autocast = torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16)
+        self.device, self.seconds = options.device, []
+
+    def loss(self) -> torch.Tensor:
+        with self.autocast:
+            return self.model(self.input_ids, labels=self.input_ids).loss
+
+    def kept_bytes(self) -> int:
+        """Memory that waits for the backward pass."""
+        memory = KeptMemory(self.model)
+        with memory.hooks:
+            loss = self.loss()
+        kept = memory.total()
+        loss.backward()
+        self.optimizer.zero_grad()
+        return kept
+
+    def step(self) -> None:
+        begin = clock(self.device)
+        self.loss().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.seconds.append(clock(self.device) - begin)
+
+
+def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
+    """The table's lines of one row, bytes per second of each model, and the limit of the first."""
+    models = {family: TrainedModel(family, row, options) for family in options.families}
+    kept = {family: trained.kept_bytes() for family, trained in models.items()}  # warms up too
+    operations = []
+    for _ in range(options.rounds):
+        operations.append(matrix_rate(options.device, 1, options.matrix_size))
+        for trained in models.values():
+            trained.step()
+    lines, rates, limits = [], {}, []
+    for family, trained in models.items():
+        size = trained.input_ids.numel()
+        rates[family] = size / min(trained.seconds)
+        limits.append(max(operations) / (6 * trained.model.num_parameters()))
+        cells = (f"{family}-{row}", f"{trained.model.num_parameters():,}", f"{trained.streams}")
+        cells += (f"{rates[family]:,.0f}", f"{limits[-1]:,.0f}", f"{rates[family] / limits[-1]:.0%}")
+        lines.append(
+            [*cells, f"{rates[options.families[0]] / rates[family]:.2f}", f"{kept[family] / size / 1024:,.1f}"]
+        )
+    return lines, rates, limits[0]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", default=["s0"], help="rows of the table of sizes (default s0)")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--streams", type=int, default=8, help="B (default 8)")
+    parser.add_argument("--block_size", "--block-size", type=int, default=1024, help="T (default 1024)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
+    return parser
+
+
+def main() -> None:
+    """Print the table, and save it with a plot if asked to."""
+    options = build_parser().parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    lines, rates, limits = [], {}, {}
+    for row in options.rows:
+        row_lines, rates[row], limits[row] = measure_row(row, options)
+        lines += row_lines
+    columns = ["model", "parameters", "B", "bytes/s", "limit bytes/s", "of the limit"]
+    columns += [f"{options.families[0]} is … times as fast", "KiB kept a byte"]
+    table = markdown_table(columns, lines)
+    title = (
+        f"Training step, T {options.block_size}{', bfloat16' if options.bf16 else ''}; {conditions(options.device)}"
+    )
+    if options.device.type == "cuda":
+        title += f"; peak of all models {torch.cuda.max_memory_allocated(options.device) / 2**30:.1f} GiB"
+    print(f"{title}\n\n{table}")
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        save_bars(options.output.with_suffix(".png"), rates, limits, f"Training, T {options.block_size}")
+        options.output.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The benchmarks of whole models run at the smallest sizes, and their tables and plots hold what they say."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    threads = torch.get_num_threads()
+
+    def run_script(name: str, *arguments: str) -> list[list[str]]:
+        """The cells of the table that the script prints."""
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+    yield run_script
+    torch.set_num_threads(threads)
+
+
+def test_generation(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    arguments = [
+        "--rows",
+        "selective-copying",
+        "--families",
+        "memora",
+        "hawk",
+        "llama",
+        "--bytes",
+        "6",
+        "--rounds",
+        "1",
+    ]
+    arguments += ["--position", "100", "--bandwidth_bytes", "65536", "--output", str(tmp_path / "made" / "generation")]
+    memora, hawk, llama = run("benchmark_generation", *arguments)
+    assert memora[0] == "memora-selective-copying" and memora[6] == "1.00"
+    # Two layers: a state of 256 numbers; three taps beside it; keys and values of 105 positions × 192 numbers.
+    assert [float(line[-1]) for line in (memora, hawk, llama)] == [2.0, 8.0, 315.0]
+    saved = (tmp_path / "made" / "generation.md").read_text(encoding="utf-8")
+    assert "| llama-selective-copying |" in saved and (tmp_path / "made" / "generation.png").stat().st_size > 5000
+
+
+def test_training(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    arguments = ["--rows", "selective-copying", "--families", "memora", "llama", "--rounds", "1", "--streams", "2"]
+    arguments += ["--block_size", "16", "--matrix_size", "64", "--output", str(tmp_path / "training")]
+    memora, llama = run("benchmark_training", *arguments)
+    assert (memora[2], memora[6], llama[0]) == ("2", "1.00", "llama-selective-copying")
+    assert float(memora[-1]) > 0 and (tmp_path / "training.png").is_file() and (tmp_path / "training.md").is_file()
+
+
+def test_too_few_bytes(run, capsys):
+    with pytest.raises(SystemExit):
+        run("benchmark_generation", "--bytes", "2")
+    assert "--bytes is 2; it must be at least 4." in capsys.readouterr().err
