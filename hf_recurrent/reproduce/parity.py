@@ -37,7 +37,7 @@ SIZES: dict[str, Settings] = {
 
 class ParityLengths(Experiment):
     name = "parity"
-    source = "Survey, state tracking: parity"
+    source = "Survey, state tracking"
     claim = (
         "Units whose eigenvalues are real and not negative stay at chance (50) beyond the training length; with "
         "negative ones they keep counting."

@@ -116,7 +116,8 @@ class StrideSweep(Experiment):
         row = rows[0]
         return (
             f"{row['bytes']:,} bytes of `{row['corpus']}` a row, {row['step_bytes']:,} bytes an optimizer step, so "
-            f"B = {row['step_bytes']:,} / T; learning rate {row['learning_rate']:g}."
+            f"B = {row['step_bytes']:,} / T; learning rate {row['learning_rate']:g}"
+            f"{', in bfloat16' if row['bf16'] else ''}."
         )
 
 
