@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel, TrainingArguments
 
 from hf_recurrent.cli.pretrain_arguments import TeacherArguments, parse_overrides
 from hf_recurrent.modeling.configuration_smt_rnn import SmtRnnConfig
@@ -20,9 +20,11 @@ from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainin
 DMT_FOLDER = "dmt"
 _SHARED_ARGUMENTS = (
     "bf16", "context_length", "data_seed", "dataloader_num_workers", "disable_tqdm", "eval_block_size", "eval_windows",
-    "fp16", "gradient_accumulation_steps", "gradient_checkpointing", "logging_steps", "max_grad_norm",
+    "fp16", "gradient_accumulation_steps", "logging_steps", "max_grad_norm",
     "per_device_eval_batch_size", "report_to", "save_steps", "save_strategy", "save_total_limit", "seed",
     "start_share", "use_cpu", "weight_decay",
+    # transformers 5.23 has given it another name and warns of the old one.
+    "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient_checkpointing",
 )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ class GradientNorms(Experiment):
             "value": (norms.max() / norms.min()).item(),
             "norms": [float(f"{norm:.4g}") for norm in norms.tolist()],
             "num_parameters": rnn.num_parameters(),
-            "seconds": round(time.perf_counter() - start, 1),
+            "seconds": round(time.perf_counter() - start, 2),
             "device": device_name(),
         }
 

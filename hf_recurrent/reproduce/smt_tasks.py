@@ -179,7 +179,7 @@ def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[Any, Any], 
             results = train_bptt(pair[0], task, task, {**settings, "bptt_learning_rate": rate}, block_size=length)
             runs.append(({**results, "bptt_learning_rate": rate}, pair))
         results, pair = max(runs, key=lambda run: run[0]["measured"]["accuracy"])
-        return {**results, "seconds": round(sum(run["seconds"] for run, _ in runs), 1)}, pair, task
+        return {**results, "seconds": round(sum(run["seconds"] for run, _ in runs), 2)}, pair, task
     rnn, teacher = pair = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
     steps = {key: min(settings[key], length) for key in ("timesteps", "dmt_timesteps")}
     results = train_smt_dmt(

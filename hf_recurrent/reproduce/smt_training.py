@@ -127,7 +127,7 @@ def train_smt_dmt(
     return {
         **second,
         "num_parameters": rnn.num_parameters(),
-        "seconds": round(first["seconds"] + second["seconds"], 1),
+        "seconds": round(first["seconds"] + second["seconds"], 2),
         "measured_smt": first["measured"],
         "sequential_operations": smt_steps * step_operations(rnn, teacher, SMT, context_length, future_length)
         + dmt_steps * step_operations(rnn, teacher, DMT, rollout_length),

@@ -77,7 +77,7 @@ def run_trainer(
         seconds = time.perf_counter() - start
         measured = {} if measure is None else {"measured": measure(trainer)}
     parameters = trainer.model.num_parameters()
-    return {"num_parameters": parameters, "seconds": round(seconds, 1), "device": device_name(), **measured}
+    return {"num_parameters": parameters, "seconds": round(seconds, 2), "device": device_name(), **measured}
 
 
 def train_on_task(model: PreTrainedModel, task: Task, settings: dict[str, Any]) -> dict[str, Any]:

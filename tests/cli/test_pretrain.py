@@ -18,6 +18,7 @@ from hf_recurrent.cli.main import VERBS
 from hf_recurrent.cli.main import main as run_verb
 from hf_recurrent.cli.pretrain import main
 from hf_recurrent.cli.pretrain_arguments import load_recipe, parse_arguments, parse_overrides, recipe_names
+from hf_recurrent.presets import preset_names
 
 SHORT = ["--use_cpu", "--max_steps", "2", "--disable_tqdm", "true", "--sample_every", "0", "--sample_bytes", "8"]
 SMALL = ["--per_device_train_batch_size", "4", "--block_size", "16", "--per_device_eval_batch_size", "2"]
@@ -104,7 +105,7 @@ def test_learning_while_reading(corpus, capsys):
     assert not hasattr(parse_arguments(["--method", "bptt", "--use_cpu"]).training, "method")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", [name for name in recipe_names() if load_recipe(name)["model"] in preset_names()])
 def test_every_recipe_runs(corpus, name):
     """With its own model, made small, and its own arguments, but for the data, the length and the precision."""
     model = load_recipe(name)["model"]
@@ -112,7 +113,10 @@ def test_every_recipe_runs(corpus, name):
     overrides += ["num_heads=4", "head_dim=8", "state_size=8"] if model.startswith("mamba2") else []
     overrides += ["state_size=16"] if model.startswith(("memora", "hawk")) else []
     overrides += ["num_attention_heads=4", "num_key_value_heads=4"] if model.startswith("llama") else []
-    files = ["--config_overrides", *overrides, "--bf16", "false", "--dataloader_num_workers", "0"]
+    smt = load_recipe(name).get("method") == "smt"
+    overrides += ["num_attention_heads=2", "num_memory_tokens=2"] if smt else []
+    files = ["--context_length", "8", "--future_length", "4", "--dmt_steps", "2", "--dmt_rollout_length", "4"] * smt
+    files += ["--config_overrides", *overrides, "--bf16", "false", "--dataloader_num_workers", "0"]
     files += ["--validation_fraction", "0.2", "--output_dir", "run"]
     run(corpus, "--recipe", name, *files)
     assert Path("run/model.safetensors").is_file()

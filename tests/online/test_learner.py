@@ -89,7 +89,8 @@ def test_it_learns_as_the_equations_say(stride):
     nats = reference(expected, stride, 1e-2)
     learner.read(STREAM)
     for name, weight in expected.named_parameters():
-        torch.testing.assert_close(learner.model.get_parameter(name), weight, rtol=0, atol=1e-10)
+        # AdamW divides the smallest gradients by themselves, and shows how they were rounded.
+        torch.testing.assert_close(learner.model.get_parameter(name), weight, rtol=0, atol=1e-9)
     assert learner.record().bits_per_byte == pytest.approx(sum(nats) / len(nats) / math.log(2), abs=1e-10)
     assert learner.updates == len(nats) // stride
     assert learner.bytes_read == len(STREAM)

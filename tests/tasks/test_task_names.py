@@ -8,7 +8,7 @@ def test_every_task_has_its_name():
     def below(cls):
         return {cls} | {found for sub in cls.__subclasses__() for found in below(sub)}
 
-    public = {cls for cls in below(Task) if cls.__module__.startswith("hf_recurrent.") and cls is not Task}
+    public = {cls for cls in below(Task) if cls.__module__.startswith("hf_recurrent.tasks.") and cls is not Task}
     assert public == set(module._TASKS.values())
     for name in task_names():
         assert task_from_name(name).name == name and task_from_name(name) == module._TASKS[name]()
