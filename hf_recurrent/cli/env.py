@@ -1,6 +1,7 @@
 """`hf-recurrent env`: what a bug report needs to say about the machine."""
 
 import argparse
+import importlib
 import importlib.metadata
 import platform
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "GPUs": ", ".join(gpus) or "none",
         "scan backends": ", ".join(available_backends()),
         "CPU scan kernel": _cpu_kernel(),
+        "CPU step kernel": _other_kernel("step_cpu"),
+        "CPU sensitivities kernel": _other_kernel("sensitivities_cpu"),
     }
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))
@@ -48,6 +51,15 @@ def _cpu_kernel() -> str:
     except ImportError as error:
         return f"not there ({error}); to get it: {how_to_install('cpu')}"
     return instruction_set()
+
+
+def _other_kernel(name: str) -> str:
+    """Whether a compiled kernel is there: of single bytes (`step_cpu`) or of online learning (`sensitivities_cpu`)."""
+    try:
+        importlib.import_module(f"hf_recurrent.kernels.{name}")
+    except ImportError as error:
+        return f"not there ({error}); plain torch serves"
+    return "there"
 
 
 def _version(package: str) -> str:
