@@ -76,7 +76,9 @@ def _chosen(rows: list[Settings], overrides: dict[str, Any], only: Sequence[str]
         if not any(part in row["label"] for row in rows):
             raise ValueError(f"--only has {part!r}; the rows are {', '.join(row['label'] for row in rows)}.")
     rows = [row for row in rows if not only or any(part in row["label"] for part in only)]
-    return [{key: overrides.get(key, value) for key, value in row.items()} for row in rows]
+    rows = [{key: overrides.get(key, value) for key, value in row.items()} for row in rows]
+    # What rows differed in may have been overridden.
+    return [row for number, row in enumerate(rows) if row not in rows[:number]]
 
 
 def _run_all(name: str, missing: list[Settings], processes: int):

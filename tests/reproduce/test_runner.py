@@ -60,6 +60,12 @@ def test_overrides_are_other_rows(halves, tmp_path):
     assert len(read_rows(tmp_path / "halves_small.json")) == 3
 
 
+def test_rows_that_an_override_makes_the_same_run_once(halves, tmp_path):
+    rows = reproduce(halves, "small", [0], tmp_path, overrides={"label": "both"})
+    assert [row["label"] for row in rows] == ["both"]
+    assert len(halves.ran) == 1
+
+
 def test_the_page_has_one_section_an_experiment(halves, tmp_path):
     page = tmp_path / "results.md"
     page.write_text("# Results\n\nBy hand.\n")
