@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from hf_recurrent.plotting import require_pyplot
+
 # The order of lines in tables: ours, then the stock models of the same row.
 FAMILIES = ("memora", "hawk", "llama", "mamba2")
 
@@ -63,11 +65,7 @@ def save_bars(path: Path, rows: dict[str, dict[str, float]], limits: dict[str, f
     Raises:
         ImportError: matplotlib is not installed.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = require_pyplot()
     names = list(dict.fromkeys(name for models in rows.values() for name in models))
     figure, axes = pyplot.subplots(figsize=(2 + 2.2 * len(rows), 4), layout="constrained")
     width = 0.8 / len(names)

@@ -10,9 +10,9 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_lru import LruConfig
-from .real_valued_inputs import RealValuedInputs, check_reads_tokens
+from .real_valued_inputs import RealValuedInputs, RealValuedSequences, check_reads_tokens
 from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
-from .recurrent_sequence_classification import RecurrentForSequenceClassification, RecurrentSequenceClassifierOutput
+from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState, state_dtype
 from .recurrent_unit import RecurrentUnit
 from .recurrent_units import build_recurrent_unit
@@ -125,7 +125,7 @@ class LruForCausalLM(LruPreTrainedModel, RecurrentForCausalLM):
         super().__init__(config)
 
 
-class LruForSequenceClassification(LruPreTrainedModel, RecurrentForSequenceClassification):
+class LruForSequenceClassification(RealValuedSequences, LruPreTrainedModel, RecurrentForSequenceClassification):
     """LRU that gives a whole sequence, of tokens or of real values, one label.
 
     The logits are the mean of all steps' logits. With `config.per_step_loss` every step is asked for the label, as
@@ -139,48 +139,12 @@ class LruForSequenceClassification(LruPreTrainedModel, RecurrentForSequenceClass
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs,
-    ) -> RecurrentSequenceClassifierOutput | tuple:
-        """Read whole sequences; `input_values` are real, (B, T, `config.input_size`), in place of `input_ids`.
-
-        See [`RecurrentForSequenceClassification.forward`] for the other arguments; for `config.per_step_loss` labels
-        are classes.
-        """
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "inputs_embeds": inputs_embeds,
-            "input_values": input_values,
-        }
-        if labels is None or not self.config.per_step_loss:
-            return super().forward(
-                **inputs,
-                labels=labels,
-                output_hidden_states=output_hidden_states,
-                return_dict=return_dict,
-                **kwargs,
-            )
-        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
-        outputs = super().forward(**inputs, output_hidden_states=True, return_dict=True, **kwargs)
-        losses = self._losses_of_steps(outputs.hidden_states[-1], labels, attention_mask)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        output = RecurrentSequenceClassifierOutput(
-            loss=losses.mean() if num_items_in_batch is None else losses.sum() / num_items_in_batch,
-            logits=outputs.logits,
-            hidden_states=outputs.hidden_states if output_hidden_states else None,
-        )
-        return_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if return_dict else output.to_tuple()
+    def sequence_loss(self, hidden, logits, labels, attention_mask, num_items_in_batch) -> torch.Tensor:
+        """For `config.per_step_loss`, where labels are classes, that of all steps."""
+        if not self.config.per_step_loss:
+            return super().sequence_loss(hidden, logits, labels, attention_mask, num_items_in_batch)
+        losses = self._losses_of_steps(hidden, labels, attention_mask)
+        return losses.mean() if num_items_in_batch is None else losses.sum() / num_items_in_batch
 
     def _losses_of_steps(self, hidden, labels, attention_mask) -> torch.Tensor:
         """Each sequence's mean cross-entropy over its real steps, (B,)."""

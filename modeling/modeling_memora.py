@@ -41,8 +41,7 @@ class MemoraRecurrentBlock(nn.Module):
     def write_step(self, step: StepWriter, hidden, onto) -> None:
         """One step, added to `onto`."""
         recurrent = self.recurrent_unit.write_step(step, hidden)
-        gate = step.gelu(step.layer_norm(step.linear(self.gate_proj, hidden), self.eps))
-        product = step.layer_norm(step.multiply(gate, step.layer_norm(recurrent, self.eps)), self.eps)
+        product = step.gated_norm(step.linear(self.gate_proj, hidden), recurrent, self.eps)
         step.contract(self.out_proj, product, onto, self.eps if self.norm_after_contraction else None)
 
 
@@ -63,9 +62,8 @@ class MemoraMLP(nn.Module):
 
     def write_step(self, step: StepWriter, hidden, onto) -> None:
         """One step, added to `onto`."""
-        gate = step.gelu(step.layer_norm(step.linear(self.gate_proj, hidden), self.eps))
-        up = step.layer_norm(step.linear(self.up_proj, hidden), self.eps)
-        product = step.layer_norm(step.multiply(gate, up), self.eps)
+        gate, up = (step.linear(module, hidden) for module in (self.gate_proj, self.up_proj))
+        product = step.gated_norm(gate, up, self.eps)
         step.contract(self.down_proj, product, onto, self.eps if self.norm_after_contraction else None)
 
 

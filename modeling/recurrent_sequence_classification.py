@@ -102,9 +102,20 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         logits = self.score(pooled.to(self.score.weight.dtype))
         loss = None
         if labels is not None:
-            wide = logits.to(state_dtype(logits.dtype))
-            loss = self.loss_function(
-                labels=labels, pooled_logits=wide, config=self.config, num_items_in_batch=num_items_in_batch
-            )
+            loss = self.sequence_loss(hidden, logits, labels, attention_mask, num_items_in_batch)
         output = RecurrentSequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
         return output if return_dict else output.to_tuple()
+
+    def sequence_loss(
+        self,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        """What is asked of the model's outputs `hidden` (B, T, M) or of the logits (B, number of labels)."""
+        wide = logits.to(state_dtype(logits.dtype))
+        return self.loss_function(
+            labels=labels, pooled_logits=wide, config=self.config, num_items_in_batch=num_items_in_batch
+        )

@@ -73,6 +73,11 @@ class StepWriter:
         else:
             self.program.add(onto, self.layer_norm(self.linear(module, x), eps))
 
+    def gated_norm(self, gate, value, eps: float):
+        """[`gated_norm`] of the two."""
+        gate = self.gelu(self.layer_norm(gate, eps))
+        return self.layer_norm(self.multiply(gate, self.layer_norm(value, eps)), eps)
+
     def rms_norm(self, module: nn.RMSNorm, x, to=None):
         """`module(x)`, written to `to` if that is given."""
         if type(module) is not nn.RMSNorm or module.eps is None:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_recurrent import load_corpus, tokens_to_images
 from hf_recurrent.data.pixel_readers import pixel_format
+from hf_recurrent.plotting import require_pyplot
 from hf_recurrent.reproduce.smt_pictures import as_colours, project
 
 
@@ -60,11 +61,7 @@ def main() -> None:
 
 def draw(model: torch.nn.Module, corpus, options: argparse.Namespace) -> None:
     """A row of three panels for each image."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = require_pyplot()
     count = len(options.images)
     figure, axes = pyplot.subplots(count, 3, figsize=(9, 3 * count), layout="constrained", squeeze=False)
     for (image, colours, path), number in zip(axes, options.images, strict=True):

@@ -114,7 +114,7 @@ def _prepare(arguments: argparse.Namespace) -> "_Run":
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"--output_dir is `{directory}`, which is no directory.")
     if arguments.plot:
-        from hf_recurrent.online.prequential import require_pyplot
+        from hf_recurrent.plotting import require_pyplot
 
         require_pyplot()
 

@@ -1,7 +1,6 @@
 """`pretrain --method smt` and `dmt`: the teacher, and the second phase behind the first."""
 
 import os
-from pathlib import Path
 
 from transformers import AutoModel, PreTrainedModel, TrainingArguments
 
@@ -13,7 +12,6 @@ from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.presets import config_from_preset, preset_names
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.memory_trainer import TEACHER_FOLDER, MemoryTrainer
-from hf_recurrent.trainers.recurrent_trainer import find_last_complete_checkpoint
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 
 # Where the second phase keeps its checkpoints; what it makes is saved where the first one's model is.
@@ -82,8 +80,3 @@ def second_phase(trainer: MemoryTrainer, arguments: TeacherArguments) -> DmtTrai
         trainer.eval_dataset,
         processing_class=trainer.processing_class,
     )
-
-
-def last_dmt_checkpoint(trainer: DmtTrainer) -> str | None:
-    """Where an interrupted second phase goes on."""
-    return find_last_complete_checkpoint(Path(trainer.args.output_dir))

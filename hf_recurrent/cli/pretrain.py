@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from hf_recurrent.cli.corpora import loading_options, source_of, task_of, vocabulary_of
 from hf_recurrent.cli.evaluate import limit_bytes
-from hf_recurrent.cli.memory_phases import build_teacher, last_dmt_checkpoint, second_phase
+from hf_recurrent.cli.memory_phases import build_teacher, second_phase
 from hf_recurrent.cli.pretrain_arguments import (
     DataArguments,
     ModelArguments,
@@ -110,7 +110,7 @@ def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
     """DAgger Memory Training of what was just trained; from where it was stopped, if the command is repeated."""
     second = second_phase(run.trainer, run.arguments.teacher)
     _say(run, f"before: {_result(before)}, drift {before.get('eval_drift', math.nan):.3f}\n{_describe(run, second)}")
-    second.train(last_dmt_checkpoint(second))
+    second.train(find_last_complete_checkpoint(second.args.output_dir))
     return second.evaluate()
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_recurrent.plotting import require_pyplot
+
 # As many points as a picture can show.
 _PLOTTED = 4000
 
@@ -168,15 +170,3 @@ def mark_places(axes: Any, marks: Mapping[float, str]) -> None:
     for place, text in marks.items():
         axes.axvline(place, color="grey", linewidth=0.8, linestyle=":")
         axes.text(place, 0.99, f" {text}", transform=axes.get_xaxis_transform(), va="top", fontsize="small")
-
-
-def require_pyplot() -> Any:
-    """matplotlib's pyplot, without a window; ImportError says how to install it."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError('Plots need matplotlib: pip install "hf-recurrent[plots]".') from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

@@ -1,5 +1,6 @@
 """The copy task as the online-learning paper has it: a model that reads and predicts bits, and its examples."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hf_recurrent import Copying, LruConfig, LruModel, SequenceRule
+from hf_recurrent.reproduce.supervised import train_supervised
 
 
 class CopiedBits(Dataset):
@@ -74,6 +76,23 @@ class BitCopier(nn.Module):
         """Those of the backbone, by their names here."""
         factors = self.backbone.parameter_learning_rate_factors()
         return {f"backbone.{name}": factor for name, factor in factors.items()}
+
+
+def train_bit_copier(
+    model: BitCopier, data: CopiedBits, settings: dict[str, Any], loss: Callable[..., torch.Tensor]
+) -> dict[str, Any]:
+    """Train by a row's `steps`, `batch_size`, `learning_rate` and `seed`, without warm-up and weight decay."""
+    return train_supervised(
+        model,
+        data,
+        steps=settings["steps"],
+        batch_size=settings["batch_size"],
+        learning_rate=settings["learning_rate"],
+        warmup_share=0.0,
+        weight_decay=0.0,
+        seed=settings["seed"],
+        loss=loss,
+    )
 
 
 def layer_cosines(model: BitCopier, data: CopiedBits) -> list[float]:

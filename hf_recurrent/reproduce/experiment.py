@@ -1,6 +1,6 @@
 """What an experiment is: rows that each train and measure one model, and how their measurements are shown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Settings = dict[str, Any]
@@ -50,13 +50,18 @@ class Experiment:
         """One sentence on how the rows were made, for the report."""
         return ""
 
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        """What a row adds to table and plot: label of the line, place on the x axis or None, measurement."""
+        values = row["value"] if isinstance(row["value"], dict) else {row.get("x"): row["value"]}
+        for place, value in values.items():
+            yield row["label"], place, value
+
     def curves(self, rows: Sequence[Settings]) -> Curves:
         """The lines of table and plot, in the order of the rows."""
         result: Curves = {}
         for row in rows:
-            values = row["value"] if isinstance(row["value"], dict) else {row.get("x"): row["value"]}
-            for place, value in values.items():
-                line = result.setdefault(row["label"], {})
+            for label, place, value in self.points(row):
+                line = result.setdefault(label, {})
                 line.setdefault(None if place is None else float(place), []).append(value)
         return result
 

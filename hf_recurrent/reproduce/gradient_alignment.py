@@ -1,9 +1,9 @@
 """How close online gradients come to the true ones (Online learning of long-range dependencies, Figure 2)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
+from hf_recurrent.reproduce.experiment import Experiment, Settings
 
 # Label → rule, layers, |λ|min at initialisation: panels A, C and E.
 LINES = {
@@ -56,8 +56,7 @@ class GradientAlignmentFigure(Experiment):
     def run(self, settings: Settings) -> dict[str, Any]:
         from transformers import set_seed
 
-        from hf_recurrent.reproduce.bit_copier import BitCopier, CopiedBits, layer_cosines
-        from hf_recurrent.reproduce.supervised import train_supervised
+        from hf_recurrent.reproduce.bit_copier import BitCopier, CopiedBits, layer_cosines, train_bit_copier
 
         data = CopiedBits(settings["num_tokens"], settings["num_examples"], settings["seed"])
         measured = CopiedBits(settings["num_tokens"], settings["num_measured"], settings["seed"], "validation")
@@ -65,16 +64,8 @@ class GradientAlignmentFigure(Experiment):
         fields = {"num_hidden_layers": settings["layers"], "r_min": settings["r_min"]}
         model = BitCopier(fields, settings["rule"])
         first = layer_cosines(model, measured)
-        results = train_supervised(
-            model,
-            data,
-            steps=settings["steps"],
-            batch_size=settings["batch_size"],
-            learning_rate=settings["learning_rate"],
-            warmup_share=0.0,
-            weight_decay=0.0,
-            seed=settings["seed"],
-            loss=lambda logits, labels, num_items_in_batch=None: data.loss(logits, labels),
+        results = train_bit_copier(
+            model, data, settings, lambda logits, labels, num_items_in_batch=None: data.loss(logits, labels)
         )
         trained = layer_cosines(model, measured)
         value = {
@@ -84,13 +75,10 @@ class GradientAlignmentFigure(Experiment):
         }
         return {**results, "value": value}
 
-    def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in rows:
-            for place, value in row["value"].items():
-                stage, _, layer = place.partition(": ")
-                result.setdefault(f"{row['label']}, {stage}", {}).setdefault(float(layer), []).append(value)
-        return result
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for place, value in row["value"].items():
+            stage, _, layer = place.partition(": ")
+            yield f"{row['label']}, {stage}", layer, value
 
     def line_style(self, label: str) -> dict[str, Any]:
         colours = {"truncated": "tab:orange", "spatial": "tab:red", "ours": "tab:green"}

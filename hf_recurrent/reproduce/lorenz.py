@@ -1,13 +1,13 @@
 """Lorenz attractor from one noisy dimension: mGRADE against minGRU (mGRADE, section 4.1, figure 2)."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
+from hf_recurrent.reproduce.experiment import Experiment, Settings
 
 # Section 4: without MLP and LayerNorm, ten hidden states.
 _SIZES = {"input_size": 1, "hidden_size": 10, "mlp_layers": 0, "layer_norm": False}
@@ -73,12 +73,9 @@ class LorenzReconstruction(Experiment):
         )
         return {**results, **measure(model, train, test)}
 
-    def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in rows:
-            for kind, error in row["value"].items():
-                result.setdefault(f"{row['label']}: {kind}", {}).setdefault(None, []).append(error)
-        return result
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for kind, value in row["value"].items():
+            yield f"{row['label']}: {kind}", None, value
 
     def note(self, rows: Sequence[Settings]) -> str:
         row = rows[0]

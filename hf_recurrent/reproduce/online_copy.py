@@ -77,8 +77,7 @@ class OnlineCopy(Experiment):
     def run(self, settings: Settings) -> dict[str, Any]:
         from transformers import set_seed
 
-        from hf_recurrent.reproduce.bit_copier import BitCopier, CopiedBits
-        from hf_recurrent.reproduce.supervised import train_supervised
+        from hf_recurrent.reproduce.bit_copier import BitCopier, CopiedBits, train_bit_copier
 
         fields, readout = LAYERS[settings["layer"]]
         data = CopiedBits(settings["num_tokens"], settings["num_examples"], settings["seed"])
@@ -93,17 +92,7 @@ class OnlineCopy(Experiment):
             losses.append(value.detach())
             return value
 
-        results = train_supervised(
-            model,
-            data,
-            steps=settings["steps"],
-            batch_size=settings["batch_size"],
-            learning_rate=settings["learning_rate"],
-            warmup_share=0.0,
-            weight_decay=0.0,
-            seed=settings["seed"],
-            loss=loss,
-        )
+        results = train_bit_copier(model, data, settings, loss)
         return {**results, "value": means_of_parts(losses, PARTS)}
 
     def line_style(self, label: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.plotting import require_pyplot
 from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.rows_file import write_text
 
@@ -72,11 +73,7 @@ def update_section(page: Path, key: str, text: str) -> None:
 
 def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
     """The picture of an experiment: its own, or the table's lines over the x axis, or one bar a label."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = require_pyplot()
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     if not experiment.draw(axes, rows):
         draw_table(experiment, rows, axes)

@@ -1,10 +1,10 @@
 """Drift of an RNN from its teacher before and after DMT, by the weights of SMT's losses (SMT, section 3.6)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hf_recurrent.reproduce import smt_tasks
-from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
+from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import SMT, SMT_DMT
 
 # λ_dyn, λ_unif; the paper's choice first.
@@ -38,12 +38,9 @@ class DriftBeforeAndAfter(Experiment):
         results, _, _ = smt_tasks.train_on_task(settings)
         return {**results, "value": {kind: results[name]["drift"] for kind, name in _MOMENTS.items()}}
 
-    def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in rows:
-            for kind, drift in row["value"].items():
-                result.setdefault(f"{row['label']}, {kind}", {}).setdefault(None, []).append(drift)
-        return result
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for kind, value in row["value"].items():
+            yield f"{row['label']}, {kind}", None, value
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         """The three parts of the paper's figure: drift, accuracy, and drift against that of one step."""

@@ -1,11 +1,11 @@
 """How much future a memory has to predict, with and without gradients of the dynamics in the teacher (SMT, section
 3.6)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hf_recurrent.reproduce import smt_tasks
-from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
+from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import SMT_DMT, TEACHER
 
 TASK = {"small": "retrieval,vocab_size=8,length=8", "paper": "retrieval,length=64"}
@@ -42,12 +42,9 @@ class FutureLength(Experiment):
         measured = results["measured"]
         return {**results, "value": {SMT_DMT: measured["accuracy"], TEACHER: measured["teacher_accuracy"]}}
 
-    def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in rows:
-            for kind, accuracy in row["value"].items():
-                result.setdefault(f"{row['label']}, {kind}", {}).setdefault(float(row["x"]), []).append(accuracy)
-        return result
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for kind, value in row["value"].items():
+            yield f"{row['label']}, {kind}", row["x"], value
 
     def line_style(self, label: str) -> dict[str, Any]:
         colour = "tab:blue" if label.startswith("joint") else "tab:orange"

@@ -1,13 +1,13 @@
 """An RNN and its teacher on longer sequences than they were trained on (SMT, section 3.7)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_recurrent.reproduce import smt_tasks
-from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
+from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import BPTT, SMT_DMT, TEACHER
 
 TASK = {"small": "stack_operations,vocab_size=4,max_depth=3,length=16", "paper": "stack_operations,length=64"}
@@ -46,13 +46,10 @@ class LengthGeneralization(Experiment):
                 teacher_value[str(longer.length)] = teacher_accuracy(rnn, teacher, longer)
         return {**results, "value": value, "teacher_value": teacher_value}
 
-    def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in rows:
-            for kind, line in ((row["label"], row["value"]), (TEACHER, row["teacher_value"])):
-                for length, accuracy in line.items():
-                    result.setdefault(kind, {}).setdefault(float(length), []).append(accuracy)
-        return result
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        yield from super().points(row)
+        for length, accuracy in row["teacher_value"].items():
+            yield TEACHER, length, accuracy
 
     def note(self, rows: Sequence[Settings]) -> str:
         from hf_recurrent.reproduce.smt_training import training_words

@@ -1,13 +1,13 @@
 """Memories of two numbers, drawn: what SMT keeps of three tasks (SMT, section 3.7)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_recurrent.reproduce import smt_tasks
-from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
+from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import SMT_DMT, TEACHER
 
 TASKS = {
@@ -57,12 +57,9 @@ class MemorySpace(Experiment):
             "matters": pack(what_matters(settings["label"], inputs)),
         }
 
-    def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in rows:
-            for kind, accuracy in row["value"].items():
-                result.setdefault(f"{row['label']}, {kind}", {}).setdefault(None, []).append(accuracy)
-        return result
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for kind, value in row["value"].items():
+            yield f"{row['label']}, {kind}", None, value
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         from hf_recurrent.reproduce.smt_pictures import split_axes, unpack

@@ -1,7 +1,7 @@
 """Digits drawn pixel by pixel: BPTT against SMT→DMT at equal optimizer steps (SMT, section 3.2)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
+from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, TEACHER
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws
 from hf_recurrent.tasks.pixel_sequences import PixelSequences
@@ -168,12 +168,9 @@ class PixelMethods(Experiment):
             "images": pack(real),
         }
 
-    def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in rows:
-            for kind, bits in row["value"].items():
-                result.setdefault(kind, {}).setdefault(None, []).append(bits)
-        return result
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for kind, value in row["value"].items():
+            yield kind, None, value
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         from hf_recurrent.reproduce.report import draw_table

@@ -1,6 +1,6 @@
 """Five synthetic tasks: BPTT against SMT→DMT at equal optimizer steps (SMT, section 3.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,13 +116,13 @@ class SyntheticTasks(Experiment):
             results["best_possible"] = float((task.best_answers(inputs) == targets)[asked].mean())
         return {**results, "value": value}
 
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        name = row["label"].rpartition(", ")[0]
+        for kind, accuracy in row["value"].items():
+            yield f"{name}, {kind}", row["x"], accuracy
+
     def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in rows:
-            name = row["label"].rpartition(", ")[0]
-            for kind, accuracy in row["value"].items():
-                result.setdefault(f"{name}, {kind}", {}).setdefault(float(row["x"]), []).append(accuracy)
-        return dict(sorted(result.items(), key=lambda item: item[0].rpartition(", ")[0]))
+        return dict(sorted(super().curves(rows).items(), key=lambda item: item[0].rpartition(", ")[0]))
 
     def line_style(self, label: str) -> dict[str, Any]:
         kind = label.rpartition(", ")[2]

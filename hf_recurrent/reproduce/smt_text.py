@@ -1,9 +1,9 @@
 """Text byte by byte: BPTT against SMT→DMT at equal optimizer steps (SMT, section 3.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
+from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt_sizes import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, SMT_DMT, TEACHER
 
 SIZES: dict[str, Settings] = {
@@ -78,12 +78,9 @@ class TextMethods(Experiment):
         }
         return {**results, "value": value}
 
-    def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in rows:
-            for kind, bits in row["value"].items():
-                result.setdefault(kind, {}).setdefault(None, []).append(bits)
-        return result
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for kind, value in row["value"].items():
+            yield kind, None, value
 
     def note(self, rows: Sequence[Settings]) -> str:
         from hf_recurrent.reproduce.smt_training import cost_words, training_words

@@ -17,6 +17,7 @@ from hf_recurrent import (
     SmtTrainer,
     SmtTrainingArguments,
 )
+from hf_recurrent.modeling.modeling_smt_rnn import teacher_fields
 from hf_recurrent.reproduce.experiment import Settings
 from hf_recurrent.reproduce.smt_operations import step_operations
 from hf_recurrent.reproduce.smt_sizes import BPTT, DMT, SMT
@@ -33,15 +34,8 @@ def build_pair(sizes: Settings, vocab_size: int, seed: int) -> tuple[SmtRnnForCa
         sizes: fields of `SmtRnnConfig`.
     """
     set_seed(seed)
-    shared = {key: value for key, value in sizes.items() if key not in ("num_hidden_layers", "num_readout_layers")}
     rnn = SmtRnnConfig(vocab_size=vocab_size, **sizes)
-    teacher = SmtTeacherConfig(
-        vocab_size=vocab_size,
-        num_encoder_layers=sizes["num_hidden_layers"],
-        num_decoder_layers=sizes["num_readout_layers"],
-        **shared,
-    )
-    return SmtRnnForCausalLM(rnn), SmtTeacherModel(teacher)
+    return SmtRnnForCausalLM(rnn), SmtTeacherModel(SmtTeacherConfig(**teacher_fields(rnn)))
 
 
 def train_bptt(

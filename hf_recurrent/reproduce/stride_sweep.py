@@ -1,6 +1,6 @@
 """Streams against IID blocks over the update stride T, at equal bytes (Memora, section 5.2)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
@@ -99,13 +99,13 @@ class StrideSweep(Experiment):
         )
         return {**results, "value": measure(model, held_out, settings["regime"], stride)}
 
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for kind, value in row["value"].items():
+            label = row["label"] + (f", {kind}" if row["regime"] == "iid" and row["family"] in WITH_STATE else "")
+            yield label, row["stride"], value
+
     def curves(self, rows: Sequence[Settings]) -> Curves:
-        result: Curves = {}
-        for row in sorted(rows, key=lambda row: row["label"], reverse=True):
-            for kind, value in row["value"].items():
-                label = row["label"] + (f", {kind}" if row["regime"] == "iid" and row["family"] in WITH_STATE else "")
-                result.setdefault(label, {}).setdefault(row["stride"], []).append(value)
-        return result
+        return super().curves(sorted(rows, key=lambda row: row["label"], reverse=True))
 
     def line_style(self, label: str) -> dict[str, Any]:
         colours = {"Memora": "tab:blue", "Hawk": "tab:orange", "Llama": "tab:green", "Mamba2": "tab:red"}
