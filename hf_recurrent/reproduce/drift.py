@@ -98,7 +98,7 @@ class Drift(Experiment):
         mark_places(axes, {number * rows[0]["segment_bytes"]: name for number, name in enumerate(ORDER)})
         axes.set_xlabel("bytes read")
         axes.set_ylabel(f"bits per byte, last {rows[0]['window']:,} bytes")
-        axes.legend(fontsize="small")
+        axes.figure.legend(fontsize="small", loc="outside lower center", ncols=len(colours))
         return True
 
     def note(self, rows: Sequence[Settings]) -> str:

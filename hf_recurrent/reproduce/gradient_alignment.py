@@ -33,6 +33,8 @@ SIZES: dict[str, Settings] = {
         "num_measured": 1000,
     },
 }
+# By the number of layers.
+_MARKERS = {1: "*", 2: "s", 3: "^", 4: "o"}
 AT_FIRST, TRAINED = "at first", "trained"
 
 
@@ -83,7 +85,8 @@ class GradientAlignmentFigure(Experiment):
     def line_style(self, label: str) -> dict[str, Any]:
         colours = {"truncated": "tab:orange", "spatial": "tab:red", "ours": "tab:green"}
         colour = "tab:blue" if "from 0.9" in label else colours[label.split(",")[0]]
-        return {"color": colour, "linestyle": ":" if label.endswith(AT_FIRST) else "-"}
+        marker = _MARKERS[int(label.split(", ")[1][0])]
+        return {"color": colour, "marker": marker, "linestyle": ":" if label.endswith(AT_FIRST) else "-"}
 
     def note(self, rows: Sequence[Settings]) -> str:
         row = rows[0]

@@ -1,13 +1,17 @@
 """Table and plot of an experiment's rows, and its section in a page of results."""
 
+import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hf_recurrent.plotting import require_pyplot
 from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.rows_file import write_text
+
+# More lines than these have their legend beside the picture.
+_LEGEND_INSIDE = 6
 
 
 def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
@@ -24,7 +28,7 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
         cells += (
             [next((count for name, count in parameters.items() if label.startswith(name)), "-")] if parameters else []
         )
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        lines.append("| " + label.replace("|", r"\|") + " | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -42,12 +46,24 @@ def _cell(values: list[float] | None, experiment: Experiment) -> str:
     return f"{mean:{form}} ± {(max(values) - min(values)) / 2 * scale:{form}}"
 
 
-def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str) -> str:
+def command_line(
+    experiment: Experiment, size: str, seeds: Sequence[int], only: Sequence[str], overrides: Mapping[str, Any]
+) -> str:
+    """The command that made the rows; the reader has files in a folder of their own."""
+    words = ["python", "scripts/reproduce.py", experiment.name]
+    words += [] if size == "small" else ["--size", size]
+    words += [] if list(seeds) == [0] else ["--seeds", *map(str, seeds)]
+    words += ["--only", *only] if only else []
+    values = {key: "FOLDER" if Path(str(value)).is_absolute() else value for key, value in overrides.items()}
+    words += ["--override", *(f"{key}={value}" for key, value in values.items())] if overrides else []
+    return shlex.join(words)
+
+
+def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str, command: str) -> str:
     """The part of the page of results that belongs to an experiment: claim, command, table, picture."""
     seeds = len({row["seed"] for row in rows})
     minutes = sum(row["seconds"] for row in rows) / 60
     devices = ", ".join(sorted({row["device"] for row in rows}))
-    command = f"python scripts/reproduce.py {experiment.name}" + ("" if size == "small" else f" --size {size}")
     note = experiment.note(rows)
     metric = experiment.metric + (", per cent" if experiment.percent else "")
     spread = f"{seeds} seeds, mean ± half the range" if seeds > 1 else "1 seed"
@@ -105,10 +121,11 @@ def draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> N
             axes.plot(places, means, label=label, **{"marker": "o", **experiment.line_style(label)})
         if experiment.logarithmic:
             axes.set_xscale("log", base=2)
-            ticks = sorted({place for line in curves.values() for place in line})
-            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ticks = sorted({place for line in curves.values() for place in line})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         if experiment.scientific:
             axes.set_yscale("log")
         axes.set_xlabel(experiment.x_label)
         axes.set_ylabel(label_axis)
-        axes.legend(fontsize="small")
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(curves) > _LEGEND_INSIDE else {}
+        axes.legend(fontsize="small", **beside)

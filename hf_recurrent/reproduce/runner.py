@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_recurrent.reproduce import load_experiment
 from hf_recurrent.reproduce.experiment import Experiment, Settings
-from hf_recurrent.reproduce.report import markdown_table, plot, section, update_section
+from hf_recurrent.reproduce.report import command_line, markdown_table, plot, section, update_section
 from hf_recurrent.reproduce.rows_file import find_row, read_rows, write_rows, write_text
 
 
@@ -62,7 +62,8 @@ def reproduce(
     plot(experiment, rows, base.with_suffix(".png"))
     if page is not None:
         picture = Path(os.path.relpath(base.with_suffix(".png"), page.parent)).as_posix()
-        update_section(page, f"{experiment.name} {size}", section(experiment, size, rows, picture))
+        command = command_line(experiment, size, seeds, only, overrides or {})
+        update_section(page, f"{experiment.name} {size}", section(experiment, size, rows, picture, command))
     print(f"\n{table}\nWritten: {base}.json, .md and .png" + (f", and its section of {page}" if page else ""))
     return rows
 

@@ -16,7 +16,7 @@ GAINS = (0.5, 1.0, 2.0, 4.0)
 # As the paper has them: fewer tokens and layers of the readout would make the last step an outlier.
 _DEPTH: Settings = {key: PAPER_MODEL[key] for key in ("num_memory_tokens", "num_readout_layers")}
 SIZES: dict[str, Settings] = {
-    "small": {"sizes": SMALL_MODEL | _DEPTH, "length": 128, "batch_size": 4},
+    "small": {"sizes": SMALL_MODEL | _DEPTH, "length": 128, "batch_size": 16},
     "paper": {"sizes": PAPER_MODEL, "length": 128, "batch_size": 32},
 }
 

@@ -7,7 +7,7 @@ import pytest
 from hf_recurrent.cli.reproduce import main
 from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
 from hf_recurrent.reproduce.experiment import Experiment
-from hf_recurrent.reproduce.report import markdown_table, section, update_section
+from hf_recurrent.reproduce.report import command_line, markdown_table, section, update_section
 from hf_recurrent.reproduce.rows_file import read_rows
 from hf_recurrent.reproduce.runner import reproduce
 
@@ -76,7 +76,7 @@ def test_the_page_has_one_section_an_experiment(halves, tmp_path):
     assert text.startswith("# Results\n\nBy hand.\n")
     assert text.count("## Nobody, Table 1: halves") == 1
     assert "2 seeds, mean ± half the range" in text
-    assert "python scripts/reproduce.py halves" in text
+    assert "\npython scripts/reproduce.py halves --seeds 0 1\n" in text
     assert "![halves](results/halves_small.png)" in text
     assert text.endswith("<!-- reproduce: other -->\nother text\n<!-- end of other -->\n")
 
@@ -84,9 +84,17 @@ def test_the_page_has_one_section_an_experiment(halves, tmp_path):
 def test_values_over_an_axis_are_columns():
     experiment = Halves()
     experiment.x_label = "T ="
-    rows = [{"label": "line", "seed": 0, "value": {"2": 1.0, "8": 2.0}, "seconds": 1.0, "device": "paper"}]
+    rows = [{"label": "|line|", "seed": 0, "value": {"2": 1.0, "8": 2.0}, "seconds": 1.0, "device": "paper"}]
     assert "|  | T = 2 | T = 8 | paper |" in markdown_table(experiment, rows)
-    assert "| line | 1.000 | 2.000 | - |" in section(experiment, "paper", rows, "x.png")
+    assert r"| \|line\| | 1.000 | 2.000 | - |" in section(experiment, "paper", rows, "x.png", "command")
+
+
+def test_the_command_in_the_page_makes_its_rows_again():
+    command = command_line(Halves(), "paper", [1, 2], ["sec ond"], {"factor": 3, "data": "/mine/mnist"})
+    assert command == (
+        "python scripts/reproduce.py halves --size paper --seeds 1 2 --only 'sec ond' --override factor=3 data=FOLDER"
+    )
+    assert command_line(Halves(), "small", [0], [], {}) == "python scripts/reproduce.py halves"
 
 
 def test_a_damaged_file_is_not_overwritten(halves, tmp_path):
