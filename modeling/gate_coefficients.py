@@ -1,7 +1,7 @@
 """Decay and scaled input of a gated linear recurrent unit, without the many passes over memory in between.
 
-Written operation by operation, autograd would keep eight tensors of the size of the state of all steps. Here a
-hand-written backward pass computes them again from the projections, on a CPU in blocks that stay in the cache.
+Written operation by operation, autograd would keep eight tensors of the size of the state of all steps. Where they are
+large a hand-written backward pass computes them again from the projections, on a CPU in blocks that stay in the cache.
 
 Shape letters: B streams or batch, T steps, S state width.
 """
@@ -10,7 +10,7 @@ import torch
 
 from .recurrent_state import state_dtype
 from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
-from .row_blocks import row_blocks, sees_operations_only
+from .row_blocks import recomputing_pays, row_blocks
 
 
 def gate_coefficients(
@@ -23,13 +23,13 @@ def gate_coefficients(
         rate: (S,), or a shape that broadcasts; float32 or wider.
 
     Returns:
-        Two tensors (…, S), float32 or float64. Their gradients cannot be differentiated again.
+        Two tensors (…, S), float32 or float64. Where they are large their gradients cannot be differentiated again.
     """
-    if sees_operations_only():
-        dtype = state_dtype(recurrence_gate.dtype)
-        log_decay = -rate * torch.sigmoid(recurrence_gate.to(dtype))
-        return torch.exp(log_decay), input_normalizer(log_decay) * input_gate.to(dtype) * inputs.to(dtype)
-    return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
+    if recomputing_pays(recurrence_gate):
+        return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
+    dtype = state_dtype(recurrence_gate.dtype)
+    log_decay = -rate * torch.sigmoid(recurrence_gate.to(dtype))
+    return torch.exp(log_decay), input_normalizer(log_decay) * input_gate.to(dtype) * inputs.to(dtype)
 
 
 class _GateCoefficients(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """LN( GeLU(LN(gate)) ∘ LN(value) ), the heart of Memora's two blocks (Memora, section 4.2), LN without parameters.
 
-Autograd would keep five tensors between the two inputs and the output, each as large as these. Here the backward pass
-computes them again, on a CPU in blocks that stay in the cache.
+Autograd would keep five tensors between the two inputs and the output, each as large as these. Where they are large
+the backward pass computes them again, on a CPU in blocks that stay in the cache.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 
 from .recurrent_blocks import layer_norm
 from .recurrent_state import state_dtype
-from .row_blocks import row_blocks, sees_operations_only
+from .row_blocks import recomputing_pays, row_blocks
 
 _norm, _norm_backward = torch.ops.aten.native_layer_norm, torch.ops.aten.native_layer_norm_backward
 _ONLY_INPUT = [True, False, False]  # of the gradients of a norm: it has no weight and no bias
@@ -23,12 +23,13 @@ def gated_norm(gate: torch.Tensor, value: torch.Tensor, eps: float) -> torch.Ten
         value: of that shape and any floating type.
 
     Returns:
-        (…, width). Its gradients cannot be differentiated again.
+        (…, width). Where it is large its gradients cannot be differentiated again.
     """
-    if sees_operations_only():
-        gate = nn.functional.gelu(layer_norm(gate, eps))
-        return layer_norm(gate * layer_norm(value, eps).to(gate.dtype), eps)
-    return _GatedNorm.apply(gate, value, eps)
+    if recomputing_pays(gate):
+        return _GatedNorm.apply(gate, value, eps)
+    dtype = state_dtype(gate.dtype)
+    opened = nn.functional.gelu(layer_norm(gate.to(dtype), eps))
+    return layer_norm(opened * layer_norm(value.to(dtype), eps), eps).to(gate.dtype)
 
 
 class _GatedNorm(torch.autograd.Function):

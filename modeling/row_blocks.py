@@ -6,6 +6,8 @@ import torch
 
 # Elements of a block. Half a dozen tensors are at work at a time; smaller blocks cost more calls than cache misses.
 CPU_BLOCK_ELEMENTS = 1 << 17
+# Up to so many elements intermediate results are kept: they take little memory, and calls of functions all the time.
+RECOMPUTED_ELEMENTS = 1 << 19
 
 
 def row_blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -21,6 +23,11 @@ def row_blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     yield from zip(*(tensor.reshape(-1, tensor.shape[-1]).split(rows) for tensor in tensors), strict=True)
 
 
-def sees_operations_only() -> bool:
-    """Whether a compiler or torch.func is at work, for which formulas have to be written in plain operations."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+def recomputing_pays(tensor: torch.Tensor) -> bool:
+    """Whether a backward pass by hand, which computes intermediate results again, is better than autograd's.
+
+    Never for a compiler and torch.func, which want plain operations.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return tensor.numel() > RECOMPUTED_ELEMENTS

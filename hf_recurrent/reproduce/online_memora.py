@@ -1,9 +1,12 @@
 """Memora learning byte by byte, by real-time recurrent learning and by one-step backpropagation (Memora, Figure 5)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.reproduce.experiment import Curves, Experiment, Settings
+
+if TYPE_CHECKING:
+    from hf_recurrent import Corpus
 
 METHODS = {"RTRL": "rtrl", "one-step BPTT": "truncated"}
 # Size → settings of all rows, then those of many streams and of a single one.
@@ -13,6 +16,7 @@ SIZES: dict[str, Settings] = {
         "state_size": 96,
         "num_hidden_layers": 2,
         "corpus": "python",
+        "episode_bytes": 1000,
         "eval_bytes": 50_000,
     },
     "paper": {
@@ -20,6 +24,7 @@ SIZES: dict[str, Settings] = {
         "state_size": 512,
         "num_hidden_layers": 6,
         "corpus": "hub:roneneldan/TinyStories",
+        "episode_bytes": 0,
         "eval_bytes": 10_000_000,
     },
 }
@@ -77,6 +82,8 @@ class OnlineMemora(Experiment):
         from hf_recurrent.reproduce.training import build_model, run_trainer
 
         corpus, held_out = load_corpus(settings["corpus"]).split()
+        if settings["episode_bytes"]:
+            corpus, held_out = (cut_documents(part, settings["episode_bytes"]) for part in (corpus, held_out))
         held_out = limit_bytes(held_out, settings["eval_bytes"])
         widths = {key: settings[key] for key in ("hidden_size", "state_size", "num_hidden_layers")}
         model = build_model("memora-online", corpus.vocab_size, settings["seed"], **widths)
@@ -129,6 +136,17 @@ class OnlineMemora(Experiment):
             f"{rates}. Lines {WHILE_READING!r}: the bytes read since the last column, each predicted before it was "
             "learned from."
         )
+
+
+def cut_documents(corpus: "Corpus", num_bytes: int) -> "Corpus":
+    """Excerpts of so many bytes, as long as the paper's stories: in a short stream of whole files there is one file."""
+    from hf_recurrent import Corpus
+
+    return Corpus.from_documents(
+        document[start : start + num_bytes].tobytes()
+        for document in corpus
+        for start in range(0, len(document), num_bytes)
+    )
 
 
 def read_log(trainer: Any) -> tuple[dict[int, float], dict[int, float]]:

@@ -10,6 +10,13 @@ from hf_recurrent.modeling.row_blocks import CPU_BLOCK_ELEMENTS
 LARGE = (3, CPU_BLOCK_ELEMENTS // 96, 96)  # three blocks and a bit
 
 
+@pytest.fixture(params=["recomputed", "kept"], autouse=True)
+def size_from_which_results_are_recomputed(request, monkeypatch):
+    """Both ways at every size."""
+    elements = 0 if request.param == "recomputed" else 1 << 62
+    monkeypatch.setattr("hf_recurrent.modeling.row_blocks.RECOMPUTED_ELEMENTS", elements)
+
+
 def plainly(recurrence_gate, rate, input_gate, inputs):
     """As the papers write it, in the type of the rate."""
     recurrence_gate, input_gate, inputs = (x.to(rate.dtype) for x in (recurrence_gate, input_gate, inputs))

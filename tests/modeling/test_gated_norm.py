@@ -11,6 +11,13 @@ from hf_recurrent.modeling.row_blocks import CPU_BLOCK_ELEMENTS
 SHAPES = {"small": (2, 5, 7), "blocks": (3, CPU_BLOCK_ELEMENTS // 96, 96), "one step": (4, 1, 24)}
 
 
+@pytest.fixture(params=["recomputed", "kept"], autouse=True)
+def size_from_which_results_are_recomputed(request, monkeypatch):
+    """Both ways at every size."""
+    elements = 0 if request.param == "recomputed" else 1 << 62
+    monkeypatch.setattr("hf_recurrent.modeling.row_blocks.RECOMPUTED_ELEMENTS", elements)
+
+
 def plainly(gate, value):
     """As the paper writes it."""
     return layer_norm(nn.functional.gelu(layer_norm(gate, 1e-6)) * layer_norm(value, 1e-6), 1e-6)
