@@ -1,5 +1,6 @@
 """What the benchmark scripts share: clocks, the machine's own limits, tables and plots of rows × models."""
 
+import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -57,6 +58,39 @@ def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> st
     """Lines of cells as a Markdown table."""
     rows = [columns, ["---"] * len(columns), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def add_shared_options(parser: argparse.ArgumentParser, *, rows: Sequence[str], streams: int, rounds: int) -> None:
+    """Which models, how many streams, how often, on what, and where the table goes; the values are the defaults."""
+    shown = " ".join(rows)
+    parser.add_argument("--rows", nargs="+", default=list(rows), help=f"rows of the table of sizes (default {shown})")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--streams", type=int, default=streams, help=f"B (default {streams})")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"the best counts (default {rounds})")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
+
+
+def report(
+    title: str,
+    columns: Sequence[str],
+    rows: dict[str, tuple[list[list[str]], dict[str, float], float]],
+    path: Path | None,
+) -> None:
+    """Print the table of all rows; with a path, save it and a plot beside each other.
+
+    Args:
+        rows: row → lines of the table, bytes per second of each model, and their limit.
+        path: without a suffix.
+    """
+    table = markdown_table(columns, [line for lines, _, _ in rows.values() for line in lines])
+    print(f"{title}\n\n{table}")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rates, limits = ({row: measured[part] for row, measured in rows.items()} for part in (1, 2))
+        save_bars(path.with_suffix(".png"), rates, limits, title.partition(";")[0])
+        path.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
 
 
 def save_bars(path: Path, rows: dict[str, dict[str, float]], limits: dict[str, float], title: str) -> None:

@@ -12,14 +12,13 @@ counts.
 
 import argparse
 import statistics
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.generation import BaseStreamer
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.benchmarking import FAMILIES, clock, conditions, markdown_table, read_bandwidth, save_bars
+from hf_recurrent.benchmarking import add_shared_options, clock, conditions, read_bandwidth, report
 
 
 class Stopwatch(BaseStreamer):
@@ -112,16 +111,10 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", default=["s0", "s4"], help="rows of the table of sizes (default s0 s4)")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--streams", type=int, default=1, help="B (default 1)")
+    add_shared_options(parser, rows=["s0", "s4"], streams=1, rounds=5)
     parser.add_argument("--bytes", type=int, default=32, help="new bytes of a stream in a round (default 32)")
     parser.add_argument("--position", type=int, default=4096, help="where Llama continues (default 4096)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--bandwidth_bytes", type=int, default=1 << 28, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
     return parser
 
 
@@ -133,19 +126,11 @@ def main() -> None:
         parser.error(f"--bytes is {options.bytes}; it must be at least 4.")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    lines, rates, limits = [], {}, {}
-    for row in options.rows:
-        row_lines, rates[row], limits[row] = measure_row(row, options)
-        lines += row_lines
+    rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "bytes/s", "µs a step", "limit µs", "of the limit"]
     columns += [f"time / {options.families[0]}", "state KiB a stream"]
-    table = markdown_table(columns, lines)
     title = f"generate(), B {options.streams}, Llama from position {options.position:,}; {conditions(options.device)}"
-    print(f"{title}\n\n{table}")
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        save_bars(options.output.with_suffix(".png"), rates, limits, f"generate(), B {options.streams}")
-        options.output.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+    report(title, columns, rows, options.output)
 
 
 if __name__ == "__main__":

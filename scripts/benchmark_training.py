@@ -12,13 +12,12 @@ so on a CPU it reads one stream at a time.
 """
 
 import argparse
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.benchmarking import FAMILIES, clock, conditions, markdown_table, matrix_rate, save_bars
+from hf_recurrent.benchmarking import add_shared_options, clock, conditions, matrix_rate, report
 
 
 class KeptMemory:
@@ -94,16 +93,10 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", default=["s0"], help="rows of the table of sizes (default s0)")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--streams", type=int, default=8, help="B (default 8)")
+    add_shared_options(parser, rows=["s0"], streams=8, rounds=3)
     parser.add_argument("--block_size", "--block-size", type=int, default=1024, help="T (default 1024)")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
     return parser
 
 
@@ -112,23 +105,15 @@ def main() -> None:
     options = build_parser().parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    lines, rates, limits = [], {}, {}
-    for row in options.rows:
-        row_lines, rates[row], limits[row] = measure_row(row, options)
-        lines += row_lines
+    rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "B", "bytes/s", "limit bytes/s", "of the limit"]
     columns += [f"{options.families[0]} is … times as fast", "KiB kept a byte"]
-    table = markdown_table(columns, lines)
     title = (
         f"Training step, T {options.block_size}{', bfloat16' if options.bf16 else ''}; {conditions(options.device)}"
     )
     if options.device.type == "cuda":
         title += f"; peak of all models {torch.cuda.max_memory_allocated(options.device) / 2**30:.1f} GiB"
-    print(f"{title}\n\n{table}")
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        save_bars(options.output.with_suffix(".png"), rates, limits, f"Training, T {options.block_size}")
-        options.output.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+    report(title, columns, rows, options.output)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from hf_recurrent.tasks.task import Task
 from hf_recurrent.trainers.dmt_objective import DmtObjective
 from hf_recurrent.trainers.memory_trainer import MemoryTrainer
 from hf_recurrent.trainers.memory_windows import choose_cuts
-from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, MemoryTrainingArguments
+from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments
 
 
 class DmtTrainer(MemoryTrainer):
@@ -47,10 +47,6 @@ class DmtTrainer(MemoryTrainer):
 
     def _last_anchor(self, reads_task: bool) -> int:
         return self.args.block_size - 1
-
-    @staticmethod
-    def _describe_shortest_block(args: MemoryTrainingArguments) -> str:
-        return f"`context_length` {args.context_length} + `rollout_length` {args.rollout_length}"
 
     def _model_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         start = self._first_anchor(isinstance(self.train_dataset, Task))

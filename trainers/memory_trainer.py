@@ -51,10 +51,8 @@ class MemoryTrainer(MultiStreamTrainer):
         if isinstance(train_corpus, Task) and args.chooses_block_size:
             args.block_size = train_corpus.length
         elif not isinstance(train_corpus, Task) and args.block_size < args.shortest_block:
-            raise ValueError(
-                f"`block_size` is {args.block_size}; it must be {args.shortest_block} or more "
-                f"({self._describe_shortest_block(args)})."
-            )
+            parts = " + ".join(f"`{name}` {getattr(args, name)}" for name in args.block_parts)
+            raise ValueError(f"`block_size` is {args.block_size}; it must be {args.shortest_block} or more ({parts}).")
         self.student, self.teacher = model, teacher
         # No context is longer than the blocks.
         self._context_length = min(args.context_length, args.block_size)
@@ -82,11 +80,6 @@ class MemoryTrainer(MultiStreamTrainer):
 
     def _last_anchor(self, reads_task: bool) -> int:
         """The last position of a block that can be used."""
-        raise NotImplementedError
-
-    @staticmethod
-    def _describe_shortest_block(args: MemoryTrainingArguments) -> str:
-        """What a block has to hold."""
         raise NotImplementedError
 
     # ---- Steps ----

@@ -1,6 +1,7 @@
 """Arguments of [`SmtTrainer`] and [`DmtTrainer`]: those of the stream trainer with the paper's defaults."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 
@@ -38,10 +39,13 @@ class MemoryTrainingArguments(MultiStreamTrainingArguments):
     weight_decay: float = field(default=0.01, metadata={"help": "AdamW's weight decay."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Blocks of one step on one device."})
 
+    # Fields whose sum is the least T of blocks of a corpus.
+    block_parts: ClassVar[tuple[str, ...]] = ("context_length",)
+
     @property
     def shortest_block(self) -> int:
         """The least T of blocks of a corpus."""
-        raise NotImplementedError
+        return sum(getattr(self, name) for name in self.block_parts)
 
     def __post_init__(self):
         for name, least in (("context_length", 1), ("timesteps", 0), ("eval_windows", 0)):
@@ -80,9 +84,7 @@ class SmtTrainingArguments(MemoryTrainingArguments):
         metadata={"help": "What is spread: each token of the memory, or the state.", "choices": ["tokens", "states"]},
     )
 
-    @property
-    def shortest_block(self) -> int:
-        return self.context_length + self.future_length
+    block_parts: ClassVar[tuple[str, ...]] = ("context_length", "future_length")
 
     def __post_init__(self):
         if self.future_length < 1:
@@ -124,9 +126,7 @@ class DmtTrainingArguments(MemoryTrainingArguments):
         metadata={"help": "Positions of each rollout that have a label, at most, chosen at random; 0 for all."},
     )
 
-    @property
-    def shortest_block(self) -> int:
-        return self.context_length + self.rollout_length
+    block_parts: ClassVar[tuple[str, ...]] = ("context_length", "rollout_length")
 
     def __post_init__(self):
         if self.rollout_length < 1:

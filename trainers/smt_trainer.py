@@ -6,7 +6,7 @@ from transformers.utils import logging
 from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.memory_trainer import MemoryTrainer
-from hf_recurrent.trainers.smt_arguments import MemoryTrainingArguments, SmtTrainingArguments
+from hf_recurrent.trainers.smt_arguments import SmtTrainingArguments
 from hf_recurrent.trainers.smt_objective import SmtObjective
 
 logger = logging.get_logger(__name__)
@@ -73,10 +73,6 @@ class SmtTrainer(MemoryTrainer):
 
     def _last_anchor(self, reads_task: bool) -> int:
         return self.args.block_size - (1 if reads_task else self.args.future_length)
-
-    @staticmethod
-    def _describe_shortest_block(args: MemoryTrainingArguments) -> str:
-        return f"`context_length` {args.context_length} + `future_length` {args.future_length}"
 
     @property
     def trained_model(self) -> SmtRnnForCausalLM:

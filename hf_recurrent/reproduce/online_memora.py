@@ -139,7 +139,7 @@ class OnlineMemora(Experiment):
 
 
 def cut_documents(corpus: "Corpus", num_bytes: int) -> "Corpus":
-    """Excerpts of so many bytes, as long as the paper's stories: in a short stream of whole files there is one file."""
+    """Excerpts of so many bytes, about a story of the paper: a short stream of whole files would hold one."""
     from hf_recurrent import Corpus
 
     return Corpus.from_documents(
