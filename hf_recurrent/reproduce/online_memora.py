@@ -31,7 +31,13 @@ SIZES: dict[str, Settings] = {
 STREAMS: dict[str, list[Settings]] = {
     "small": [
         {"streams": 64, "steps": 6000, "optim": "adamw_torch", "learning_rates": {"rtrl": 1e-3, "truncated": 1e-3}},
-        {"streams": 1, "steps": 25_000, "optim": "rmsprop", "learning_rates": {"rtrl": 1e-4, "truncated": 1e-4}},
+        {
+            "streams": 1,
+            "steps": 16_000,
+            "optim": "adamw_torch",
+            "learning_rates": {"rtrl": 3e-4, "truncated": 3e-4},
+            "arguments": {"adam_beta2": 0.9999, "warmup_steps": 500, "lr_scheduler_type": "cosine"},
+        },
     ],
     "paper": [
         {
@@ -105,6 +111,7 @@ class OnlineMemora(Experiment):
             per_device_eval_batch_size=32,
             eval_block_size=512,
             bf16=False,
+            **settings.get("arguments", {}),
         )
         held_out, while_reading = (
             {f"{step * settings['streams'] / 1000:g}": bits for step, bits in curve.items()}
@@ -128,14 +135,20 @@ class OnlineMemora(Experiment):
 
     def note(self, rows: Sequence[Settings]) -> str:
         row = rows[0]
-        kinds = {(r["streams"], r["optim"], r["steps"]): f"{r['steps']:,} steps with B = {r['streams']}" for r in rows}
+        cut = f" in excerpts of {row['episode_bytes']:,} bytes" if row["episode_bytes"] else ""
+        kinds = " and ".join(dict.fromkeys(map(_describe, rows)))
         rates = ", ".join(sorted({f"{r['label']}: {r['learning_rate']:g}" for r in rows}))
         return (
             f"Memora of M {row['hidden_size']}, S {row['state_size']}, N {row['num_hidden_layers']} on "
-            f"`{row['corpus']}`, {' and '.join(kinds.values())}; AdamW, for a single stream RMSProp; learning rates "
-            f"{rates}. Lines {WHILE_READING!r}: the bytes read since the last column, each predicted before it was "
-            "learned from."
+            f"`{row['corpus']}`{cut}, {kinds}; learning rates {rates}. Lines {WHILE_READING!r}: the bytes read since "
+            "the last column, each predicted before it was learned from."
         )
+
+
+def _describe(row: Settings) -> str:
+    """Steps, streams and optimizer of a row."""
+    words = [row["optim"], *(f"{name} {value}" for name, value in row.get("arguments", {}).items())]
+    return f"{row['steps']:,} steps with B = {row['streams']} ({', '.join(words)})"
 
 
 def cut_documents(corpus: "Corpus", num_bytes: int) -> "Corpus":
