@@ -1,15 +1,10 @@
 """Upload over real HTTP in one process, load in another one that cannot import this package."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from hub_process import TOKEN, run_program
+from huggingface_hub import ModelCard
 from loopback_hub import LoopbackHub
 
 REPOSITORIES = ["memora-whole", "hawk-parts", "hawk-command", "memora-trained", "smt_rnn-whole"]

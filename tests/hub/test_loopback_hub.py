@@ -1,10 +1,5 @@
 """The loopback Hub behaves as the released client expects, errors included: else the other tests prove nothing."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from hub_process import TOKEN, run_program
 from loopback_hub import LoopbackHub
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from solver_checks import check_neighbours, check_targets
 
 from hf_recurrent import (
     AssociativeRecall,
@@ -107,13 +108,7 @@ def solve_permutation_composition(task, row):
 
 @pytest.mark.parametrize("task", TASKS, ids=names)
 def test_targets_are_what_a_solver_finds(task):
-    inputs, targets = task.examples(np.arange(60))
-    assert inputs.shape == targets.shape == (60, task.length)
-    assert inputs.dtype == targets.dtype == np.int64
-    assert inputs.min() >= 0 and inputs.max() < task.vocab_size and targets.max() < task.vocab_size
-    solve = globals()[f"solve_{task.name}"]
-    for row, asked in zip(inputs.tolist(), targets.tolist(), strict=True):
-        assert solve(task, row) == [None if token == -100 else token for token in asked]
+    check_targets(task, globals()[f"solve_{task.name}"])
 
 
 @settings(max_examples=40, deadline=None)
@@ -123,10 +118,7 @@ def test_targets_are_what_a_solver_finds(task):
     split=st.sampled_from(["train", "validation", "test"]),
 )
 def test_an_example_does_not_depend_on_its_neighbours(task, indices, split):
-    together = task.examples(np.array(indices), split)
-    for row, index in enumerate(indices):
-        alone = task.examples(np.array([index]), split)
-        assert np.array_equal(together[0][row], alone[0][0]) and np.array_equal(together[1][row], alone[1][0])
+    check_neighbours(task, indices, split)
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.length > 10], ids=names)

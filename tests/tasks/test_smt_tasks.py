@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from solver_checks import check_neighbours, check_targets
 
 from hf_recurrent import (
     KeysValues,
@@ -111,13 +112,7 @@ def solve_modular_arithmetic(task, row):
 
 @pytest.mark.parametrize("task", TASKS, ids=names)
 def test_targets_are_what_a_solver_finds(task):
-    inputs, targets = task.examples(np.arange(60))
-    assert inputs.shape == targets.shape == (60, task.length)
-    assert inputs.dtype == targets.dtype == np.int64
-    assert inputs.min() >= 0 and inputs.max() < task.vocab_size and targets.max() < task.vocab_size
-    solve = globals()[f"solve_{task.name}"]
-    for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
-        assert solve(task, row) == [None if token == -100 else token for token in target]
+    check_targets(task, globals()[f"solve_{task.name}"])
 
 
 @settings(max_examples=30, deadline=None)
@@ -127,10 +122,7 @@ def test_targets_are_what_a_solver_finds(task):
     split=st.sampled_from(["train", "validation", "test"]),
 )
 def test_an_example_does_not_depend_on_its_neighbours(task, indices, split):
-    together = task.examples(np.array(indices), split)
-    for row, index in enumerate(indices):
-        alone = task.examples(np.array([index]), split)
-        assert np.array_equal(together[0][row], alone[0][0]) and np.array_equal(together[1][row], alone[1][0])
+    check_neighbours(task, indices, split)
 
 
 # ---- Knobs ----

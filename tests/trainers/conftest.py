@@ -12,8 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-sys.path.insert(0, os.fspath(Path(__file__).parent))
-
 
 @pytest.fixture(autouse=True)
 def one_thread():

@@ -1,14 +1,7 @@
 """What each rule lets a block learn of its past, and how far its gradient is from the true one."""
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "modeling"))
-
 from model_cases import relative_difference, tiny_model
 
 from hf_recurrent import GradientAlignment, gradient_alignment

@@ -1,17 +1,11 @@
 """Real-time recurrent learning against automatic differentiation through all of the time, in float64."""
 
 import gc
-import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "modeling"))
-
 from model_cases import relative_difference, tiny_model
+from torch import nn
 
 from hf_recurrent.modeling.dense_units import DenseUnit
 from hf_recurrent.modeling.nonlinear_units import SequentialUnit

@@ -1,14 +1,7 @@
 """A rule over whole sequences in one pass is the rule byte by byte."""
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "modeling"))
-
 from model_cases import relative_difference, tiny_model
 
 from hf_recurrent.modeling.recurrent_state import detach_state

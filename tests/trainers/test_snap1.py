@@ -1,17 +1,10 @@
 """SnAp-1 against its definition, in float64: one sensitivity a weight, propagated by the Jacobian's diagonal."""
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from model_cases import relative_difference
 from test_sensitivities import BEFORE, ELEMENT_WISE, UnitAlone, gradients, loss_of, model_of
 from test_sensitivities import batch as model_batch
-
-sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "modeling"))
-
-from model_cases import relative_difference
 
 from hf_recurrent import gradient_alignment
 from hf_recurrent.modeling.recurrent_state import detach_state
