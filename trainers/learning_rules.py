@@ -19,7 +19,8 @@ from hf_recurrent.modeling.dense_units import DenseUnit
 from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit, at_least_float32
 from hf_recurrent.trainers.diagonal_recurrence import diagonal_recurrence, states_before
-from hf_recurrent.trainers.sensitivities import SensitivityEngine, shadowed
+from hf_recurrent.trainers.sensitivities import SensitivityEngine
+from hf_recurrent.trainers.traced_unit import shadowed
 
 RuleName = Literal["rtrl", "snap1", "truncated", "spatial"]
 RULES = get_args(RuleName)

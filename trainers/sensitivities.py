@@ -20,16 +20,15 @@ group (S = K · G), P rows of a map in a group.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.recurrent_state import RecurrentState, state_dtype
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
+from hf_recurrent.trainers.traced_unit import TracedUnit, UnitRecorder, differentiable, find_traced_parameters
 
 try:
     from hf_recurrent.kernels import sensitivities_cpu
@@ -38,35 +37,6 @@ except ImportError:
 
 # Sensitivities of so many numbers stay in the cache from the first operation on them to the last.
 _CPU_CHUNK_ELEMENTS = 1 << 17
-
-
-@dataclass
-class TracedUnit:
-    """One recurrent unit and those of its parameters that the state depends on; names are the model's."""
-
-    name: str
-    unit: RecurrentUnit
-    linears: dict[str, nn.Linear]
-    vectors: dict[str, nn.Parameter]
-
-    @property
-    def groups(self) -> int:
-        """G."""
-        return self.unit.channel_groups
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """All traced parameters by their name in the model."""
-        found = {}
-        for name, linear in self.linears.items():
-            found |= {f"{self.name}.{name}.{part}": parameter for part, parameter in linear.named_parameters()}
-        found |= {f"{self.name}.{name}": parameter for name, parameter in self.vectors.items()}
-        return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
-
-    def sensitivity_shape(self, parameter: nn.Parameter, batch_size: int) -> torch.Size:
-        """(B, K, P, G) of a vector or bias, (B, K, P, G, M) of a matrix."""
-        channels = self.unit.state_size // self.groups
-        rows = parameter.shape[0] // self.groups
-        return torch.Size((batch_size, channels, rows, self.groups, *parameter.shape[1:]))
 
 
 class SensitivityEngine:
@@ -109,7 +79,7 @@ class SensitivityEngine:
                 "recurrent learning cannot be done; use backpropagation through time (`bptt`) or, for a `DenseUnit`, "
                 "the approximation SnAp-1 (`snap1`)."
             )
-        self.units = [_find_traced_parameters(name, unit, self.dtype) for name, unit in units]
+        self.units = [find_traced_parameters(name, unit, self.dtype) for name, unit in units]
 
     def shapes(self, batch_size: int) -> dict[str, torch.Size]:
         """Name and shape of every sensitivity."""
@@ -146,172 +116,7 @@ class SensitivityEngine:
             block.finish()
 
 
-def _find_traced_parameters(name: str, unit: RecurrentUnit, dtype: torch.dtype) -> TracedUnit:
-    """Which parameters the unit's state depends on, found by running one step of it."""
-    everything = TracedUnit(
-        name,
-        unit,
-        {child: module for child, module in unit.named_children() if isinstance(module, nn.Linear)},
-        dict(unit.named_parameters(recurse=False)),
-    )
-    known = {id(p) for linear in everything.linears.values() for p in linear.parameters()}
-    known |= {id(vector) for vector in everything.vectors.values() if vector.dim() == 1}
-    for parameter_name, parameter in unit.named_parameters():
-        if id(parameter) not in known:
-            raise ValueError(
-                f"`{name}.{parameter_name}` is neither a vector nor a parameter of an `nn.Linear`, so its sensitivity "
-                "cannot be traced; use `bptt`."
-            )
-    probe = _Probe(everything, dtype)
-    probe.check_channels()
-    return TracedUnit(
-        name,
-        unit,
-        {child: everything.linears[child] for child in probe.linears_of_state},
-        {child: everything.vectors[child] for child in probe.vectors_of_state},
-    )
-
-
-class _Probe:
-    """One step of a unit from a made-up state and input, with the graph of its last state."""
-
-    def __init__(self, traced: TracedUnit, dtype: torch.dtype):
-        self.traced, unit = traced, traced.unit
-        weight = next(unit.parameters())
-        recorder = _Recorder(traced, dtype)
-        with torch.enable_grad(), recorder.recording():
-            unit(
-                _made_up(2, 1, unit.input_size, like=weight),
-                _made_up(2, unit.state_size, like=weight).to(dtype).requires_grad_(),
-            )
-        self.state, self.final_state = recorder.state, recorder.final_state
-        self.projections = {name: output for name, (_, output) in recorder.projections.items()}
-        depends = [gradient is not None for gradient in self._gradients([*self.projections.values()])]
-        self.linears_of_state = [name for name, does in zip(self.projections, depends, strict=True) if does]
-        depends = [gradient is not None for gradient in self._gradients([*recorder.vectors.values()])]
-        self.vectors_of_state = [name for name, does in zip(recorder.vectors, depends, strict=True) if does]
-
-    def _gradients(self, inputs: list[torch.Tensor], cotangent: torch.Tensor | None = None) -> list:
-        if not inputs:
-            return []
-        cotangent = torch.ones_like(self.final_state) if cotangent is None else cotangent
-        return list(torch.autograd.grad(self.final_state, inputs, cotangent, retain_graph=True, allow_unused=True))
-
-    def check_channels(self) -> None:
-        """Raise a ValueError if a group of channels depends on another one."""
-        traced = self.traced
-        projections = [self.projections[name] for name in self.linears_of_state]
-        vectors = [traced.vectors[name] for name in self.vectors_of_state]
-        mixes = any(tensor.shape[-1] % traced.groups for tensor in (*projections, *vectors))
-        for projection in projections:
-            if projection.requires_grad:
-                of_state = torch.autograd.grad(projection.sum(), self.state, retain_graph=True, allow_unused=True)[0]
-                mixes = mixes or of_state is not None
-        for group in {0, traced.groups // 2, traced.groups - 1}:
-            if mixes:
-                break
-            cotangent = torch.zeros_like(self.final_state)
-            cotangent.unflatten(-1, (-1, traced.groups))[..., group] = 1
-            for gradient in self._gradients([self.state, *projections], cotangent):
-                by_group = gradient.unflatten(-1, (-1, traced.groups))
-                elsewhere = torch.arange(traced.groups, device=gradient.device) != group
-                mixes = mixes or bool(by_group[..., elsewhere].any())
-        if mixes:
-            raise ValueError(
-                f"`{traced.name}` is a {type(traced.unit).__name__}, whose recurrence mixes its channels: exact "
-                "real-time recurrent learning would need a number for every weight and channel. Use backpropagation "
-                "through time (`bptt`) or, for a `DenseUnit`, the approximation SnAp-1 (`snap1`)."
-            )
-
-
-def _made_up(*shape: int, like: torch.Tensor) -> torch.Tensor:
-    """Numbers that look random and leave the random state alone."""
-    count = torch.Size(shape).numel()
-    return torch.sin(torch.arange(1, count + 1, dtype=torch.float64) ** 1.5).reshape(shape).to(like)
-
-
-def _differentiable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor, also where the parameter that it comes from is frozen."""
-    return tensor if tensor.requires_grad else tensor.requires_grad_()
-
-
-@contextmanager
-def shadowed(unit: RecurrentUnit, **attributes) -> Iterator[None]:
-    """Other attributes for a while; an instance's own attribute is found before a parameter or method of that name."""
-    before = {name: unit.__dict__[name] for name in attributes if name in unit.__dict__}
-    unit.__dict__.update(attributes)
-    try:
-        yield
-    finally:
-        for name in attributes:
-            del unit.__dict__[name]
-        unit.__dict__.update(before)
-
-
-class _Recorder:
-    """Runs a unit as it is and keeps what its sensitivities are made of.
-
-    Inputs and outputs of its maps are noted, and every stream gets a copy of the vectors, so that their gradients stay
-    apart. The numbers are the same as without.
-    """
-
-    def __init__(self, traced: TracedUnit, dtype: torch.dtype):
-        self.traced, self.dtype = traced, dtype
-        self.projections: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.vectors: dict[str, torch.Tensor] = {}
-        self.state: torch.Tensor | None = None
-        self.final_state: torch.Tensor | None = None
-        self.has_run = False
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        unit = self.traced.unit
-        recur = unit.recur
-
-        def recorded(projections, state, reset_mask=None, padding_mask=None):
-            if self.has_run:
-                raise ValueError(
-                    f"`{self.traced.name}` ran twice in one block; sensitivities need one forward pass a block, "
-                    "without gradient checkpointing."
-                )
-            self.has_run = True
-            self.state = self.enter(state)
-            # In the states' type before they are copied: a gradient in bfloat16 would be too coarse to add up.
-            self.vectors = {
-                name: _differentiable(vector.to(self.dtype).expand(len(state), 1, -1))
-                for name, vector in self.traced.vectors.items()
-            }
-            with shadowed(unit, **self.vectors):
-                states, final_state = recur(projections, self.state, reset_mask, padding_mask)
-            self.final_state = final_state
-            self.leave()
-            return states, final_state
-
-        handles = [linear.register_forward_hook(self._note(name)) for name, linear in self.traced.linears.items()]
-        try:
-            with shadowed(unit, recur=recorded):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _note(self, name: str):
-        def hook(linear, inputs, output):
-            output = _differentiable(output.to(self.dtype))
-            self.projections[name] = inputs[0].detach(), output
-            return output
-
-        return hook
-
-    def enter(self, state: torch.Tensor) -> torch.Tensor:
-        """The state that the block starts from."""
-        return state
-
-    def leave(self) -> None:
-        """Called when the last state is known."""
-
-
-class _UnitBlock(_Recorder):
+class _UnitBlock(UnitRecorder):
     """One unit's part in one block: derivatives of its last state, and the pass over its sensitivities."""
 
     def __init__(self, traced: TracedUnit, sensitivities: RecurrentState, dtype: torch.dtype):
@@ -345,7 +150,7 @@ class _UnitBlock(_Recorder):
                     f"model need {tuple(shape)}; streams and their sensitivities are carried together, so their "
                     "number cannot change."
                 )
-        return _differentiable(_CarriedState.apply(state, self, *self.parameters.values()))
+        return differentiable(_CarriedState.apply(state, self, *self.parameters.values()))
 
     def leave(self) -> None:
         """Derivatives of the last state, one backward pass of the step for each channel of a group."""
