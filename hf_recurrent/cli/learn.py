@@ -292,7 +292,7 @@ class _Run:
 
     def _publish(self) -> None:
         """The model as it is now, and its state, where the other commands look for them."""
-        from hf_recurrent.cli.generate import TextState, read_texts, save_text_state
+        from hf_recurrent.text_state import TextState, read_texts, save_text_state
         from hf_recurrent.trainers.checkpoint_files import STAGING_PREFIX, publish_files
 
         learner, staging = self.learner, self.directory / f"{STAGING_PREFIX}model"
