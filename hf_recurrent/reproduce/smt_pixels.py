@@ -158,7 +158,7 @@ class PixelMethods(Experiment):
                 SMT_DMT: results["measured"]["loss"] / math.log(2),
                 TEACHER: results["measured"]["teacher_bits_per_byte"],
             }
-        real, _ = task.examples(np.arange(_SAMPLES), "validation")
+        _, real = task.examples(np.arange(_SAMPLES), "validation")
         samples = draw_samples(rnn, task, _SAMPLES, settings["seed"])
         return {
             **results,

@@ -10,6 +10,7 @@ from hf_recurrent import Corpus, config_from_preset, evaluate_bits_per_byte
 from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
 from hf_recurrent.reproduce.experiment import Experiment
 from hf_recurrent.reproduce.report import plot
+from hf_recurrent.reproduce.smt_pictures import unpack
 from hf_recurrent.reproduce.stride_sweep import STATE_CARRIED, STATE_ZERO, measure
 
 _SHAPE = {
@@ -78,6 +79,8 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
         assert all(math.isfinite(value) for value in values)
         assert row["num_parameters"] > 0
         assert row["seconds"] > 0
+        if "images" in row:  # the start token is no pixel
+            assert unpack(row["images"]).max() < row["levels"]
     assert len(experiment.curves(rows)) >= len(seen)
     assert experiment.note(rows)
     if type(experiment).draw is not Experiment.draw:
