@@ -10,8 +10,8 @@ from hf_recurrent.plotting import require_pyplot
 from hf_recurrent.reproduce.experiment import Experiment, Settings
 from hf_recurrent.reproduce.rows_file import write_text
 
-# More lines than these have their legend beside the picture.
-_LEGEND_INSIDE = 6
+# More lines than these have their legend beside the picture, more places than these no tick each.
+_LEGEND_INSIDE, _TICKS = 6, 8
 
 
 def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
@@ -121,8 +121,10 @@ def draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> N
             axes.plot(places, means, label=label, **{"marker": "o", **experiment.line_style(label)})
         if experiment.logarithmic:
             axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         ticks = sorted({place for line in curves.values() for place in line})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        if len(ticks) <= _TICKS:
+            axes.set_xticks(ticks)
         if experiment.scientific:
             axes.set_yscale("log")
         axes.set_xlabel(experiment.x_label)
