@@ -143,15 +143,21 @@ class SyntheticTasks(Experiment):
 
         row = rows[0]
         best = {row["x"]: row["best_possible"] for row in rows if "best_possible" in row}
-        steps = {row["label"].rpartition(", ")[0]: f"{row['steps']:,} ({row['dmt_steps']:,})" for row in rows}
+        others: dict[str, list[str]] = {}
+        for other in rows:
+            if other["steps"] != row["steps"]:
+                steps = f"{other['steps']:,} steps, DMT's {other['dmt_steps']:,}"
+                others.setdefault(steps, []).append(other["label"].rpartition(", ")[0])
+        longer = [f"{steps}, for {', '.join(dict.fromkeys(names))}" for steps, names in others.items()]
+        longest = max(row["x"] for row in rows)
         return (
-            f"Transformer backbone, {training_words(row)}, Tc = Tf = T. Optimizer steps of each method (of them "
-            f"DMT's): {', '.join(f'{name} {number}' for name, number in steps.items())}; {row['num_tested']:,} other "
-            f"examples to judge ({row['eval_windows']} for the teacher). {solved_words(self.curves(rows))}"
+            f"Transformer backbone, {training_words(row)}, Tc = Tf = T{''.join(f'; {words}' for words in longer)}. "
+            f"{row['num_tested']:,} other examples to judge ({row['eval_windows']} for the teacher). "
+            f"{solved_words(self.curves(rows))}"
             + ("Of modular arithmetic no model can answer more than " if best else "")
             + ", ".join(f"{accuracy:.1%} at T = {length}" for length, accuracy in best.items())
             + (". " if best else "")
-            + cost_words([row for row in rows if row["label"].startswith("retrieval")])
+            + cost_words([row for row in rows if row["x"] == longest])
         )
 
 
