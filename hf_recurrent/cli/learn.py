@@ -71,6 +71,9 @@ def build_parser() -> argparse.ArgumentParser:
     learning.add_argument("--optimizer", default="adamw", help="adamw or rmsprop (default: adamw)")
     learning.add_argument("--no_learn", action="store_true", help="predict and score only")
     learning.add_argument("--seed", type=int, default=0, help="of the weights that a preset begins with")
+    learning.add_argument(
+        "--threads", type=int, default=1, help="of the CPU; a single stream gains nothing from more (default: 1)"
+    )
     output = parser.add_argument_group("results")
     output.add_argument("--output_dir", type=Path, help="by default runs/MODEL-SOURCE")
     output.add_argument("--resume", action="store_true", help="go on where --output_dir stopped, if it has begun")
@@ -101,8 +104,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = _prepare(arguments)
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
-    if failure := run.learn():
+    with _threads(arguments.threads):
+        failure = run.learn()
+    if failure:
         parser.exit(1, f"{parser.prog}: error: {failure}\n")
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads for a while; threads that wait for each other on busy cores take most of a small step."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _prepare(arguments: argparse.Namespace) -> "_Run":
@@ -110,6 +128,8 @@ def _prepare(arguments: argparse.Namespace) -> "_Run":
     if arguments.output_dir is None:
         name = "stdin" if arguments.source == "-" else arguments.source.removeprefix("tcp://").replace(":", "-")
         arguments.output_dir = Path("runs", f"{Path(arguments.model).name}-{Path(name).name}")
+    if arguments.threads < 1:
+        raise ValueError(f"--threads is {arguments.threads}; it must be at least 1.")
     directory = arguments.output_dir
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"--output_dir is `{directory}`, which is no directory.")

@@ -210,6 +210,7 @@ def test_bad_input_is_named_before_anything_is_written(model, capsys):
         (["--rule", "bptt"], "`rule` is 'bptt'"),
         (["--stride", "0"], "`stride` is 0"),
         (["--timeout", "0"], "`timeout` is 0"),
+        (["--threads", "0"], "--threads is 0"),
         (["--held_out", "nowhere"], "nowhere"),
         (["--source", "-", "--follow"], "`follow` is for files"),
     ):
