@@ -87,7 +87,6 @@ def report(
     table = markdown_table(columns, [line for lines, _, _ in rows.values() for line in lines])
     print(f"{title}\n\n{table}")
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         rates, limits = ({row: measured[part] for row, measured in rows.items()} for part in (1, 2))
         save_bars(path.with_suffix(".png"), rates, limits, title.partition(";")[0])
         path.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
