@@ -54,10 +54,14 @@ def conditions(device: torch.device) -> str:
     return f"{where}, torch {torch.__version__}{load}"
 
 
+def markdown_row(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
 def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Lines of cells as a Markdown table."""
-    rows = [columns, ["---"] * len(columns), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join(map(markdown_row, [columns, ["---"] * len(columns), *lines]))
 
 
 def add_shared_options(parser: argparse.ArgumentParser, *, rows: Sequence[str], streams: int, rounds: int) -> None:
@@ -92,8 +96,14 @@ def report(
         path.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
 
 
-def save_bars(path: Path, rows: dict[str, dict[str, float]], limits: dict[str, float], title: str) -> None:
-    """One group of bars a row of the tables, row → model → bytes per second, with the row's limit as a line.
+def save_bars(
+    path: Path,
+    rows: dict[str, dict[str, float]],
+    limits: dict[str, float],
+    title: str,
+    rate: str = "bytes per second",
+) -> None:
+    """One group of bars a row of the tables, row → model → rate, with the row's limit as a line.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -110,9 +120,9 @@ def save_bars(path: Path, rows: dict[str, dict[str, float]], limits: dict[str, f
         axes.hlines(limits[row], group - width / 2, group + 0.8 - width / 2, colors="black", label=label)
     axes.set_xticks([group + 0.4 - width / 2 for group in range(len(rows))], list(rows))
     axes.set_yscale("log")
-    axes.set_ylabel("bytes per second")
+    axes.set_ylabel(rate)
     axes.set_title(title)
-    axes.legend()
+    figure.legend(loc="outside right upper")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

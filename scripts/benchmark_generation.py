@@ -1,37 +1,35 @@
 #!/usr/bin/env python
 """Bytes per second of `generate()`, next to one pass over the weights and the stock models of the same row.
 
-The limit is the time of reading all weights once at the bandwidth measured in the same run. Llama continues from a
-key-value cache of --position bytes, whose numbers are made up; the others have a state of constant size, so that the
-position does not matter. One CPU thread is measured in CPU time. Models take turns; the median step of the best round
-counts.
+The limit is the time of reading all weights once, or of the products with all streams where that takes longer, at the
+bandwidth and the rate measured in the same run. Llama continues from a key-value cache of --position bytes, whose
+numbers are made up; the others have a state of constant size, so that the position does not matter. One CPU thread is
+measured in CPU time. Models take turns; the median step of the best round counts.
 
     python scripts/benchmark_generation.py
     python scripts/benchmark_generation.py --rows s4 --families memora llama --streams 64 --device cuda
 """
 
 import argparse
+import itertools
 import statistics
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
-from transformers.generation import BaseStreamer
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.benchmarking import add_shared_options, clock, conditions, read_bandwidth, report
+from hf_recurrent.benchmarking import add_shared_options, clock, conditions, matrix_rate, read_bandwidth, report
 
 
-class Stopwatch(BaseStreamer):
-    """Notes when each byte was there."""
+class Stopwatch(StoppingCriteria):
+    """Notes when each byte of all streams was there; never stops."""
 
     def __init__(self, device: torch.device):
         self.device, self.times = device, []
 
-    def put(self, value: torch.Tensor) -> None:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
         self.times.append(clock(self.device))
-
-    def end(self) -> None:
-        pass
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def filled_cache(model: PreTrainedModel, streams: int, position: int) -> DynamicCache:
@@ -62,8 +60,6 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
         given["past_key_values"] = filled_cache(model, streams, options.position - 1)
         length = options.position
     prompt = torch.randint(1, 256, (streams, length), device=model.device)
-    if streams > 1:  # a streamer takes one stream: the steps of all are measured as one
-        begin = clock(model.device)
     result = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -72,13 +68,11 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
         eos_token_id=None,
         pad_token_id=0,
         return_dict_in_generate=True,
-        streamer=watch if streams == 1 else None,
+        stopping_criteria=StoppingCriteriaList([watch]),
         **given,
     )
     size = tensor_bytes(result.past_key_values) // streams
-    if streams > 1:
-        return (clock(model.device) - begin) / options.bytes, size
-    steps = [end - begin for begin, end in zip(watch.times[2:], watch.times[3:], strict=False)]
+    steps = [end - begin for begin, end in itertools.pairwise(watch.times)]
     return statistics.median(steps), size
 
 
@@ -89,18 +83,20 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
         for family in options.families
     }
     seconds, sizes = {family: [] for family in models}, {}
-    bandwidths = []
+    bandwidth = rate = 0.0
     for _ in range(options.rounds):
-        bandwidths.append(read_bandwidth(options.device, 1, options.bandwidth_bytes))
+        bandwidth = max(bandwidth, read_bandwidth(options.device, 1, options.bandwidth_bytes))
+        rate = max(rate, matrix_rate(options.device, 1))
         for family, model in models.items():
             step, sizes[family] = generate(model, options)
             seconds[family].append(step)
-    bandwidth = max(bandwidths)
     first = min(seconds[options.families[0]])
     lines, rates, limits = [], {}, []
     for family, model in models.items():
         best = min(seconds[family])
-        bound = sum(parameter.nbytes for parameter in model.parameters()) / bandwidth
+        weights = list(model.parameters())
+        products = 2 * options.streams * sum(weight.numel() for weight in weights)
+        bound = max(sum(weight.nbytes for weight in weights) / bandwidth, products / rate)
         rates[family] = options.streams / best
         limits.append(options.streams / bound)
         cells = (f"{family}-{row}", f"{model.num_parameters():,}", f"{options.streams / best:,.0f}")

@@ -9,23 +9,26 @@ cache are not read from memory. Ratios are to this bound; `resets` is the time w
 
     python scripts/benchmark_scan.py
     python scripts/benchmark_scan.py --shape 4x2048x512 --shape 64x64x768 --backends torch cpu --threads 1 2
-    python scripts/benchmark_scan.py --backends cpu associative-scan mambapy --repetitions 5
+    python scripts/benchmark_scan.py --backends cpu torch associative-scan mambapy --output scan_cpu
     python scripts/benchmark_scan.py --device cuda --backends torch triton --repetitions 20
 """
 
 import argparse
 import importlib.util
-import os
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from hf_recurrent.benchmarking import conditions, markdown_row, markdown_table, save_bars
 from hf_recurrent.modeling.linear_scan import available_backends, linear_scan
 
 BYTES_PER_ELEMENT = 32
@@ -132,6 +135,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads (default 1), one table each")
     parser.add_argument("--resets", type=float, default=0.02, help="share of steps with a reset (default 0.02)")
     parser.add_argument("--repetitions", type=int, default=15, help="runs of which best and median are taken")
+    parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
     return parser.parse_args()
 
 
@@ -148,8 +152,30 @@ def scan_of(backend: str):
     return lambda a, b, state, resets: linear_scan(a, b, state, resets, backend=backend)[0]
 
 
-def time_shape(shape: tuple[int, int, int], arguments: argparse.Namespace) -> None:
-    """One line for each backend."""
+class Measured(NamedTuple):
+    """Milliseconds of a backend at a shape and of the bound, both at their best and in the median."""
+
+    threads: int
+    shape: str
+    backend: str
+    best: float
+    median: float
+    best_bound: float
+    median_bound: float
+    best_with_resets: float | None
+
+    def cells(self) -> list[str]:
+        """A line of the table."""
+        resets = "-" if self.best_with_resets is None else f"{self.best_with_resets / self.best:.2f}"
+        times = (self.best, self.median, self.best_bound, self.best / self.best_bound, self.median / self.median_bound)
+        return [str(self.threads), self.shape, self.backend, *(f"{number:.2f}" for number in times), resets]
+
+
+COLUMNS = ["threads", "BxTxS", "backend", "best ms", "median ms", "bound ms", "best/bound", "median/bound", "resets"]
+
+
+def time_shape(shape: tuple[int, int, int], arguments: argparse.Namespace) -> Iterator[Measured]:
+    """Each backend in turn."""
     device, (batch, steps, width) = arguments.device, shape
     best_copy, median_copy = bytes_per_second(device, arguments.repetitions)
     leaves = [torch.rand(shape, device=device), torch.randn(shape, device=device)]
@@ -167,31 +193,42 @@ def time_shape(shape: tuple[int, int, int], arguments: argparse.Namespace) -> No
             def forward_backward(scan=scan, mask=mask, leaves=leaves, gradient=gradient):
                 torch.autograd.grad(scan(*leaves, mask), leaves, gradient)
 
-            results.append(seconds_of(forward_backward, repetitions, device))
-        best, median = results[0]
-        with_resets = f"{results[1][0] / best:8.2f}" if len(results) == 2 else f"{'-':>8}"
-        print(
-            f"{'x'.join(map(str, shape)):>14}  {backend:<17}{best * 1e3:9.2f}{median * 1e3:9.2f}"
-            f"{moved / best_copy * 1e3:10.2f}{best * best_copy / moved:8.2f}{median * median_copy / moved:8.2f}"
-            f"{with_resets}",
-            flush=True,
-        )
+            results.append([1e3 * seconds for seconds in seconds_of(forward_backward, repetitions, device)])
+        bounds = (moved / best_copy * 1e3, moved / median_copy * 1e3)
+        best_with_resets = results[1][0] if len(results) == 2 else None
+        name = "x".join(map(str, shape))
+        yield Measured(torch.get_num_threads(), name, backend, *results[0], *bounds, best_with_resets)
+
+
+def save(path: Path, title: str, rows: Sequence[Measured]) -> None:
+    """The table and a plot of the shapes' elements per second."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = markdown_table(COLUMNS, [row.cells() for row in rows])
+    path.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+    rates: dict[str, dict[str, float]] = {}
+    limits: dict[str, float] = {}
+    for row in rows:
+        group = f"{row.shape}, {row.threads} thread(s)"
+        elements = math.prod(map(int, row.shape.split("x")))
+        rates.setdefault(group, {})[row.backend] = elements / row.best * 1e3
+        limits[group] = elements / row.best_bound * 1e3
+    save_bars(path.with_suffix(".png"), rates, limits, "scan, forward + backward", "elements per second")
 
 
 def main() -> None:
+    """Print each line as soon as it is measured, and save table and plot if asked to."""
     arguments = parse_arguments()
-    load = f", load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs" if hasattr(os, "getloadavg") else ""
-    print(f"float32, {arguments.device}, torch {torch.__version__}{load}; milliseconds and ratios to the bound")
+    title = f"scan, forward + backward, float32; {conditions(arguments.device)}"
+    print(f"{title}\n\n{markdown_table(COLUMNS, [])}")
+    rows = []
     for threads in arguments.threads:
         torch.set_num_threads(threads)
-        bandwidth = bytes_per_second(arguments.device, arguments.repetitions)
-        print(
-            f"\n{threads} thread(s), copy {bandwidth[0] / 1e9:.1f} GB/s at its best, median {bandwidth[1] / 1e9:.1f}"
-        )
-        columns = f"{'best':>9}{'median':>9}{'bound':>10}{'best':>8}{'median':>8}{'resets':>8}"
-        print(f"{'shape':>14}  {'backend':<17}{columns}")
         for shape in arguments.shapes or [(8, 1024, 768), (1, 16384, 768), (256, 1, 768)]:
-            time_shape(shape, arguments)
+            for row in time_shape(shape, arguments):
+                print(markdown_row(row.cells()), flush=True)
+                rows.append(row)
+    if arguments.output:
+        save(arguments.output, title, rows)
 
 
 if __name__ == "__main__":

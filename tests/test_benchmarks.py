@@ -57,6 +57,16 @@ def test_training(run, tmp_path):
     assert float(memora[-1]) > 0 and (tmp_path / "training.png").is_file() and (tmp_path / "training.md").is_file()
 
 
+def test_scan(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    arguments = ["--shape", "2x8x16", "--backends", "torch", "torch-loop", "--repetitions", "1"]
+    ours, peer = run("benchmark_scan", *arguments, "--output", str(tmp_path / "made" / "scan"))
+    assert ours[:3] == ["1", "2x8x16", "torch"] and peer[2] == "torch-loop" and peer[-1] == "-"
+    assert float(ours[-1]) > 0 and all(float(cell) > 0 for cell in peer[3:5])
+    saved = (tmp_path / "made" / "scan.md").read_text(encoding="utf-8")
+    assert "| torch-loop |" in saved and (tmp_path / "made" / "scan.png").stat().st_size > 5000
+
+
 def test_too_few_bytes(run, capsys):
     with pytest.raises(SystemExit):
         run("benchmark_generation", "--bytes", "2")
