@@ -13,8 +13,10 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
 #define STREAMS 4 /* for which a row of weights is read once */
-#define PAGE 4096 /* bytes */
+#define ROWS 4 /* read side by side; half as many for STREAMS streams, whose sums need registers too */
+#define AHEAD 2048 /* bytes */
 #define SMALLEST_SQUARED_GAMMA 1e-12
 
 /* What step_cpu.py packs; raise VERSION with every change. Operands are pointers to (batch, width) values. */
@@ -36,11 +38,15 @@ typedef void program(int64_t batch, int64_t count, const struct instruction *lis
 #endif
 
 #define REAL float
+#define INTEGER int32_t
+#define IS_FLOAT 1
 #define SUFFIX float32
 #define MATH(function) function##f
 #include "step_cpu.c"
 
 #define REAL double
+#define INTEGER int64_t
+#define IS_FLOAT 0
 #define SUFFIX float64
 #define MATH(function) function
 #include "step_cpu.c"
@@ -73,28 +79,35 @@ EXPORT void hf_step_run(int64_t is_double, int64_t batch, int64_t count, const s
 #elif !defined(LEVEL)
 
 #define LEVEL base
+#define WIDTH 16 /* bytes of a vector */
 #define TARGET
 #include "step_cpu.c"
 
 #ifdef X86_LEVELS
 #define LEVEL avx2
+#define WIDTH 32
 #define TARGET __attribute__((target("avx2,fma")))
 #include "step_cpu.c"
 
 #define LEVEL avx512
+#define WIDTH 64
 #define TARGET __attribute__((target("avx2,fma,avx512f")))
 #include "step_cpu.c"
 #endif
 
 #undef REAL
+#undef INTEGER
+#undef IS_FLOAT
 #undef SUFFIX
 #undef MATH
 
 #else
 
-#define LANES (64 / (int64_t)sizeof(REAL))
-typedef REAL NAME(lanes) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
+#define LANES (WIDTH / (int64_t)sizeof(REAL))
+typedef REAL NAME(lanes) __attribute__((vector_size(WIDTH), aligned(sizeof(REAL)), may_alias));
+typedef INTEGER NAME(integers) __attribute__((vector_size(WIDTH)));
 #define VECTOR NAME(lanes)
+#define INTEGERS NAME(integers)
 #define AT(pointer) (*(const VECTOR *)(pointer))
 
 TARGET static inline REAL NAME(sum)(const VECTOR *lanes)
@@ -105,36 +118,50 @@ TARGET static inline REAL NAME(sum)(const VECTOR *lanes)
     return total;
 }
 
-/* to (streams, width) = weight (width, depth) · x (streams, depth), added to what is there if `add`.
+/* to (streams, width) = weight (width, depth) · x (streams, depth), added to what is there if `add`: `rows` rows.
  *
- * One row after the other with the lines of the next page on their way: twice as fast as four rows at a time. */
-__attribute__((always_inline)) TARGET static inline void NAME(linear_of)(
-    const int streams, int64_t width, int64_t depth, int64_t add, REAL *to, const REAL *weight, const REAL *x)
+ * They are `distance` apart, each with the lines 2 KiB ahead on their way: memory serves a few readers at distant places
+ * faster than one, and four at neighbouring rows only half as fast. */
+INLINE TARGET void NAME(rows_of)(
+    const int rows, const int streams, int64_t width, int64_t depth, int64_t distance, int64_t add, REAL *to,
+    const REAL *weight, const REAL *x)
 {
     const int64_t whole = depth / LANES * LANES;
-    for (int64_t row = 0; row < width; row++, weight += depth) {
-        VECTOR sums[STREAMS] = {{0}};
-        for (int64_t i = 0; i < whole; i += LANES) {
-            __builtin_prefetch((const char *)(weight + i) + PAGE);
+    VECTOR sums[ROWS][STREAMS] = {{{0}}};
+    for (int64_t i = 0; i < whole; i += LANES)
+        for (int r = 0; r < rows; r++) {
+            const REAL *place = weight + r * distance * depth + i;
+            __builtin_prefetch((const char *)place + AHEAD);
             for (int s = 0; s < streams; s++)
-                sums[s] += AT(weight + i) * AT(x + s * depth + i);
+                sums[r][s] += AT(place) * AT(x + s * depth + i);
         }
+    for (int r = 0; r < rows; r++)
         for (int s = 0; s < streams; s++) {
-            REAL total = NAME(sum)(&sums[s]), *target = to + s * width + row;
+            REAL total = NAME(sum)(&sums[r][s]), *target = to + s * width + r * distance;
             for (int64_t i = whole; i < depth; i++)
-                total += weight[i] * x[s * depth + i];
+                total += weight[r * distance * depth + i] * x[s * depth + i];
             *target = add ? *target + total : total;
         }
-    }
+}
+
+INLINE TARGET void NAME(linear_of)(
+    const int rows, const int streams, int64_t width, int64_t depth, int64_t add, REAL *to, const REAL *weight,
+    const REAL *x)
+{
+    const int64_t distance = width / rows;
+    for (int64_t row = 0; row < distance; row++)
+        NAME(rows_of)(rows, streams, width, depth, distance, add, to + row, weight + row * depth, x);
+    for (int64_t row = rows * distance; row < width; row++)
+        NAME(rows_of)(1, streams, width, depth, 0, add, to + row, weight + row * depth, x);
 }
 
 TARGET static void NAME(linear)(
     int64_t batch, int64_t width, int64_t depth, int64_t add, REAL *to, const REAL *weight, const REAL *x)
 {
     for (; batch >= STREAMS; batch -= STREAMS, to += STREAMS * width, x += STREAMS * depth)
-        NAME(linear_of)(STREAMS, width, depth, add, to, weight, x);
+        NAME(linear_of)(ROWS / 2, STREAMS, width, depth, add, to, weight, x);
     for (; batch > 0; batch--, to += width, x += depth)
-        NAME(linear_of)(1, width, depth, add, to, weight, x);
+        NAME(linear_of)(ROWS, 1, width, depth, add, to, weight, x);
 }
 
 /* to = (x - mean) / sqrt(variance + eps), or without the mean, times the weight if there is one. */
@@ -163,20 +190,96 @@ TARGET static void NAME(norm)(
         to[i] = (x[i] - mean) * scale * (weight ? weight[i] : 1);
 }
 
-static inline REAL NAME(sigmoid)(REAL x) { return 1 / (1 + MATH(exp)(-x)); }
+/* ---- Functions of all lanes: polynomials in float32, the C library one by one in float64 ---- */
+
+INLINE TARGET void NAME(at_least)(VECTOR *x, REAL least)
+{
+    const VECTOR bound = least - (VECTOR){0};
+    const INTEGERS below = *x < bound; /* not where x is no number */
+    *x = (VECTOR)((below & (INTEGERS)bound) | (~below & (INTEGERS)*x));
+}
+
+INLINE TARGET void NAME(at_most)(VECTOR *x, REAL most)
+{
+    *x = -*x;
+    NAME(at_least)(x, -most);
+    *x = -*x;
+}
+
+INLINE TARGET void NAME(square_root)(VECTOR *x)
+{
+    for (int i = 0; i < LANES; i++)
+        (*x)[i] = MATH(sqrt)((*x)[i]);
+}
+
+/* exp(x), and exp(x) - 1 without loss where x is small. */
+INLINE TARGET void NAME(exponential)(const VECTOR *exponent, VECTOR *power, VECTOR *power_less_one)
+{
+#if IS_FLOAT
+    /* x = n log 2 + r with |r| <= log(2) / 2; log 2 in two parts, of which n times the first is exact. */
+    VECTOR x = *exponent;
+    NAME(at_least)(&x, -87);
+    NAME(at_most)(&x, 88);
+    const REAL shift = 12582912; /* 1.5 * 2^23: adding it rounds to whole numbers */
+    const VECTOR n = (x * (REAL)M_LOG2E + shift) - shift;
+    const VECTOR r = x - n * (REAL)0.693359375 + n * (REAL)2.12194440e-4;
+    const VECTOR high = 1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040))));
+    const VECTOR scale = (VECTOR)((__builtin_convertvector(n, INTEGERS) + 127) << 23);
+    const VECTOR rest = scale * (r + r * r * (0.5f + r * high));
+    *power = scale + rest;
+    *power_less_one = rest + (scale - 1);
+#else
+    for (int i = 0; i < LANES; i++) {
+        (*power)[i] = MATH(exp)((*exponent)[i]);
+        (*power_less_one)[i] = MATH(expm1)((*exponent)[i]);
+    }
+#endif
+}
+
+INLINE TARGET void NAME(sigmoid)(VECTOR *x)
+{
+    VECTOR power, unused;
+    *x = -*x;
+    NAME(exponential)(x, &power, &unused);
+    *x = 1 / (1 + power);
+}
+
+/* x Φ(x), the exact GeLU. */
+INLINE TARGET void NAME(gelu)(VECTOR *x)
+{
+#if IS_FLOAT
+    /* max(x, 0) - |x| Φ(-|x|), and Φ(-y) exp(y² / 2) is smooth: a ratio of polynomials fitted on [0, 13.5] with a
+     * relative error of 5e-9. Every coefficient is positive, so nothing cancels, in the tails neither. */
+    VECTOR y = (VECTOR)((INTEGERS)*x & INT32_MAX), power, unused; /* |x| */
+    NAME(at_most)(&y, 13);
+    NAME(at_least)(x, 0);
+    VECTOR square = y * y * -0.5f;
+    NAME(exponential)(&square, &power, &unused);
+    const VECTOR above = 0.5f + y * (0.436146153f + y * (0.181645762f + y * (0.040098037f + y * 0.00403699488f)));
+    const VECTOR below =
+        1 + y * (1.67017724f + y * (1.19589591f + y * (0.465275043f + y * (0.100518083f + y * 0.0101191067f))));
+    *x -= y * power * above / below;
+#else
+    for (int i = 0; i < LANES; i++)
+        (*x)[i] = (REAL)0.5 * (*x)[i] * (1 + MATH(erf)((*x)[i] * (REAL)M_SQRT1_2));
+#endif
+}
 
 /* a ∘ h + γ ∘ b, with a from log r: a = r, or 2 r - 1 where eigenvalues may be negative; γ = sqrt(1 - a²). */
-static inline REAL NAME(recur)(REAL log_decay, REAL input, REAL state, int64_t negative)
+INLINE TARGET void NAME(recur)(VECTOR *to, VECTOR log_decay, VECTOR input, VECTOR state, int64_t negative)
 {
-    REAL decay = MATH(exp)(log_decay), squared;
+    VECTOR decay, rest, squared;
+    NAME(exponential)(&log_decay, &decay, &rest);
     if (negative) {
-        REAL rest = -MATH(expm1)(log_decay);
-        squared = 4 * MATH(fmax)(decay * rest, (REAL)SMALLEST_SQUARED_GAMMA);
-        decay -= rest;
+        squared = -4 * decay * rest;
+        decay += rest;
+        NAME(at_least)(&squared, 4 * (REAL)SMALLEST_SQUARED_GAMMA);
     } else {
-        squared = MATH(fmax)(-MATH(expm1)(2 * log_decay), (REAL)SMALLEST_SQUARED_GAMMA);
+        squared = -rest * (1 + decay); /* 1 - r² */
+        NAME(at_least)(&squared, (REAL)SMALLEST_SQUARED_GAMMA);
     }
-    return decay * state + MATH(sqrt)(squared) * input;
+    NAME(square_root)(&squared);
+    *to = decay * state + squared * input;
 }
 
 /* The newest of the K - 1 inputs that are kept comes last; the weight's first row is for the current input. */
@@ -195,13 +298,54 @@ TARGET static void NAME(convolution)(
     }
 }
 
-static void NAME(run)(int64_t batch, int64_t count, const struct instruction *list)
+/* The first `count` numbers, or as many as there are lanes; the rest is zero, or stays as it is in memory. */
+INLINE TARGET void NAME(load)(VECTOR *lanes, const REAL *from, int64_t count)
+{
+    if (count >= LANES) {
+        *lanes = AT(from);
+        return;
+    }
+    *lanes = (VECTOR){0};
+    memcpy(lanes, from, count * sizeof(REAL));
+}
+
+INLINE TARGET void NAME(store)(REAL *to, const VECTOR *lanes, int64_t count)
+{
+    memcpy(to, lanes, (count < LANES ? count : LANES) * sizeof(REAL));
+}
+
+/* GLRU or RG-LRU of one stream, whose numbers begin at `first`. */
+TARGET static void NAME(gated_unit)(const struct instruction *one, int64_t first)
+{
+    const int64_t pointers[] = {one->a, one->b, one->c, one->d};
+    for (int64_t channel = 0; channel < one->width; channel += LANES) {
+        const int64_t count = one->width - channel;
+        VECTOR operands[4], rate, unused; /* recurrence gate, input gate, input, state */
+        for (int k = 0; k < 4; k++)
+            NAME(load)(&operands[k], (const REAL *)pointers[k] + first + channel, count);
+        NAME(load)(&rate, (const REAL *)one->e + channel, count);
+        NAME(sigmoid)(&operands[0]);
+        if (one->operation == GLRU) {
+            VECTOR nu = rate;
+            NAME(exponential)(&nu, &rate, &unused);
+        } else {
+            NAME(sigmoid)(&operands[1]);
+            for (int i = 0; i < LANES; i++) /* torch's softplus is linear from 20 on */
+                rate[i] = rate[i] > 20 ? rate[i] : MATH(log1p)(MATH(exp)(rate[i]));
+        }
+        VECTOR state;
+        NAME(recur)(
+            &state, -(REAL)one->number * rate * operands[0], operands[1] * operands[2], operands[3], one->flag);
+        NAME(store)((REAL *)one->to + first + channel, &state, count);
+    }
+}
+
+TARGET static void NAME(run)(int64_t batch, int64_t count, const struct instruction *list)
 {
     for (const struct instruction *one = list; one < list + count; one++) {
         const int64_t width = one->width, all = batch * width;
         REAL *to = (REAL *)one->to;
         const REAL *a = (const REAL *)one->a, *b = (const REAL *)one->b, *c = (const REAL *)one->c;
-        const REAL *d = (const REAL *)one->d, *e = (const REAL *)one->e;
         const REAL number = (REAL)one->number;
         switch ((enum operation)one->operation) {
         case LINEAR:
@@ -212,8 +356,12 @@ static void NAME(run)(int64_t batch, int64_t count, const struct instruction *li
                 NAME(norm)(width, one->flag, to + stream * width, a + stream * width, b, number);
             break;
         case GELU:
-            for (int64_t i = 0; i < all; i++)
-                to[i] = (REAL)0.5 * a[i] * (1 + MATH(erf)(a[i] * (REAL)M_SQRT1_2));
+            for (int64_t i = 0; i < all; i += LANES) {
+                VECTOR x;
+                NAME(load)(&x, a + i, all - i);
+                NAME(gelu)(&x);
+                NAME(store)(to + i, &x, all - i);
+            }
             break;
         case MULTIPLY:
             for (int64_t i = 0; i < all; i++)
@@ -224,17 +372,9 @@ static void NAME(run)(int64_t batch, int64_t count, const struct instruction *li
                 to[i] = a[i] + b[i];
             break;
         case GLRU: /* recurrence gate, input gate, projection, state, ν */
-            for (int64_t i = 0, channel = 0; i < all; i++, channel = channel + 1 < width ? channel + 1 : 0) {
-                REAL log_decay = -number * MATH(exp)(e[channel]) * NAME(sigmoid)(a[i]);
-                to[i] = NAME(recur)(log_decay, b[i] * c[i], d[i], one->flag);
-            }
-            break;
-        case RG_LRU: /* recurrence gate, input gate, input, state, Λ; torch's softplus is linear from 20 on */
-            for (int64_t i = 0, channel = 0; i < all; i++, channel = channel + 1 < width ? channel + 1 : 0) {
-                REAL rate = e[channel] > 20 ? e[channel] : MATH(log1p)(MATH(exp)(e[channel]));
-                REAL log_decay = -number * rate * NAME(sigmoid)(a[i]);
-                to[i] = NAME(recur)(log_decay, NAME(sigmoid)(b[i]) * c[i], d[i], one->flag);
-            }
+        case RG_LRU: /* recurrence gate, input gate, input, state, Λ */
+            for (int64_t stream = 0; stream < batch; stream++)
+                NAME(gated_unit)(one, stream * width);
             break;
         case CONVOLUTION: /* input, inputs before, weight; d becomes the inputs before the next step */
             for (int64_t stream = 0; stream < batch; stream++) {
@@ -249,8 +389,10 @@ static void NAME(run)(int64_t batch, int64_t count, const struct instruction *li
 
 #undef LANES
 #undef VECTOR
+#undef INTEGERS
 #undef AT
 #undef LEVEL
+#undef WIDTH
 #undef TARGET
 
 #endif

@@ -140,3 +140,38 @@ def test_generates_the_same_without_the_kernel(monkeypatch):
     expected = model.generate(**options)
     monkeypatch.setattr(single_step, "_kernel", lambda: None)
     assert torch.equal(model.generate(**options), expected)
+
+
+@needs_kernel
+@pytest.mark.parametrize("operation", ["gelu", "glru", "rg_lru"])
+@pytest.mark.parametrize("negative", [False, True])
+def test_functions_in_float32(operation, negative):
+    """The kernel's own polynomials against float64, also far out, where torch's float32 GeLU has lost all digits."""
+    program = single_step._kernel().StepProgram(torch.float32, 2)
+    x = torch.linspace(-14, 14, 10001).repeat(2, 1)  # an odd width: the last lanes are not full
+    names = ("recurrence_gate", "input_gate", "projection", "state")
+    tensors = {name: torch.roll(x, 997 * place, 1).contiguous() for place, name in enumerate(names)}
+    rate, new = torch.roll(x[0], 5) / 3, torch.empty_like(x)
+    program._widths |= dict.fromkeys(names, x.shape[1])
+    if operation == "gelu":
+        output = program.gelu("recurrence_gate")
+    else:
+        getattr(program, operation)("new", *names, rate, 8.0, negative)
+        output = new
+    program.run({name: (tensors | {"new": new})[name] for name in program._places})
+    gate, input_gate, projection, state = (tensor.double() for tensor in tensors.values())
+    if operation == "gelu":
+        expected = gate / 2 * torch.special.erfc(-gate / 2**0.5)
+        torch.testing.assert_close(output.double(), expected, rtol=5e-6, atol=1e-36)
+        return
+    rate = rate.double()
+    rate, inputs = (
+        (rate.exp(), input_gate * projection)
+        if operation == "glru"
+        else (nn.functional.softplus(rate), input_gate.sigmoid() * projection)
+    )
+    log_decay = -8 * rate * gate.sigmoid()
+    decay = 2 * log_decay.exp() - 1 if negative else log_decay.exp()
+    squared = -4 * log_decay.exp() * log_decay.expm1() if negative else -(2 * log_decay).expm1()
+    expected = decay * state + squared.clamp_min(4e-12 if negative else 1e-12).sqrt() * inputs
+    assert ((output - expected).abs() / (inputs.abs() + state.abs() + 1e-3)).max() < 5e-7
