@@ -17,7 +17,7 @@ MODELS = {
 }
 SIZES: dict[str, Settings] = {
     "small": {
-        "length": 256,
+        "length": 512,
         "num_tokens": 4,
         "steps": 5000,
         "batch_size": 16,
