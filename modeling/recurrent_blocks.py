@@ -65,7 +65,9 @@ class TemporalConvolution(nn.Module):
             output = output + delayed * self.weight[lag].to(inputs.dtype)
 
         if lengths is None:
-            last, last_episode = padded[:, steps:], None if episode is None else episode[:, steps:]
+            # A tensor of its own: a slice would keep the whole block in memory.
+            last = padded[:, steps:].clone(memory_format=torch.contiguous_format)
+            last_episode = None if episode is None else episode[:, steps:]
             current = None if episode is None else episode[:, -1:]
         else:
             index = lengths.unsqueeze(1) + torch.arange(history, device=inputs.device)

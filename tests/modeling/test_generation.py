@@ -3,6 +3,7 @@
 import pytest
 import torch
 from model_cases import each_family, tiny_model
+from torch._dynamo.testing import CompileCounter
 
 PROMPTS = [b"def", b"import os\n", b"class Stream:"]
 
@@ -108,3 +109,16 @@ def test_logits_to_keep(family):
     torch.testing.assert_close(model(ids(PROMPTS[2]), logits_to_keep=2).logits, full[:, -2:])
     index = torch.tensor([0, 3])
     torch.testing.assert_close(model(ids(PROMPTS[2]), logits_to_keep=index).logits, full[:, index])
+
+
+@each_family
+def test_a_compiled_step_serves_all_bytes(family):
+    """`model.forward = torch.compile(model.forward)`: one graph for the prompt, one for every byte behind it."""
+    torch._dynamo.reset()
+    model = tiny_model(family)
+    expected = greedy(model, inputs=ids(PROMPTS[1]))
+    counter = CompileCounter()
+    model.forward = torch.compile(model.forward, backend=counter, fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(greedy(model, inputs=ids(PROMPTS[1])), expected)
+    assert counter.frame_count == 2

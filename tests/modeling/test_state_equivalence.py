@@ -67,6 +67,16 @@ def test_any_cut_equals_the_whole(family, cuts, seed):
 
 
 @each_variant
+@pytest.mark.parametrize("streams", [1, 3])
+@torch.no_grad()
+def test_a_state_holds_no_more_than_itself(variant, streams):
+    """A view would keep the whole block in memory as long as the state is kept."""
+    state = tiny_model(variant)(block(batch=streams)[0], use_cache=True).state
+    for name, tensor in state.items():
+        assert tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes, name
+
+
+@each_variant
 def test_nothing_crosses_a_reset(variant):
     model = tiny_model(variant, torch.float64)
     input_ids, _, _ = block()
