@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_recurrent.reproduce import smt_tasks
 from hf_recurrent.reproduce.experiment import Experiment, Settings
-from hf_recurrent.reproduce.smt_sizes import SMT_DMT, TEACHER
+from hf_recurrent.reproduce.smt_sizes import SMT, SMT_DMT, TEACHER
 
 TASK = {"small": "retrieval,vocab_size=8,length=8", "paper": "retrieval,length=64"}
 FUTURES = {"small": (1, 2, 4, 8), "paper": (1, 2, 4, 8, 16, 32, 64)}
@@ -40,20 +40,27 @@ class FutureLength(Experiment):
     def run(self, settings: Settings) -> dict[str, Any]:
         results, _, _ = smt_tasks.train_on_task(settings)
         measured = results["measured"]
-        return {**results, "value": {SMT_DMT: measured["accuracy"], TEACHER: measured["teacher_accuracy"]}}
+        value = {
+            SMT_DMT: measured["accuracy"],
+            SMT: results["measured_smt"]["accuracy"],
+            TEACHER: measured["teacher_accuracy"],
+        }
+        return {**results, "value": value}
 
     def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
         for kind, value in row["value"].items():
             yield f"{row['label']}, {kind}", row["x"], value
 
     def line_style(self, label: str) -> dict[str, Any]:
+        kind = label.rpartition(", ")[2]
         colour = "tab:blue" if label.startswith("joint") else "tab:orange"
-        return {"color": colour, "linestyle": ":" if label.endswith(TEACHER) else "-"}
+        return {"color": colour, "linestyle": {SMT_DMT: "-", SMT: "--", TEACHER: ":"}[kind]}
 
     def note(self, rows: Sequence[Settings]) -> str:
         from hf_recurrent.reproduce.smt_training import training_words
 
-        return f"`{rows[0]['task']}`, {training_words(rows[0])}."
+        drifts = [f"{self.row_name(row)} {row['measured_smt']['drift']:.3f}" for row in rows]
+        return f"`{rows[0]['task']}`, {training_words(rows[0])}. Drift before DMT: {'; '.join(drifts)}."
 
 
 EXPERIMENT = FutureLength()
