@@ -27,7 +27,7 @@
 /* What linear_scan_cpu.py packs; raise VERSION with every change. Pointers are integers; strides count elements. The
  * forward pass reads a, b and writes h and last; the backward pass reads a, b (the gradient of h), h, last (the
  * gradient of the final state, or null) and writes grad_a, grad_b and grad_state. */
-#define VERSION 1
+#define VERSION 2
 struct scan {
     int64_t type, threads, bypass_cache, batch, steps, width;
     int64_t a, a_stream, a_step, b, b_stream, b_step;
@@ -170,13 +170,30 @@ INLINE void put_base(void *target, const void *line, int bypass)
 #define SAVE AS_IT_IS
 #include "linear_scan_cpu.c"
 
+/* For many steps: the rounding of a state in float32 adds up where it decays slowly. */
+#define SUFFIX wide_float32
+#define STORED float
+#define STATE double
+#define LOAD (double)
+#define SAVE (float)
+#include "linear_scan_cpu.c"
+
+#define COMPLEX
+#define SUFFIX wide_complex64
+#define STORED float
+#define STATE double
+#define LOAD (double)
+#define SAVE (float)
+#include "linear_scan_cpu.c"
+
 /* ---- Choosing a kernel ---- */
 
 #define KERNELS(pass, level)                                                                                          \
-    {pass##_float32_##level, pass##_float64_##level,   pass##_bfloat16_##level,                                       \
-     pass##_float16_##level, pass##_complex64_##level, pass##_complex128_##level}
+    {pass##_float32_##level,      pass##_float64_##level,       pass##_bfloat16_##level,                              \
+     pass##_float16_##level,      pass##_complex64_##level,     pass##_complex128_##level,                            \
+     pass##_wide_float32_##level, pass##_wide_complex64_##level}
 
-enum { TYPES = 6, FORWARD = 0, BACKWARD = 1 };
+enum { TYPES = 8, FORWARD = 0, BACKWARD = 1 };
 #ifdef X86_LEVELS
 static kernel *const kernels[][2][TYPES] = {
     {KERNELS(forward, sse2), KERNELS(backward, sse2)},
@@ -187,8 +204,8 @@ static kernel *const kernels[][2][TYPES] = {
 static kernel *const kernels[][2][TYPES] = {{KERNELS(forward, base), KERNELS(backward, base)}};
 #endif
 
-/* Bytes of one element of h and of the state. */
-static const int64_t stored_size[TYPES] = {4, 8, 2, 2, 8, 16};
+/* Bytes of one element of h. */
+static const int64_t stored_size[TYPES] = {4, 8, 2, 2, 8, 16, 4, 8};
 
 static int instruction_level;
 

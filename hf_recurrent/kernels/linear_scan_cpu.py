@@ -15,9 +15,13 @@ from torch import Tensor
 from .compiled import load_library
 from .output_memory import OutputMemory
 
-_VERSION = 1  # of the struct in linear_scan_cpu.c
+_VERSION = 2  # of the struct in linear_scan_cpu.c
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_TYPES)}
+# From so many steps on, sums of these types are kept in float64: a state that decays slowly keeps every rounding, and
+# memory is slower than the wider arithmetic.
+_WIDE_STEPS = 1024
+_WIDE_STATES = {torch.float32: (6, torch.float64), torch.complex64: (7, torch.complex128)}
 
 # Fewer elements than this are done before another thread is awake.
 _SERIAL_ELEMENTS = 1 << 15
@@ -85,30 +89,33 @@ def _whole(tensor: Tensor) -> Tensor:
     return _plain(tensor).contiguous()
 
 
-def _call_options(shape: torch.Size, dtype: torch.dtype) -> tuple[int, int, int]:
-    """The type's number, the threads, and whether results should bypass the cache."""
+def _call_options(shape: torch.Size, dtype: torch.dtype, state_dtype: torch.dtype) -> tuple[torch.dtype, tuple]:
+    """The type in which the kernel keeps the state, and its number, the threads, whether results bypass the cache."""
+    number = _TYPE_NUMBERS[dtype]
+    if shape[1] >= _WIDE_STEPS:
+        number, state_dtype = _WIDE_STATES.get(dtype, (number, state_dtype))
     elements = shape.numel()
     threads = torch.get_num_threads() if elements >= _SERIAL_ELEMENTS else 1
     bypass = elements * dtype.itemsize >= _BYPASS_BYTES
-    return _TYPE_NUMBERS[dtype], threads, bypass
+    return state_dtype, (number, threads, bypass)
 
 
 def scan_forward(a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """a, b (B,T,S) of one type, state (B,S) of that type or float32, whichever is wider -> h (B,T,S), final (B,S)."""
     a, a_stream, a_step = _rows(a)
     b, b_stream, b_step = _rows(b)
-    state = _whole(state)
+    kept_dtype, options = _call_options(a.shape, a.dtype, state.dtype)
+    initial = _whole(state).to(kept_dtype)
     resets = None if reset_mask is None else reset_mask.contiguous()
-    kind, threads, bypass = _call_options(a.shape, a.dtype)
-    h, final = _memory.empty(a.shape, a.dtype), torch.empty_like(state)
+    h, final = _memory.empty(a.shape, a.dtype), torch.empty_like(initial)
     _library.hf_scan_forward(
         _pack(
-            kind, threads, bypass, *a.shape,
+            *options, *a.shape,
             a.data_ptr(), a_stream, a_step, b.data_ptr(), b_stream, b_step,
-            state.data_ptr(), 0 if resets is None else resets.data_ptr(), h.data_ptr(), final.data_ptr(), 0, 0, 0,
+            initial.data_ptr(), 0 if resets is None else resets.data_ptr(), h.data_ptr(), final.data_ptr(), 0, 0, 0,
         )
     )  # fmt: skip
-    return h, final
+    return h, final.to(state.dtype)
 
 
 def scan_backward(
@@ -124,19 +131,19 @@ def scan_backward(
         grad_h = h.new_zeros(h.shape[2]).expand(h.shape)
     a, a_stream, a_step = _rows(a)
     grad_h, grad_stream, grad_step = _rows(grad_h)
-    h, state = _whole(h), _whole(state)
-    grad_final = None if grad_final is None else _whole(grad_final)
+    kept_dtype, options = _call_options(h.shape, h.dtype, state.dtype)
+    h, initial = _whole(h), _whole(state).to(kept_dtype)
+    grad_final = None if grad_final is None else _whole(grad_final).to(kept_dtype)
     resets = None if reset_mask is None else reset_mask.contiguous()
-    kind, threads, bypass = _call_options(h.shape, h.dtype)
     grad_a, grad_b = _memory.empty(h.shape, h.dtype), _memory.empty(h.shape, h.dtype)
-    grad_state = torch.empty_like(state)
+    grad_state = torch.empty_like(initial)
     _library.hf_scan_backward(
         _pack(
-            kind, threads, bypass, *h.shape,
+            *options, *h.shape,
             a.data_ptr(), a_stream, a_step, grad_h.data_ptr(), grad_stream, grad_step,
-            state.data_ptr(), 0 if resets is None else resets.data_ptr(),
+            initial.data_ptr(), 0 if resets is None else resets.data_ptr(),
             h.data_ptr(), 0 if grad_final is None else grad_final.data_ptr(),
             grad_a.data_ptr(), grad_b.data_ptr(), grad_state.data_ptr(),
         )
     )  # fmt: skip
-    return grad_a, grad_b, grad_state
+    return grad_a, grad_b, grad_state.to(state.dtype)

@@ -105,28 +105,37 @@ def test_one_large_step_through_autograd(dtype, resets):
     assert_close(on_kernel(*inputs), expected(inputs), TOLERANCE[dtype])
 
 
-def loop(a, b, dtype):
-    """h of one stream from a state of zero, in numpy, where a step is one rounded product and one rounded sum."""
-    a, h = a.numpy().astype(dtype), b.numpy().astype(dtype)
+def loop(a, b):
+    """h of one stream from a state of zero, in numpy and float64."""
+    a, h = a.double().numpy(), b.double().numpy().copy()
     for t in range(1, len(h)):
         h[t] += a[t] * h[t - 1]
     return torch.from_numpy(h)
 
 
 @needs_kernel
-@pytest.mark.parametrize("memory", [1e2, 1e4])
+@pytest.mark.parametrize("memory", [1e2, 1e4, 1e6])
 def test_long_sequences(memory):
-    """Decays down from 1 by 1 / memory at most, so that the errors of that many steps add up."""
+    """Decays down from 1 by 1 / memory at most: errors of that many steps would add up, and do not."""
     a, b, state, _, grad_h, grad_final = make_inputs((1, 65_536, 17))
     a = 1 - torch.rand(a.shape, generator=torch.Generator().manual_seed(1)) / memory
     inputs = (a, b, torch.zeros_like(state), None, grad_h, grad_final)
     outputs, exact = on_kernel(*inputs), on_kernel(*(x if x is None else x.double() for x in inputs))
-    wanted = loop(a[0], b[0], "float64")
+    wanted = loop(a[0], b[0])
     assert (exact[0][0] - wanted).abs().max() <= 1e-12 * wanted.abs().max()
-    if memory < 1e3:
-        assert_close(outputs, exact, 2e-6)  # the exact gradients are tied to finite differences in test_linear_scan.py
-    else:  # float32 itself cannot do that
-        assert (outputs[0][0] - wanted).abs().max() <= (loop(a[0], b[0], "float32") - wanted).abs().max()
+    assert_close(outputs, exact, 1e-7)  # the exact gradients are tied to finite differences in test_linear_scan.py
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_many_steps_are_rounded_once(dtype, level):
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    inputs = make_inputs((2, kernels._WIDE_STEPS, 37), dtype=dtype, resets="random")
+    outputs = on_kernel(*inputs)
+    exact = on_kernel(*(x.to(wide) if x.dtype == dtype else x for x in inputs))
+    assert {x.dtype for x in outputs} == {dtype}
+    assert torch.equal(outputs[1], outputs[0][:, -1])
+    assert_close(outputs, exact, 1.5e-7)
 
 
 @needs_kernel
@@ -159,8 +168,9 @@ def test_conversions_of_narrow_types(dtype, level):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
 @pytest.mark.parametrize("width", [768, 771])  # rows of whole cache lines and others
-def test_large_results_are_those_of_small_pieces(width, dtype, level):
+def test_large_results_are_those_of_small_pieces(width, dtype, level, monkeypatch):
     """Large ones are written past the cache, into memory that is used again."""
+    monkeypatch.setattr(kernels, "_WIDE_STEPS", 10**9)  # else the small ones are rounded more often
     batch, steps = 2, 2 * kernels._BYPASS_BYTES // (2 * width * dtype.itemsize) + 3
     wide = torch.promote_types(dtype, torch.float32)
     a = torch.rand(batch, steps, width).to(dtype)
