@@ -266,24 +266,17 @@ def _scan_chunked(
     shape = (-1, chunk)
     a_chunks, b_chunks, out_chunks = (tensor.unflatten(1, shape) for tensor in (a, b, out))
     resets = None if reset_mask is None else reset_mask.unflatten(1, shape)
-    product = local = None
-    rows = (_rows(tensor, 2, reverse) for tensor in (a_chunks, b_chunks))
-    for a_t, b_t, reset_t in zip(*rows, _reset_rows(resets, 2, reverse), strict=False):
-        if product is None:
-            product, local = a_t.clone(memory_format=torch.contiguous_format), b_t.contiguous()
-            local = local.clone() if local.data_ptr() == b_t.data_ptr() else local
-            if reset_t is not None:
-                product.masked_fill_(reset_t, 0)
-            continue
-        if reset_t is not None:
-            local.masked_fill_(reset_t, 0)
-            product.masked_fill_(reset_t, 0)
-        torch.addcmul(b_t, a_t, local, out=local)
-        product.mul_(a_t)
+    chunk_resets = None if resets is None else resets.any(dim=2)
+    product = _product(a_chunks)
     if not product.isfinite().all():  # an overflowed product times a state of zero is no number: go step by step
         return _scan_serial(out, a, b, state, reset_mask, reverse=reverse)
+    local = torch.zeros_like(product)
+    rows = (_rows(tensor, 2, reverse) for tensor in (a_chunks, b_chunks))
+    for a_t, b_t, reset_t in zip(*rows, _reset_rows(resets, 2, reverse), strict=False):
+        if reset_t is not None:
+            local.masked_fill_(reset_t, 0)
+        torch.addcmul(b_t, a_t, local, out=local)
     ends = torch.empty_like(local)
-    chunk_resets = None if resets is None else resets.any(dim=2)
     _scan_serial(ends, product, local, state, chunk_resets, reverse=reverse)
     first = state.unsqueeze(1)
     starts = torch.cat((ends[:, 1:], first) if reverse else (first, ends[:, :-1]), dim=1)
@@ -291,12 +284,20 @@ def _scan_chunked(
     return out[:, 0] if reverse else out[:, -1]
 
 
+def _product(a: Tensor) -> Tensor:
+    """(B,C,T,S) -> (B,C,S), rounded once where the device has wider types: many factors just below 1 are otherwise
+    rounded down more often than up."""
+    if a.device.type not in ("cpu", "cuda"):
+        return a.prod(2)
+    return a.prod(2, dtype=torch.promote_types(a.dtype, torch.float64)).to(a.dtype)
+
+
 def _scan_block(
     out: Tensor, a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, *, reverse: bool
 ) -> Tensor:
     """The same, choosing the way: chunks where rows are narrow and many, and step by step what is left over."""
     batch, steps, width = out.shape
-    chunk = round((steps / 3) ** 0.5)  # two passes of `chunk` steps with three operations each pair, then the chunks
+    chunk = round(steps**0.5)  # two passes of `chunk` wide operations, then one over the chunks with narrow ones
     if batch * width >= _WIDE_ROW or steps < 32:
         return _scan_serial(out, a, b, state, reset_mask, reverse=reverse)
     whole = steps - steps % chunk

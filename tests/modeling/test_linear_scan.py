@@ -149,6 +149,14 @@ def test_an_overflowing_product_of_decays_keeps_exact_zeros():
     assert (h == 0).all() and (final == 0).all()
 
 
+def test_slow_decays_do_not_add_up_errors():
+    """Decays within 1e-4 of 1 in plain torch, whose chunks multiply many of them."""
+    inputs = make_inputs((1, 65_536, 16))
+    inputs = (1 - 1e-4 * (1 - inputs[0]), *inputs[1:])
+    wide = run(linear_scan, *(x if x is None else x.double() for x in inputs), backend="torch")
+    assert_close(run(linear_scan, *inputs, backend="torch"), wide, 2e-6)
+
+
 @pytest.mark.parametrize("width", [1, 3])
 def test_long_sequences_lose_nothing(width):
     inputs = make_inputs((1, 65_536, width), resets="random")
