@@ -29,7 +29,7 @@ SIZES: dict[str, Settings] = {
         "dmt_learning_rate": 1e-3,
         "bptt_learning_rate": 3e-3,
         "context_length": 100,
-        "future_length": 32,
+        "future_length": 8,
         "timesteps": 4,
         "dmt_timesteps": 16,
         "eval_windows": 32,
