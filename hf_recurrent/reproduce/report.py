@@ -25,9 +25,10 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
     for label, line in curves.items():
         cells = [_cell(line.get(place), experiment) for place in (places or [None])]
         cells += [experiment.paper.get(label, "-")] if show_paper else []
-        cells += (
-            [next((count for name, count in parameters.items() if label.startswith(name)), "-")] if parameters else []
-        )
+        if parameters:
+            # A row's label may begin those of several lines, and those of other rows.
+            row = max((name for name in parameters if label.startswith(name)), key=len, default=None)
+            cells.append(parameters.get(row, "-"))
         lines.append("| " + label.replace("|", r"\|") + " | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

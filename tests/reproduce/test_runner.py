@@ -89,6 +89,15 @@ def test_values_over_an_axis_are_columns():
     assert r"| \|line\| | 1.000 | 2.000 | - |" in section(experiment, "paper", rows, "x.png", "command")
 
 
+def test_a_label_that_begins_another_has_its_own_parameters():
+    rows = [
+        {"label": label, "seed": 0, "value": 1.0, "num_parameters": count}
+        for label, count in (("a", 1), ("a, wide", 2))
+    ]
+    table = markdown_table(Halves(), rows)
+    assert "| a | 1.000 | - | 1 |" in table and "| a, wide | 1.000 | - | 2 |" in table
+
+
 def test_the_command_in_the_page_makes_its_rows_again():
     command = command_line(Halves(), "paper", [1, 2], ["sec ond"], {"factor": 3, "data": "/mine/mnist"})
     assert command == (
