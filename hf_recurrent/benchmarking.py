@@ -45,11 +45,14 @@ def matrix_rate(device: torch.device, repetitions: int = 3, size: int = 1024) ->
     return 2 * size**3 / best_seconds(lambda: left @ right, repetitions, device)
 
 
-def conditions(device: torch.device) -> str:
-    """One line for the top of a table."""
-    where = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
-    )
+def conditions(device: torch.device, threads: Sequence[int] | None = None) -> str:
+    """One line for the top of a table.
+
+    Args:
+        threads: of the CPU, where a table has several numbers of them; by default those in use.
+    """
+    counts = " and ".join(map(str, threads or [torch.get_num_threads()]))
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {counts} thread(s)"
     load = f", load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs" if hasattr(os, "getloadavg") else ""
     return f"{where}, torch {torch.__version__}{load}"
 
@@ -92,8 +95,24 @@ def report(
     print(f"{title}\n\n{table}")
     if path is not None:
         rates, limits = ({row: measured[part] for row, measured in rows.items()} for part in (1, 2))
-        save_bars(path.with_suffix(".png"), rates, limits, title.partition(";")[0])
-        path.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+        save_report(path, title, table, rates, limits)
+
+
+def save_report(
+    path: Path,
+    title: str,
+    table: str,
+    rates: dict[str, dict[str, float]],
+    limits: dict[str, float],
+    rate: str = "bytes per second",
+) -> None:
+    """Write title and table, and beside them the plot of [`save_bars`].
+
+    Args:
+        path: without a suffix.
+    """
+    save_bars(path.with_suffix(".png"), rates, limits, title.partition(";")[0], rate)
+    path.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
 
 
 def save_bars(
@@ -101,7 +120,7 @@ def save_bars(
     rows: dict[str, dict[str, float]],
     limits: dict[str, float],
     title: str,
-    rate: str = "bytes per second",
+    rate: str,
 ) -> None:
     """One group of bars a row of the tables, row → model → rate, with the row's limit as a line.
 

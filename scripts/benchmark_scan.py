@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 
-from hf_recurrent.benchmarking import conditions, markdown_row, markdown_table, save_bars
+from hf_recurrent.benchmarking import conditions, markdown_row, markdown_table, save_report
 from hf_recurrent.modeling.linear_scan import available_backends, linear_scan
 
 BYTES_PER_ELEMENT = 32
@@ -132,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
         help="default: all that run here but the reference and the peers that take a while to compile or to install",
     )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads (default 1), one table each")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads (default 1)")
     parser.add_argument("--resets", type=float, default=0.02, help="share of steps with a reset (default 0.02)")
     parser.add_argument("--repetitions", type=int, default=15, help="runs of which best and median are taken")
     parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
@@ -156,7 +156,7 @@ class Measured(NamedTuple):
     """Milliseconds of a backend at a shape and of the bound, both at their best and in the median."""
 
     threads: int
-    shape: str
+    shape: tuple[int, int, int]
     backend: str
     best: float
     median: float
@@ -164,11 +164,15 @@ class Measured(NamedTuple):
     median_bound: float
     best_with_resets: float | None
 
+    def shape_name(self) -> str:
+        """As `shape_of` reads it."""
+        return "x".join(map(str, self.shape))
+
     def cells(self) -> list[str]:
         """A line of the table."""
         resets = "-" if self.best_with_resets is None else f"{self.best_with_resets / self.best:.2f}"
         times = (self.best, self.median, self.best_bound, self.best / self.best_bound, self.median / self.median_bound)
-        return [str(self.threads), self.shape, self.backend, *(f"{number:.2f}" for number in times), resets]
+        return [str(self.threads), self.shape_name(), self.backend, *(f"{number:.2f}" for number in times), resets]
 
 
 COLUMNS = ["threads", "BxTxS", "backend", "best ms", "median ms", "bound ms", "best/bound", "median/bound", "resets"]
@@ -196,29 +200,26 @@ def time_shape(shape: tuple[int, int, int], arguments: argparse.Namespace) -> It
             results.append([1e3 * seconds for seconds in seconds_of(forward_backward, repetitions, device)])
         bounds = (moved / best_copy * 1e3, moved / median_copy * 1e3)
         best_with_resets = results[1][0] if len(results) == 2 else None
-        name = "x".join(map(str, shape))
-        yield Measured(torch.get_num_threads(), name, backend, *results[0], *bounds, best_with_resets)
+        yield Measured(torch.get_num_threads(), shape, backend, *results[0], *bounds, best_with_resets)
 
 
 def save(path: Path, title: str, rows: Sequence[Measured]) -> None:
     """The table and a plot of the shapes' elements per second."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = markdown_table(COLUMNS, [row.cells() for row in rows])
-    path.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
     rates: dict[str, dict[str, float]] = {}
     limits: dict[str, float] = {}
     for row in rows:
-        group = f"{row.shape}, {row.threads} thread(s)"
-        elements = math.prod(map(int, row.shape.split("x")))
+        group = f"{row.shape_name()}, {row.threads} thread(s)"
+        elements = math.prod(row.shape)
         rates.setdefault(group, {})[row.backend] = elements / row.best * 1e3
         limits[group] = elements / row.best_bound * 1e3
-    save_bars(path.with_suffix(".png"), rates, limits, "scan, forward + backward", "elements per second")
+    table = markdown_table(COLUMNS, [row.cells() for row in rows])
+    save_report(path, title, table, rates, limits, "elements per second")
 
 
 def main() -> None:
     """Print each line as soon as it is measured, and save table and plot if asked to."""
     arguments = parse_arguments()
-    title = f"scan, forward + backward, float32; {conditions(arguments.device)}"
+    title = f"scan, forward + backward, float32; {conditions(arguments.device, arguments.threads)}"
     print(f"{title}\n\n{markdown_table(COLUMNS, [])}")
     rows = []
     for threads in arguments.threads:
