@@ -93,7 +93,8 @@ class FlipFlopDistances(Experiment):
 
     def note(self, rows: Sequence[Settings]) -> str:
         row = rows[0]
-        others = {(other["steps"], other["learning_rate"]) for other in rows if other["label"].startswith("TCN")}
+        others = {(other["steps"], other["learning_rate"]) for other in rows}
+        others.discard((row["steps"], row["learning_rate"]))
         tcn = "".join(f" ({steps:,} steps at {rate:g} for TCNs)" for steps, rate in others)
         sets = {row["label"]: f"{row['right_sets']['100'] * 100:.2f}" for row in rows}
         return (

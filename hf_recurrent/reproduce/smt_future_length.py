@@ -39,13 +39,7 @@ class FutureLength(Experiment):
 
     def run(self, settings: Settings) -> dict[str, Any]:
         results, _, _ = smt_tasks.train_on_task(settings)
-        measured = results["measured"]
-        value = {
-            SMT_DMT: measured["accuracy"],
-            SMT: results["measured_smt"]["accuracy"],
-            TEACHER: measured["teacher_accuracy"],
-        }
-        return {**results, "value": value}
+        return {**results, "value": smt_tasks.accuracies(results)}
 
     def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
         for kind, value in row["value"].items():

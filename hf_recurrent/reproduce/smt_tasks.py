@@ -104,14 +104,7 @@ class SyntheticTasks(Experiment):
 
     def run(self, settings: Settings) -> dict[str, Any]:
         results, _, task = train_on_task(settings)
-        if settings["method"] == BPTT:
-            value = {BPTT: results["measured"]["accuracy"]}
-        else:
-            value = {
-                SMT_DMT: results["measured"]["accuracy"],
-                SMT: results["measured_smt"]["accuracy"],
-                TEACHER: results["measured"]["teacher_accuracy"],
-            }
+        value = {BPTT: results["measured"]["accuracy"]} if settings["method"] == BPTT else accuracies(results)
         if hasattr(task, "best_answers"):
             inputs, targets = task.examples(np.arange(settings["num_tested"]), "validation")
             asked = targets >= 0
@@ -204,6 +197,15 @@ def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[Any, Any], 
         smt=settings.get("smt"),
     )
     return results, pair, task
+
+
+def accuracies(results: dict[str, Any]) -> dict[str, float]:
+    """Those of an RNN behind DMT and before it, and of its teacher."""
+    return {
+        SMT_DMT: results["measured"]["accuracy"],
+        SMT: results["measured_smt"]["accuracy"],
+        TEACHER: results["measured"]["teacher_accuracy"],
+    }
 
 
 def solved_words(curves: Curves) -> str:
