@@ -79,18 +79,18 @@ EXPORT void hf_step_run(int64_t is_double, int64_t batch, int64_t count, const s
 #elif !defined(LEVEL)
 
 #define LEVEL base
-#define WIDTH 16 /* bytes of a vector */
+#define VECTOR_BYTES 16
 #define TARGET
 #include "step_cpu.c"
 
 #ifdef X86_LEVELS
 #define LEVEL avx2
-#define WIDTH 32
+#define VECTOR_BYTES 32
 #define TARGET __attribute__((target("avx2,fma")))
 #include "step_cpu.c"
 
 #define LEVEL avx512
-#define WIDTH 64
+#define VECTOR_BYTES 64
 #define TARGET __attribute__((target("avx2,fma,avx512f")))
 #include "step_cpu.c"
 #endif
@@ -103,9 +103,9 @@ EXPORT void hf_step_run(int64_t is_double, int64_t batch, int64_t count, const s
 
 #else
 
-#define LANES (WIDTH / (int64_t)sizeof(REAL))
-typedef REAL NAME(lanes) __attribute__((vector_size(WIDTH), aligned(sizeof(REAL)), may_alias));
-typedef INTEGER NAME(integers) __attribute__((vector_size(WIDTH)));
+#define LANES (VECTOR_BYTES / (int64_t)sizeof(REAL))
+typedef REAL NAME(lanes) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+typedef INTEGER NAME(integers) __attribute__((vector_size(VECTOR_BYTES)));
 #define VECTOR NAME(lanes)
 #define INTEGERS NAME(integers)
 #define AT(pointer) (*(const VECTOR *)(pointer))
@@ -392,7 +392,7 @@ TARGET static void NAME(run)(int64_t batch, int64_t count, const struct instruct
 #undef INTEGERS
 #undef AT
 #undef LEVEL
-#undef WIDTH
+#undef VECTOR_BYTES
 #undef TARGET
 
 #endif

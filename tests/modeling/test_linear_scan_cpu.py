@@ -128,9 +128,10 @@ def test_long_sequences(memory):
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
-def test_many_steps_are_rounded_once(dtype, level):
+@pytest.mark.parametrize("width", [37, 1024])  # the wide one is written past the cache
+def test_many_steps_are_rounded_once(width, dtype, level):
     wide = torch.complex128 if dtype.is_complex else torch.float64
-    inputs = make_inputs((2, kernels._WIDE_STEPS, 37), dtype=dtype, resets="random")
+    inputs = make_inputs((2, kernels._WIDE_STEPS, width), dtype=dtype, resets="random")
     outputs = on_kernel(*inputs)
     exact = on_kernel(*(x.to(wide) if x.dtype == dtype else x for x in inputs))
     assert {x.dtype for x in outputs} == {dtype}
