@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import shlex
 import sys
 import time
 import warnings
@@ -29,10 +28,15 @@ from hf_recurrent.cli.pretrain_arguments import (
     parse_arguments,
     parse_overrides,
 )
+from hf_recurrent.cli.pretrain_report import (
+    describe_result,
+    describe_run,
+    draw_samples,
+    print_samples,
+    print_summary,
+)
 from hf_recurrent.data.corpus import Corpus, load_corpus, load_splits
-from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
 from hf_recurrent.data.pixel_readers import pixel_format
-from hf_recurrent.image_samples import sample_images
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import config_from_preset, preset_names
@@ -45,15 +49,12 @@ from hf_recurrent.trainers.online_trainer import OnlineTrainer
 from hf_recurrent.trainers.recurrent_trainer import find_last_complete_checkpoint
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.smt_trainer import SmtTrainer
-from hf_recurrent.trainers.training_callbacks import generate_samples, with_unit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Not uploaded with the model, because of the underscore: it may name local files.
 ARGUMENTS_FILE = "_recipe.yaml"
-SHEET_FILE = "samples.png"
-_IMAGES_DRAWN = 32
 _TRAINERS = {
     MultiStreamTrainingArguments: MultiStreamTrainer,
     OnlineTrainingArguments: OnlineTrainer,
@@ -78,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = prepare(argv)
     except (OSError, ValueError, ImportError) as error:
         _exit(error)
-    _say(run, _describe(run))
     trainer, output_dir = run.trainer, run.trainer.args.output_dir
+    _say(run, describe_run(run.arguments.model.model, trainer, run.checkpoint))
     try:
         result = trainer.train(run.checkpoint)
     except ValueError as error:
@@ -98,10 +99,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         trainer.push_to_hub(recipe=run.arguments.recipe)
     if trainer.is_world_process_zero():
         Path(output_dir, ARGUMENTS_FILE).write_text(yaml.safe_dump(run.arguments.given), encoding="utf-8")
-        _print_samples(trainer)
+        print_samples(trainer)
         if pixel_format(run.arguments.data.corpus) is not None:
-            _draw_samples(trainer)
-        _print_summary(run, metrics, time.time() - begin)
+            draw_samples(trainer)
+        print_summary(run.arguments, metrics, time.time() - begin)
     trainer.accelerator.wait_for_everyone()
     PartialState().destroy_process_group()
 
@@ -109,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
     """DAgger Memory Training of what was just trained; from where it was stopped, if the command is repeated."""
     second = second_phase(run.trainer, run.arguments.teacher)
-    _say(run, f"before: {_result(before)}, drift {before.get('eval_drift', math.nan):.3f}\n{_describe(run, second)}")
+    words = describe_run(run.arguments.model.model, second)
+    _say(run, f"before: {describe_result(before)}, drift {before.get('eval_drift', math.nan):.3f}\n{words}")
     second.train(find_last_complete_checkpoint(second.args.output_dir))
     return second.evaluate()
 
@@ -259,111 +261,6 @@ def _exit(error: Exception) -> NoReturn:
 def _say(run: Run, text: str) -> None:
     if run.trainer.is_world_process_zero():
         print(text, flush=True)
-
-
-def _describe(run: Run, trainer: MultiStreamTrainer | None = None) -> str:
-    trainer = trainer or run.trainer
-    args = trainer.args
-    train, held_out = trainer.train_dataset, trainer.eval_dataset
-    manner = args.regime
-    if isinstance(args, OnlineTrainingArguments):
-        manner = f"{args.method} at stride {args.stride}"
-    elif isinstance(args, SmtTrainingArguments):
-        manner = f"supervised memories of {args.context_length} bytes that predict {args.future_length}"
-    elif isinstance(args, DmtTrainingArguments):
-        manner = "the RNN on its own memories"
-    lines = [
-        f"{run.arguments.model.model}: {trainer.model.num_parameters():,} parameters",
-        _describe_data(train, held_out),
-        f"{manner}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {args.world_size} "
-        f"process{'es' if args.world_size > 1 else ''}, {trainer.num_training_steps:,} steps, "
-        f"{with_unit(trainer.num_training_steps * trainer.step_bytes, 'B')}",
-        f"saving to {args.output_dir}",
-    ]
-    if run.checkpoint:
-        lines.append(f"resuming from {run.checkpoint}")
-    return "\n".join(lines)
-
-
-def _describe_data(train: Corpus | Task, held_out: Corpus | Task) -> str:
-    if isinstance(train, Task):
-        many = "endless" if train.num_examples is None else f"{train.num_examples:,}"
-        return (
-            f"{train.name}: {many} examples of {train.length} tokens to train on; "
-            f"{held_out.num_validation_examples:,} of {held_out.length} held out"
-        )
-    return (
-        f"{train.name}: {len(train):,} documents, {with_unit(train.num_bytes, 'B')} to train on; "
-        f"{len(held_out):,} documents, {with_unit(held_out.num_bytes, 'B')} held out"
-    )
-
-
-def _print_samples(trainer: MultiStreamTrainer) -> None:
-    args = trainer.args
-    samples = generate_samples(trainer.trained_model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
-    for prompt, sample in zip(args.sample_prompts, samples, strict=True):
-        print(f"--- sample after {prompt!r}\n{prompt}{sample}\n---")
-
-
-def _draw_samples(trainer: MultiStreamTrainer) -> None:
-    """A sheet of images from a model that was trained on images."""
-    path = os.path.join(trainer.args.output_dir, SHEET_FILE)
-    try:
-        import_pillow(f"drawing {path}")
-    except ImportError as error:
-        print(error)
-        return
-    save_image_sheet(
-        sample_images(trainer.trained_model, _IMAGES_DRAWN, vocab_size=trainer.train_dataset.vocab_size), path
-    )
-    print(f"--- {_IMAGES_DRAWN} samples in {path}")
-
-
-def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
-    """What `hf-recurrent evaluate` needs to find the same held-out documents."""
-    data, given = arguments.data, arguments.given
-    flags = ["--corpus", *(data.validation_corpus or data.corpus)]
-    if data.validation_corpus:
-        flags += ["--split", "all"]
-    for name in ("text_column", "dataset_split", "dataset_config", "max_corpus_bytes", "validation_fraction",
-                 "split_seed"):  # fmt: skip
-        if name in given and not (data.validation_corpus and name in ("validation_fraction", "split_seed")):
-            flags += [f"--{name}", f"{given[name]}"]
-    flags += [f"--{name}" for name in ("streaming", "binary") if getattr(data, name)]
-    if data.max_eval_bytes is not None:
-        flags += ["--max_bytes", f"{data.max_eval_bytes}"]
-    if not arguments.training.eval_carry_state:
-        flags += ["--no_carry"]
-    if arguments.training.eval_block_size != 1024:
-        flags += ["--block_size", f"{arguments.training.eval_block_size}"]
-    return flags
-
-
-def _result(metrics: dict[str, float]) -> str:
-    if "eval_accuracy" in metrics:
-        return (
-            f"{metrics['eval_accuracy']:.1%} of the answers right, {metrics['eval_exact_match']:.1%} of "
-            f"{metrics['eval_num_examples']:,} held-out examples"
-        )
-    return (
-        f"{metrics['eval_bits_per_byte']:.3f} bits per byte on {metrics['eval_num_episodes']:,} held-out documents "
-        f"({with_unit(metrics['eval_num_bytes'], 'B')})"
-    )
-
-
-def _print_summary(run: Run, metrics: dict[str, float], seconds: float) -> None:
-    output_dir = run.trainer.args.output_dir
-    minutes, seconds = divmod(round(seconds), 60)
-    prompts = run.trainer.args.sample_prompts
-    generate = f'  hf-recurrent generate {output_dir} --prompt "{prompts[0]}"\n' if prompts else ""
-    print(
-        f"\n{_result(metrics)}, after {minutes} min {seconds:02} s\n"
-        f"Saved in {output_dir}. Next:\n"
-        f"{generate}"
-        f"  hf-recurrent evaluate {output_dir} {shlex.join(_evaluation_flags(run.arguments))}\n"
-        f"  hf-recurrent push_to_hub {output_dir} your-name/{Path(output_dir).name}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

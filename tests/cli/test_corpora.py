@@ -82,7 +82,7 @@ def test_a_folder_of_images(capsys, monkeypatch):
     Path("drawings").mkdir()
     for number in range(4):
         pillow.new("L", (80, 80), 255 * (number % 2)).save(f"drawings/{number}.png")
-    monkeypatch.setattr("hf_recurrent.cli.pretrain._IMAGES_DRAWN", 2)
+    monkeypatch.setattr("hf_recurrent.cli.pretrain_report._IMAGES_DRAWN", 2)
     run("--corpus", "images:drawings")
     out = capsys.readouterr().out
     assert "3 documents, 3.1 kB to train on; 1 documents, 1.0 kB held out" in out

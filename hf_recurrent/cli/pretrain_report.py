@@ -1,0 +1,131 @@
+"""What `pretrain` says: before training, between its phases and at its end."""
+
+import os
+import shlex
+from pathlib import Path
+
+from hf_recurrent.cli.pretrain_arguments import PretrainArguments
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
+from hf_recurrent.image_samples import sample_images
+from hf_recurrent.tasks.task import Task
+from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
+from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
+from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
+from hf_recurrent.trainers.training_callbacks import generate_samples, with_unit
+
+_SHEET_FILE = "samples.png"
+_IMAGES_DRAWN = 32
+
+
+def describe_run(model_name: str, trainer: MultiStreamTrainer, checkpoint: str | None = None) -> str:
+    """What is about to be trained, on what, how and from where.
+
+    Args:
+        model_name: as the user named it.
+        trainer: ready to start.
+        checkpoint: what it resumes from.
+    """
+    args = trainer.args
+    train, held_out = trainer.train_dataset, trainer.eval_dataset
+    manner = args.regime
+    if isinstance(args, OnlineTrainingArguments):
+        manner = f"{args.method} at stride {args.stride}"
+    elif isinstance(args, SmtTrainingArguments):
+        manner = f"supervised memories of {args.context_length} bytes that predict {args.future_length}"
+    elif isinstance(args, DmtTrainingArguments):
+        manner = "the RNN on its own memories"
+    lines = [
+        f"{model_name}: {trainer.model.num_parameters():,} parameters",
+        _describe_data(train, held_out),
+        f"{manner}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {args.world_size} "
+        f"process{'es' if args.world_size > 1 else ''}, {trainer.num_training_steps:,} steps, "
+        f"{with_unit(trainer.num_training_steps * trainer.step_bytes, 'B')}",
+        f"saving to {args.output_dir}",
+    ]
+    if checkpoint:
+        lines.append(f"resuming from {checkpoint}")
+    return "\n".join(lines)
+
+
+def _describe_data(train: Corpus | Task, held_out: Corpus | Task) -> str:
+    if isinstance(train, Task):
+        many = "endless" if train.num_examples is None else f"{train.num_examples:,}"
+        return (
+            f"{train.name}: {many} examples of {train.length} tokens to train on; "
+            f"{held_out.num_validation_examples:,} of {held_out.length} held out"
+        )
+    return (
+        f"{train.name}: {len(train):,} documents, {with_unit(train.num_bytes, 'B')} to train on; "
+        f"{len(held_out):,} documents, {with_unit(held_out.num_bytes, 'B')} held out"
+    )
+
+
+def print_samples(trainer: MultiStreamTrainer) -> None:
+    """Texts that the model writes behind the prompts of the arguments."""
+    args = trainer.args
+    samples = generate_samples(trainer.trained_model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
+    for prompt, sample in zip(args.sample_prompts, samples, strict=True):
+        print(f"--- sample after {prompt!r}\n{prompt}{sample}\n---")
+
+
+def draw_samples(trainer: MultiStreamTrainer) -> None:
+    """A sheet of images from a model that was trained on images."""
+    path = os.path.join(trainer.args.output_dir, _SHEET_FILE)
+    try:
+        import_pillow(f"drawing {path}")
+    except ImportError as error:
+        print(error)
+        return
+    save_image_sheet(
+        sample_images(trainer.trained_model, _IMAGES_DRAWN, vocab_size=trainer.train_dataset.vocab_size), path
+    )
+    print(f"--- {_IMAGES_DRAWN} samples in {path}")
+
+
+def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
+    """What `hf-recurrent evaluate` needs to find the same held-out documents."""
+    data, given = arguments.data, arguments.given
+    flags = ["--corpus", *(data.validation_corpus or data.corpus)]
+    if data.validation_corpus:
+        flags += ["--split", "all"]
+    for name in ("text_column", "dataset_split", "dataset_config", "max_corpus_bytes", "validation_fraction",
+                 "split_seed"):  # fmt: skip
+        if name in given and not (data.validation_corpus and name in ("validation_fraction", "split_seed")):
+            flags += [f"--{name}", f"{given[name]}"]
+    flags += [f"--{name}" for name in ("streaming", "binary") if getattr(data, name)]
+    if data.max_eval_bytes is not None:
+        flags += ["--max_bytes", f"{data.max_eval_bytes}"]
+    if not arguments.training.eval_carry_state:
+        flags += ["--no_carry"]
+    if arguments.training.eval_block_size != 1024:
+        flags += ["--block_size", f"{arguments.training.eval_block_size}"]
+    return flags
+
+
+def describe_result(metrics: dict[str, float]) -> str:
+    """What was measured on held-out data, in words."""
+    if "eval_accuracy" in metrics:
+        return (
+            f"{metrics['eval_accuracy']:.1%} of the answers right, {metrics['eval_exact_match']:.1%} of "
+            f"{metrics['eval_num_examples']:,} held-out examples"
+        )
+    return (
+        f"{metrics['eval_bits_per_byte']:.3f} bits per byte on {metrics['eval_num_episodes']:,} held-out documents "
+        f"({with_unit(metrics['eval_num_bytes'], 'B')})"
+    )
+
+
+def print_summary(arguments: PretrainArguments, metrics: dict[str, float], seconds: float) -> None:
+    """The result, where it lies, and commands to go on with."""
+    output_dir, prompts = arguments.training.output_dir, arguments.training.sample_prompts
+    minutes, seconds = divmod(round(seconds), 60)
+    generate = f'  hf-recurrent generate {output_dir} --prompt "{prompts[0]}"\n' if prompts else ""
+    print(
+        f"\n{describe_result(metrics)}, after {minutes} min {seconds:02} s\n"
+        f"Saved in {output_dir}. Next:\n"
+        f"{generate}"
+        f"  hf-recurrent evaluate {output_dir} {shlex.join(_evaluation_flags(arguments))}\n"
+        f"  hf-recurrent push_to_hub {output_dir} your-name/{Path(output_dir).name}",
+        flush=True,
+    )
