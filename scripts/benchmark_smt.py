@@ -1,26 +1,30 @@
+#!/usr/bin/env python
 """Time of an SMT step beside plain PyTorch modules that do the same products, and what it keeps for the backward pass.
+
+A step is the loss of one timestep of each sequence and its gradients. The yardstick has the same matrix products at
+the same shapes in stock modules (Linear, RMSNorm, scaled dot product attention, and rotary positions as transformers'
+Llama has them) and no padding, episodes or checks. Both take turns, and the best time of each counts; one CPU thread
+is measured in CPU time. The limit is the step's own matrix products, forward and backward, at the rate of a large one.
+BPTT over as many steps as the context has bytes runs once. Memory is what the graph keeps, as bytes of different
+tensors: SMT's over Tc + M, and for comparison that of BPTT.
 
     python scripts/benchmark_smt.py                            # width 256, 16 memory tokens, Tc 256, Tf 64, B 4
     python scripts/benchmark_smt.py --sequences 128 --device cuda --bf16
     python scripts/benchmark_smt.py --hidden_size 64 --layers 2 --readout_layers 1 --rounds 3   # seconds
-
-A step is the loss of one timestep of each sequence and its gradients. The yardstick has the same matrix products at
-the same shapes in stock modules (Linear, RMSNorm, scaled dot product attention, and rotary positions as transformers'
-Llama has them) and no padding, episodes or checks. Both take turns, and the best time of each counts. Memory is what
-the graph keeps, as bytes of different tensors: SMT's over Tc + M, and for comparison that of BPTT over as many steps.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.llama.modeling_llama import rotate_half
 
 from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel
+from hf_recurrent.benchmarking import clock, conditions, markdown_table, matrix_rate
 from hf_recurrent.trainers.smt_objective import SmtObjective
 
 VOCABULARY, HEADS = 256, 8
@@ -28,7 +32,7 @@ VOCABULARY, HEADS = 256, 8
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the script."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden_size", "--hidden-size", type=int, default=256, help="H")
     parser.add_argument("--memory_tokens", "--memory-tokens", type=int, default=16, help="M")
     parser.add_argument("--layers", type=int, default=8, help="of the encoder and of the update")
@@ -36,9 +40,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--context_length", "--context-length", type=int, default=256, help="Tc")
     parser.add_argument("--future_length", "--future-length", type=int, default=64, help="Tf")
     parser.add_argument("--sequences", type=int, default=4, help="B")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--bf16", action="store_true", help="both under bfloat16 autocast")
+    parser.add_argument("--rounds", type=int, default=8, help="the best counts (default 8)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--bf16", action="store_true", help="all under bfloat16 autocast")
+    parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help="also write OUTPUT.md")
     return parser
 
 
@@ -138,7 +145,7 @@ def build_losses(options: argparse.Namespace) -> dict[str, Callable[[], Tensor]]
 
     def autocast(loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def wrapped() -> Tensor:
-            with torch.autocast(torch.device(options.device).type, torch.bfloat16, enabled=options.bf16):
+            with torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16):
                 return loss()
 
         return wrapped
@@ -150,18 +157,22 @@ def build_losses(options: argparse.Namespace) -> dict[str, Callable[[], Tensor]]
     }
 
 
-def step_seconds(losses: dict[str, Callable[[], Tensor]], rounds: int, device: str) -> dict[str, list[float]]:
-    """Times of forward and backward passes in turns; the first round warms up."""
+def best_seconds(losses: dict[str, Callable[[], Tensor]], rounds: int, device: torch.device) -> dict[str, float]:
+    """The shortest of several forward and backward passes of each, in turns; the first round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in losses}
-    for number in range(rounds + 1):
+    for _ in range(rounds + 1):
         for name, loss in losses.items():
-            begin = time.perf_counter()
+            begin = clock(device)
             loss().backward()
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-            if number:
-                seconds[name].append(time.perf_counter() - begin)
-    return seconds
+            seconds[name].append(clock(device) - begin)
+    return {name: min(times[1:]) for name, times in seconds.items()}
+
+
+def product_operations(loss: Callable[[], Tensor]) -> int:
+    """Floating-point operations of the matrix products of a step."""
+    with FlopCounterMode(display=False) as counter:
+        loss().backward()
+    return counter.get_total_flops()
 
 
 def kept_bytes(loss: Callable[[], Tensor]) -> int:
@@ -179,36 +190,60 @@ def kept_bytes(loss: Callable[[], Tensor]) -> int:
     return sum(storages.values())
 
 
-def main() -> None:
-    """Print the times, then the memory over Tc and over M."""
-    options = build_parser().parse_args()
-    losses = build_losses(options)
-    bptt = losses.pop("BPTT")
-    where = f"{torch.get_num_threads()} threads, {options.device}{', bfloat16' if options.bf16 else ''}"
-    print(
-        f"H {options.hidden_size}, M {options.memory_tokens}, Tc {options.context_length}, "
-        f"Tf {options.future_length}, B {options.sequences}, {where}"
-    )
-    seconds = step_seconds(losses, options.rounds, options.device)
-    print(f"{'step':12}{'best ms':>12}{'median ms':>12}{'of yardstick':>14}")
-    for name, times in seconds.items():
-        ratio = min(times) / min(seconds["yardstick"])
-        print(f"{name:12}{min(times) * 1e3:12.1f}{statistics.median(times) * 1e3:12.1f}{ratio:14.2f}", flush=True)
-    once = step_seconds({"BPTT": bptt}, 1, options.device)["BPTT"][0]
-    print(f"{f'BPTT of T {options.context_length}':12}{once * 1e3:12.1f}\n")
-    print(f"{'Tc':>6}{'M':>6}{'SMT keeps MB':>14}{'per Tc + M, kB':>16}{'BPTT keeps MB':>15}{'per Tc · M, kB':>16}")
+def time_lines(losses: dict[str, Callable[[], Tensor]], options: argparse.Namespace) -> list[list[str]]:
+    """Lines of the table of times: step, milliseconds, of the yardstick, of the limit."""
+    rate = matrix_rate(options.device, size=options.matrix_size)
+    limits = {name: product_operations(loss) / rate for name, loss in losses.items()}
+    steps = {name: losses[name] for name in ("SMT", "yardstick")}
+    seconds = best_seconds(steps, options.rounds, options.device)
+    seconds |= best_seconds({"BPTT": losses["BPTT"]}, 1, options.device)
+    return [
+        [
+            name,
+            f"{time * 1e3:,.1f}",
+            f"{time / seconds['yardstick']:.2f}",
+            f"{limits[name] * 1e3:,.1f}",
+            f"{limits[name] / time:.0%}",
+        ]
+        for name, time in seconds.items()
+    ]
+
+
+def memory_lines(options: argparse.Namespace) -> list[list[str]]:
+    """Lines of the table of memory: Tc, M, what a sequence keeps in SMT, per Tc + M, in BPTT, per Tc · M."""
     context, memory = options.context_length, options.memory_tokens
-    options.sequences = 2  # the fewest that uniformity compares
+    lines = []
     for length, tokens in [(context // 4, memory), (context // 2, memory), (context, memory), (context, 2 * memory)]:
-        options.context_length, options.memory_tokens = length, tokens
-        sized = build_losses(options)
-        smt, bptt_bytes = kept_bytes(sized["SMT"]) / options.sequences, kept_bytes(sized["BPTT"]) / options.sequences
-        cells = (
-            f"{smt / 1e6:14.1f}{smt / (length + tokens) / 1e3:16.1f}"
-            f"{bptt_bytes / 1e6:15.1f}{bptt_bytes / length / tokens / 1e3:16.1f}"
-        )
-        print(f"{length:6}{tokens:6}{cells}", flush=True)
-    print("Memory is per sequence.")
+        sizes = {"context_length": length, "memory_tokens": tokens, "sequences": 2}  # the fewest for uniformity
+        losses = build_losses(argparse.Namespace(**vars(options) | sizes))
+        smt, bptt = (kept_bytes(losses[name]) / sizes["sequences"] for name in ("SMT", "BPTT"))
+        kept = (smt / 1e6, smt / (length + tokens) / 1e3, bptt / 1e6, bptt / length / tokens / 1e3)
+        lines.append([f"{length}", f"{tokens}", *(f"{number:.1f}" for number in kept)])
+    return lines
+
+
+def main() -> None:
+    """Print times and memory as tables, and save them if asked to."""
+    options = build_parser().parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    title = (
+        f"SMT step, H {options.hidden_size}, M {options.memory_tokens}, Tc {options.context_length}, "
+        f"Tf {options.future_length}, B {options.sequences}{', bfloat16' if options.bf16 else ''}; "
+        f"{conditions(options.device)}"
+    )
+    times = markdown_table(
+        ["step", "best ms", "of the yardstick's time", "limit ms", "of the limit"],
+        time_lines(build_losses(options), options),
+    )
+    print(f"{title}\n\n{times}\n", flush=True)
+    memory = markdown_table(
+        ["Tc", "M", "SMT keeps MB a sequence", "kB per Tc + M", "BPTT keeps MB", "kB per Tc · M"],
+        memory_lines(options),
+    )
+    print(memory)
+    if options.output is not None:
+        options.output.with_suffix(".md").write_text(f"{title}\n\n{times}\n\n{memory}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,13 +24,16 @@ def test_the_yardstick_does_the_same_products():
     assert abs(linear[0] / linear[1] - 1) < 0.01  # the products of the uniformity differ a little
 
 
-def test_what_is_kept_does_not_grow_with_memory_times_context(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["benchmark_smt.py", *TINY, "--rounds", "1"])
+def test_what_is_kept_does_not_grow_with_memory_times_context(monkeypatch, capsys, tmp_path):
+    arguments = [*TINY, "--rounds", "1", "--matrix_size", "64", "--output", str(tmp_path / "smt")]
+    monkeypatch.setattr(sys, "argv", ["benchmark_smt.py", *arguments])
     runpy.run_path(str(SCRIPT), run_name="__main__")
-    lines = capsys.readouterr().out.splitlines()
-    rows = [[float(cell) for cell in line.split()] for line in lines if line.strip() and line.split()[0].isdigit()]
+    printed = capsys.readouterr().out
+    assert (tmp_path / "smt.md").read_text(encoding="utf-8") == printed
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()]
+    assert [line[0] for line in cells if line[0] in ("SMT", "yardstick", "BPTT")] == ["SMT", "yardstick", "BPTT"]
+    rows = [[float(cell) for cell in line] for line in cells if line[0].isdigit()]
     assert [row[:2] for row in rows] == [[2, 3], [4, 3], [8, 3], [8, 6]]
     per_token = [row[3] for row in rows]
     assert max(per_token) < 3 * min(per_token)
     assert rows[3][4] > 1.5 * rows[2][4]  # BPTT keeps every memory token of every step
-    assert any(line.startswith("yardstick") for line in lines)
