@@ -32,7 +32,7 @@ WIDTHS: dict[str, Settings] = {
 TASKS: dict[str, dict[str, Settings]] = {
     "small": {
         "induction heads": {"length": 64, "vocab_size": 16},
-        "associative recall": {"num_pairs": 8, "num_keys": 16, "num_values": 16, "num_queries": 8},
+        "associative recall": {"num_pairs": 4, "num_keys": 8, "num_values": 8, "num_queries": 8},
     },
     "paper": {
         "induction heads": {"length": 256, "vocab_size": 16},

@@ -151,7 +151,11 @@ class SyntheticTasks(Experiment):
             f"Transformer backbone, {training_words(row)}, Tc = Tf = T{''.join(f'; {words}' for words in longer)}. "
             f"{row['num_tested']:,} other examples to judge ({row['eval_windows']} for the teacher). "
             f"{solved_words(self.curves(rows))}"
-            + ("Of modular arithmetic no model can answer more than " if best else "")
+            + (
+                "In modular arithmetic, where the first answers are guesses, one who knows all odds has "
+                if best
+                else ""
+            )
             + ", ".join(f"{accuracy:.1%} at T = {length}" for length, accuracy in best.items())
             + (". " if best else "")
             + cost_words([row for row in rows if row["x"] == longest])
