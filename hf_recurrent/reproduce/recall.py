@@ -24,7 +24,7 @@ WIDTHS: dict[str, Settings] = {
         "num_attention_heads": 2,
         "initializer_range": 0.2,
     },
-    # Short chunks: in plain torch a third of the time.
+    # Shorter chunks take less time in plain torch (docs/log.md).
     "mamba2": {"hidden_size": 64, "num_heads": 2, "state_size": 64, "num_hidden_layers": 2, "chunk_size": 32},
     "hawk": {"hidden_size": 48, "state_size": 96, "num_hidden_layers": 2},
     "memora": {"hidden_size": 48, "state_size": 96, "num_hidden_layers": 2},
