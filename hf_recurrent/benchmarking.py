@@ -39,9 +39,11 @@ def read_bandwidth(device: torch.device, repetitions: int = 3, size: int = 1 << 
     return size / best_seconds(numbers.sum, repetitions, device)
 
 
-def matrix_rate(device: torch.device, repetitions: int = 3, size: int = 1024) -> float:
-    """Floating-point operations per second of a float32 matrix product (TF32 where torch may use it)."""
-    left, right = torch.randn(2, size, size, device=device)
+def matrix_rate(
+    device: torch.device, repetitions: int = 3, size: int = 1024, dtype: torch.dtype = torch.float32
+) -> float:
+    """Floating-point operations per second of a matrix product (of float32 in TF32 where torch may use it)."""
+    left, right = torch.randn(2, size, size, device=device, dtype=dtype)
     return 2 * size**3 / best_seconds(lambda: left @ right, repetitions, device)
 
 

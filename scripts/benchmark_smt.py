@@ -192,7 +192,8 @@ def kept_bytes(loss: Callable[[], Tensor]) -> int:
 
 def time_lines(losses: dict[str, Callable[[], Tensor]], options: argparse.Namespace) -> list[list[str]]:
     """Lines of the table of times: step, milliseconds, of the yardstick, of the limit."""
-    rate = matrix_rate(options.device, size=options.matrix_size)
+    dtype = torch.bfloat16 if options.bf16 else torch.float32
+    rate = matrix_rate(options.device, size=options.matrix_size, dtype=dtype)
     limits = {name: product_operations(loss) / rate for name, loss in losses.items()}
     steps = {name: losses[name] for name in ("SMT", "yardstick")}
     seconds = best_seconds(steps, options.rounds, options.device)

@@ -73,9 +73,9 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
     """The table's lines of one row, bytes per second of each model, and the limit of the first."""
     models = {family: TrainedModel(family, row, options) for family in options.families}
     kept = {family: trained.kept_bytes() for family, trained in models.items()}  # warms up too
-    operations = []
+    operations, dtype = [], torch.bfloat16 if options.bf16 else torch.float32
     for _ in range(options.rounds):
-        operations.append(matrix_rate(options.device, 1, options.matrix_size))
+        operations.append(matrix_rate(options.device, 1, options.matrix_size, dtype))
         for trained in models.values():
             trained.step()
     lines, rates, limits = [], {}, []
