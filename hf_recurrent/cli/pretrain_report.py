@@ -95,7 +95,7 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
             flags += [f"--{name}", f"{given[name]}"]
     flags += [f"--{name}" for name in ("streaming", "binary") if getattr(data, name)]
     if data.max_eval_bytes is not None:
-        flags += ["--max_bytes", f"{data.max_eval_bytes}"]
+        flags += ["--max_bytes", f"{int(data.max_eval_bytes)}"]
     if not arguments.training.eval_carry_state:
         flags += ["--no_carry"]
     if arguments.training.eval_block_size != 1024:
