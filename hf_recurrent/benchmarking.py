@@ -113,8 +113,18 @@ def save_report(
     Args:
         path: without a suffix.
     """
+    save_tables(path, title, table)
     save_bars(path.with_suffix(".png"), rates, limits, title.partition(";")[0], rate)
-    path.with_suffix(".md").write_text(f"{title}\n\n{table}\n", encoding="utf-8")
+
+
+def save_tables(path: Path, title: str, *tables: str) -> None:
+    """Write title and tables as Markdown.
+
+    Args:
+        path: without a suffix; its folder is made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".md").write_text("\n\n".join((title, *tables)) + "\n", encoding="utf-8")
 
 
 def save_bars(
@@ -144,6 +154,5 @@ def save_bars(
     axes.set_ylabel(rate)
     axes.set_title(title)
     figure.legend(loc="outside right upper")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.llama.modeling_llama import rotate_half
 
 from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel
-from hf_recurrent.benchmarking import clock, conditions, markdown_table, matrix_rate
+from hf_recurrent.benchmarking import best_seconds, clock, conditions, markdown_table, matrix_rate, save_tables
 from hf_recurrent.trainers.smt_objective import SmtObjective
 
 VOCABULARY, HEADS = 256, 8
@@ -157,7 +157,7 @@ def build_losses(options: argparse.Namespace) -> dict[str, Callable[[], Tensor]]
     }
 
 
-def best_seconds(losses: dict[str, Callable[[], Tensor]], rounds: int, device: torch.device) -> dict[str, float]:
+def best_in_turns(losses: dict[str, Callable[[], Tensor]], rounds: int, device: torch.device) -> dict[str, float]:
     """The shortest of several forward and backward passes of each, in turns; the first round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in losses}
     for _ in range(rounds + 1):
@@ -196,8 +196,8 @@ def time_lines(losses: dict[str, Callable[[], Tensor]], options: argparse.Namesp
     rate = matrix_rate(options.device, size=options.matrix_size, dtype=dtype)
     limits = {name: product_operations(loss) / rate for name, loss in losses.items()}
     steps = {name: losses[name] for name in ("SMT", "yardstick")}
-    seconds = best_seconds(steps, options.rounds, options.device)
-    seconds |= best_seconds({"BPTT": losses["BPTT"]}, 1, options.device)
+    seconds = best_in_turns(steps, options.rounds, options.device)
+    seconds["BPTT"] = best_seconds(lambda: losses["BPTT"]().backward(), 1, options.device)
     return [
         [
             name,
@@ -244,7 +244,7 @@ def main() -> None:
     )
     print(memory)
     if options.output is not None:
-        options.output.with_suffix(".md").write_text(f"{title}\n\n{times}\n\n{memory}\n", encoding="utf-8")
+        save_tables(options.output, title, times, memory)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,15 @@ def test_a_socket(model):
     assert same(learned(), expected(model, STREAM[:90]))
 
 
+@pytest.fixture
+def foreground():
+    """Ctrl-C as in a job in the foreground: where tests run in the background it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("foreground")
 def test_stopped_at_any_byte_and_resumed_while_the_file_grows(model, monkeypatch, capsys):
     monkeypatch.setattr(command, "_PIECE", 1)
     monkeypatch.setattr("hf_recurrent.online.sources._MOMENT", 0.01)
@@ -134,12 +143,11 @@ def test_stopped_at_any_byte_and_resumed_while_the_file_grows(model, monkeypatch
         return record
 
     monkeypatch.setattr(OnlineLearner, "read", stop_at)
-    before = signal.getsignal(signal.SIGINT)  # of a job in the background, to ignore it
     for place in (37, 70, len(STREAM)):
         seen[:] = [place]
         learn(model, *arguments, *(["--resume"] if place > 37 else []))
         assert f"stopped at byte {place}" in capsys.readouterr().out
-        assert signal.getsignal(signal.SIGINT) is before
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # Nothing was flushed on the way.
     learner = OnlineLearner(AutoModelForCausalLM.from_pretrained(model), learning_rate=1e-2, stride=4)
     read(learner, STREAM)

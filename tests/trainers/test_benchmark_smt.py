@@ -25,11 +25,11 @@ def test_the_yardstick_does_the_same_products():
 
 
 def test_what_is_kept_does_not_grow_with_memory_times_context(monkeypatch, capsys, tmp_path):
-    arguments = [*TINY, "--rounds", "1", "--matrix_size", "64", "--output", str(tmp_path / "smt")]
+    arguments = [*TINY, "--rounds", "1", "--matrix_size", "64", "--output", str(tmp_path / "new" / "smt")]
     monkeypatch.setattr(sys, "argv", ["benchmark_smt.py", *arguments])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     printed = capsys.readouterr().out
-    assert (tmp_path / "smt.md").read_text(encoding="utf-8") == printed
+    assert (tmp_path / "new" / "smt.md").read_text(encoding="utf-8") == printed
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()]
     assert [line[0] for line in cells if line[0] in ("SMT", "yardstick", "BPTT")] == ["SMT", "yardstick", "BPTT"]
     rows = [[float(cell) for cell in line] for line in cells if line[0].isdigit()]
