@@ -1,9 +1,10 @@
 """The linear recurrence on a GPU: Triton kernels behind `linear_scan(backend="triton")`.
 
-One program walks a strip of channels of one stream through time, with the state in registers (float32 or float64).
-Where streams and channels are too few to fill the GPU, time is cut into chunks and three passes run: every chunk from
-zero, which leaves its last row and the product of its decays; a scan over the chunks; and every chunk again from
-its true start. The backward pass is the same towards the past.
+One program, a single warp, walks a strip of channels of one stream through time, with the state in registers (float32
+or float64). It asks for several rows before it uses the first: memory answers after hundreds of cycles, and only what
+is on its way meanwhile makes bandwidth. Where streams and channels are too few to fill the GPU, time is cut into
+chunks and three passes run: every chunk from zero, which leaves its last row and the product of its decays; a scan
+over the chunks; and every chunk again from its true start. The backward pass is the same towards the past.
 
 Set TRITON_INTERPRET=1 before the first import to run the kernels on a CPU, slowly, for tests.
 """
@@ -17,92 +18,131 @@ from torch import Tensor
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _STRIP = 64  # channels of one program: two a thread of a warp, so loads of one row are whole cache lines
-_ENOUGH_PROGRAMS = 1024  # several for each of the 100 to 150 multiprocessors of a large GPU
+_BYTES_AT_ONCE = 2048  # of one tensor that a program asks for before it computes
+_ENOUGH_PROGRAMS = 512  # four for each of the 100 to 150 multiprocessors of a large GPU
 _SHORTEST_CHUNK = 32
 
 
 @triton.jit
-def _forward_summary(a, b, resets, product, local, T, S, L, C, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr):
-    """Each chunk from zero: the product of its decays and its last row, both (B,C,S)."""
-    channel = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+def _place(S, C, STRIP: tl.constexpr):
+    """The channels, the stream and the chunk of this program: neighbours read neighbouring memory."""
+    strips = tl.cdiv(S, STRIP)
+    row = tl.program_id(0) // strips
+    return tl.program_id(0) % strips * STRIP + tl.arange(0, STRIP), (row // C).to(tl.int64), row % C
+
+
+@triton.jit
+def _read(tensor, at, step, rows, beyond, ROWS: tl.constexpr):
+    """ROWS rows of a strip, `step` elements apart, asked for at once; `beyond` stands for those from `rows` on, which
+    is 0 for channels outside."""
+    read = ()
+    for i in tl.static_range(ROWS):
+        read += (tl.load(tensor + at + i * step, mask=i < rows, other=beyond),)
+    return read
+
+
+@triton.jit
+def _forward_summary(
+    a, b, resets, product, local, T, S, L, C, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr
+):
+    """Each chunk but the last from zero: the product of its decays and its last row, both (B,C,S)."""
+    channel, stream, chunk = _place(S, C - 1, STRIP)
     inside = channel < S
-    stream, chunk = (tl.program_id(1) // C).to(tl.int64), tl.program_id(1) % C
     state = tl.full((STRIP,), 0.0, product.dtype.element_ty)
     decay = tl.full((STRIP,), 1.0, product.dtype.element_ty)
-    for t in range(chunk * L, min(chunk * L + L, T)):
+    stop = chunk * L + L
+    for t in range(chunk * L, stop, ROWS):
+        rows = tl.where(inside, stop - t, 0)
         at = (stream * T + t) * S + channel
-        a_t = tl.load(a + at, mask=inside, other=0.0).to(state.dtype)
-        b_t = tl.load(b + at, mask=inside, other=0.0).to(state.dtype)
+        a_rows = _read(a, at, S, rows, 1.0, ROWS)
+        b_rows = _read(b, at, S, rows, 0.0, ROWS)
         if HAS_RESETS:
-            reset = tl.load(resets + stream * T + t) != 0
-            state = tl.where(reset, 0.0, state)
-            decay = tl.where(reset, 0.0, decay)
-        state = a_t * state + b_t
-        decay = a_t * decay
+            reset_rows = _read(resets, stream * T + t + tl.zeros_like(channel), 1, rows, 0, ROWS)
+        for i in tl.static_range(ROWS):
+            a_t, b_t = a_rows[i].to(state.dtype), b_rows[i].to(state.dtype)
+            if HAS_RESETS:
+                state = tl.where(reset_rows[i] != 0, 0.0, state)
+                decay = tl.where(reset_rows[i] != 0, 0.0, decay)
+            state = a_t * state + b_t
+            decay = a_t * decay
     at = (stream * C + chunk) * S + channel
     tl.store(product + at, decay, mask=inside)
     tl.store(local + at, state, mask=inside)
 
 
 @triton.jit
-def _backward_summary(a, grad_h, resets, product, local, T, S, L, C, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr):
-    """The same towards the past, for what each chunk passes on to the state before it."""
-    channel = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
-    inside = channel < S
-    stream, chunk = (tl.program_id(1) // C).to(tl.int64), tl.program_id(1) % C
+def _backward_summary(
+    a, grad_h, resets, product, local, T, S, L, C, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr
+):
+    """The same towards the past, for what each chunk but the first passes on to the state before it."""
+    channel, stream, previous = _place(S, C - 1, STRIP)
+    inside, chunk = channel < S, previous + 1
     carried = tl.full((STRIP,), 0.0, product.dtype.element_ty)
     decay = tl.full((STRIP,), 1.0, product.dtype.element_ty)
-    stop = min(chunk * L + L, T)
-    for i in range(stop - chunk * L):
-        t = stop - 1 - i
+    steps = min(chunk * L + L, T) - chunk * L
+    for done in range(0, steps, ROWS):
+        t = chunk * L + steps - 1 - done
+        rows = tl.where(inside, steps - done, 0)
         at = (stream * T + t) * S + channel
-        a_t = tl.load(a + at, mask=inside, other=0.0).to(carried.dtype)
-        grad_t = tl.load(grad_h + at, mask=inside, other=0.0).to(carried.dtype)
-        carried = a_t * (grad_t + carried)
-        decay = a_t * decay
+        a_rows = _read(a, at, -S, rows, 1.0, ROWS)
+        grad_rows = _read(grad_h, at, -S, rows, 0.0, ROWS)
         if HAS_RESETS:
-            reset = tl.load(resets + stream * T + t) != 0
-            carried = tl.where(reset, 0.0, carried)
-            decay = tl.where(reset, 0.0, decay)
+            reset_rows = _read(resets, stream * T + t + tl.zeros_like(channel), -1, rows, 0, ROWS)
+        for i in tl.static_range(ROWS):
+            a_t, grad_t = a_rows[i].to(carried.dtype), grad_rows[i].to(carried.dtype)
+            carried = a_t * (grad_t + carried)
+            decay = a_t * decay
+            if HAS_RESETS:
+                carried = tl.where(reset_rows[i] != 0, 0.0, carried)
+                decay = tl.where(reset_rows[i] != 0, 0.0, decay)
     at = (stream * C + chunk) * S + channel
     tl.store(product + at, decay, mask=inside)
     tl.store(local + at, carried, mask=inside)
 
 
 @triton.jit
-def _combine(product, local, first, starts, S, C, REVERSE: tl.constexpr, STRIP: tl.constexpr):
+def _combine(product, local, first, starts, S, C, REVERSE: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr):
     """What enters each chunk (B,C,S), from what enters the first one (B,S)."""
-    channel = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+    channel, stream, _ = _place(S, 1, STRIP)
     inside = channel < S
-    stream = tl.program_id(1).to(tl.int64)
     state = tl.load(first + stream * S + channel, mask=inside, other=0.0)
-    for i in range(C):
-        chunk = i
+    for done in range(0, C, ROWS):
+        rows = tl.where(inside, C - done, 0)
         if REVERSE:
-            chunk = C - 1 - i
-        at = (stream * C + chunk) * S + channel
-        tl.store(starts + at, state, mask=inside)
-        decay = tl.load(product + at, mask=inside, other=0.0)
-        ended = tl.load(local + at, mask=inside, other=0.0)
-        # A product of zero (a reset) passes nothing on, not even a NaN; a state of zero stays one even where the
-        # product of the decays overflowed.
-        state = ended + tl.where((decay == 0.0) | (state == 0.0), 0.0, decay * state)
+            at, step = (stream * C + C - 1 - done) * S + channel, -S
+        else:
+            at, step = (stream * C + done) * S + channel, S
+        # The last chunk passes nothing on and has no summary.
+        product_rows = _read(product, at, step, rows - 1, 1.0, ROWS)
+        local_rows = _read(local, at, step, rows - 1, 0.0, ROWS)
+        for i in tl.static_range(ROWS):
+            tl.store(starts + at + i * step, state, mask=i < rows)
+            # A product of zero (a reset) passes nothing on, not even a NaN; a state of zero stays one even where the
+            # product of the decays overflowed.
+            nothing = (product_rows[i] == 0.0) | (state == 0.0)
+            state = local_rows[i] + tl.where(nothing, 0.0, product_rows[i] * state)
 
 
 @triton.jit
-def _forward(a, b, resets, starts, h, final, T, S, L, C, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr):
-    channel = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+def _forward(
+    a, b, resets, starts, h, final, T, S, L, C, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr
+):
+    channel, stream, chunk = _place(S, C, STRIP)
     inside = channel < S
-    stream, chunk = (tl.program_id(1) // C).to(tl.int64), tl.program_id(1) % C
     state = tl.load(starts + (stream * C + chunk) * S + channel, mask=inside, other=0.0)
-    for t in range(chunk * L, min(chunk * L + L, T)):
+    stop = min(chunk * L + L, T)
+    for t in range(chunk * L, stop, ROWS):
+        rows = tl.where(inside, stop - t, 0)
         at = (stream * T + t) * S + channel
-        a_t = tl.load(a + at, mask=inside, other=0.0).to(state.dtype)
-        b_t = tl.load(b + at, mask=inside, other=0.0).to(state.dtype)
+        a_rows = _read(a, at, S, rows, 1.0, ROWS)
+        b_rows = _read(b, at, S, rows, 0.0, ROWS)
         if HAS_RESETS:
-            state = tl.where(tl.load(resets + stream * T + t) != 0, 0.0, state)
-        state = a_t * state + b_t
-        tl.store(h + at, state.to(h.dtype.element_ty), mask=inside)
+            reset_rows = _read(resets, stream * T + t + tl.zeros_like(channel), 1, rows, 0, ROWS)
+        for i in tl.static_range(ROWS):
+            if HAS_RESETS:
+                state = tl.where(reset_rows[i] != 0, 0.0, state)
+            state = a_rows[i].to(state.dtype) * state + b_rows[i].to(state.dtype)
+            tl.store(h + at + i * S, state.to(h.dtype.element_ty), mask=i < rows)
     if chunk == C - 1:
         tl.store(final + stream * S + channel, state, mask=inside)
 
@@ -110,30 +150,32 @@ def _forward(a, b, resets, starts, h, final, T, S, L, C, HAS_RESETS: tl.constexp
 @triton.jit
 def _backward(
     a, h, initial, resets, grad_h, starts, grad_a, grad_b, grad_state, T, S, L, C,
-    HAS_RESETS: tl.constexpr, STRIP: tl.constexpr,
+    HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    channel = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+    channel, stream, chunk = _place(S, C, STRIP)
     inside = channel < S
-    stream, chunk = (tl.program_id(1) // C).to(tl.int64), tl.program_id(1) % C
     carried = tl.load(starts + (stream * C + chunk) * S + channel, mask=inside, other=0.0)
-    stop = min(chunk * L + L, T)
-    for i in range(stop - chunk * L):
-        t = stop - 1 - i
+    before = tl.load(initial + stream * S + channel, mask=inside, other=0.0)
+    steps = min(chunk * L + L, T) - chunk * L
+    for done in range(0, steps, ROWS):
+        t = chunk * L + steps - 1 - done
+        rows = tl.where(inside, steps - done, 0)
         at = (stream * T + t) * S + channel
-        a_t = tl.load(a + at, mask=inside, other=0.0).to(carried.dtype)
-        grad_t = tl.load(grad_h + at, mask=inside, other=0.0).to(carried.dtype)
-        time = tl.full((STRIP,), t, tl.int32)  # a vector: Triton 3.9's interpreter takes no scalar in a mask
-        previous = tl.load(h + at - S, mask=inside & (time > 0), other=0.0).to(carried.dtype)
-        previous += tl.load(initial + stream * S + channel, mask=inside & (time == 0), other=0.0)
-        total = grad_t + carried
-        grad_decay = total * previous
-        carried = a_t * total
+        a_rows = _read(a, at, -S, rows, 1.0, ROWS)
+        grad_rows = _read(grad_h, at, -S, rows, 0.0, ROWS)
+        h_rows = _read(h, at - S, -S, tl.minimum(rows, t), 0.0, ROWS)
         if HAS_RESETS:
-            reset = tl.load(resets + stream * T + t) != 0
-            grad_decay = tl.where(reset, 0.0, grad_decay)
-            carried = tl.where(reset, 0.0, carried)
-        tl.store(grad_b + at, total.to(grad_b.dtype.element_ty), mask=inside)
-        tl.store(grad_a + at, grad_decay.to(grad_a.dtype.element_ty), mask=inside)
+            reset_rows = _read(resets, stream * T + t + tl.zeros_like(channel), -1, rows, 0, ROWS)
+        for i in tl.static_range(ROWS):
+            previous = tl.where(t == i, before, h_rows[i].to(carried.dtype))
+            total = grad_rows[i].to(carried.dtype) + carried
+            grad_decay = total * previous
+            carried = a_rows[i].to(carried.dtype) * total
+            if HAS_RESETS:
+                grad_decay = tl.where(reset_rows[i] != 0, 0.0, grad_decay)
+                carried = tl.where(reset_rows[i] != 0, 0.0, carried)
+            tl.store(grad_b + at - i * S, total.to(grad_b.dtype.element_ty), mask=i < rows)
+            tl.store(grad_a + at - i * S, grad_decay.to(grad_a.dtype.element_ty), mask=i < rows)
     if chunk == 0:
         tl.store(grad_state + stream * S + channel, carried, mask=inside)
 
@@ -150,35 +192,50 @@ def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
 def chunk_length(batch: int, steps: int, width: int) -> int:
     """Steps of a chunk: all of them where streams and channels fill the GPU by themselves."""
     programs = batch * triton.cdiv(width, _STRIP)
-    wanted = triton.cdiv(_ENOUGH_PROGRAMS, programs)
+    if programs >= _ENOUGH_PROGRAMS:
+        return steps
+    # Twice as many: a chunk's two passes cost more than one, and more programs make up for some of it.
+    wanted = triton.cdiv(2 * _ENOUGH_PROGRAMS, programs)
     # At least the square root, or the pass over the chunks would be longer than the chunks themselves.
     length = max(triton.cdiv(steps, wanted), _SHORTEST_CHUNK, round(steps**0.5))
     return steps if 2 * length > steps else length
-
-
-def _layout(shape: torch.Size, chunk: int | None) -> tuple[int, int, tuple[int, int]]:
-    batch, steps, width = shape
-    length = chunk_length(batch, steps, width) if chunk is None else min(chunk, steps)
-    chunks = triton.cdiv(steps, length)
-    return length, chunks, (triton.cdiv(width, _STRIP), batch * chunks)
 
 
 def _ready(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg().contiguous()
 
 
-def _chunk_starts(
-    summary: triton.JITFunction, inputs: tuple[Tensor, ...], first: Tensor, shape: torch.Size, layout, reverse: bool
-) -> Tensor:
-    """What enters each chunk (B,C,S); passes one and two."""
-    (batch, steps, width), (length, chunks, grid) = shape, layout
-    if chunks == 1:
-        return first
-    product, local, starts = (first.new_empty(batch, chunks, width) for _ in range(3))
-    has_resets = inputs[2] is not inputs[0]
-    summary[grid](*inputs, product, local, steps, width, length, chunks, HAS_RESETS=has_resets, STRIP=_STRIP)
-    _combine[(grid[0], batch)](product, local, first, starts, width, chunks, REVERSE=reverse, STRIP=_STRIP)
-    return starts
+class _Launch:
+    """How the kernels run on tensors of one kind: chunks, grid and compile-time constants."""
+
+    def __init__(self, like: Tensor, reset_mask: Tensor | None, chunk: int | None):
+        self.batch, self.steps, self.width = like.shape
+        self.length = chunk_length(*like.shape) if chunk is None else min(chunk, self.steps)
+        self.chunks = triton.cdiv(self.steps, self.length)
+        self.strips = triton.cdiv(self.width, _STRIP)
+        self.sizes = self.steps, self.width, self.length, self.chunks
+        self.resets = like if reset_mask is None else reset_mask.contiguous().view(torch.uint8)
+        self.options = {"HAS_RESETS": reset_mask is not None, **self._constants(like.dtype)}
+
+    @staticmethod
+    def _constants(dtype: torch.dtype) -> dict[str, int]:
+        return {"STRIP": _STRIP, "ROWS": _BYTES_AT_ONCE // (_STRIP * dtype.itemsize), "num_warps": 1}
+
+    def programs(self, chunks: int) -> tuple[int]:
+        """The grid for that many chunks of every strip of every stream."""
+        return (self.batch * chunks * self.strips,)
+
+    def chunk_starts(self, summary: triton.JITFunction, a: Tensor, b: Tensor, first: Tensor, reverse: bool) -> Tensor:
+        """What enters each chunk (B,C,S), from what enters the first one (B,S): passes one and two."""
+        if self.chunks == 1:
+            return first
+        product, local, starts = (first.new_empty(self.batch, self.chunks, self.width) for _ in range(3))
+        summary[self.programs(self.chunks - 1)](a, b, self.resets, product, local, *self.sizes, **self.options)
+        constants = self._constants(first.dtype)
+        _combine[self.programs(1)](
+            product, local, first, starts, self.width, self.chunks, REVERSE=reverse, **constants
+        )
+        return starts
 
 
 def scan_forward(
@@ -189,12 +246,11 @@ def scan_forward(
     `chunk` sets the steps of a chunk instead of `chunk_length`.
     """
     a, b, state = _ready(a), _ready(b), _ready(state)
-    resets = a if reset_mask is None else reset_mask.contiguous().view(torch.uint8)
-    layout = length, chunks, grid = _layout(a.shape, chunk)
+    launch = _Launch(a, reset_mask, chunk)
     h, final = torch.empty_like(a), torch.empty_like(state)
-    starts = _chunk_starts(_forward_summary, (a, b, resets), state, a.shape, layout, reverse=False)
-    options = {"HAS_RESETS": reset_mask is not None, "STRIP": _STRIP}
-    _forward[grid](a, b, resets, starts, h, final, a.shape[1], a.shape[2], length, chunks, **options)
+    starts = launch.chunk_starts(_forward_summary, a, b, state, reverse=False)
+    grid = launch.programs(launch.chunks)
+    _forward[grid](a, b, launch.resets, starts, h, final, *launch.sizes, **launch.options)
     return h, final
 
 
@@ -212,12 +268,10 @@ def scan_backward(
     a, h, state = _ready(a), _ready(h), _ready(state)
     grad_h = torch.zeros_like(h) if grad_h is None else _ready(grad_h)
     grad_final = torch.zeros_like(state) if grad_final is None else _ready(grad_final)
-    resets = a if reset_mask is None else reset_mask.contiguous().view(torch.uint8)
-    layout = length, chunks, grid = _layout(a.shape, chunk)
+    launch = _Launch(a, reset_mask, chunk)
     grad_a, grad_b, grad_state = torch.empty_like(a), torch.empty_like(h), torch.empty_like(state)
-    starts = _chunk_starts(_backward_summary, (a, grad_h, resets), grad_final, a.shape, layout, reverse=True)
-    _backward[grid](
-        a, h, state, resets, grad_h, starts, grad_a, grad_b, grad_state, a.shape[1], a.shape[2], length, chunks,
-        HAS_RESETS=reset_mask is not None, STRIP=_STRIP,
-    )  # fmt: skip
-    return grad_a, grad_b, grad_state
+    starts = launch.chunk_starts(_backward_summary, a, grad_h, grad_final, reverse=True)
+    grid = launch.programs(launch.chunks)
+    outputs = grad_a, grad_b, grad_state
+    _backward[grid](a, h, state, launch.resets, grad_h, starts, *outputs, *launch.sizes, **launch.options)
+    return outputs

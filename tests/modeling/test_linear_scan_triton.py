@@ -123,7 +123,7 @@ def test_kernels_compile_for_a_gpu(dtype):
     from hf_recurrent.kernels import linear_scan_triton as kernels
 
     narrow = {"a", "b", "h", "grad_h", "grad_a", "grad_b"}
-    constants = {"HAS_RESETS": True, "REVERSE": True, "STRIP": 64}
+    constants = {"HAS_RESETS": True, "REVERSE": True, "STRIP": 64, "ROWS": 4}
     for name in ("_forward_summary", "_backward_summary", "_combine", "_forward", "_backward"):
         kernel = getattr(kernels, name)
         signature = {}
@@ -137,7 +137,11 @@ def test_kernels_compile_for_a_gpu(dtype):
             else:
                 signature[argument] = "*" + (dtype if argument in narrow or dtype == "fp64" else "fp32")
         used = {key: value for key, value in constants.items() if key in signature}
-        assert "cubin" in compile(ASTSource(kernel, signature, used), target=GPUTarget("cuda", 90, 32)).asm
+        target = GPUTarget("cuda", 90, 32)
+        compiled = compile(ASTSource(kernel, signature, used), target=target, options={"num_warps": 1}).asm
+        assert "cubin" in compiled
+        # The rows of both inputs are on their way before the first result is written.
+        assert compiled["ptx"].split("st.global")[0].count("ld.global") >= 2 * constants["ROWS"], name
 
 
 @pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="the kernels run in this process")
