@@ -205,9 +205,9 @@ def _module(backend: str) -> ModuleType:
 
 
 def _takes_single_steps(functions: ModuleType | SimpleNamespace | None, a: Tensor) -> bool:
-    """Whether a backend is faster than autograd's own formulas at T = 1, which it says in SINGLE_STEP_ELEMENTS."""
-    smallest = getattr(functions, "SINGLE_STEP_ELEMENTS", None)
-    return smallest is not None and a.numel() >= smallest and not _is_transformed()
+    """Whether a backend is faster than autograd's own formulas at T = 1: only a backend that says so."""
+    takes_single_steps = getattr(functions, "takes_single_steps", None)
+    return takes_single_steps is not None and takes_single_steps(a.numel()) and not _is_transformed()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,94 +1,46 @@
 #!/usr/bin/env python
 """Time forward + backward of the linear recurrence, next to what the memory's bandwidth allows.
 
-The bound is 32 bytes per element (forward reads a and b and writes h, backward reads a, h and the gradient and writes
-da and db; float32), divided by the bandwidth of a large copy by the same threads, measured anew before each shape. It
-is no bound in the strict sense: a copy pays for reading the lines that it then overwrites, and tensors that fit into a
+The bound is eight numbers per element (forward reads a and b and writes h, backward reads a, h and the gradient and
+writes da and db), divided by the bandwidth of a large copy by the same threads, measured anew before each shape. It is
+no bound in the strict sense: a copy pays for reading the lines that it then overwrites, and tensors that fit into a
 cache are not read from memory. Ratios are to this bound; `resets` is the time with a reset in one of 50 steps
 (--resets) over the time without. On a busy machine the best of many runs says more than their median.
+
+Others' packages are installed for the run only, or into --peers_folder, where they stay. Each is given what it takes,
+in its own layout (logarithms of a, time last), before the clock runs, and is first checked on a small example.
 
     python scripts/benchmark_scan.py
     python scripts/benchmark_scan.py --shape 4x2048x512 --shape 64x64x768 --backends torch cpu --threads 1 2
     python scripts/benchmark_scan.py --backends cpu torch associative-scan mambapy --output scan_cpu
-    python scripts/benchmark_scan.py --device cuda --backends torch triton --repetitions 20
+    python scripts/benchmark_scan.py --device cuda --dtype bfloat16 \\
+        --backends triton torch hgrn-recurrent hgrn-chunk accelerated-scan --output scan_gpu
 """
 
 import argparse
-import importlib.util
+import itertools
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import scan_peers
 import torch
+from scan_peers import PEERS
 
 from hf_recurrent.benchmarking import conditions, markdown_row, markdown_table, save_report
 from hf_recurrent.modeling.linear_scan import available_backends, linear_scan
 
-BYTES_PER_ELEMENT = 32
-# Others' scans, which know no resets.
-PEERS = ("torch-loop", "associative-scan", "mambapy")
-
-
-class TorchLoop(torch.autograd.Function):
-    """What one would write first with a backward by hand: a loop over time, one fused operation a step."""
-
-    @staticmethod
-    def forward(ctx, a, b, state):
-        h, previous = torch.empty_like(b), state
-        for t in range(a.shape[1]):
-            torch.addcmul(b[:, t], a[:, t], previous, out=h[:, t])
-            previous = h[:, t]
-        ctx.save_for_backward(a, h, state)
-        return h
-
-    @staticmethod
-    def backward(ctx, grad_h):
-        a, h, state = ctx.saved_tensors
-        grad_a, grad_b, carried = torch.empty_like(a), torch.empty_like(h), torch.zeros_like(state)
-        for t in reversed(range(a.shape[1])):
-            torch.add(grad_h[:, t], carried, out=grad_b[:, t])
-            torch.mul(grad_b[:, t], h[:, t - 1] if t else state, out=grad_a[:, t])
-            torch.mul(grad_b[:, t], a[:, t], out=carried)
-        return grad_a, grad_b, carried
-
-
-def associative_scan(a: torch.Tensor, b: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """torch's own scan for any associative operator, with the initial state folded into the first input."""
-    from torch._higher_order_ops.associative_scan import associative_scan as scan
-
-    def combine(left, right):
-        return left[0] * right[0], right[0] * left[1] + right[1]
-
-    first = b[:, :1] + a[:, :1] * state.unsqueeze(1)
-    return scan(combine, (a, torch.cat((first, b[:, 1:]), dim=1)), dim=1, combine_mode="generic")[1]
-
-
-@cache
-def mambapy_scan():
-    """The parallel scan of `mambapy`, installed for this run only; it has no initial state.
-
-    Raises:
-        subprocess.CalledProcessError: the package cannot be installed here.
-    """
-    with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", directory, "mambapy"]
-        subprocess.run(command, check=True)
-        spec = importlib.util.spec_from_file_location("mambapy_pscan", Path(directory, "mambapy", "pscan.py"))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-
-    def scan(a: torch.Tensor, b: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        first = b[:, :1] + a[:, :1] * state.unsqueeze(1)
-        return module.pscan(a.unsqueeze(-1), torch.cat((first, b[:, 1:]), dim=1).unsqueeze(-1)).squeeze(-1)
-
-    return scan
+# The forward pass reads a and b and writes h; the backward pass reads a, h and the gradient and writes da and db.
+PASSES = 8
+# What is timed where no --shape is given. Beyond so many elements a GPU has no room for a peer's float32 gradients.
+CPU_SHAPES = [(8, 1024, 768), (1, 16384, 768), (256, 1, 768)]
+GPU_SHAPES = list(itertools.product((1, 8, 64), (128, 2048, 65_536), (192, 768, 2560)))
+MOST_ELEMENTS = 1 << 31
 
 
 def seconds_of(function, repetitions: int, device: torch.device) -> tuple[float, float]:
@@ -123,7 +75,7 @@ def shape_of(text: str) -> tuple[int, int, int]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", dest="shapes", action="append", type=shape_of, metavar="BxTxS", help="repeatable")
-    names = (*available_backends(), PEERS[0])
+    names = (*available_backends(), "torch-loop")
     parser.add_argument(
         "--backends",
         nargs="+",
@@ -132,24 +84,22 @@ def parse_arguments() -> argparse.Namespace:
         help="default: all that run here but the reference and the peers that take a while to compile or to install",
     )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of a, b and h")
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads (default 1)")
     parser.add_argument("--resets", type=float, default=0.02, help="share of steps with a reset (default 0.02)")
     parser.add_argument("--repetitions", type=int, default=15, help="runs of which best and median are taken")
+    parser.add_argument("--peers_folder", "--peers-folder", type=Path, help="where others' packages are or stay")
     parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
     return parser.parse_args()
 
 
-def scan_of(backend: str):
-    """A function of (a, b, state, reset_mask) that returns h; reset_mask is None for the peers, which have none."""
-    if backend == "torch-loop":
-        return lambda a, b, state, resets: TorchLoop.apply(a, b, state)
-    if backend == "associative-scan":
-        compiled = torch.compile(associative_scan)
-        return lambda a, b, state, resets: compiled(a, b, state)
-    if backend == "mambapy":
-        peer = mambapy_scan()
-        return lambda a, b, state, resets: peer(a, b, state)
-    return lambda a, b, state, resets: linear_scan(a, b, state, resets, backend=backend)[0]
+def ready_scan(backend: str, device: torch.device) -> Callable[..., torch.Tensor]:
+    """A function that returns h, of (a, b, state, reset_mask) or of what a peer takes; a peer is checked first."""
+    if backend not in PEERS:
+        return lambda a, b, state, resets: linear_scan(a, b, state, resets, backend=backend)[0]
+    scan = PEERS[backend].load()
+    scan_peers.check(backend, scan, device)
+    return scan
 
 
 class Measured(NamedTuple):
@@ -178,24 +128,30 @@ class Measured(NamedTuple):
 COLUMNS = ["threads", "BxTxS", "backend", "best ms", "median ms", "bound ms", "best/bound", "median/bound", "resets"]
 
 
-def time_shape(shape: tuple[int, int, int], arguments: argparse.Namespace) -> Iterator[Measured]:
-    """Each backend in turn."""
-    device, (batch, steps, width) = arguments.device, shape
+def time_shape(
+    shape: tuple[int, int, int], scans: dict[str, Callable[..., torch.Tensor]], arguments: argparse.Namespace
+) -> Iterator[Measured]:
+    """Each backend in turn that takes the shape."""
+    device, dtype, (batch, steps, width) = arguments.device, getattr(torch, arguments.dtype), shape
     best_copy, median_copy = bytes_per_second(device, arguments.repetitions)
-    leaves = [torch.rand(shape, device=device), torch.randn(shape, device=device)]
-    leaves.append(torch.randn(batch, width, device=device))
-    leaves = [leaf.requires_grad_() for leaf in leaves]
-    gradient = torch.randn(shape, device=device)
-    resets = torch.rand(batch, steps, device=device) < arguments.resets
-    moved = batch * steps * width * BYTES_PER_ELEMENT
+    a, b = torch.rand(shape, device=device, dtype=dtype), torch.randn(shape, device=device, dtype=dtype)
+    state = torch.randn(batch, width, device=device)
+    mask = torch.rand(batch, steps, device=device) < arguments.resets
+    moved = a.numel() * a.element_size() * PASSES
     # Small shapes are over before the clock has settled.
     repetitions = max(arguments.repetitions, min(500, 10**8 // moved))
-    for backend in arguments.backends:
-        scan, results = scan_of(backend), []
-        for mask in (None, resets)[: 1 if backend in PEERS else 2]:
+    for backend, scan in scans.items():
+        peer = PEERS.get(backend)
+        if peer is not None and not peer.takes(shape):
+            continue
+        results = []
+        for others in ((None,), (mask,)) if peer is None else ((),):
+            inputs = (a, b, state) if peer is None else peer.inputs(a, b, state)
+            leaves = [leaf.detach().requires_grad_() for leaf in inputs]
+            gradient = torch.randn_like(leaves[0])
 
-            def forward_backward(scan=scan, mask=mask, leaves=leaves, gradient=gradient):
-                torch.autograd.grad(scan(*leaves, mask), leaves, gradient)
+            def forward_backward(scan=scan, leaves=leaves, others=others, gradient=gradient):
+                torch.autograd.grad(scan(*leaves, *others), leaves, gradient)
 
             results.append([1e3 * seconds for seconds in seconds_of(forward_backward, repetitions, device)])
         bounds = (moved / best_copy * 1e3, moved / median_copy * 1e3)
@@ -216,18 +172,36 @@ def save(path: Path, title: str, rows: Sequence[Measured]) -> None:
     save_report(path, title, table, rates, limits, "elements per second")
 
 
-def main() -> None:
-    """Print each line as soon as it is measured, and save table and plot if asked to."""
-    arguments = parse_arguments()
-    title = f"scan, forward + backward, float32; {conditions(arguments.device, arguments.threads)}"
-    print(f"{title}\n\n{markdown_table(COLUMNS, [])}")
+def time_all(arguments: argparse.Namespace) -> list[Measured]:
+    """Print each line as soon as it is measured."""
+    scans = {}
+    for backend in arguments.backends:
+        try:
+            scans[backend] = ready_scan(backend, arguments.device)
+        except (ImportError, OSError, RuntimeError) as error:  # such as a peer that needs a compiler for GPUs
+            print(f"{backend} is left out: {error}", file=sys.stderr)
+    shapes = arguments.shapes or (CPU_SHAPES if arguments.device.type == "cpu" else GPU_SHAPES)
     rows = []
     for threads in arguments.threads:
         torch.set_num_threads(threads)
-        for shape in arguments.shapes or [(8, 1024, 768), (1, 16384, 768), (256, 1, 768)]:
-            for row in time_shape(shape, arguments):
+        for shape in shapes:
+            if math.prod(shape) > MOST_ELEMENTS:
+                continue
+            for row in time_shape(shape, scans, arguments):
                 print(markdown_row(row.cells()), flush=True)
                 rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Time what was asked for, and save table and plot if asked to."""
+    arguments = parse_arguments()
+    title = f"scan, forward + backward, {arguments.dtype}; {conditions(arguments.device, arguments.threads)}"
+    print(f"{title}\n\n{markdown_table(COLUMNS, [])}")
+    with tempfile.TemporaryDirectory() as passing:
+        peers = [name for name in arguments.backends if name in PEERS]
+        scan_peers.install(peers, arguments.peers_folder or Path(passing))
+        rows = time_all(arguments)
     if arguments.output:
         save(arguments.output, title, rows)
 

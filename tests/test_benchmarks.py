@@ -13,6 +13,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 @pytest.fixture
 def run(monkeypatch, capsys):
     threads = torch.get_num_threads()
+    monkeypatch.syspath_prepend(SCRIPTS)
 
     def run_script(name: str, *arguments: str) -> list[list[str]]:
         """The cells of the table that the script prints."""
@@ -65,6 +66,23 @@ def test_scan(run, tmp_path):
     assert float(ours[-1]) > 0 and all(float(cell) > 0 for cell in peer[3:5])
     saved = (tmp_path / "made" / "scan.md").read_text(encoding="utf-8")
     assert "| torch-loop |" in saved and (tmp_path / "made" / "scan.png").stat().st_size > 5000
+
+
+def test_scan_peers_that_cannot_run_or_are_wrong(run, capsys, monkeypatch, tmp_path):
+    import scan_peers
+
+    arguments = ["--shape", "2x8x16", "--backends", "broken", "torch-loop", "torch", "--repetitions", "1"]
+    arguments += ["--dtype", "bfloat16", "--peers_folder", str(tmp_path)]
+    missing = scan_peers.Peer(lambda: __import__("a_module_that_is_not_there"))
+    monkeypatch.setitem(scan_peers.PEERS, "broken", missing)
+    assert [line[2] for line in run("benchmark_scan", *arguments)] == ["torch-loop", "torch"]
+    short = missing._replace(load=lambda: lambda a, b, state: a, takes=lambda shape: shape[1] > 8)
+    monkeypatch.setitem(scan_peers.PEERS, "broken", short)
+    with pytest.raises(ValueError, match="broken is off by"):
+        run("benchmark_scan", *arguments)
+    capsys.readouterr()  # the head of the table
+    monkeypatch.setattr(scan_peers, "check", lambda *arguments: None)
+    assert [line[2] for line in run("benchmark_scan", *arguments)] == ["torch-loop", "torch"]
 
 
 def test_too_few_bytes(run, capsys):

@@ -84,24 +84,29 @@ def test_matches_the_loop_in_double_precision(shape, dtype, resets, level):
     assert_close(outputs, expected(inputs), TOLERANCE[dtype])
 
 
+# Enough for one step to go through the kernel, however many threads there are.
+LARGE_STEP = 1 << 19
+
+
 @needs_kernel
 def test_auto_takes_the_kernel(monkeypatch):
     assert "cpu" in available_backends()
     calls = []
     scan_forward = kernels.scan_forward
     monkeypatch.setattr(kernels, "scan_forward", lambda *args: calls.append(args[0].shape) or scan_forward(*args))
-    for steps, width in ((2, 3), (1, kernels.SINGLE_STEP_ELEMENTS), (1, 3)):
+    for steps, width in ((2, 3), (1, LARGE_STEP), (1, 3)):
         linear_scan(torch.rand(1, steps, width), torch.rand(1, steps, width))
     compiled = torch.compile(linear_scan, fullgraph=True, backend="aot_eager")
     compiled(torch.rand(1, 4, 2), torch.rand(1, 4, 2))
-    assert calls == [(1, 2, 3), (1, 1, kernels.SINGLE_STEP_ELEMENTS), (1, 4, 2)]
+    assert calls == [(1, 2, 3), (1, 1, LARGE_STEP), (1, 4, 2)]
 
 
 @needs_kernel
 @pytest.mark.parametrize("resets", ["none", "random"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 def test_one_large_step_through_autograd(dtype, resets):
-    inputs = make_inputs((2, 1, kernels.SINGLE_STEP_ELEMENTS // 2), dtype, resets)
+    assert kernels.takes_single_steps(LARGE_STEP) and not kernels.takes_single_steps(1)
+    inputs = make_inputs((2, 1, LARGE_STEP // 2), dtype, resets)
     assert_close(on_kernel(*inputs), expected(inputs), TOLERANCE[dtype])
 
 

@@ -1,0 +1,160 @@
+"""What one could use instead of `linear_scan`, for `benchmark_scan.py` to time: others' packages, torch's, a loop."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Loop(torch.autograd.Function):
+    """What one would write first with a backward by hand: a loop over time, one fused operation a step."""
+
+    @staticmethod
+    def forward(ctx, a, b, state):
+        h, previous = torch.empty_like(b), state
+        for t in range(a.shape[1]):
+            torch.addcmul(b[:, t], a[:, t], previous, out=h[:, t])
+            previous = h[:, t]
+        ctx.save_for_backward(a, h, state)
+        return h
+
+    @staticmethod
+    def backward(ctx, grad_h):
+        a, h, state = ctx.saved_tensors
+        grad_a, grad_b, carried = torch.empty_like(a), torch.empty_like(h), torch.zeros_like(state)
+        for t in reversed(range(a.shape[1])):
+            torch.add(grad_h[:, t], carried, out=grad_b[:, t])
+            torch.mul(grad_b[:, t], h[:, t - 1] if t else state, out=grad_a[:, t])
+            torch.mul(grad_b[:, t], a[:, t], out=carried)
+        return grad_a, grad_b, carried
+
+
+def _state_in_input(a: Tensor, b: Tensor, state: Tensor) -> Tensor:
+    """b with the initial state folded into its first step, for scans that begin from zero."""
+    return torch.cat((b[:, :1] + a[:, :1] * state.unsqueeze(1), b[:, 1:]), dim=1)
+
+
+def _associative_scan() -> Callable[..., Tensor]:
+    """torch's own scan for any associative operator, compiled."""
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def combine(left, right):
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    def scan(a, b, state):
+        return associative_scan(combine, (a, _state_in_input(a, b, state)), dim=1, combine_mode="generic")[1]
+
+    return torch.compile(scan)
+
+
+def _mambapy() -> Callable[..., Tensor]:
+    pscan = importlib.import_module("mambapy.pscan").pscan
+    return lambda a, b, state: pscan(a.unsqueeze(-1), _state_in_input(a, b, state).unsqueeze(-1)).squeeze(-1)
+
+
+def _hgrn_recurrent() -> Callable[..., Tensor]:
+    scan = importlib.import_module("fla.ops.hgrn").fused_recurrent_hgrn
+    return lambda x, g, state: scan(x, g, state)[0]
+
+
+def _hgrn_chunk() -> Callable[..., Tensor]:
+    """It takes an initial state but has no gradient to it, so it begins from zero."""
+    scan = importlib.import_module("fla.ops.hgrn").chunk_hgrn
+    return lambda x, g: scan(x, g)[0]
+
+
+def _accelerated_scan() -> Callable[..., Tensor]:
+    return importlib.import_module("accelerated_scan.warp").scan
+
+
+def _always(shape: tuple[int, int, int]) -> bool:
+    return True
+
+
+def _warps(shape: tuple[int, int, int]) -> bool:
+    steps = shape[1]
+    return 32 <= steps <= 65_536 and steps & (steps - 1) == 0
+
+
+class Peer(NamedTuple):
+    """Another scan, in its own layout.
+
+    Attributes:
+        load: imports it: a function of its inputs that returns h.
+        inputs: from a, b (B,T,S) and the state before them (B,S) what it takes, made before the clock runs.
+        packages: what has to be installed for it.
+        h: from what it returns, h (B,T,S).
+        from_zero: whether it has no initial state.
+        takes: whether it runs on tensors of a shape (B,T,S).
+    """
+
+    load: Callable[[], Callable[..., Tensor]]
+    inputs: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]] = lambda a, b, state: (a, b, state)
+    packages: tuple[str, ...] = ()
+    h: Callable[[Tensor], Tensor] = lambda h: h
+    from_zero: bool = False
+    takes: Callable[[tuple[int, int, int]], bool] = _always
+
+
+_FLA = ("fla-core", "einops")
+PEERS = {
+    "torch-loop": Peer(lambda: _Loop.apply),
+    "associative-scan": Peer(_associative_scan),
+    "mambapy": Peer(_mambapy, packages=("mambapy",)),
+    "hgrn-recurrent": Peer(_hgrn_recurrent, lambda a, b, state: (b, a.log(), state), _FLA),
+    "hgrn-chunk": Peer(_hgrn_chunk, lambda a, b, state: (b, a.log()), _FLA, from_zero=True),
+    "accelerated-scan": Peer(
+        _accelerated_scan,
+        lambda a, b, state: (a.transpose(1, 2).contiguous(), b.transpose(1, 2).contiguous()),
+        ("accelerated-scan",),
+        h=lambda h: h.transpose(1, 2),
+        from_zero=True,
+        takes=_warps,
+    ),
+}
+
+
+def install(names: list[str], folder: Path) -> None:
+    """Make the packages of these peers importable, from a folder where those that are missing are installed.
+
+    Raises:
+        subprocess.CalledProcessError: a package cannot be installed here.
+    """
+    sys.path.append(str(folder))
+    for package in dict.fromkeys(package for name in names for package in PEERS[name].packages):
+        if not any(folder.glob(f"{package.replace('-', '_')}-*.dist-info")):
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--target",
+                str(folder),
+                package,
+            ]
+            subprocess.run(command, check=True)
+    importlib.invalidate_caches()
+
+
+def check(name: str, scan: Callable[..., Tensor], device: torch.device) -> None:
+    """That a peer computes the recurrence, on a small example in float32.
+
+    Raises:
+        ValueError: it does not.
+    """
+    peer, generator = PEERS[name], torch.Generator().manual_seed(0)
+    a = torch.rand(2, 32, 8, generator=generator).to(device)
+    b = torch.randn(2, 32, 8, generator=generator).to(device)
+    state = torch.zeros(2, 8, device=device) if peer.from_zero else torch.ones(2, 8, device=device)
+    h = peer.h(scan(*peer.inputs(a, b, state)))
+    wanted = _Loop.apply(a, b, state)
+    error = (h - wanted).abs().max().item()
+    if error > 1e-4:
+        raise ValueError(f"{name} is off by {error:.1e} on an example; is it another version?")
