@@ -15,7 +15,7 @@ from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentMod
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_block_unit
-from .single_step import StepWriter
+from .written_step import StepWriter
 
 
 class MemoraRecurrentBlock(nn.Module):

@@ -261,21 +261,34 @@ class RecurrentModel(RecurrentBackbone):
         if padding is not None:
             hidden = padding.pack(hidden)
             reset_mask = None if reset_mask is None else padding.pack(reset_mask) & ~padding.mask
-
-        hidden_states = [hidden]
-        new_state: RecurrentState = {}
-        for number, layer in enumerate(self.layers):
-            layer_state = {part: state[f"layers.{number}.{part}"] for part in self.layer_state_shapes(number)}
-            padding_mask, lengths = (None, None) if padding is None else (padding.mask, padding.lengths)
-            hidden, layer_state = layer(hidden, LayerInputs(layer_state, reset_mask, padding_mask, lengths))
-            new_state |= {f"layers.{number}.{part}": tensor for part, tensor in layer_state.items()}
-            hidden_states.append(hidden)
-        hidden_states[-1] = hidden = self.norm(hidden)
-
+        hidden, new_state, hidden_states = self.read_layers(hidden, state, reset_mask, padding)
         if padding is not None:
             hidden = padding.unpack(hidden)
             hidden_states = [padding.unpack(tensor) for tensor in hidden_states] if output_hidden_states else []
         return hidden[:, kept], new_state, hidden_states
+
+    def read_layers(
+        self,
+        hidden: torch.Tensor,
+        state: RecurrentState,
+        reset_mask: torch.Tensor | None = None,
+        padding: Padding | None = None,
+    ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor]]:
+        """All layers and the final norm, on inputs that are packed if they have padding.
+
+        Returns:
+            The output (B, T, M), the new state, and the hidden states of all layers.
+        """
+        hidden_states = [hidden]
+        new_state: RecurrentState = {}
+        padding_mask, lengths = (None, None) if padding is None else (padding.mask, padding.lengths)
+        for number, layer in enumerate(self.layers):
+            layer_state = {part: state[f"layers.{number}.{part}"] for part in self.layer_state_shapes(number)}
+            hidden, layer_state = layer(hidden, LayerInputs(layer_state, reset_mask, padding_mask, lengths))
+            new_state |= {f"layers.{number}.{part}": tensor for part, tensor in layer_state.items()}
+            hidden_states.append(hidden)
+        hidden_states[-1] = hidden = self.norm(hidden)
+        return hidden, new_state, hidden_states
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):

@@ -1,0 +1,100 @@
+"""One byte of all streams as one CUDA graph.
+
+A step is hundreds of small operations, whose launches take longer than what they do. A graph of them is launched as
+one, on tensors of its own, to which inputs are copied and from which results are.
+
+Shape letters: B streams, M model width.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from .module_watch import ModuleWatch
+from .recurrent_state import RecurrentState
+
+# So many single steps of the same streams run as they stand before a graph is made, which takes as long as dozens.
+_STEPS_BEFORE = 2
+
+
+def _record(
+    step: Callable[[], list[torch.Tensor]], device: torch.device
+) -> tuple[list[torch.Tensor], Callable[[], None]]:
+    """The tensors in which `step` leaves its results, and how to run it again."""
+    with torch.cuda.device(device):
+        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            for _ in range(2):  # libraries set themselves up at their first call
+                step()
+        current.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            results = step()
+    return results, graph.replay
+
+
+class CapturedStep:
+    """The step of one model for B streams, recorded once it has been asked for a few times."""
+
+    def __init__(self, model: nn.Module, hidden: torch.Tensor):
+        self.key = self._key(hidden)
+        self.watch = ModuleWatch(model)
+        self.steps = 0
+        self.names: list[str] = []
+        self.inputs: list[torch.Tensor] = []
+        self.results: list[torch.Tensor] = []
+        self.replay: Callable[[], None] | None = None
+        self.failed = False
+        self.lock = threading.Lock()
+
+    @staticmethod
+    def _key(hidden: torch.Tensor) -> tuple:
+        return hidden.dtype, hidden.device, hidden.shape
+
+    @staticmethod
+    def serves(hidden: torch.Tensor) -> bool:
+        """Whether a step can run this way here: CUDA streams side by side would mix up each other's results."""
+        default = torch.cuda.default_stream(hidden.device)
+        return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_stream_capturing()
+
+    def fits(self, hidden: torch.Tensor) -> bool:
+        """Whether this is still the step of that model, for these streams."""
+        return self.key == self._key(hidden) and self.watch.unchanged()
+
+    def run(
+        self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """See [`run_single_step`]."""
+        with self.lock:
+            self.steps += 1
+            if self.replay is None and not self.failed and self.steps > _STEPS_BEFORE:
+                self._record(model, hidden, state)
+            if self.replay is None:
+                return None
+            torch._foreach_copy_(self.inputs, [hidden, *(state[name] for name in self.names)])
+            self.replay()
+            hidden, *parts = results = [torch.empty_like(result) for result in self.results]
+            torch._foreach_copy_(results, self.results)
+        return hidden, dict(zip(self.names, parts, strict=True))
+
+    def _record(self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -> None:
+        """Make the graph, or never try again."""
+
+        def step() -> list[torch.Tensor]:
+            hidden, *parts = self.inputs
+            hidden, new_state, _ = model.read_layers(hidden, dict(zip(self.names, parts, strict=True)))
+            return [hidden, *(new_state[name] for name in self.names)]
+
+        try:
+            # Tensors made in inference mode could not be written outside of it.
+            with torch.inference_mode(False), torch.no_grad():
+                self.names = list(state)
+                self.inputs = [torch.zeros_like(tensor) for tensor in (hidden, *state.values())]
+                self.results, self.replay = _record(step, hidden.device)
+        except RuntimeError as error:
+            self.failed = True
+            warnings.warn(f"Single bytes run without a CUDA graph, which is slower: {error}", stacklevel=2)
