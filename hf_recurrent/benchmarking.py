@@ -47,6 +47,23 @@ def matrix_rate(
     return 2 * size**3 / best_seconds(lambda: left @ right, repetitions, device)
 
 
+def kept_bytes(loss: Callable[[], torch.Tensor]) -> int:
+    """Bytes of the tensors that a forward pass keeps for the backward pass, parameters left out."""
+    storages = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        source = tensor if tensor._base is None else tensor._base
+        if not (source.is_leaf and source.requires_grad):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        kept = loss()  # while it lives, no storage is used twice
+    del kept
+    return sum(storages.values())
+
+
 def conditions(device: torch.device, threads: Sequence[int] | None = None) -> str:
     """One line for the top of a table.
 

@@ -24,7 +24,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.llama.modeling_llama import rotate_half
 
 from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel
-from hf_recurrent.benchmarking import best_seconds, clock, conditions, markdown_table, matrix_rate, save_tables
+from hf_recurrent.benchmarking import (
+    best_seconds,
+    clock,
+    conditions,
+    kept_bytes,
+    markdown_table,
+    matrix_rate,
+    save_tables,
+)
 from hf_recurrent.trainers.smt_objective import SmtObjective
 
 VOCABULARY, HEADS = 256, 8
@@ -173,21 +181,6 @@ def product_operations(loss: Callable[[], Tensor]) -> int:
     with FlopCounterMode(display=False) as counter:
         loss().backward()
     return counter.get_total_flops()
-
-
-def kept_bytes(loss: Callable[[], Tensor]) -> int:
-    """Bytes of the tensors that a forward pass keeps for the backward pass, parameters left out."""
-    storages = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, nn.Parameter) and not (tensor._base is not None and tensor._base.is_leaf):
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        kept = loss()
-    del kept
-    return sum(storages.values())
 
 
 def time_lines(losses: dict[str, Callable[[], Tensor]], options: argparse.Namespace) -> list[list[str]]:

@@ -14,26 +14,10 @@ so on a CPU it reads one stream at a time.
 import argparse
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.benchmarking import add_shared_options, clock, conditions, matrix_rate, report
-
-
-class KeptMemory:
-    """Counts the bytes that autograd keeps inside, every storage once."""
-
-    def __init__(self, model: PreTrainedModel):
-        self.storages = {parameter.untyped_storage().data_ptr(): 0 for parameter in model.parameters()}
-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.note, lambda tensor: tensor)
-
-    def note(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        self.storages.setdefault(storage.data_ptr(), storage.nbytes())
-        return tensor
-
-    def total(self) -> int:
-        return sum(self.storages.values())
+from hf_recurrent.benchmarking import add_shared_options, clock, conditions, kept_bytes, matrix_rate, report
 
 
 class TrainedModel:
@@ -51,16 +35,6 @@ class TrainedModel:
         with self.autocast:
             return self.model(self.input_ids, labels=self.input_ids).loss
 
-    def kept_bytes(self) -> int:
-        """Memory that waits for the backward pass."""
-        memory = KeptMemory(self.model)
-        with memory.hooks:
-            loss = self.loss()
-        kept = memory.total()
-        loss.backward()
-        self.optimizer.zero_grad()
-        return kept
-
     def step(self) -> None:
         begin = clock(self.device)
         self.loss().backward()
@@ -72,7 +46,7 @@ class TrainedModel:
 def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
     """The table's lines of one row, bytes per second of each model, and the limit of the first."""
     models = {family: TrainedModel(family, row, options) for family in options.families}
-    kept = {family: trained.kept_bytes() for family, trained in models.items()}  # warms up too
+    kept = {family: kept_bytes(trained.loss) for family, trained in models.items()}
     operations, dtype = [], torch.bfloat16 if options.bf16 else torch.float32
     for _ in range(options.rounds):
         operations.append(matrix_rate(options.device, 1, options.matrix_size, dtype))

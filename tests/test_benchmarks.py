@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_recurrent.benchmarking import kept_bytes
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
@@ -83,6 +85,12 @@ def test_scan_peers_that_cannot_run_or_are_wrong(run, capsys, monkeypatch, tmp_p
     capsys.readouterr()  # the head of the table
     monkeypatch.setattr(scan_peers, "check", lambda *arguments: None)
     assert [line[2] for line in run("benchmark_scan", *arguments)] == ["torch-loop", "torch"]
+
+
+def test_bytes_kept_for_the_backward_pass():
+    x, first, second = torch.randn(3, 4), torch.nn.Parameter(torch.randn(5, 4)), torch.nn.Parameter(torch.randn(2, 5))
+    # The inputs (3, 4), and once the values (3, 5) that both relu and the second product need; no parameters.
+    assert kept_bytes(lambda: ((x @ first.T).relu() @ second.T).sum()) == 4 * (3 * 4 + 3 * 5)
 
 
 def test_too_few_bytes(run, capsys):
