@@ -8,7 +8,8 @@ CPU time. Models take turns; the best round counts. Without its GPU kernels Mamb
 so on a CPU it reads one stream at a time.
 
     python scripts/benchmark_training.py
-    python scripts/benchmark_training.py --rows s4 --families memora llama --device cuda --streams 32
+    python scripts/benchmark_training.py --compile --families memora hawk llama
+    python scripts/benchmark_training.py --rows s0 s4 --device cuda --streams 32 --bf16
 """
 
 import argparse
@@ -28,12 +29,13 @@ class TrainedModel:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.streams = 1 if family == "mamba2" and options.device.type == "cpu" else options.streams
         self.input_ids = torch.randint(1, 256, (self.streams, options.block_size), device=options.device)
+        self.forward = torch.compile(self.model) if options.compile else self.model
         self.autocast = torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16)
         self.device, self.seconds = options.device, []
 
     def loss(self) -> torch.Tensor:
         with self.autocast:
-            return self.model(self.input_ids, labels=self.input_ids).loss
+            return self.forward(self.input_ids, labels=self.input_ids).loss
 
     def step(self) -> None:
         begin = clock(self.device)
@@ -70,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_shared_options(parser, rows=["s0"], streams=8, rounds=3)
     parser.add_argument("--block_size", "--block-size", type=int, default=1024, help="T (default 1024)")
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
+    parser.add_argument("--compile", action="store_true", help="torch.compile of every model, as --torch_compile does")
     parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
     return parser
 
@@ -82,9 +85,8 @@ def main() -> None:
     rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "B", "bytes/s", "limit bytes/s", "of the limit"]
     columns += [f"{options.families[0]} is … times as fast", "KiB kept a byte"]
-    title = (
-        f"Training step, T {options.block_size}{', bfloat16' if options.bf16 else ''}; {conditions(options.device)}"
-    )
+    ways = [f"T {options.block_size}", *["bfloat16"] * options.bf16, *["compiled"] * options.compile]
+    title = f"Training step, {', '.join(ways)}; {conditions(options.device)}"
     if options.device.type == "cuda":
         title += f"; peak of all models {torch.cuda.max_memory_allocated(options.device) / 2**30:.1f} GiB"
     report(title, columns, rows, options.output)

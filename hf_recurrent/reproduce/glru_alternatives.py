@@ -20,7 +20,7 @@ SIZES: dict[str, Settings] = {
         "hidden_size": 64,
         "state_size": 96,
         "num_hidden_layers": 2,
-        "bytes": 2_000_000,
+        "bytes": 8_000_000,
         "streams": 32,
         "block_size": 64,
         "learning_rate": 3e-3,
