@@ -57,6 +57,15 @@ def test_two_processes_train_as_one(two_processes, tmp_path):
     )
 
 
+def test_a_compiled_model_trains_as_it_stands(eight_streams, tmp_path):
+    trainer = tiny_trainer(tmp_path, callbacks=[Noise()], torch_compile=True, torch_compile_backend="aot_eager")
+    trainer.train()
+    assert trainer.model_wrapped is not trainer.model and hasattr(trainer.model_wrapped, "_orig_mod")
+    assert logged(trainer) == pytest.approx(logged(eight_streams), rel=1e-5)
+    trainer.save_model(tmp_path / "saved")
+    assert_same(AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict(), trainer.model.state_dict())
+
+
 def test_losses_are_those_of_a_loop_by_hand(tmp_path):
     """The whole contract in twenty lines of plain PyTorch: what goes in, what is carried, how the loss is divided."""
     trainer = tiny_trainer(tmp_path, max_steps=5, logging_steps=1, save_strategy="no", per_device_train_batch_size=4)
