@@ -19,8 +19,9 @@ from torch import Tensor
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _STRIP = 64  # channels of one program: two a thread of a warp, so loads of one row are whole cache lines
 _BYTES_AT_ONCE = 2048  # of one tensor that a program asks for before it computes
-_ENOUGH_PROGRAMS = 512  # four for each of the 100 to 150 multiprocessors of a large GPU
-_SHORTEST_CHUNK = 32
+_ENOUGH_PROGRAMS = 1024  # several for each of the 100 to 150 multiprocessors of a large GPU
+_SHORTEST_CHUNK = 128  # whose rows take about as long as the launches of two more kernels
+_FEWEST_CHUNKS = 4  # two passes and the one between take longer than one where there are fewer
 
 
 @triton.jit
@@ -191,14 +192,10 @@ def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
 
 def chunk_length(batch: int, steps: int, width: int) -> int:
     """Steps of a chunk: all of them where streams and channels fill the GPU by themselves."""
-    programs = batch * triton.cdiv(width, _STRIP)
-    if programs >= _ENOUGH_PROGRAMS:
-        return steps
-    # Twice as many: a chunk's two passes cost more than one, and more programs make up for some of it.
-    wanted = triton.cdiv(2 * _ENOUGH_PROGRAMS, programs)
+    wanted = triton.cdiv(_ENOUGH_PROGRAMS, batch * triton.cdiv(width, _STRIP))
     # At least the square root, or the pass over the chunks would be longer than the chunks themselves.
     length = max(triton.cdiv(steps, wanted), _SHORTEST_CHUNK, round(steps**0.5))
-    return steps if 2 * length > steps else length
+    return length if steps >= _FEWEST_CHUNKS * length else steps
 
 
 def _ready(tensor: Tensor) -> Tensor:

@@ -76,8 +76,9 @@ def test_types_through_the_public_function(dtype):
 def test_long_enough_to_be_chunked():
     from hf_recurrent.kernels import linear_scan_triton as kernels
 
-    assert kernels.chunk_length(1, 100, 2) < 100 and kernels.chunk_length(512, 4096, 768) == 4096
-    inputs = inputs_of((1, 100, 2), torch.float32, "random")
+    lengths = [kernels.chunk_length(*shape) for shape in ((1, 520, 2), (1, 500, 2), (512, 4096, 768))]
+    assert lengths == [128, 500, 4096]
+    inputs = inputs_of((1, 520, 2), torch.float32, "random")
     a, b, state = (x.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in inputs[:3])
     outputs = linear_scan(a, b, state, inputs[3], backend="triton")
     grads = torch.autograd.grad(outputs, (a, b, state), inputs[4:])
