@@ -72,7 +72,7 @@ class CapturedStep:
         with self.lock:
             self.steps += 1
             if self.replay is None and not self.failed and self.steps > _STEPS_BEFORE:
-                self._record(model, hidden, state)
+                self._make_graph(model, hidden, state)
             if self.replay is None:
                 return None
             torch._foreach_copy_(self.inputs, [hidden, *(state[name] for name in self.names)])
@@ -81,8 +81,8 @@ class CapturedStep:
             torch._foreach_copy_(results, self.results)
         return hidden, dict(zip(self.names, parts, strict=True))
 
-    def _record(self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -> None:
-        """Make the graph, or never try again."""
+    def _make_graph(self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -> None:
+        """Record the step, or never try again."""
 
         def step() -> list[torch.Tensor]:
             hidden, *parts = self.inputs
