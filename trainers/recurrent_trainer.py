@@ -54,6 +54,7 @@ class RecurrentTrainer(ParameterGroupsTrainer):
         super().__init__(*args, **kwargs)
         self._throughput = Throughput()
         self._eval_metrics: dict[str, float] = {}
+        self._operations_per_token: int | None = None
 
     @property
     def num_training_steps(self) -> int:
@@ -129,6 +130,15 @@ class RecurrentTrainer(ParameterGroupsTrainer):
         dtype = torch.float64 if isinstance(value, float) and self.args.device.type != "mps" else None
         total = self.accelerator.reduce(torch.tensor([value], dtype=dtype, device=self.args.device), reduction="sum")
         return total.item()
+
+    def floating_point_ops(self, inputs: dict[str, torch.Tensor | Any]) -> int:
+        """Those of a step, as `Trainer` has them; the parameters are counted once, which at T = 1 takes long."""
+        main_input = inputs.get(getattr(self.model, "main_input_name", "input_ids"))
+        if main_input is None:
+            return 0
+        if self._operations_per_token is None:
+            self._operations_per_token = super().floating_point_ops(inputs) // main_input.numel()
+        return self._operations_per_token * main_input.numel()
 
     # ---- Saving ----
 

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from tiny_run import Noise, logged, tiny_corpora, tiny_model, tiny_trainer
-from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from hf_recurrent import (
     ByteTokenizer,
@@ -64,6 +64,13 @@ def test_a_compiled_model_trains_as_it_stands(eight_streams, tmp_path):
     assert logged(trainer) == pytest.approx(logged(eight_streams), rel=1e-5)
     trainer.save_model(tmp_path / "saved")
     assert_same(AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict(), trainer.model.state_dict())
+
+
+def test_operations_are_those_of_transformers(eight_streams):
+    for length in (16, 3):
+        inputs = {"input_ids": torch.zeros(8, length, dtype=torch.long)}
+        assert eight_streams.floating_point_ops(inputs) == Trainer.floating_point_ops(eight_streams, inputs) > 0
+    assert eight_streams.floating_point_ops({}) == 0
 
 
 def test_losses_are_those_of_a_loop_by_hand(tmp_path):
