@@ -86,7 +86,7 @@ def linear_scan(
     functions = None
     if not torch.compiler.is_compiling():  # the operator itself looks again when it runs
         functions = _backend_functions(backend, a.device.type, dtype)
-    if a.shape[1] == 1 and not _takes_single_steps(functions, a):
+    if a.shape[1] == 1 and not _takes_single_steps(functions, a, reset_mask):
         return _single_step(a, b, initial_state, reset_mask, dtype)
     a, b = a.to(dtype), b.to(dtype)
     if functions is None or not _is_plain(a, b, initial_state, reset_mask):
@@ -204,10 +204,12 @@ def _module(backend: str) -> ModuleType:
         raise ImportError(f"linear_scan backend {backend!r} is not installed ({error}); try: {install}") from error
 
 
-def _takes_single_steps(functions: ModuleType | SimpleNamespace | None, a: Tensor) -> bool:
+def _takes_single_steps(functions: ModuleType | SimpleNamespace | None, a: Tensor, reset_mask: Tensor | None) -> bool:
     """Whether a backend is faster than autograd's own formulas at T = 1: only a backend that says so."""
     takes_single_steps = getattr(functions, "takes_single_steps", None)
-    return takes_single_steps is not None and takes_single_steps(a.numel()) and not _is_transformed()
+    if takes_single_steps is None or _is_transformed():
+        return False
+    return takes_single_steps(a.numel(), reset_mask is not None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def time_shape(
     mask = torch.rand(batch, steps, device=device) < arguments.resets
     moved = a.numel() * a.element_size() * PASSES
     # Small shapes are over before the clock has settled.
-    repetitions = max(arguments.repetitions, min(500, 10**8 // moved))
+    repetitions = max(arguments.repetitions, min(500, 10**9 // moved))
     for backend, scan in scans.items():
         peer = PEERS.get(backend)
         if peer is not None and not peer.takes(shape):

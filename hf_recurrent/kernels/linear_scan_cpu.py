@@ -25,7 +25,8 @@ _WIDE_STATES = {torch.float32: (6, torch.float64), torch.complex64: (7, torch.co
 
 # Fewer elements than this are done before another thread is awake.
 _SERIAL_ELEMENTS = 1 << 15
-# From here on T = 1 is faster than torch's own operations, whose calls cost less, and whose threads wait awake.
+# From here on T = 1 is faster than torch's own operations, whose calls cost less, and whose threads wait awake. Resets
+# are further operations there.
 _SINGLE_STEP_ELEMENTS = 1 << 17
 _SINGLE_STEP_ELEMENTS_OF_THREADS = 1 << 19
 # Outputs of this many bytes are written past the cache: whoever reads them next would not find them there anyway, and
@@ -57,10 +58,10 @@ def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
     return None
 
 
-def takes_single_steps(elements: int) -> bool:
+def takes_single_steps(elements: int, has_resets: bool) -> bool:
     """Whether T = 1 with so many elements is faster here than by autograd's own formulas."""
-    alone = torch.get_num_threads() == 1
-    return elements >= (_SINGLE_STEP_ELEMENTS if alone else _SINGLE_STEP_ELEMENTS_OF_THREADS)
+    few_calls = torch.get_num_threads() > 1 and not has_resets
+    return elements >= (_SINGLE_STEP_ELEMENTS_OF_THREADS if few_calls else _SINGLE_STEP_ELEMENTS)
 
 
 def instruction_level(limit: int = -1) -> int:

@@ -105,7 +105,7 @@ def test_auto_takes_the_kernel(monkeypatch):
 @pytest.mark.parametrize("resets", ["none", "random"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 def test_one_large_step_through_autograd(dtype, resets):
-    assert kernels.takes_single_steps(LARGE_STEP) and not kernels.takes_single_steps(1)
+    assert kernels.takes_single_steps(LARGE_STEP, False) and not kernels.takes_single_steps(1, True)
     inputs = make_inputs((2, 1, LARGE_STEP // 2), dtype, resets)
     assert_close(on_kernel(*inputs), expected(inputs), TOLERANCE[dtype])
 
