@@ -102,15 +102,23 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
 
 
 def draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> None:
-    """The table's lines on matplotlib axes, or one bar a label, all seeds as points."""
+    """The table's lines on matplotlib axes, or one bar a label, all seeds as points.
+
+    Values that lie close together get no bars, which would have to begin at zero.
+    """
     curves = experiment.curves(rows)
     scale = 100 if experiment.percent else 1
     label_axis = experiment.metric + (" (%)" if experiment.percent else "")
     if experiment.x_label is None:
         labels = list(curves)
+        everything = [value for line in curves.values() for value in line[None]]
+        close = min(everything) > max(everything) / 2
         for place, label in enumerate(labels):
             values = [value * scale for value in curves[label][None]]
-            axes.barh(place, statistics.fmean(values), color="tab:blue", alpha=0.6)
+            if close:
+                axes.plot(statistics.fmean(values), place, "|", color="tab:blue", markersize=18, markeredgewidth=3)
+            else:
+                axes.barh(place, statistics.fmean(values), color="tab:blue", alpha=0.6)
             axes.plot(values, [place] * len(values), "o", color="black", markersize=3)
         axes.set_yticks(range(len(labels)), labels)
         axes.invert_yaxis()
