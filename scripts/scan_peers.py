@@ -40,8 +40,10 @@ def _state_in_input(a: Tensor, b: Tensor, state: Tensor) -> Tensor:
 
 
 def _associative_scan() -> Callable[..., Tensor]:
-    """torch's own scan for any associative operator, compiled."""
+    """torch's own scan for any associative operator, compiled for every shape by itself."""
     from torch._higher_order_ops.associative_scan import associative_scan
+
+    torch._dynamo.config.recompile_limit = 64
 
     def combine(left, right):
         return left[0] * right[0], right[0] * left[1] + right[1]
@@ -49,7 +51,7 @@ def _associative_scan() -> Callable[..., Tensor]:
     def scan(a, b, state):
         return associative_scan(combine, (a, _state_in_input(a, b, state)), dim=1, combine_mode="generic")[1]
 
-    return torch.compile(scan)
+    return torch.compile(scan, dynamic=False)
 
 
 def _mambapy() -> Callable[..., Tensor]:
