@@ -44,7 +44,8 @@ def json_lines(rows=STORIES, column="text"):
 
 def test_standard_library(load):
     corpus = load("python")
-    assert len(corpus) > 1000 and 10e6 < corpus.num_bytes < 100e6 and corpus.name == "python"
+    # Some distributions leave out the tests, two thirds of it.
+    assert len(corpus) > 500 and 5e6 < corpus.num_bytes < 100e6 and corpus.name == "python"
     assert (corpus.vocab_size, corpus.end_token_id) == (256, 0)
     with open(os.__file__, "rb") as file:
         assert file.read() in set(contents(corpus))
