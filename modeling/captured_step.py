@@ -37,18 +37,24 @@ def _record(
     return results, graph.replay
 
 
+def _has_no_switches(module: nn.Module) -> bool:
+    """Whether a module is torch's or of this package; what others do may depend on more than tensors (adapters)."""
+    place = type(module).__module__
+    return place.startswith("torch.nn.modules.") or place.rpartition(".")[0] == __package__
+
+
 class CapturedStep:
     """The step of one model for B streams, recorded once it has been asked for a few times."""
 
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
         self.key = self._key(hidden)
         self.watch = ModuleWatch(model)
+        self.wanted = all(map(_has_no_switches, model.modules()))
         self.steps = 0
         self.names: list[str] = []
         self.inputs: list[torch.Tensor] = []
         self.results: list[torch.Tensor] = []
         self.replay: Callable[[], None] | None = None
-        self.failed = False
         self.lock = threading.Lock()
 
     @staticmethod
@@ -71,7 +77,7 @@ class CapturedStep:
         """See [`run_single_step`]."""
         with self.lock:
             self.steps += 1
-            if self.replay is None and not self.failed and self.steps > _STEPS_BEFORE:
+            if self.replay is None and self.wanted and self.steps > _STEPS_BEFORE:
                 self._make_graph(model, hidden, state)
             if self.replay is None:
                 return None
@@ -96,5 +102,5 @@ class CapturedStep:
                 self.inputs = [torch.zeros_like(tensor) for tensor in (hidden, *state.values())]
                 self.results, self.replay = _record(step, hidden.device)
         except RuntimeError as error:
-            self.failed = True
+            self.wanted = False
             warnings.warn(f"Single bytes run without a CUDA graph, which is slower: {error}", stacklevel=2)

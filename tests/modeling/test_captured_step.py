@@ -104,6 +104,28 @@ def test_changed_models_and_other_streams_are_recorded_anew(device):
     assert not is_recorded(model) and relative_difference(hooked, after) > 1e-3
 
 
+class Switched(torch.nn.Linear):
+    """As an adapter that can be turned off."""
+
+    off = False
+
+    def forward(self, x):
+        return torch.zeros_like(super().forward(x)) if self.off else super().forward(x)
+
+
+@torch.no_grad()
+def test_modules_with_switches_run_as_they_stand(device):
+    model = tiny_model("memora", torch.float64).to(device)
+    mlp = model.model.layers[0].mlp
+    mlp.down_proj = Switched(mlp.down_proj.in_features, mlp.down_proj.out_features, False, device, torch.float64)
+    input_ids = torch.randint(1, 256, (2, 6), device=device)
+    on, _ = read_bytes(model, input_ids)
+    mlp.down_proj.off = True
+    off, _ = read_bytes(model, input_ids)
+    assert not is_recorded(model) and relative_difference(off, on) > 1e-3
+    assert relative_difference(off, model(input_ids).logits) < 1e-10
+
+
 def test_a_graph_that_cannot_be_made_is_said_once(device, monkeypatch):
     def refuse(step, device):
         raise RuntimeError("operation not permitted when stream is capturing")
