@@ -44,8 +44,9 @@ def json_lines(rows=STORIES, column="text"):
 
 def test_standard_library(load):
     corpus = load("python")
-    # Some distributions leave out the tests, two thirds of it.
-    assert len(corpus) > 500 and 5e6 < corpus.num_bytes < 100e6 and corpus.name == "python"
+    # Some distributions leave out its tests, two thirds of it.
+    fewest = 1000 if os.path.exists(os.path.join(os.path.dirname(os.__file__), "test", "test_os.py")) else 500
+    assert len(corpus) > fewest and 10e6 < corpus.num_bytes < 100e6 and corpus.name == "python"
     assert (corpus.vocab_size, corpus.end_token_id) == (256, 0)
     with open(os.__file__, "rb") as file:
         assert file.read() in set(contents(corpus))
