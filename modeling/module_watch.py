@@ -24,7 +24,6 @@ class ModuleWatch:
         ]
         # What stands in front of a method of the class, such as another `forward`.
         self.shadowed = any(callable(getattr(type(m), name, None)) for m in root.modules() for name in m.__dict__)
-        self.bytes = sum(parameter.nbytes for parameter in root.parameters())
 
     def unchanged(self) -> bool:
         if self.shadowed:

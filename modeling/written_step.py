@@ -116,6 +116,7 @@ class WrittenStep:
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
         self.dtype, self.batch_size = hidden.dtype, hidden.shape[0]
         self.watch = ModuleWatch(model)
+        self.bytes_read = sum(parameter.nbytes for parameter in model.parameters())
         self.program = self._write(model) if self.watch.unchanged() else None  # or there are hooks or other methods
 
     def _write(self, model: nn.Module):
@@ -144,7 +145,7 @@ class WrittenStep:
         self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """See [`run_single_step`]."""
-        if self.program is None or (torch.get_num_threads() > 2 and self.watch.bytes > _MOST_SHARED_BYTES):
+        if self.program is None or (torch.get_num_threads() > 2 and self.bytes_read > _MOST_SHARED_BYTES):
             return None
         if not all(type(t) is torch.Tensor and t.dtype == self.dtype and t.is_contiguous() for t in state.values()):
             return None

@@ -60,8 +60,8 @@ def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
 
 def takes_single_steps(elements: int, has_resets: bool) -> bool:
     """Whether T = 1 with so many elements is faster here than by autograd's own formulas."""
-    few_calls = torch.get_num_threads() > 1 and not has_resets
-    return elements >= (_SINGLE_STEP_ELEMENTS_OF_THREADS if few_calls else _SINGLE_STEP_ELEMENTS)
+    threads_help_torch = torch.get_num_threads() > 1 and not has_resets
+    return elements >= (_SINGLE_STEP_ELEMENTS_OF_THREADS if threads_help_torch else _SINGLE_STEP_ELEMENTS)
 
 
 def instruction_level(limit: int = -1) -> int:

@@ -47,6 +47,16 @@ def tiny_model(variant: str, dtype: torch.dtype = torch.float32, **overrides) ->
     return AutoModelForCausalLM.from_config(tiny_config(variant, **overrides)).to(dtype).eval()
 
 
+def read_bytes(model: PreTrainedModel, input_ids: torch.Tensor) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
+    """Logits (B, T, V), byte by byte, and the states before the first and behind every byte."""
+    states, logits = [model.init_state(len(input_ids))], []
+    for byte in input_ids.split(1, dim=1):
+        output = model(byte, state=states[-1])
+        states.append(output.state)
+        logits.append(output.logits)
+    return torch.cat(logits, 1), states
+
+
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference, relative to the largest magnitude of what is expected."""
     return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-3)).item()

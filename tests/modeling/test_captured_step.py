@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_cases import relative_difference, tiny_model
+from model_cases import read_bytes, relative_difference, tiny_model
 
 from hf_recurrent.modeling import captured_step, single_step
 
@@ -30,16 +30,6 @@ def device(request, monkeypatch):
     monkeypatch.setattr(captured_step.CapturedStep, "serves", staticmethod(lambda hidden: True))
     monkeypatch.setattr(single_step, "_STEP_CLASSES", {"cpu": captured_step.CapturedStep})
     return "cpu"
-
-
-def read_bytes(model, input_ids):
-    """Logits (B, T, V), byte by byte, and the state behind every byte."""
-    states, logits = [model.init_state(len(input_ids))], []
-    for byte in input_ids.split(1, dim=1):
-        output = model(byte, state=states[-1])
-        states.append(output.state)
-        logits.append(output.logits)
-    return torch.cat(logits, 1), states
 
 
 def is_recorded(model) -> bool:
