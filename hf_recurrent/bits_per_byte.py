@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.streams import EvaluationStreams
-from hf_recurrent.modeling.recurrent_state import detach_state, select_state
+from hf_recurrent.modeling.recurrent_state import detach_state, select_state, supports_recurrent_state
 
 
 def evaluate_bits_per_byte(
@@ -86,11 +86,6 @@ def evaluate_bits_per_byte(
         "num_bytes": int(corpus.num_bytes),
         "num_episodes": len(corpus),
     }
-
-
-def supports_recurrent_state(model: PreTrainedModel) -> bool:
-    """Whether `model` takes and returns the state of `hf_recurrent.modeling.recurrent_state` (stock models do not)."""
-    return bool(getattr(model, "supports_recurrent_state", False))
 
 
 def _check(model: PreTrainedModel, corpus: Corpus, num_streams: int, block_size: int) -> None:

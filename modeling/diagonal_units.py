@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .recurrent_state import upcast
 from .recurrent_unit import (
     ComplexRecurrentUnit,
     RecurrentUnit,
     StateReadOut,
-    at_least_float32,
     copy_log,
     input_normalizer,
 )
@@ -38,7 +38,7 @@ class RealLRU(RecurrentUnit):
         return (self.input_projection(inputs),)
 
     def coefficients(self, projection):
-        projection, nu = at_least_float32(projection, self.nu)
+        projection, nu = map(upcast, (projection, self.nu))
         decay, normalizer = self.decay_and_normalizer(-torch.exp(nu))
         return decay, normalizer * projection
 
@@ -70,7 +70,7 @@ class ComplexLRU(ComplexRecurrentUnit):
         return (self.input_projection(inputs),)
 
     def coefficients(self, projection):
-        projection, nu, theta = at_least_float32(projection, self.nu, self.theta)
+        projection, nu, theta = map(upcast, (projection, self.nu, self.theta))
         log_decay = -torch.exp(nu)
         normalizer = self.of_all_channels(input_normalizer(log_decay))
         real, imaginary = projection.chunk(2, -1)
@@ -128,7 +128,7 @@ class LRU(ComplexRecurrentUnit):
         return (self.input_projection(inputs),)
 
     def coefficients(self, projection):
-        projection, nu, theta, log_gamma = at_least_float32(projection, self.nu, self.theta, self.log_gamma)
+        projection, nu, theta, log_gamma = map(upcast, (projection, self.nu, self.theta, self.log_gamma))
         normalizer = torch.exp(log_gamma)
         real, imaginary = projection.chunk(2, -1)
         eigenvalue = self.eigenvalue(torch.exp(-torch.exp(nu)), torch.exp(theta))
@@ -164,8 +164,8 @@ class S5(ComplexRecurrentUnit):
         return (self.input_projection(inputs),)
 
     def coefficients(self, projection):
-        projection, log_rate, frequency, log_step = at_least_float32(
-            projection, self.log_rate, self.frequency, self.log_step
+        projection, log_rate, frequency, log_step = map(
+            upcast, (projection, self.log_rate, self.frequency, self.log_step)
         )
         step, rate = torch.exp(log_step), torch.exp(log_rate)
         log_decay, phase = -step * rate, step * frequency

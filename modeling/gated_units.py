@@ -8,7 +8,8 @@ from torch import nn
 from transformers import initialization as init
 
 from .gate_coefficients import gate_coefficients
-from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, at_least_float32, copy_log, input_normalizer
+from .recurrent_state import upcast
+from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, copy_log, input_normalizer
 
 
 class GLRU(RecurrentUnit):
@@ -35,11 +36,10 @@ class GLRU(RecurrentUnit):
         return self.recurrence_gate(inputs), self.input_gate(inputs), self.input_projection(inputs)
 
     def coefficients(self, recurrence_gate, input_gate, projection):
-        (nu,) = at_least_float32(self.nu)
-        rate = self.decay_scale * torch.exp(nu)
+        rate = self.decay_scale * torch.exp(upcast(self.nu))
         if not self.allow_negative_eigenvalues:
             return gate_coefficients(recurrence_gate, rate, input_gate, projection)
-        recurrence_gate, input_gate, projection = at_least_float32(recurrence_gate, input_gate, projection)
+        recurrence_gate, input_gate, projection = map(upcast, (recurrence_gate, input_gate, projection))
         decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
         return decay, normalizer * input_gate * projection
 
@@ -79,12 +79,11 @@ class RGLRU(RecurrentUnit):
         return self.recurrence_gate(inputs), self.input_gate(inputs), inputs
 
     def coefficients(self, recurrence_gate, input_gate, inputs):
-        (recurrent_param,) = at_least_float32(self.recurrent_param)
-        rate = self.decay_scale * nn.functional.softplus(recurrent_param)
-        input_gate = torch.sigmoid(*at_least_float32(input_gate))
+        rate = self.decay_scale * nn.functional.softplus(upcast(self.recurrent_param))
+        input_gate = torch.sigmoid(upcast(input_gate))
         if not self.allow_negative_eigenvalues:
             return gate_coefficients(recurrence_gate, rate, input_gate, inputs)
-        recurrence_gate, input_gate, inputs = at_least_float32(recurrence_gate, input_gate, inputs)
+        recurrence_gate, input_gate, inputs = map(upcast, (recurrence_gate, input_gate, inputs))
         decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
         return decay, normalizer * input_gate * inputs
 
@@ -109,7 +108,7 @@ class MinGRU(RecurrentUnit):
         return self.update_gate(inputs), self.candidate(inputs)
 
     def coefficients(self, update_gate, candidate):
-        update_gate, candidate = at_least_float32(update_gate, candidate)
+        update_gate, candidate = map(upcast, (update_gate, candidate))
         update = torch.sigmoid(update_gate)
         decay = 1 - 2 * update if self.allow_negative_eigenvalues else torch.sigmoid(-update_gate)
         return decay, update * candidate
@@ -141,7 +140,7 @@ class HGRN(RecurrentUnit):
         return self.forget_gate(inputs), self.candidate(inputs)
 
     def coefficients(self, forget_gate, candidate):
-        forget_gate, candidate, lower_bound = at_least_float32(forget_gate, candidate, self.lower_bound)
+        forget_gate, candidate, lower_bound = map(upcast, (forget_gate, candidate, self.lower_bound))
         lower_bound = (self.layer_index + torch.sigmoid(lower_bound)) / self.num_layers
         update = (1 - lower_bound) * torch.sigmoid(-forget_gate)
         decay = 1 - 2 * update if self.allow_negative_eigenvalues else 1 - update
@@ -166,13 +165,13 @@ class QRNN(RecurrentUnit):
         return self.candidate(inputs), self.forget_gate(inputs), self.output_gate(inputs)
 
     def coefficients(self, candidate, forget_gate, output_gate):
-        candidate, forget_gate = at_least_float32(candidate, forget_gate)
+        candidate, forget_gate = map(upcast, (candidate, forget_gate))
         update = torch.sigmoid(-forget_gate)
         decay = 1 - 2 * update if self.allow_negative_eigenvalues else torch.sigmoid(forget_gate)
         return decay, update * torch.tanh(candidate)
 
     def read_out(self, states, candidate, forget_gate, output_gate):
-        return torch.sigmoid(*at_least_float32(output_gate)) * states
+        return torch.sigmoid(upcast(output_gate)) * states
 
 
 class ComplexGLRU(ComplexRecurrentUnit):
@@ -201,8 +200,8 @@ class ComplexGLRU(ComplexRecurrentUnit):
         return self.recurrence_gate(inputs), self.input_gate(inputs), self.input_projection(inputs)
 
     def coefficients(self, recurrence_gate, input_gate, projection):
-        recurrence_gate, input_gate, projection, nu, theta = at_least_float32(
-            recurrence_gate, input_gate, projection, self.nu, self.theta
+        recurrence_gate, input_gate, projection, nu, theta = map(
+            upcast, (recurrence_gate, input_gate, projection, self.nu, self.theta)
         )
         log_decay = -self.decay_scale * torch.exp(nu) * torch.sigmoid(recurrence_gate)
         normalizer = self.of_all_channels(input_normalizer(log_decay))

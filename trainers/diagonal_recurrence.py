@@ -17,7 +17,7 @@ import torch
 
 from hf_recurrent.modeling.dense_units import DenseUnit
 from hf_recurrent.modeling.linear_scan import linear_scan
-from hf_recurrent.modeling.recurrent_unit import at_least_float32
+from hf_recurrent.modeling.recurrent_state import upcast
 
 
 def diagonal_recurrence(unit: DenseUnit) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
@@ -28,8 +28,8 @@ def diagonal_recurrence(unit: DenseUnit) -> Callable[..., tuple[torch.Tensor, to
         with torch.no_grad():
             states, final_state = recur(projections, state, reset_mask, padding_mask)
         before = states_before(states, state, reset_mask)
-        projections = at_least_float32(*projections)
-        of_state = at_least_float32(*(state_map(before) for state_map in unit.state_maps))
+        projections = [upcast(projection) for projection in projections]
+        of_state = [upcast(state_map(before)) for state_map in unit.state_maps]
         combined = unit.combine(before, *projections, *of_state)
         decay, change = _diagonal_of_jacobian(unit, before, projections, of_state), combined - combined.detach()
         if padding_mask is not None:
@@ -53,5 +53,5 @@ def _diagonal_of_jacobian(unit, before, projections, of_state) -> torch.Tensor:
         parts = [tensor.detach().requires_grad_() for tensor in (before, *of_state)]
         combined = unit.combine(parts[0], *(projection.detach() for projection in projections), *parts[1:])
         itself, *through = torch.autograd.grad(combined.sum(), parts, allow_unused=True, materialize_grads=True)
-    diagonals = at_least_float32(*(state_map.weight.detach().diagonal() for state_map in unit.state_maps))
+    diagonals = [upcast(state_map.weight.detach().diagonal()) for state_map in unit.state_maps]
     return itself + sum(gradient * weights for gradient, weights in zip(through, diagonals, strict=True))

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_recurrent.modeling.dense_units import DenseUnit
-from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
-from hf_recurrent.modeling.recurrent_unit import RecurrentUnit, at_least_float32
+from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, upcast
+from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
 from hf_recurrent.trainers.diagonal_recurrence import diagonal_recurrence, states_before
 from hf_recurrent.trainers.sensitivities import SensitivityEngine
 from hf_recurrent.trainers.traced_unit import shadowed
@@ -153,8 +153,8 @@ def _spatial_dense(unit):
         with torch.no_grad():
             states, final_state = recur(projections, state, reset_mask, padding_mask)
             before = states_before(states, state, reset_mask)
-            of_state = at_least_float32(*(state_map(before) for state_map in unit.state_maps))
-        combined = unit.combine(before, *at_least_float32(*projections), *of_state)
+            of_state = [upcast(state_map(before)) for state_map in unit.state_maps]
+        combined = unit.combine(before, *map(upcast, projections), *of_state)
         change = combined - combined.detach()
         if padding_mask is not None:
             change = change.masked_fill(padding_mask.unsqueeze(-1), 0)
