@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils.data import DataLoader
 
-from hf_recurrent.data.corpus import load_corpus
-from hf_recurrent.data.streams import IIDDataset, MultiStreamDataset
+from hf_recurrent.data.iid import IIDDataset
+from hf_recurrent.data.loading import load_corpus
+from hf_recurrent.data.streams import MultiStreamDataset
 
 SHAPES = ((1, 1), (1024, 1), (8, 2), (64, 8), (64, 128), (8, 1024), (1, 65536), (8, 65536))
 DATASETS = {"multi_stream": MultiStreamDataset, "iid": IIDDataset}

@@ -33,7 +33,7 @@ from hf_recurrent.benchmarking import (
     matrix_rate,
     save_tables,
 )
-from hf_recurrent.trainers.smt_objective import SmtObjective
+from hf_recurrent.trainers.smt.smt_objective import SmtObjective
 
 VOCABULARY, HEADS = 256, 8
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hf_recurrent.trainers.learning_rules import RULES
+from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 
 # The second moment of the paper's RMSProp for one stream (Memora, appendix F.5).

@@ -1,15 +1,17 @@
 """What the kinds of endless blocks have in common: arguments, groups of streams and where they begin."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
 from hf_recurrent.data.block_reader import Block, to_batch
-from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions, worker_share
+
+if TYPE_CHECKING:
+    from hf_recurrent.data.corpus import Corpus
 
 
 class GroupReader(Protocol):
@@ -24,7 +26,7 @@ class BlockDataset(IterableDataset):
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: "Corpus",
         num_streams: int,
         block_size: int,
         seed: int = 0,

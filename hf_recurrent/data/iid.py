@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from hf_recurrent.data.block_dataset import BlockDataset
-from hf_recurrent.data.block_reader import IGNORED, Block, to_batch
+from hf_recurrent.data.block_reader import Block, to_batch
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.stream_arguments import worker_share
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 
 # Up to this T the rows of a batch are gathered with one indexing operation, above it with a slice each.
 _GATHERED = 64
@@ -67,7 +68,7 @@ class IIDDataset(BlockDataset):
         for row in np.flatnonzero(left <= size).tolist():
             self._cross_episodes(tokens[row], starts[row], int(episodes[row]), int(begins[row]))
         targets = tokens[:, 1:].astype(np.int64)
-        np.putmask(targets, starts[:, 1:], IGNORED if corpus.end_token_id is None else corpus.end_token_id)
+        np.putmask(targets, starts[:, 1:], IGNORE_INDEX if corpus.end_token_id is None else corpus.end_token_id)
         resets = starts[:, :-1].copy()
         resets[:, 0] = True
         return Block(

@@ -9,10 +9,6 @@ import numpy as np
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.block_reader import BlockReader
 from hf_recurrent.data.document_order import DocumentOrder
-from hf_recurrent.data.evaluation_streams import EvaluationStreams
-from hf_recurrent.data.iid import IIDDataset
-
-__all__ = ["EvaluationStreams", "IIDDataset", "MultiStreamDataset"]
 
 
 class MultiStreamDataset(BlockDataset):

@@ -118,7 +118,7 @@ def bptt_norms(rnn: Any, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def smt_norms(rnn: Any, teacher: Any, inputs: Tensor, targets: Tensor) -> Tensor:
     """‖∂L/∂m_t‖ (T,) of the SMT loss at all timesteps, mean over examples; arguments as in [`bptt_norms`]."""
-    from hf_recurrent.trainers.smt_objective import SmtObjective
+    from hf_recurrent.trainers.smt.smt_objective import SmtObjective
 
     class Watched(SmtObjective):
         def encode(self, *args: Any) -> Tensor:

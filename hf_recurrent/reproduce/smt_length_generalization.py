@@ -62,7 +62,7 @@ class LengthGeneralization(Experiment):
 
 def teacher_accuracy(rnn: Any, teacher: Any, task: Any) -> float:
     """Share of the answers that a teacher gives from its memory of all that was read."""
-    from hf_recurrent.trainers.memory_metrics import measure_memories
+    from hf_recurrent.trainers.smt.metrics import measure_memories
 
     inputs, targets = (
         torch.from_numpy(part) for part in task.examples(np.arange(task.num_validation_examples), "validation")

@@ -91,7 +91,7 @@ class MemorySpace(Experiment):
 @torch.no_grad()
 def memories_over_time(rnn: Any, teacher: Any, inputs: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """The teacher's and the RNN's own memory after every step of examples (n, T), flat: both (n, T, M·D)."""
-    from hf_recurrent.trainers.smt_objective import StudentAndTeacher
+    from hf_recurrent.trainers.smt.smt_objective import StudentAndTeacher
 
     rnn.eval()
     teacher.eval()

@@ -124,7 +124,7 @@ class StrideSweep(Experiment):
 def measure(model: Any, held_out: Any, regime: str, stride: int) -> dict[str, float]:
     """Held-out bits per byte of one model, with the state carried and from a zero state at each block of T."""
     from hf_recurrent import evaluate_bits_per_byte
-    from hf_recurrent.bits_per_byte import supports_recurrent_state
+    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
 
     measured = {}
     if supports_recurrent_state(model):

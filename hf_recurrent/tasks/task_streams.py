@@ -1,12 +1,16 @@
 """A task as continuous streams: each an endless row of examples, in blocks that need not line up with them."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.block_reader import Block
 from hf_recurrent.data.document_order import DocumentOrder, hash_integers
 from hf_recurrent.data.stream_arguments import worker_share
-from hf_recurrent.tasks.task import Task
+
+if TYPE_CHECKING:
+    from hf_recurrent.tasks.task import Task
 
 _TOKENS_AHEAD = 1 << 18
 
@@ -31,7 +35,7 @@ class TaskStreams(BlockDataset):
         ValueError: an argument that is not allowed, or positions that do not belong to this task.
     """
 
-    corpus: Task
+    corpus: "Task"
 
     def _prepare(self) -> None:
         task = self.corpus

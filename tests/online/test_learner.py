@@ -25,8 +25,8 @@ from hf_recurrent import (
     config_from_preset,
     evaluate_bits_per_byte,
 )
+from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.online.prequential import PrequentialMeter
-from hf_recurrent.trainers.learning_rules import NonFiniteLossError
 
 SIZES = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2}
 DOCUMENTS = [bytes((i * 7 + j * j + i * j) % 90 + 32 for j in range(5 + 17 * i % 40)) for i in range(5)]

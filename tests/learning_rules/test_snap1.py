@@ -7,10 +7,10 @@ from test_sensitivities import BEFORE, ELEMENT_WISE, UnitAlone, gradients, loss_
 from test_sensitivities import batch as model_batch
 
 from hf_recurrent import gradient_alignment
+from hf_recurrent.learning_rules.rules import build_learning_rule
+from hf_recurrent.learning_rules.snap1 import diagonal_recurrence
 from hf_recurrent.modeling.recurrent_state import detach_state
 from hf_recurrent.modeling.recurrent_units import build_recurrent_unit
-from hf_recurrent.trainers.diagonal_recurrence import diagonal_recurrence
-from hf_recurrent.trainers.learning_rules import build_learning_rule
 
 M, S, STEPS = 4, 6, 9
 DENSE = ["gru", "dense_linear"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from model_cases import relative_difference, tiny_model
 
+from hf_recurrent.learning_rules.rules import build_learning_rule
+from hf_recurrent.learning_rules.sequence_rules import SEQUENCE_RULES, SequenceRule
 from hf_recurrent.modeling.recurrent_state import detach_state
-from hf_recurrent.trainers.learning_rules import build_learning_rule
-from hf_recurrent.trainers.sequence_rules import SEQUENCE_RULES, SequenceRule
 
 CASES = [
     "memora+glru",

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state, load_state, save_state, select_state
 
 CHUNK = 4096
-_FORMAT = "hf_recurrent.text_state.1"
+_FORMAT = "hf_recurrent.text_state.1"  # names what files hold, not this module
 
 
 @dataclass

@@ -6,11 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_recurrent.data.episode_losses import evaluation_mode
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
-from hf_recurrent.trainers.memory_windows import episode_bounds
-from hf_recurrent.trainers.smt_losses import IGNORED
-from hf_recurrent.trainers.smt_objective import StudentAndTeacher
+from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
+from hf_recurrent.trainers.smt.windows import episode_bounds
 
 # The teacher's memory of a position costs a pass over its whole context: of long blocks, so many are measured.
 _POSITIONS = 64
@@ -42,20 +44,14 @@ def measure_memories(
         `rollout_loss` and `teacher_loss`, nats per target of the RNN and of the teacher; `teacher_bits_per_byte`; and
         `teacher_accuracy`. Measured where something is asked, in long blocks at 64 such positions.
     """
-    training = student.training, teacher.training
-    student.eval()
-    teacher.eval()
-    try:
-        sums, positions = _Sums(), _positions(shift_labels, start).to(student.device)
+    sums, positions = _Sums(), _positions(shift_labels, start).to(student.device)
+    with evaluation_mode(student, teacher):
         for first in range(0, len(input_ids), batch_size):
             part = (
                 tensor[first : first + batch_size].to(student.device)
                 for tensor in (input_ids, shift_labels, reset_mask)
             )
             _add(sums, student, teacher, *part, positions=positions, start=start, context_length=context_length)
-    finally:
-        student.train(training[0])
-        teacher.train(training[1])
     return sums.metrics()
 
 
@@ -103,8 +99,8 @@ def _add(
     memory, previous = memory.flatten(0, 1), previous.flatten(0, 1)
     one_step = student.update(previous, input_ids.gather(1, positions).flatten())
     labels = shift_labels.gather(1, positions).flatten()
-    asked = labels.ne(IGNORED)
-    teacher_logits = teacher.decode(memory[asked], labels[asked, None])[:, 0].float()
+    asked = labels.ne(IGNORE_INDEX)
+    teacher_logits = teacher.decode(memory[asked], labels[asked, None])[:, 0]
     wide = memory.double()
     sums.rows += len(memory)
     sums.memory = sums.memory + wide.sum(0)
@@ -113,14 +109,14 @@ def _add(
     sums.one_step_residual += float((one_step.double() - wide).square().sum())
     sums.targets += int(asked.sum())
     sums.right += int((teacher_logits.argmax(-1) == labels[asked]).sum())
-    sums.teacher_nats += float(F.cross_entropy(teacher_logits, labels[asked], reduction="sum"))
-    readout = student.readout(own[asked]).float()
-    sums.rollout_nats += float(F.cross_entropy(readout, labels[asked], reduction="sum"))
+    sums.teacher_nats += float(F.cross_entropy(upcast(teacher_logits), labels[asked], reduction="sum"))
+    readout = student.readout(own[asked])
+    sums.rollout_nats += float(F.cross_entropy(upcast(readout), labels[asked], reduction="sum"))
 
 
 def _positions(shift_labels: Tensor, start: int) -> Tensor:
     """Positions to measure at, (K,): those where something is asked, or some of them evenly apart."""
-    asked = shift_labels[:, start:].ne(IGNORED).any(0).nonzero()[:, 0] + start
+    asked = shift_labels[:, start:].ne(IGNORE_INDEX).any(0).nonzero()[:, 0] + start
     if len(asked) <= _POSITIONS:
         return asked
     return asked[torch.linspace(0, len(asked) - 1, _POSITIONS).round().long()]

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
-from hf_recurrent.trainers.memory_windows import episode_bounds
-from hf_recurrent.trainers.smt_losses import decoder_loss, dynamics_loss, unexplained_variance
-from hf_recurrent.trainers.smt_objective import StudentAndTeacher
+from hf_recurrent.trainers.smt.losses import decoder_loss, dynamics_loss, unexplained_variance
+from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
+from hf_recurrent.trainers.smt.windows import episode_bounds
 
 
 @dataclass

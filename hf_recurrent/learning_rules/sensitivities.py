@@ -26,9 +26,9 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.learning_rules.traced_unit import TracedUnit, UnitRecorder, differentiable, find_traced_parameters
 from hf_recurrent.modeling.recurrent_state import RecurrentState, state_dtype
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
-from hf_recurrent.trainers.traced_unit import TracedUnit, UnitRecorder, differentiable, find_traced_parameters
 
 try:
     from hf_recurrent.kernels import sensitivities_cpu

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.data.episode_losses import evaluation_mode
 from hf_recurrent.data.pixel_images import GREY_LEVELS, PATCHES, tokens_to_images
 
 _LENGTHS = {GREY_LEVELS: 28 * 28, PATCHES: 32 * 32}
@@ -42,24 +43,19 @@ def sample_images(
     for name, value in (("num_images", num_images), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{name} is {value}, allowed is at least 1")
-    training = model.training
-    model.eval()
     pieces = []
-    try:
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(seed)
-            for first in range(0, num_images, batch_size):
-                begin = torch.zeros(min(batch_size, num_images - first), 1, dtype=torch.long, device=model.device)
-                tokens = model.generate(
-                    input_ids=begin,
-                    attention_mask=torch.ones_like(begin),  # otherwise a first token 0 may be taken for padding
-                    max_new_tokens=_LENGTHS[vocab_size] - 1,
-                    do_sample=True,
-                    temperature=temperature,
-                    top_k=0,
-                    eos_token_id=None,  # nor does it end an image
-                )
-                pieces.append(tokens_to_images(tokens, vocab_size))
-    finally:
-        model.train(training)
+    with evaluation_mode(model), torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for first in range(0, num_images, batch_size):
+            begin = torch.zeros(min(batch_size, num_images - first), 1, dtype=torch.long, device=model.device)
+            tokens = model.generate(
+                input_ids=begin,
+                attention_mask=torch.ones_like(begin),  # otherwise a first token 0 may be taken for padding
+                max_new_tokens=_LENGTHS[vocab_size] - 1,
+                do_sample=True,
+                temperature=temperature,
+                top_k=0,
+                eos_token_id=None,  # nor does it end an image
+            )
+            pieces.append(tokens_to_images(tokens, vocab_size))
     return np.concatenate(pieces)

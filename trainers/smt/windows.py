@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_recurrent.data.document_order import hash_integers
-from hf_recurrent.trainers.smt_losses import IGNORED
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 
 # Keeps the choices that are made for one row apart from each other.
 _ANCHORS, _CUTS, _LENGTHS = range(3)
@@ -92,7 +92,7 @@ def gather_futures(
     last = input_ids.shape[1] - 1
     inputs = _gather(input_ids, (places + 1).clamp(max=last))
     inside = places < ends.gather(1, anchors)[..., None]
-    return inputs, _gather(shift_labels, places.clamp(max=last)).masked_fill(~inside, IGNORED)
+    return inputs, _gather(shift_labels, places.clamp(max=last)).masked_fill(~inside, IGNORE_INDEX)
 
 
 def _gather(tokens: Tensor, places: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.bits_per_byte import supports_recurrent_state
-from hf_recurrent.trainers.learning_rules import RULES, LearningRule, build_learning_rule
+from hf_recurrent.learning_rules.rules import RULES, LearningRule, build_learning_rule
+from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
 
 REFERENCE = "bptt"
 

@@ -14,11 +14,11 @@ from contextlib import ExitStack, contextmanager
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.learning_rules.rules import SpatialLearning, build_learning_rule
+from hf_recurrent.learning_rules.snap1 import diagonal_recurrence, states_before
+from hf_recurrent.learning_rules.traced_unit import shadowed
 from hf_recurrent.modeling.dense_units import DenseUnit
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
-from hf_recurrent.trainers.diagonal_recurrence import diagonal_recurrence, states_before
-from hf_recurrent.trainers.learning_rules import SpatialLearning, build_learning_rule
-from hf_recurrent.trainers.traced_unit import shadowed
 
 SEQUENCE_RULES = ("bptt", "rtrl", "snap1", "truncated", "spatial")
 _Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]

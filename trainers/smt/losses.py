@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.recurrent_state import upcast
 
 
 def decoder_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -14,13 +15,13 @@ def decoder_loss(logits: Tensor, labels: Tensor) -> Tensor:
         logits: (..., Tf, V), prediction i of y_{t+i}.
         labels: (..., Tf), y_{t+i}, or -100 where nothing is asked.
     """
-    count = labels.ne(IGNORED).sum().clamp(min=1)
-    return F.cross_entropy(_wide(logits).flatten(0, -2), labels.flatten(), reduction="sum") / count
+    count = labels.ne(IGNORE_INDEX).sum().clamp(min=1)
+    return F.cross_entropy(upcast(logits).flatten(0, -2), labels.flatten(), reduction="sum") / count
 
 
 def dynamics_loss(predicted: Tensor, memory: Tensor) -> Tensor:
     """`L_dyn`, and over a rollout `L_dmt`: mean squared error of memories, each (..., M, D)."""
-    return F.mse_loss(_wide(predicted), _wide(memory))
+    return F.mse_loss(upcast(predicted), upcast(memory))
 
 
 def uniformity_loss(memory: Tensor, over: str = "tokens") -> Tensor:
@@ -40,7 +41,7 @@ def uniformity_loss(memory: Tensor, over: str = "tokens") -> Tensor:
         raise ValueError(f"`memory` holds {rows} sequence; uniformity compares at least 2.")
     if over == "states":
         memory = memory.flatten(2).unsqueeze(2)
-    points = F.normalize(_wide(memory), dim=-1).flatten(1, 2).transpose(0, 1)  # (K·M, B, D)
+    points = F.normalize(upcast(memory), dim=-1).flatten(1, 2).transpose(0, 1)  # (K·M, B, D)
     squares = 2 - 2 * points @ points.transpose(1, 2)
     first, second = torch.triu_indices(rows, rows, offset=1, device=memory.device)
     pairs = -2 * squares[:, first, second]
@@ -53,9 +54,5 @@ def unexplained_variance(predicted: Tensor, memory: Tensor) -> tuple[Tensor, Ten
     Args:
         predicted, memory: (rows, M, D); the mean is taken over rows, for every entry of the memory.
     """
-    memory, predicted = _wide(memory), _wide(predicted)
+    memory, predicted = upcast(memory), upcast(predicted)
     return (predicted - memory).square().sum(), (memory - memory.mean(0)).square().sum()
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -15,12 +15,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_recurrent.learning_rules.sensitivities import SensitivityEngine
+from hf_recurrent.learning_rules.snap1 import diagonal_recurrence, states_before
+from hf_recurrent.learning_rules.traced_unit import shadowed
 from hf_recurrent.modeling.dense_units import DenseUnit
 from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, upcast
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
-from hf_recurrent.trainers.diagonal_recurrence import diagonal_recurrence, states_before
-from hf_recurrent.trainers.sensitivities import SensitivityEngine
-from hf_recurrent.trainers.traced_unit import shadowed
 
 RuleName = Literal["rtrl", "snap1", "truncated", "spatial"]
 RULES = get_args(RuleName)
@@ -100,7 +100,7 @@ class RealTimeRecurrentLearning(LearningRule):
         return self.engine.trace(carried)
 
 
-class SparseLearning(RealTimeRecurrentLearning):
+class SnAp1(RealTimeRecurrentLearning):
     """`snap1`: the sensitivities of units that mix channels, too, as if they did not ([`diagonal_recurrence`])."""
 
     def __init__(self, model: PreTrainedModel):
@@ -176,7 +176,7 @@ def _spatial(recur):
 
 _CLASSES: dict[str, type[LearningRule]] = {
     "rtrl": RealTimeRecurrentLearning,
-    "snap1": SparseLearning,
+    "snap1": SnAp1,
     "truncated": LearningRule,
     "spatial": SpatialLearning,
 }
