@@ -21,6 +21,11 @@ class CarriedState:
         self.zero, self.device = zero, device
         self._groups: dict[int, RecurrentState] = {}
 
+    @property
+    def groups(self) -> list[int]:
+        """The groups that carry something, in order."""
+        return sorted(self._groups)
+
     def get(self, group: int, batch_size: int) -> RecurrentState:
         """The tensors of a group; zero before its first block."""
         if group not in self._groups:

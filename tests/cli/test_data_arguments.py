@@ -38,7 +38,7 @@ def test_a_task(capsys):
     run("--corpus", name)
     out = capsys.readouterr().out
     directory = Path("runs/memora-tiny-retrieval")
-    assert "retrieval: endless examples of 12 tokens to train on; 40 of 12 held out" in out
+    assert "retrieval: endless examples of 12 tokens to train on; 40 examples of 12 tokens held out" in out
     assert "of 40 held-out examples" in out and "hf-recurrent generate" not in out and "sample after" not in out
     model = AutoModelForCausalLM.from_pretrained(directory)
     assert model.config.vocab_size == 6 and model.config.eos_token_id is None
@@ -47,11 +47,11 @@ def test_a_task(capsys):
     for metric in ("accuracy", "exact_match", "loss", "num_answers"):
         assert again[metric] == pytest.approx(metrics[f"eval_{metric}"], rel=1e-5)
     assert again["loss"] == pytest.approx(evaluate_task(model, task_from_name(name.removeprefix("task:")))["loss"])
-    assert "40 examples, 40 answers" in capsys.readouterr().out
+    assert "40 examples of 12 tokens" in capsys.readouterr().out
     # Trained at one length, asked at another, with fewer examples.
     run("--corpus", name, "--validation_corpus", "task:retrieval,length=30,vocab_size=6", "--max_eval_bytes", "100")
     out = capsys.readouterr().out
-    assert "3 of 30 held out" in out and printed_evaluation(out)["num_examples"] == 3
+    assert "3 examples of 30 tokens held out" in out and printed_evaluation(out)["num_examples"] == 3
 
 
 def idx(array):
@@ -98,7 +98,10 @@ def test_a_folder_of_images(capsys, monkeypatch):
     [
         (["--corpus", "task:retreival"], "task is 'retreival', allowed is one of associative_recall"),
         (["--corpus", "task:parity,size=3"], "task 'parity' has the setting 'size=3', allowed are"),
-        (["--corpus", "task:parity", "python"], "--corpus is task:parity python; a task: stands alone."),
+        (
+            ["--corpus", "task:parity", "python"],
+            "`--corpus` is task:parity python; a task: cannot be combined with other sources.",
+        ),
         (["--corpus", "task:parity", "--tokenizer", "dna"], "`--tokenizer` is 'dna', but the tokens of `--corpus`"),
         (["--corpus", "task:parity", "--validation_corpus", "python"], "is ['python'], but `--corpus` is a task"),
         (["--corpus", "mnist:nowhere"], "source 'mnist:nowhere': nowhere is not a folder; allowed is mnist:FOLDER"),
