@@ -92,7 +92,7 @@ class DenseLinear(DenseUnit):
         self.input_projection = self.input_map()
         self.recurrent_map = self.state_map()
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         weight = self.recurrent_map.weight
         rotation, _ = torch.linalg.qr(torch.randn(weight.shape, dtype=torch.float32, device=weight.device))
         init.copy_(weight, self.initial_radius * rotation)

@@ -29,7 +29,7 @@ class GLRU(RecurrentUnit):
         self.input_projection = self.input_map()
         self.nu = nn.Parameter(torch.empty(state_size))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
 
     def project(self, inputs):
@@ -43,7 +43,7 @@ class GLRU(RecurrentUnit):
         decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
         return decay, normalizer * input_gate * projection
 
-    def write_step(self, step, inputs):
+    def compile_step(self, step, inputs):
         """One step as an operation of the compiled kernel; returns the unit's output."""
         maps = (self.recurrence_gate, self.input_gate, self.input_projection)
         return step.gated_unit("glru", self, *(step.linear(module, inputs) for module in maps), self.nu)
@@ -71,7 +71,7 @@ class RGLRU(RecurrentUnit):
         self.input_gate = self.input_map()
         self.recurrent_param = nn.Parameter(torch.empty(state_size))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         # The inverse of softplus, so that softplus(Λ) is the sampled rate.
         copy_log(self.recurrent_param, torch.expm1(self.sample_rate(self.recurrent_param)))
 
@@ -87,7 +87,7 @@ class RGLRU(RecurrentUnit):
         decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
         return decay, normalizer * input_gate * inputs
 
-    def write_step(self, step, inputs):
+    def compile_step(self, step, inputs):
         """One step as an operation of the compiled kernel; returns the unit's output."""
         gates = (step.linear(module, inputs) for module in (self.recurrence_gate, self.input_gate))
         return step.gated_unit("rg_lru", self, *gates, inputs, self.recurrent_param)
@@ -133,7 +133,7 @@ class HGRN(RecurrentUnit):
         self.candidate = self.input_map()
         self.lower_bound = nn.Parameter(torch.empty(state_size))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         init.constant_(self.lower_bound, self.initial_bound)
 
     def project(self, inputs):
@@ -192,7 +192,7 @@ class ComplexGLRU(ComplexRecurrentUnit):
         self.nu = nn.Parameter(torch.empty(self.free_channels))
         self.theta = nn.Parameter(torch.empty(self.free_channels))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
         init.copy_(self.theta, self.sample_phase(self.theta))
 

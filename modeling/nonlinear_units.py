@@ -58,7 +58,7 @@ class IndRNN(SequentialUnit):
         self.input_projection = self.input_map()
         self.recurrent_weight = nn.Parameter(torch.empty(state_size))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         init.copy_(self.recurrent_weight, torch.exp(-sample_ring_rate(self.recurrent_weight)))
 
     def project(self, inputs):

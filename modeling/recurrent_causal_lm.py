@@ -88,7 +88,7 @@ class RecurrentPreTrainedModel(PreTrainedModel):
         elif isinstance(module, TemporalConvolution):
             init.normal_(module.weight, mean=0.0, std=lecun_std(module.kernel_size))
         elif isinstance(module, RecurrentUnit):
-            module.reset_vectors()
+            module.reset_parameters()
         elif isinstance(module, nn.RMSNorm) and module.weight is not None:
             init.ones_(module.weight)
 

@@ -114,7 +114,7 @@ class RecurrentUnit(nn.Module):
         """The inverse of `to_scan`."""
         return state
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         """Initialise the parameters that are no linear map, as the unit's source does."""
 
     def sample_rate(self, like: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ class RealLRU(RecurrentUnit):
         self.nu = nn.Parameter(torch.empty(state_size))
         self.state_read_out = StateReadOut(state_size)
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
 
     def project(self, inputs):
@@ -62,7 +62,7 @@ class ComplexLRU(ComplexRecurrentUnit):
         self.theta = nn.Parameter(torch.empty(self.free_channels))
         self.state_read_out = StateReadOut(state_size)
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
         copy_log(self.theta, self.sample_phase(self.theta))
 
@@ -117,7 +117,7 @@ class LRU(ComplexRecurrentUnit):
         self.theta = nn.Parameter(torch.empty(self.free_channels))
         self.log_gamma = nn.Parameter(torch.empty(self.free_channels))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         # Logarithms of neither end of the interval: |λ| = 0, |λ| = 1 and a phase of 0 have none.
         u, v = torch.rand(2, self.free_channels, dtype=torch.float64, device=self.nu.device).clamp(1e-7, 1 - 1e-7)
         copy_log(self.nu, -0.5 * torch.log(u * (self.r_max**2 - self.r_min**2) + self.r_min**2))
@@ -153,7 +153,7 @@ class S5(ComplexRecurrentUnit):
         self.log_step = nn.Parameter(torch.empty(self.free_channels))
         self.state_read_out = StateReadOut(state_size)
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         channel = torch.arange(self.free_channels, dtype=torch.float32, device=self.frequency.device)
         init.constant_(self.log_rate, math.log(0.5))
         init.copy_(self.frequency, math.pi * (channel % self.block_channels))

@@ -7,9 +7,9 @@ import torch
 from model_cases import TOLERANCES, each_dtype, read_bytes, relative_difference, tiny_model
 from torch import nn
 
-from hf_recurrent.modeling import single_step, written_step
+from hf_recurrent.modeling import compiled_step, single_step
 
-needs_kernel = pytest.mark.skipif(written_step._kernel() is None, reason="the kernel was not built")
+needs_kernel = pytest.mark.skipif(compiled_step._kernel() is None, reason="the kernel was not built")
 CASES = {
     "memora": {},
     "hawk": {},
@@ -128,7 +128,7 @@ def test_generates_the_same_without_the_kernel(monkeypatch):
         "eos_token_id": None,
     }
     expected = model.generate(**options)
-    monkeypatch.setattr(written_step, "_kernel", lambda: None)
+    monkeypatch.setattr(compiled_step, "_kernel", lambda: None)
     assert torch.equal(model.generate(**options), expected)
 
 
@@ -137,7 +137,7 @@ def test_generates_the_same_without_the_kernel(monkeypatch):
 @pytest.mark.parametrize("negative", [False, True])
 def test_functions_in_float32(operation, negative):
     """The kernel's own polynomials against float64, also far out, where torch's float32 GeLU has lost all digits."""
-    program = written_step._kernel().StepProgram(torch.float32, 2)
+    program = compiled_step._kernel().StepProgram(torch.float32, 2)
     x = torch.linspace(-14, 14, 10001).repeat(2, 1)  # an odd width: the last lanes are not full
     names = ("recurrence_gate", "input_gate", "projection", "state")
     tensors = {name: torch.roll(x, 997 * place, 1).contiguous() for place, name in enumerate(names)}

@@ -1,7 +1,7 @@
 """One byte of few streams as one call of the compiled kernel: one pass over the weights.
 
-Layers describe their `forward` of one step in `write_step`, as operations of the kernel. Where the kernel is missing,
-or a module or type is not what it knows, `forward` runs as it stands.
+Layers describe one step of their `forward` in `compile_step`, as operations of the kernel. Where the kernel is
+missing, or a module or type is not what it knows, `forward` runs as it stands.
 
 Shape letters: B streams, M model width, S state width, N layers.
 """
@@ -22,7 +22,7 @@ _MOST_STREAMS = 24
 _MOST_SHARED_BYTES = 1 << 26
 
 
-class NotWritable(Exception):
+class NotCompilable(Exception):
     """A module has no form as operations of the kernel."""
 
 
@@ -34,7 +34,7 @@ def _kernel() -> ModuleType | None:
         return None
 
 
-class StepWriter:
+class StepCompiler:
     """What a layer writes its step with: the kernel's operations, on the parameters of modules.
 
     Args:
@@ -62,7 +62,7 @@ class StepWriter:
     def linear(self, module: nn.Linear, x, onto=None):
         """`module(x)`, added to `onto` if that is given."""
         if type(module).forward is not nn.Linear.forward or module.bias is not None:
-            raise NotWritable(type(module).__name__)
+            raise NotCompilable(type(module).__name__)
         return self.program.linear(self.tensor(module.weight), x, onto)
 
     def contract(self, module: nn.Linear, x, onto, eps: float | None = None) -> None:
@@ -80,7 +80,7 @@ class StepWriter:
     def rms_norm(self, module: nn.RMSNorm, x, to=None):
         """`module(x)`, written to `to` if that is given."""
         if type(module) is not nn.RMSNorm or module.eps is None:
-            raise NotWritable(type(module).__name__)
+            raise NotCompilable(type(module).__name__)
         weight = None if module.weight is None else self.tensor(module.weight)
         return self.program.rms_norm(x, module.normalized_shape[0], weight, module.eps, to)
 
@@ -106,11 +106,11 @@ class StepWriter:
         """A parameter that the kernel can read."""
         right = parameter.dtype == self.program.dtype and parameter.device.type == "cpu" and parameter.is_contiguous()
         if not right or type(parameter) is not nn.Parameter:
-            raise NotWritable(f"{type(parameter).__name__} in {parameter.dtype} on {parameter.device}")
+            raise NotCompilable(f"{type(parameter).__name__} in {parameter.dtype} on {parameter.device}")
         return parameter.detach()
 
 
-class WrittenStep:
+class CompiledStep:
     """The step of one model for B streams, as a list of the kernel's operations."""
 
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
@@ -123,21 +123,21 @@ class WrittenStep:
         """The kernel's program, or None where the model has no such form."""
         try:
             program = _kernel().StepProgram(self.dtype, self.batch_size)
-            writer = StepWriter(program)
+            writer = StepCompiler(program)
             for number, layer in enumerate(model.layers):
                 writer.begin_layer(number)
-                layer.write_step(writer, "hidden")
+                layer.compile_step(writer, "hidden")
             writer.rms_norm(model.norm, "hidden", to="hidden")
-        except (NotWritable, ValueError, AttributeError):
+        except (NotCompilable, ValueError, AttributeError):
             return None
         return program
 
     @staticmethod
-    def serves(hidden: torch.Tensor) -> bool:
+    def is_supported(hidden: torch.Tensor) -> bool:
         """Whether a step of these streams can run this way at all."""
         return hidden.shape[0] <= _MOST_STREAMS and _kernel() is not None
 
-    def fits(self, hidden: torch.Tensor) -> bool:
+    def matches(self, hidden: torch.Tensor) -> bool:
         """Whether this is still the step of that model, for these streams."""
         return (self.dtype, self.batch_size) == (hidden.dtype, hidden.shape[0]) and self.watch.unchanged()
 
