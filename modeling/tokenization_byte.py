@@ -3,8 +3,9 @@
 `AlphabetTokenizer` is the kind: one token is one byte, looked up in a table with NumPy. `ByteTokenizer` is the
 alphabet of all 256 bytes; smaller alphabets subclass it and name their symbols.
 
-Text that is not valid UTF-8 is carried in `str` the way Python carries it, with `surrogateescape`
-(https://peps.python.org/pep-0383/): byte 0xFF is "\\udcff".
+`encode_bytes` and `decode_bytes` are exact. `decode` returns text that can be printed and sent: bytes that are not
+UTF-8 become U+FFFD. In `str` input, "\\udc80" to "\\udcff" mean the bytes 0x80 to 0xFF, as Python's `surrogateescape`
+writes them (https://peps.python.org/pep-0383/).
 """
 
 import os
@@ -82,8 +83,9 @@ class AlphabetTokenizer(PreTrainedTokenizer):
 
     Args:
         eos_token, pad_token: `None` for corpora where byte 0 is data, as in binary files.
-        errors: how `decode` writes bytes that are not UTF-8: "surrogateescape" (exact, cannot be printed),
-            "replace", "ignore" or any other name of a Python decoding error handler.
+        errors: Python's error handler for bytes that are not UTF-8 in `decode`: "replace" (U+FFFD), "ignore",
+            "surrogateescape" (exact, but cannot be printed or sent) or any other. A saved "surrogateescape" is loaded
+            as "replace"; `from_pretrained(..., errors="surrogateescape")` asks for it.
     """
 
     symbols: bytes = b""
@@ -114,7 +116,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         self,
         eos_token: str | None = "\x00",
         pad_token: str | None = "\x00",
-        errors: str = "surrogateescape",
+        errors: str = "replace",
         **kwargs: Any,
     ) -> None:
         if kwargs.get("special_tokens_pattern") not in (None, "none"):
@@ -124,6 +126,15 @@ class AlphabetTokenizer(PreTrainedTokenizer):
             )
         self.errors = errors
         super().__init__(eos_token=eos_token, pad_token=pad_token, errors=errors, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> "AlphabetTokenizer":
+        """Load a tokenizer; decoding to surrogates is never taken from a file, only from `errors` given here."""
+        tokenizer = super().from_pretrained(*args, **kwargs)
+        # "surrogateescape" was the default once, so the files of many checkpoints hold it.
+        if "errors" not in kwargs and tokenizer.errors in ("surrogateescape", "surrogatepass"):
+            tokenizer.errors = "replace"
+        return tokenizer
 
     # Vocabulary
 

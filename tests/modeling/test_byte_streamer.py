@@ -118,7 +118,7 @@ def test_memory_and_time_do_not_grow():
 
 
 def test_stock_streamer_prints_no_half_character_either():
-    streamer = _CollectStock(TOKENIZER, errors="replace")
+    streamer = _CollectStock(TOKENIZER)
     streamer.pieces = []
     _feed(streamer, TEXT.encode() * 3)
     assert "".join(streamer.pieces) == TEXT * 3

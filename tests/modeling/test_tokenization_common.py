@@ -463,14 +463,14 @@ def test_chat_template(tokenizer):
 
 
 def test_save_and_load(tokenizer_class, texts, tmp_path):
-    tokenizer = tokenizer_class(model_max_length=77, padding_side="right", truncation_side="left", errors="replace")
+    tokenizer = tokenizer_class(model_max_length=77, padding_side="right", truncation_side="left", errors="ignore")
     files = tokenizer.save_pretrained(tmp_path / "first")
     assert str(tmp_path / "first" / "tokenizer.json") in files
     tokenizer_class.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
     reloaded = tokenizer_class.from_pretrained(tmp_path / "second")
     assert type(reloaded) is tokenizer_class
     assert (reloaded.model_max_length, reloaded.padding_side, reloaded.truncation_side) == (77, "right", "left")
-    assert reloaded.errors == "replace"
+    assert reloaded.errors == "ignore"
     assert reloaded.special_tokens_map == tokenizer.special_tokens_map
     assert reloaded.get_vocab() == tokenizer.get_vocab() and len(reloaded) == len(tokenizer)
     assert reloaded(texts, padding=True) == tokenizer(texts, padding=True)
@@ -506,7 +506,9 @@ def test_tokenizer_json_gives_the_same_ids(tokenizer, texts, tmp_path):
     for text in [*texts, everything, "", "\x00\x00", "Ā", "  \n ", "e\u0301"]:
         assert other.encode(text).ids == tokenizer.encode(text)
         ids = tokenizer.encode(text)
-        assert other.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, errors="replace")
+        assert other.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids)
+    ids = list(range(tokenizer.vocab_size))  # for bytes: not UTF-8
+    assert other.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids)
     assert other.get_vocab() == tokenizer.get_vocab()
     assert other.get_vocab_size() == tokenizer.vocab_size
     stock = PreTrainedTokenizerFast.from_pretrained(tmp_path)
@@ -559,7 +561,9 @@ def test_auto_tokenizer_without_the_package(tmp_path):
             assert type(again).__name__ == name and again(texts, padding=True).data == expected
         bad = bytes(range(256))
         tokenizer = AutoTokenizer.from_pretrained("ByteTokenizer", trust_remote_code=True)
-        assert tokenizer.encode(tokenizer.decode(list(bad))) == list(bad)
+        assert tokenizer.decode_bytes(list(bad)) == bad
+        assert tokenizer.decode(list(bad)) == bad.decode("utf-8", "replace")
+        assert tokenizer.encode(tokenizer.decode(list(bad), errors="surrogateescape")) == list(bad)
         assert "hf_recurrent" not in sys.modules
         print("done")
     """
