@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from model_cases import tiny_model
+from operation_counts import count_operations
 from transformers import AutoTokenizer, pipeline
 
 from hf_recurrent.modeling.tokenization_byte import AlphabetTokenizer, ByteTokenizer
@@ -163,6 +164,27 @@ def test_strict_alphabet(tmp_path):
     with pytest.raises(ValueError, match="token id 10"):
         digits.decode([10])
     assert digits.to_tokenizers().encode("0429").ids == [0, 4, 2, 9]
+
+
+def test_operations_do_not_grow_with_the_text():
+    """A loop over bytes would run one operation or more for each; scripts/benchmark_tokenizer.py prints the speed."""
+
+    def counts(repeats: int) -> list[int]:
+        text = "The quick brown fox; naïve 中文. " * repeats
+        ids = TOKENIZER(text, return_tensors="np")["input_ids"][0]
+        numbers = ids.tolist()
+        calls = [
+            lambda: TOKENIZER(text)["input_ids"],
+            lambda: TOKENIZER(text, return_tensors="pt")["input_ids"],
+            lambda: TOKENIZER.decode(ids),
+            lambda: TOKENIZER.decode(numbers),
+            lambda: TOKENIZER.decode_bytes(ids),
+            lambda: TOKENIZER.encode_bytes(text.encode()),
+        ]
+        return [count_operations(call) for call in calls]
+
+    counts(1)  # the first calls fill caches
+    assert counts(10_000) == counts(1)
 
 
 def _saved_with_errors(directory, errors):
