@@ -87,9 +87,9 @@ def test_options():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="batch of 1, got 2 rows"):
+    with pytest.raises(ValueError, match="`value` has 2 rows; it must be a batch of 1"):
         ByteStreamer(TOKENIZER).put(torch.zeros(2, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="decode_bytes"):
+    with pytest.raises(ValueError, match="`tokenizer` is of type object; it must have `decode_bytes`"):
         ByteStreamer(object())
 
 

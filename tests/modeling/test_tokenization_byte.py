@@ -110,7 +110,7 @@ def test_spans_of_bytes_pairs_and_ids():
     assert TOKENIZER("é".encode(), return_offsets_mapping=True)["offset_mapping"] == [(0, 1), (1, 2)]
     pair = TOKENIZER("é", "ab", return_offsets_mapping=True)["offset_mapping"]
     assert pair == [(0, 1), (0, 1), (0, 1), (1, 2)]
-    with pytest.raises(ValueError, match="return_offsets_mapping needs text"):
+    with pytest.raises(ValueError, match="`text` is a list of token ids; with `return_offsets_mapping`"):
         TOKENIZER([1, 2], return_offsets_mapping=True)
 
 
@@ -134,13 +134,13 @@ def test_invalid_utf8_in_text():
 
 def test_unknown_tokens():
     assert TOKENIZER.convert_tokens_to_ids("abc") is None
-    with pytest.raises(ValueError, match="'abc'"):
+    with pytest.raises(ValueError, match="`tokens` holds 'abc'"):
         TOKENIZER.convert_tokens_to_string(["a", "abc"])
 
 
 @pytest.mark.parametrize("bad", ["text", 5, [1, 2], np.zeros(3)])
 def test_encode_bytes_takes_bytes_only(bad):
-    with pytest.raises(ValueError, match="data must be bytes"):
+    with pytest.raises(ValueError, match=r"`data` is of type \w+; it must be bytes"):
         TOKENIZER.encode_bytes(bad)
 
 
