@@ -4,8 +4,13 @@ Every public name is importable from here; its module is loaded when the name is
 """
 
 import importlib
+import os
 
 from hf_recurrent.auto_registration import register
+
+# In a clone without symbolic links, `modeling` and `trainers` here are text files: the folders lie one level up.
+if os.path.isfile(os.path.join(__path__[0], "modeling")):
+    __path__.append(os.path.dirname(__path__[0]))
 
 __version__ = "0.1.0"
 
