@@ -124,7 +124,7 @@ class BlockTrainer(RecurrentTrainer):
         """`max_steps`, else as many as `train_bytes` or `num_train_epochs` need."""
         if self.args.max_steps > 0:
             return self.args.max_steps
-        budget = self.args.train_bytes or self.args.num_train_epochs * self.train_dataset.num_tokens
+        budget = self.args.train_bytes or self.args.num_train_epochs * self.train_dataset.tokens_per_epoch
         return max(1, math.ceil(budget / self.step_bytes))
 
     @property
@@ -217,7 +217,7 @@ class BlockTrainer(RecurrentTrainer):
 
     def _set_epoch(self) -> None:
         if self.train_dataset is not None:
-            self.state.epoch = self.state.global_step * self.step_bytes / self.train_dataset.num_tokens
+            self.state.epoch = self.state.global_step * self.step_bytes / self.train_dataset.tokens_per_epoch
 
     # ---- Checkpoints ----
 

@@ -83,7 +83,8 @@ def load_training_sources(
         held_out = _task(validation_corpus or arguments.corpus)
         if held_out is None:
             raise ValueError(f"`--validation_corpus` is {validation_corpus}, but `--corpus` is a task.")
-        return task, _limited(held_out, arguments)
+        # The number of validation examples is part of a task's fingerprint, by which checkpoints know it.
+        return _limited(task, arguments), _limited(held_out, arguments)
     if validation_corpus:
         train, held_out = (_documents(arguments, names, tokenizer) for names in (arguments.corpus, validation_corpus))
     else:

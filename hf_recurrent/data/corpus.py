@@ -155,7 +155,7 @@ class Corpus(EpisodeSource):
         return int((self.ends - self.starts).sum())
 
     @property
-    def num_tokens(self) -> int:
+    def tokens_per_epoch(self) -> int:
         return self.num_bytes
 
     @cached_property

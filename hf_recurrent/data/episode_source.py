@@ -48,7 +48,7 @@ class EpisodeSource(Protocol):
         name: for messages, model cards and progress bars.
         fingerprint: differs for any other content; a checkpoint is resumed on the same fingerprint only.
         vocab_size: V; token ids are below it.
-        num_tokens: tokens of an epoch; `math.inf` for a source without end.
+        tokens_per_epoch: tokens of an epoch; `math.inf` for a source without end.
         unit: what one token is: "byte", "symbol" or "pixel".
         episode_length: T of every episode where blocks may be whole episodes, as in tasks; None for any lengths.
     """
@@ -56,7 +56,7 @@ class EpisodeSource(Protocol):
     name: str
     fingerprint: str
     vocab_size: int
-    num_tokens: int | float
+    tokens_per_epoch: int | float
     unit: str = "byte"
     episode_length: int | None = None
 
@@ -100,7 +100,7 @@ class EpisodeSource(Protocol):
 
     def check_training(self, args: TrainingArguments, carries_state: bool) -> None:
         """Raise a ValueError where training with `args` has no end or cannot read these episodes."""
-        if math.isinf(self.num_tokens) and args.max_steps <= 0 and not args.train_bytes:
+        if math.isinf(self.tokens_per_epoch) and args.max_steps <= 0 and not args.train_bytes:
             raise ValueError(f"`train_corpus` {self.name!r} is endless; give `max_steps` or `train_bytes`.")
 
     def count_training(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
@@ -131,7 +131,7 @@ class EpisodeSource(Protocol):
 
     def describe(self, held_out: bool = False) -> str:
         """Size in words, for reports and model cards."""
-        return f"endless {self.unit}s" if math.isinf(self.num_tokens) else f"{self.num_tokens:,} {self.unit}s"
+        return f"endless {self.unit}s" if math.isinf(self.tokens_per_epoch) else f"{self.tokens_per_epoch:,} {self.unit}s"
 
     def describe_result(self, metrics: dict[str, Any]) -> str:
         """Evaluation metrics in words, with the size of the held-out data where the metrics have it."""

@@ -120,7 +120,7 @@ class Task(EpisodeSource):
         return self.num_examples or sys.maxsize
 
     @property
-    def num_tokens(self) -> int | float:
+    def tokens_per_epoch(self) -> int | float:
         return math.inf if self.num_examples is None else self.num_examples * self.length
 
     @cached_property
