@@ -131,7 +131,9 @@ class EpisodeSource(Protocol):
 
     def describe(self, held_out: bool = False) -> str:
         """Size in words, for reports and model cards."""
-        return f"endless {self.unit}s" if math.isinf(self.tokens_per_epoch) else f"{self.tokens_per_epoch:,} {self.unit}s"
+        return (
+            f"endless {self.unit}s" if math.isinf(self.tokens_per_epoch) else f"{self.tokens_per_epoch:,} {self.unit}s"
+        )
 
     def describe_result(self, metrics: dict[str, Any]) -> str:
         """Evaluation metrics in words, with the size of the held-out data where the metrics have it."""

@@ -27,8 +27,8 @@ class IIDDataset(BlockDataset):
     Args and Raises: see `MultiStreamDataset`.
     """
 
-    def _prepare(self) -> None:
-        if any(first[:, 1].any() for first in self._positions):
+    def prepare(self) -> None:
+        if any(first[:, 1].any() for first in self.group_positions):
             raise ValueError("positions holds an offset other than 0: they belong to another regime")
         self._ends = np.cumsum(self.corpus.ends - self.corpus.starts)
 
@@ -43,7 +43,7 @@ class IIDDataset(BlockDataset):
             batches = [divmod(first + number * num_workers, num_groups) for number in range(ahead)]
             together = self._block(
                 np.concatenate([self.stream_groups[group] for _, group in batches]),
-                np.concatenate([self._positions[group][:, 0] + index for index, group in batches]),
+                np.concatenate([self.group_positions[group][:, 0] + index for index, group in batches]),
             )
             for number, (_, group) in enumerate(batches):
                 part = slice(number * size, (number + 1) * size)
