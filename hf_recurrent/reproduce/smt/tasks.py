@@ -70,8 +70,8 @@ class SyntheticTasks(MethodComparison):
         "Transformer backbone, " + TRAINING_NOTE + ", {bptt_learning_rates:g} (BPTT, whichever is better); Tc = Tf = "
         "T. Tasks in which more than one thing has to be remembered have more steps. Tested on {num_tested:,} other "
         "examples ({eval_windows} for the teacher). Sequential operations and tokens are those of the whole training "
-        "at the longest T of a task. Best possible: accuracy in modular arithmetic, where the first answers are "
-        "guesses, of one who knows all odds."
+        "at the longest T of a task. Best possible: accuracy of a predictor that knows all probabilities, in "
+        "modular arithmetic, whose first answers are guesses; at each T."
     )
     metric = "accuracy of answers"
     x_label = "T ="
