@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from hf_recurrent.benchmarking import best_seconds, conditions, markdown_table
+from benchmarking import best_seconds, conditions, markdown_table
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_recurrent import ByteTokenizer
