@@ -203,7 +203,7 @@ def test_a_vocabulary_that_is_too_small(tmp_path):
         tiny_trainer(tmp_path, task=task)
     with pytest.raises(ValueError, match="`task` 'copying' has 22 token ids"):
         evaluate_task(tiny_model(), task)
-    with pytest.raises(ValueError, match="num_examples is 0"):
+    with pytest.raises(ValueError, match="`num_examples` is 0"):
         evaluate_task(tiny_model(), TASK, 0)
 
 
