@@ -4,8 +4,13 @@ Every public name is importable from here; its module is loaded when the name is
 """
 
 import importlib
+import os
 
 from hf_recurrent.auto_registration import register
+
+# In a clone without symbolic links, `modeling` and `trainers` here are text files: the folders lie one level up.
+if os.path.isfile(os.path.join(__path__[0], "modeling")):
+    __path__.append(os.path.dirname(__path__[0]))
 
 __version__ = "0.1.0"
 
@@ -36,9 +41,15 @@ _PUBLIC_NAMES = {
     "hf_recurrent.modeling.tokenization_dna": ("DNATokenizer",),
     "hf_recurrent.modeling.linear_scan": ("linear_scan",),
     "hf_recurrent.presets": ("config_from_preset", "preset_names"),
-    "hf_recurrent.data.corpus": ("Corpus", "load_corpus", "load_splits"),
+    "hf_recurrent.data.corpus": ("Corpus",),
+    "hf_recurrent.data.episode_source": ("EpisodeSource", "EvaluationShare"),
+    "hf_recurrent.data.loading": ("load_corpus", "load_splits"),
     "hf_recurrent.data.pixel_images": ("save_image_sheet", "tokens_to_images"),
-    "hf_recurrent.data.streams": ("EvaluationStreams", "IIDDataset", "MultiStreamDataset"),
+    "hf_recurrent.data.block_dataset": ("BlockDataset",),
+    "hf_recurrent.data.block_reader": ("Block",),
+    "hf_recurrent.data.evaluation_streams": ("EvaluationStreams",),
+    "hf_recurrent.data.iid": ("IIDDataset",),
+    "hf_recurrent.data.streams": ("MultiStreamDataset",),
     "hf_recurrent.trainers.multi_stream_arguments": ("MultiStreamTrainingArguments",),
     "hf_recurrent.trainers.multi_stream_trainer": ("MultiStreamTrainer",),
     "hf_recurrent.trainers.dmt_trainer": ("DmtTrainer",),
@@ -46,19 +57,19 @@ _PUBLIC_NAMES = {
     "hf_recurrent.trainers.online_trainer": ("OnlineTrainer",),
     "hf_recurrent.trainers.smt_arguments": ("DmtTrainingArguments", "SmtTrainingArguments"),
     "hf_recurrent.trainers.smt_trainer": ("SmtTrainer",),
-    "hf_recurrent.trainers.sensitivities": ("SensitivityEngine",),
-    "hf_recurrent.trainers.sequence_rules": ("SequenceRule",),
+    "hf_recurrent.learning_rules.sensitivities": ("SensitivityEngine",),
+    "hf_recurrent.learning_rules.sequence_rules": ("SequenceRule",),
     "hf_recurrent.online.learner": ("OnlineLearner",),
     "hf_recurrent.online.prequential": ("PrequentialRecord", "plot_records", "read_records"),
     "hf_recurrent.online.sources": ("open_source",),
-    "hf_recurrent.alignment": ("GradientAlignment", "gradient_alignment"),
-    "hf_recurrent.bits_per_byte": ("evaluate_bits_per_byte",),
-    "hf_recurrent.image_samples": ("sample_images",),
+    "hf_recurrent.learning_rules.alignment": ("GradientAlignment", "gradient_alignment"),
+    "hf_recurrent.evaluation.bits_per_byte": ("evaluate_bits_per_byte",),
+    "hf_recurrent.evaluation.image_samples": ("sample_images",),
     "hf_recurrent.tasks.task": ("Task",),
     "hf_recurrent.tasks.task_streams": ("TaskStreams",),
     "hf_recurrent.tasks.task_dataset": ("TaskDataset",),
     "hf_recurrent.tasks.task_names": ("task_from_name", "task_names"),
-    "hf_recurrent.tasks.evaluation": ("evaluate_task",),
+    "hf_recurrent.evaluation.answers": ("evaluate_task",),
     "hf_recurrent.tasks.selective_copying": ("SelectiveCopying",),
     "hf_recurrent.tasks.copying": ("Copying",),
     "hf_recurrent.tasks.associative_recall": ("AssociativeRecall", "InductionHeads"),

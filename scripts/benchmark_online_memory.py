@@ -13,8 +13,8 @@ from benchmark_long_generation import resident_bytes
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import Corpus, OnlineLearner, config_from_preset
+from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.reproduce.learner.drift import endless, pydoc_prose
-from hf_recurrent.trainers.learning_rules import RULES
 
 SHARES = (10, 50, 100)  # per cent of the stream
 

@@ -16,7 +16,7 @@ from benchmarking import seconds_in_turns
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.trainers.learning_rules import LearningRule, build_learning_rule
+from hf_recurrent.learning_rules.rules import LearningRule, build_learning_rule
 
 
 def build_parser() -> argparse.ArgumentParser:

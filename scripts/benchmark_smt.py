@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.llama.modeling_llama import rotate_half
 
 from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel
-from hf_recurrent.trainers.smt_objective import SmtObjective
+from hf_recurrent.trainers.smt.smt_objective import SmtObjective
 
 VOCABULARY, HEADS = 256, 8
 

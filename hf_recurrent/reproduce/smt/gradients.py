@@ -12,7 +12,7 @@ from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.pictures import split_axes
 from hf_recurrent.reproduce.engine.training import measured_run
 from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, build_pair
-from hf_recurrent.trainers.smt_objective import SmtObjective
+from hf_recurrent.trainers.smt.smt_objective import SmtObjective
 
 # Factors of all linear maps after their initialisation.
 GAINS = (0.5, 1.0, 2.0, 4.0)

@@ -12,7 +12,7 @@ from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt.models import BPTT, SMT_DMT, TEACHER
 from hf_recurrent.reproduce.smt.tasks import LONG, SIZES, train_on_task
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
-from hf_recurrent.trainers.memory_metrics import measure_memories
+from hf_recurrent.trainers.smt.metrics import measure_memories
 
 OWN: dict[str, Settings] = {
     "small": {"task": "stack_operations,vocab_size=4,max_depth=3,length=16", **LONG, "num_tested": 200},

@@ -12,7 +12,7 @@ from hf_recurrent.reproduce.engine.pictures import pack, split_axes, unpack
 from hf_recurrent.reproduce.smt.models import SMT_DMT, TEACHER
 from hf_recurrent.reproduce.smt.tasks import LONG, WITHOUT_BPTT, train_on_task
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
-from hf_recurrent.trainers.smt_objective import StudentAndTeacher
+from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 
 TASKS = {
     "small": {

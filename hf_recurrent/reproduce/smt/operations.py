@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hf_recurrent.reproduce.smt.models import BPTT, SMT
-from hf_recurrent.trainers.dmt_objective import DmtObjective
-from hf_recurrent.trainers.smt_objective import SmtObjective
+from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
+from hf_recurrent.trainers.smt.smt_objective import SmtObjective
 
 # Nodes of the graph of gradients that only move numbers.
 _MOVES = (
