@@ -62,12 +62,12 @@ class CapturedStep:
         return hidden.dtype, hidden.device, hidden.shape
 
     @staticmethod
-    def serves(hidden: torch.Tensor) -> bool:
+    def is_supported(hidden: torch.Tensor) -> bool:
         """Whether a step can run this way here: CUDA streams side by side would mix up each other's results."""
         default = torch.cuda.default_stream(hidden.device)
         return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_stream_capturing()
 
-    def fits(self, hidden: torch.Tensor) -> bool:
+    def matches(self, hidden: torch.Tensor) -> bool:
         """Whether this is still the step of that model, for these streams."""
         return self.key == self._key(hidden) and self.watch.unchanged()
 

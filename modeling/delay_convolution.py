@@ -14,7 +14,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .configuration_mgrade import check_positions
-from .recurrent_state import state_dtype
+from .recurrent_state import upcast
 
 # Up to so many lags, adding shifted inputs is faster than two Fourier transforms.
 _MOST_SHIFTS = 24
@@ -112,11 +112,11 @@ class DelayConvolution(nn.Module):
 
     def taps(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Lags and weights of all taps, both (J, H): the kernel is their sum, k_n = Σ_j weight_j where lag_j = n."""
-        weight = self.weight.to(state_dtype(self.weight.dtype))
+        weight = upcast(self.weight)
         if not self.learned:
             lags = torch.tensor(self.initial_positions, dtype=torch.long, device=weight.device)
             return lags.unsqueeze(1).expand_as(weight), weight
-        positions = clip(self.positions.to(state_dtype(self.positions.dtype)), self.receptive_field)
+        positions = clip(upcast(self.positions), self.receptive_field)
         reach = min(self.receptive_field, math.ceil(_GAUSSIAN_REACH * self.interpolation_width + 0.5))
         around = torch.arange(-reach, reach + 1, device=weight.device).view(-1, 1, 1)
         lags = positions.detach().round().long() + around

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .nonlinear_units import SequentialUnit
-from .recurrent_unit import at_least_float32
+from .recurrent_state import upcast
 
 
 class StateMap(nn.Linear):
@@ -41,7 +41,7 @@ class DenseUnit(SequentialUnit):
         raise NotImplementedError
 
     def step(self, state, *projections):
-        of_state = at_least_float32(*(state_map(state) for state_map in self.state_maps))
+        of_state = [upcast(state_map(state)) for state_map in self.state_maps]
         return self.combine(state, *projections, *of_state)
 
 
@@ -92,7 +92,7 @@ class DenseLinear(DenseUnit):
         self.input_projection = self.input_map()
         self.recurrent_map = self.state_map()
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         weight = self.recurrent_map.weight
         rotation, _ = torch.linalg.qr(torch.randn(weight.shape, dtype=torch.float32, device=weight.device))
         init.copy_(weight, self.initial_radius * rotation)

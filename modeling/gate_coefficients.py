@@ -10,7 +10,7 @@ import torch
 
 from .recurrent_state import state_dtype
 from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
-from .row_blocks import recomputing_pays, row_blocks
+from .tiling import should_recompute, tiles
 
 
 def gate_coefficients(
@@ -25,7 +25,7 @@ def gate_coefficients(
     Returns:
         Two tensors (…, S), float32 or float64. Where they are large their gradients cannot be differentiated again.
     """
-    if recomputing_pays(recurrence_gate):
+    if should_recompute(recurrence_gate):
         return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
     dtype = state_dtype(recurrence_gate.dtype)
     log_decay = -rate * torch.sigmoid(recurrence_gate.to(dtype))
@@ -37,7 +37,7 @@ class _GateCoefficients(torch.autograd.Function):
     def forward(ctx, recurrence_gate, rate, input_gate, inputs):
         shape, dtype = recurrence_gate.shape, state_dtype(recurrence_gate.dtype)
         decay, scaled = (torch.empty(shape, dtype=dtype, device=rate.device) for _ in range(2))
-        for z, g, u, a, b in _blocks(rate, recurrence_gate, input_gate, inputs, decay, scaled):
+        for z, g, u, a, b in _tiles(rate, recurrence_gate, input_gate, inputs, decay, scaled):
             log_decay = torch.sigmoid(z.to(dtype)).mul_(rate).neg_()
             torch.exp(log_decay, out=a)
             normalizer = _squared_normalizer(log_decay).clamp_(min=SMALLEST_SQUARED_GAMMA).sqrt_()
@@ -52,7 +52,7 @@ class _GateCoefficients(torch.autograd.Function):
         given = (recurrence_gate, input_gate, inputs)
         grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
         grad_rate = torch.zeros_like(rate)
-        for z, g, u, a, da, db, dz, dg, du in _blocks(rate, *given, decay, grad_decay, grad_scaled, *grads):
+        for z, g, u, a, da, db, dz, dg, du in _tiles(rate, *given, decay, grad_decay, grad_scaled, *grads):
             gate = torch.sigmoid(z.to(a.dtype))
             squared = _squared_normalizer(torch.mul(gate, rate).neg_())
             clamped = squared < SMALLEST_SQUARED_GAMMA
@@ -73,6 +73,6 @@ def _squared_normalizer(log_decay: torch.Tensor) -> torch.Tensor:
     return log_decay.mul_(2).expm1_().neg_()
 
 
-def _blocks(rate: torch.Tensor, *tensors: torch.Tensor):
+def _tiles(rate: torch.Tensor, *tensors: torch.Tensor):
     """Blocks of rows, all of which have the same rate; else the tensors as they are."""
-    return row_blocks(*tensors) if rate.dim() == 1 else (tensors,)
+    return tiles(*tensors) if rate.dim() == 1 else (tensors,)

@@ -9,7 +9,7 @@ from torch import nn
 
 from .recurrent_blocks import layer_norm
 from .recurrent_state import state_dtype
-from .row_blocks import recomputing_pays, row_blocks
+from .tiling import should_recompute, tiles
 
 _norm, _norm_backward = torch.ops.aten.native_layer_norm, torch.ops.aten.native_layer_norm_backward
 _ONLY_INPUT = [True, False, False]  # of the gradients of a norm: it has no weight and no bias
@@ -25,7 +25,7 @@ def gated_norm(gate: torch.Tensor, value: torch.Tensor, eps: float) -> torch.Ten
     Returns:
         (…, width). Where it is large its gradients cannot be differentiated again.
     """
-    if recomputing_pays(gate):
+    if should_recompute(gate):
         return _GatedNorm.apply(gate, value, eps)
     dtype = state_dtype(gate.dtype)
     opened = nn.functional.gelu(layer_norm(gate.to(dtype), eps))
@@ -39,7 +39,7 @@ class _GatedNorm(torch.autograd.Function):
         ctx.save_for_backward(gate, value)
         output, shape = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device), gate.shape[-1:]
         with torch.autocast(gate.device.type, enabled=False):
-            for of_gate, of_value, out in row_blocks(gate, value, output):
+            for of_gate, of_value, out in tiles(gate, value, output):
                 of_gate, of_value = of_gate.to(state_dtype(gate.dtype)), of_value.to(state_dtype(gate.dtype))
                 product = nn.functional.gelu(_norm(of_gate, shape, None, None, eps)[0])
                 product.mul_(_norm(of_value, shape, None, None, eps)[0])
@@ -52,7 +52,7 @@ class _GatedNorm(torch.autograd.Function):
         gate, value = ctx.saved_tensors
         grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (gate, value)]
         shape, eps, dtype = gate.shape[-1:], ctx.eps, state_dtype(gate.dtype)
-        for of_gate, of_value, grad, grad_gate, grad_value in row_blocks(gate, value, grad_output, *grads):
+        for of_gate, of_value, grad, grad_gate, grad_value in tiles(gate, value, grad_output, *grads):
             of_gate, of_value, grad = (x.to(dtype) for x in (of_gate, of_value, grad))
             normed_gate, *gate_moments = _norm(of_gate, shape, None, None, eps)
             normed_value, *value_moments = _norm(of_value, shape, None, None, eps)

@@ -8,7 +8,8 @@ from torch import nn
 from transformers import initialization as init
 
 from .gate_coefficients import gate_coefficients
-from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, at_least_float32, copy_log, input_normalizer
+from .recurrent_state import upcast
+from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, copy_log, input_normalizer
 
 
 class GLRU(RecurrentUnit):
@@ -28,22 +29,21 @@ class GLRU(RecurrentUnit):
         self.input_projection = self.input_map()
         self.nu = nn.Parameter(torch.empty(state_size))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
 
     def project(self, inputs):
         return self.recurrence_gate(inputs), self.input_gate(inputs), self.input_projection(inputs)
 
     def coefficients(self, recurrence_gate, input_gate, projection):
-        (nu,) = at_least_float32(self.nu)
-        rate = self.decay_scale * torch.exp(nu)
+        rate = self.decay_scale * torch.exp(upcast(self.nu))
         if not self.allow_negative_eigenvalues:
             return gate_coefficients(recurrence_gate, rate, input_gate, projection)
-        recurrence_gate, input_gate, projection = at_least_float32(recurrence_gate, input_gate, projection)
+        recurrence_gate, input_gate, projection = map(upcast, (recurrence_gate, input_gate, projection))
         decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
         return decay, normalizer * input_gate * projection
 
-    def write_step(self, step, inputs):
+    def compile_step(self, step, inputs):
         """One step as an operation of the compiled kernel; returns the unit's output."""
         maps = (self.recurrence_gate, self.input_gate, self.input_projection)
         return step.gated_unit("glru", self, *(step.linear(module, inputs) for module in maps), self.nu)
@@ -71,7 +71,7 @@ class RGLRU(RecurrentUnit):
         self.input_gate = self.input_map()
         self.recurrent_param = nn.Parameter(torch.empty(state_size))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         # The inverse of softplus, so that softplus(Λ) is the sampled rate.
         copy_log(self.recurrent_param, torch.expm1(self.sample_rate(self.recurrent_param)))
 
@@ -79,16 +79,15 @@ class RGLRU(RecurrentUnit):
         return self.recurrence_gate(inputs), self.input_gate(inputs), inputs
 
     def coefficients(self, recurrence_gate, input_gate, inputs):
-        (recurrent_param,) = at_least_float32(self.recurrent_param)
-        rate = self.decay_scale * nn.functional.softplus(recurrent_param)
-        input_gate = torch.sigmoid(*at_least_float32(input_gate))
+        rate = self.decay_scale * nn.functional.softplus(upcast(self.recurrent_param))
+        input_gate = torch.sigmoid(upcast(input_gate))
         if not self.allow_negative_eigenvalues:
             return gate_coefficients(recurrence_gate, rate, input_gate, inputs)
-        recurrence_gate, input_gate, inputs = at_least_float32(recurrence_gate, input_gate, inputs)
+        recurrence_gate, input_gate, inputs = map(upcast, (recurrence_gate, input_gate, inputs))
         decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
         return decay, normalizer * input_gate * inputs
 
-    def write_step(self, step, inputs):
+    def compile_step(self, step, inputs):
         """One step as an operation of the compiled kernel; returns the unit's output."""
         gates = (step.linear(module, inputs) for module in (self.recurrence_gate, self.input_gate))
         return step.gated_unit("rg_lru", self, *gates, inputs, self.recurrent_param)
@@ -109,7 +108,7 @@ class MinGRU(RecurrentUnit):
         return self.update_gate(inputs), self.candidate(inputs)
 
     def coefficients(self, update_gate, candidate):
-        update_gate, candidate = at_least_float32(update_gate, candidate)
+        update_gate, candidate = map(upcast, (update_gate, candidate))
         update = torch.sigmoid(update_gate)
         decay = 1 - 2 * update if self.allow_negative_eigenvalues else torch.sigmoid(-update_gate)
         return decay, update * candidate
@@ -134,14 +133,14 @@ class HGRN(RecurrentUnit):
         self.candidate = self.input_map()
         self.lower_bound = nn.Parameter(torch.empty(state_size))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         init.constant_(self.lower_bound, self.initial_bound)
 
     def project(self, inputs):
         return self.forget_gate(inputs), self.candidate(inputs)
 
     def coefficients(self, forget_gate, candidate):
-        forget_gate, candidate, lower_bound = at_least_float32(forget_gate, candidate, self.lower_bound)
+        forget_gate, candidate, lower_bound = map(upcast, (forget_gate, candidate, self.lower_bound))
         lower_bound = (self.layer_index + torch.sigmoid(lower_bound)) / self.num_layers
         update = (1 - lower_bound) * torch.sigmoid(-forget_gate)
         decay = 1 - 2 * update if self.allow_negative_eigenvalues else 1 - update
@@ -166,13 +165,13 @@ class QRNN(RecurrentUnit):
         return self.candidate(inputs), self.forget_gate(inputs), self.output_gate(inputs)
 
     def coefficients(self, candidate, forget_gate, output_gate):
-        candidate, forget_gate = at_least_float32(candidate, forget_gate)
+        candidate, forget_gate = map(upcast, (candidate, forget_gate))
         update = torch.sigmoid(-forget_gate)
         decay = 1 - 2 * update if self.allow_negative_eigenvalues else torch.sigmoid(forget_gate)
         return decay, update * torch.tanh(candidate)
 
     def read_out(self, states, candidate, forget_gate, output_gate):
-        return torch.sigmoid(*at_least_float32(output_gate)) * states
+        return torch.sigmoid(upcast(output_gate)) * states
 
 
 class ComplexGLRU(ComplexRecurrentUnit):
@@ -193,7 +192,7 @@ class ComplexGLRU(ComplexRecurrentUnit):
         self.nu = nn.Parameter(torch.empty(self.free_channels))
         self.theta = nn.Parameter(torch.empty(self.free_channels))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
         init.copy_(self.theta, self.sample_phase(self.theta))
 
@@ -201,8 +200,8 @@ class ComplexGLRU(ComplexRecurrentUnit):
         return self.recurrence_gate(inputs), self.input_gate(inputs), self.input_projection(inputs)
 
     def coefficients(self, recurrence_gate, input_gate, projection):
-        recurrence_gate, input_gate, projection, nu, theta = at_least_float32(
-            recurrence_gate, input_gate, projection, self.nu, self.theta
+        recurrence_gate, input_gate, projection, nu, theta = map(
+            upcast, (recurrence_gate, input_gate, projection, self.nu, self.theta)
         )
         log_decay = -self.decay_scale * torch.exp(nu) * torch.sigmoid(recurrence_gate)
         normalizer = self.of_all_channels(input_normalizer(log_decay))

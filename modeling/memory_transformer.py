@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_smt import SmtConfig
 from .recurrent_blocks import Contraction
-from .recurrent_state import state_dtype
+from .recurrent_state import state_dtype, upcast
 from .recurrent_unit import lecun_std
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
@@ -41,7 +41,7 @@ def rotate(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 
 def normalize_memory(memory: torch.Tensor, config: SmtConfig) -> torch.Tensor:
     """A memory (…, M, D) as it is handed on: in the type of states, every token at RMS 1 with `config.memory_norm`."""
-    memory = memory.to(state_dtype(memory.dtype))
+    memory = upcast(memory)
     if not config.memory_norm:
         return memory
     return nn.functional.rms_norm(memory, memory.shape[-1:], eps=config.norm_eps)

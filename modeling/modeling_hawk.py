@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .compiled_step import StepCompiler
 from .configuration_hawk import HawkConfig
 from .recurrent_blocks import Contraction, TemporalConvolution
 from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_block_unit
-from .written_step import StepWriter
 
 
 class HawkRecurrentBlock(nn.Module):
@@ -38,9 +38,9 @@ class HawkRecurrentBlock(nn.Module):
         output = self.out_proj(gate * recurrent.to(gate.dtype))
         return output, {"recurrent": final_state, "convolution": taps}
 
-    def write_step(self, step: StepWriter, hidden, onto) -> None:
+    def compile_step(self, step: StepCompiler, hidden, onto) -> None:
         """One step, added to `onto`."""
-        recurrent = self.recurrent_unit.write_step(
+        recurrent = self.recurrent_unit.compile_step(
             step, step.convolution(self.convolution, step.linear(self.in_proj, hidden))
         )
         gate = step.gelu(step.linear(self.gate_proj, hidden))
@@ -59,7 +59,7 @@ class HawkMLP(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.down_proj(nn.functional.gelu(self.gate_proj(hidden)) * self.up_proj(hidden))
 
-    def write_step(self, step: StepWriter, hidden, onto) -> None:
+    def compile_step(self, step: StepCompiler, hidden, onto) -> None:
         """One step, added to `onto`."""
         gate = step.gelu(step.linear(self.gate_proj, hidden))
         step.contract(self.down_proj, step.multiply(gate, step.linear(self.up_proj, hidden)), onto)
@@ -80,10 +80,10 @@ class HawkLayer(GradientCheckpointingLayer):
         hidden = hidden + output
         return hidden + self.mlp(self.mlp_norm(hidden)), state
 
-    def write_step(self, step: StepWriter, hidden) -> None:
+    def compile_step(self, step: StepCompiler, hidden) -> None:
         """One step, in place of `hidden`."""
-        self.recurrent_block.write_step(step, step.rms_norm(self.recurrent_norm, hidden), hidden)
-        self.mlp.write_step(step, step.rms_norm(self.mlp_norm, hidden), hidden)
+        self.recurrent_block.compile_step(step, step.rms_norm(self.recurrent_norm, hidden), hidden)
+        self.mlp.compile_step(step, step.rms_norm(self.mlp_norm, hidden), hidden)
 
 
 class HawkPreTrainedModel(RecurrentPreTrainedModel):

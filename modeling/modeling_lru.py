@@ -13,7 +13,7 @@ from .configuration_lru import LruConfig
 from .real_valued_inputs import RealValuedInputs, RealValuedSequences, check_reads_tokens
 from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
-from .recurrent_state import RecurrentState, state_dtype
+from .recurrent_state import RecurrentState, upcast
 from .recurrent_unit import RecurrentUnit
 from .recurrent_units import build_recurrent_unit
 
@@ -150,9 +150,7 @@ class LruForSequenceClassification(RealValuedSequences, LruPreTrainedModel, Recu
         """Each sequence's mean cross-entropy over its real steps, (B,)."""
         logits = self.score(hidden)
         steps = labels.unsqueeze(1).expand(hidden.shape[:2])
-        losses = nn.functional.cross_entropy(
-            logits.to(state_dtype(logits.dtype)).transpose(1, 2), steps, reduction="none"
-        )
+        losses = nn.functional.cross_entropy(upcast(logits).transpose(1, 2), steps, reduction="none")
         if attention_mask is None:
             return losses.mean(1)
         real = attention_mask != 0

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .compiled_step import StepCompiler
 from .configuration_memora import MemoraConfig
 from .gated_norm import gated_norm
 from .recurrent_blocks import Contraction, layer_norm
@@ -15,7 +16,6 @@ from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentMod
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_block_unit
-from .written_step import StepWriter
 
 
 class MemoraRecurrentBlock(nn.Module):
@@ -38,9 +38,9 @@ class MemoraRecurrentBlock(nn.Module):
             output = layer_norm(output, self.eps)
         return output, {"recurrent": final_state}
 
-    def write_step(self, step: StepWriter, hidden, onto) -> None:
+    def compile_step(self, step: StepCompiler, hidden, onto) -> None:
         """One step, added to `onto`."""
-        recurrent = self.recurrent_unit.write_step(step, hidden)
+        recurrent = self.recurrent_unit.compile_step(step, hidden)
         product = step.gated_norm(step.linear(self.gate_proj, hidden), recurrent, self.eps)
         step.contract(self.out_proj, product, onto, self.eps if self.norm_after_contraction else None)
 
@@ -60,7 +60,7 @@ class MemoraMLP(nn.Module):
         output = self.down_proj(gated_norm(self.gate_proj(hidden), self.up_proj(hidden), self.eps))
         return layer_norm(output, self.eps) if self.norm_after_contraction else output
 
-    def write_step(self, step: StepWriter, hidden, onto) -> None:
+    def compile_step(self, step: StepCompiler, hidden, onto) -> None:
         """One step, added to `onto`."""
         gate, up = (step.linear(module, hidden) for module in (self.gate_proj, self.up_proj))
         product = step.gated_norm(gate, up, self.eps)
@@ -82,10 +82,10 @@ class MemoraLayer(GradientCheckpointingLayer):
         hidden = hidden + output
         return hidden + self.mlp(self.mlp_norm(hidden)), state
 
-    def write_step(self, step: StepWriter, hidden) -> None:
+    def compile_step(self, step: StepCompiler, hidden) -> None:
         """One step, in place of `hidden`."""
-        self.recurrent_block.write_step(step, step.rms_norm(self.recurrent_norm, hidden), hidden)
-        self.mlp.write_step(step, step.rms_norm(self.mlp_norm, hidden), hidden)
+        self.recurrent_block.compile_step(step, step.rms_norm(self.recurrent_norm, hidden), hidden)
+        self.mlp.compile_step(step, step.rms_norm(self.mlp_norm, hidden), hidden)
 
 
 class MemoraPreTrainedModel(RecurrentPreTrainedModel):

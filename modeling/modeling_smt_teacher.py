@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .causal_lm_loss import causal_lm_loss
 from .configuration_smt_teacher import SmtTeacherConfig
 from .memory_transformer import (
     MemoryDecoder,
@@ -21,7 +22,7 @@ from .memory_transformer import (
     normalize_memory,
     rotary_tables,
 )
-from .recurrent_causal_lm import causal_lm_loss, check_token_ids
+from .recurrent_causal_lm import check_token_ids
 
 
 @dataclass

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .recurrent_unit import RecurrentUnit, at_least_float32, sample_ring_rate
+from .recurrent_state import upcast
+from .recurrent_unit import RecurrentUnit, sample_ring_rate
 
 
 class SequentialUnit(RecurrentUnit):
@@ -30,7 +31,7 @@ class SequentialUnit(RecurrentUnit):
         raise NotImplementedError
 
     def recur(self, projections, state, reset_mask=None, padding_mask=None):
-        steps = zip(*(projection.split(1, 1) for projection in at_least_float32(*projections)), strict=True)
+        steps = zip(*(projection.split(1, 1) for projection in map(upcast, projections)), strict=True)
         state, states = state.unsqueeze(1), []
         for t, projected in enumerate(steps):
             if reset_mask is not None:
@@ -57,12 +58,12 @@ class IndRNN(SequentialUnit):
         self.input_projection = self.input_map()
         self.recurrent_weight = nn.Parameter(torch.empty(state_size))
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         init.copy_(self.recurrent_weight, torch.exp(-sample_ring_rate(self.recurrent_weight)))
 
     def project(self, inputs):
         return (self.input_projection(inputs),)
 
     def step(self, state, projection):
-        (recurrent_weight,) = at_least_float32(self.recurrent_weight)
+        recurrent_weight = upcast(self.recurrent_weight)
         return torch.tanh(projection + recurrent_weight * state)

@@ -15,6 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
+from .causal_lm_loss import causal_lm_loss
 from .recurrent_blocks import Contraction, Padding, TemporalConvolution
 from .recurrent_state import RecurrentState, check_state, select_state, state_dtype
 from .recurrent_unit import RecurrentUnit, lecun_std
@@ -87,7 +88,7 @@ class RecurrentPreTrainedModel(PreTrainedModel):
         elif isinstance(module, TemporalConvolution):
             init.normal_(module.weight, mean=0.0, std=lecun_std(module.kernel_size))
         elif isinstance(module, RecurrentUnit):
-            module.reset_vectors()
+            module.reset_parameters()
         elif isinstance(module, nn.RMSNorm) and module.weight is not None:
             init.ones_(module.weight)
 
@@ -399,31 +400,3 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
     @staticmethod
     def _reorder_cache(state: RecurrentState, beam_idx: torch.Tensor) -> RecurrentState:
         return select_state(state, beam_idx)
-
-
-def causal_lm_loss(
-    logits: torch.Tensor,
-    labels: torch.Tensor | None,
-    shift_labels: torch.Tensor | None = None,
-    num_items_in_batch: torch.Tensor | int | None = None,
-) -> torch.Tensor:
-    """Cross-entropy in nats, computed in float32 or wider; -100 is ignored.
-
-    Args:
-        logits: (B, T, V).
-        labels: (B, T), shifted here; not looked at if there are `shift_labels`.
-        shift_labels: (B, T), the target of every step.
-        num_items_in_batch: divides the sum; by default the mean over the targets is taken.
-    """
-    if shift_labels is None:
-        shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-    if logits.shape[:2] != shift_labels.shape:
-        raise ValueError(
-            f"The targets have shape {tuple(shift_labels.shape)}, but there are logits for {tuple(logits.shape[:2])}."
-        )
-    loss = nn.functional.cross_entropy(
-        logits.flatten(0, 1).to(state_dtype(logits.dtype)),
-        shift_labels.flatten().to(logits.device),
-        reduction="mean" if num_items_in_batch is None else "sum",
-    )
-    return loss if num_items_in_batch is None else loss / num_items_in_batch

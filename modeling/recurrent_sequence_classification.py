@@ -10,7 +10,7 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from .recurrent_causal_lm import RecurrentBackbone, RecurrentPreTrainedModel
-from .recurrent_state import state_dtype
+from .recurrent_state import upcast
 
 
 @dataclass
@@ -98,7 +98,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
             return_dict=True,
         )
         hidden = outputs.last_hidden_state
-        pooled = pool_steps(hidden.to(state_dtype(hidden.dtype)), attention_mask, self.config.pooling)
+        pooled = pool_steps(upcast(hidden), attention_mask, self.config.pooling)
         logits = self.score(pooled.to(self.score.weight.dtype))
         loss = None
         if labels is not None:
@@ -115,7 +115,6 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor:
         """What is asked of the model's outputs `hidden` (B, T, M) or of the logits (B, number of labels)."""
-        wide = logits.to(state_dtype(logits.dtype))
         return self.loss_function(
-            labels=labels, pooled_logits=wide, config=self.config, num_items_in_batch=num_items_in_batch
+            labels=labels, pooled_logits=upcast(logits), config=self.config, num_items_in_batch=num_items_in_batch
         )

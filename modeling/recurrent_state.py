@@ -21,6 +21,16 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def upcast(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in [`state_dtype`], the type of gates, states and losses."""
+    return tensor.to(state_dtype(tensor.dtype))
+
+
+def supports_recurrent_state(model: torch.nn.Module) -> bool:
+    """True for models whose `forward` takes and returns a [`RecurrentState`]; stock models do not."""
+    return bool(getattr(model, "supports_recurrent_state", False))
+
+
 def detach_state(state: RecurrentState) -> RecurrentState:
     """The same state cut from the graph: what one block hands to the next (truncated backpropagation)."""
     return {name: tensor.detach() for name, tensor in state.items()}

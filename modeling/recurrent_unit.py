@@ -13,15 +13,9 @@ from torch import nn
 from transformers import initialization as init
 
 from .linear_scan import linear_scan
-from .recurrent_state import state_dtype
 
 RING_RADIUS = (0.9, 0.999)
 SMALLEST_SQUARED_GAMMA = 1e-12
-
-
-def at_least_float32(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Gates and states are computed in float32, or in float64 where the model is."""
-    return tuple(tensor.to(state_dtype(tensor.dtype)) for tensor in tensors)
 
 
 def input_normalizer(log_decay: torch.Tensor) -> torch.Tensor:
@@ -120,7 +114,7 @@ class RecurrentUnit(nn.Module):
         """The inverse of `to_scan`."""
         return state
 
-    def reset_vectors(self) -> None:
+    def reset_parameters(self) -> None:
         """Initialise the parameters that are no linear map, as the unit's source does."""
 
     def sample_rate(self, like: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,10 @@
 
 from .configuration_recurrent import RecurrentConfig
 from .dense_units import GRU, DenseLinear
-from .diagonal_units import LRU, S5, ComplexLRU, ComplexLRUConjugate, RealLRU
 from .gated_units import GLRU, HGRN, QRNN, RGLRU, ComplexGLRU, ComplexGLRUConjugate, MinGRU
 from .nonlinear_units import IndRNN
 from .recurrent_unit import RecurrentUnit
+from .time_invariant_units import LRU, S5, ComplexLRU, ComplexLRUConjugate, RealLRU
 
 RECURRENT_UNITS: dict[str, type[RecurrentUnit]] = {
     "glru": GLRU,

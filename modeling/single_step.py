@@ -1,6 +1,6 @@
 """One byte of every stream without gradients, faster than `forward` as it stands and with the same numbers.
 
-On a CPU it is one call of a compiled kernel ([`WrittenStep`]), on a GPU one CUDA graph ([`CapturedStep`]). Where a
+On a CPU it is one call of a compiled kernel ([`CompiledStep`]), on a GPU one CUDA graph ([`CapturedStep`]). Where a
 module, hook or type is not what they know, `forward` runs as it stands.
 
 Shape letters: B streams, M model width.
@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from .captured_step import CapturedStep
+from .compiled_step import CompiledStep
 from .recurrent_state import RecurrentState
-from .written_step import WrittenStep
 
-_STEP_CLASSES: dict[str, type[WrittenStep | CapturedStep]] = {"cpu": WrittenStep, "cuda": CapturedStep}
+_STEP_CLASSES: dict[str, type[CompiledStep | CapturedStep]] = {"cpu": CompiledStep, "cuda": CapturedStep}
 # Beside the models and not in them, so that they can be copied, saved and sent as they are.
-_steps: WeakKeyDictionary[nn.Module, WrittenStep | CapturedStep] = WeakKeyDictionary()
+_steps: WeakKeyDictionary[nn.Module, CompiledStep | CapturedStep] = WeakKeyDictionary()
 
 
 def run_single_step(
@@ -43,10 +43,10 @@ def run_single_step(
         or torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
-        or not step_class.serves(hidden)
+        or not step_class.is_supported(hidden)
     ):
         return None
     step = _steps.get(model)
-    if type(step) is not step_class or not step.fits(hidden):
+    if type(step) is not step_class or not step.matches(hidden):
         step = _steps[model] = step_class(model, hidden)
     return step.run(model, hidden, state)

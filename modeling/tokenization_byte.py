@@ -1,10 +1,11 @@
 """Byte tokenizer: token id = byte value, 256 ids, no merges, no offset; every byte string round-trips.
 
-`AlphabetTokenizer` is the kind: one token is one byte, looked up in a table with NumPy. `ByteTokenizer` is the
-alphabet of all 256 bytes; smaller alphabets subclass it and name their symbols.
+`AlphabetTokenizer` maps single bytes to ids through a NumPy table. `ByteTokenizer` is the alphabet of all 256 bytes;
+smaller alphabets are further subclasses that name their symbols.
 
-Text that is not valid UTF-8 is carried in `str` the way Python carries it, with `surrogateescape`
-(https://peps.python.org/pep-0383/): byte 0xFF is "\\udcff".
+`encode_bytes` and `decode_bytes` are exact. `decode` returns text that can be printed and sent: bytes that are not
+UTF-8 become U+FFFD. In `str` input, "\\udc80" to "\\udcff" mean the bytes 0x80 to 0xFF, as Python's `surrogateescape`
+writes them (https://peps.python.org/pep-0383/).
 """
 
 import os
@@ -23,7 +24,7 @@ _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 @cache
 def _printable_bytes() -> tuple[str, ...]:
-    """The visible character that stands for each byte in byte-level vocabularies, as GPT-2 and `tokenizers` do it."""
+    """The visible character for each byte in byte-level vocabularies, as in GPT-2 and `tokenizers`."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = (byte for byte in range(256) if byte not in visible)
     stand_in = {byte: chr(0x100 + rank) for rank, byte in enumerate(hidden)}
@@ -31,7 +32,7 @@ def _printable_bytes() -> tuple[str, ...]:
 
 
 def _token_string(byte: int) -> str:
-    # Byte 0 stands for itself: as a special token its string is searched for in texts, where it has to mean byte 0.
+    # Byte 0 is its own string: special tokens are searched for in texts, where it must mean byte 0.
     return _printable_bytes()[byte] if byte else "\x00"
 
 
@@ -49,23 +50,23 @@ def _to_utf8(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"text holds {text[error.start]!r} at character {error.start}, a lone surrogate that stands for no byte;"
-            " allowed are Unicode characters and '\\udc80' to '\\udcff' for the bytes 0x80 to 0xff"
+            f"`text` holds {text[error.start]!r} at character {error.start}, a lone surrogate; it must hold Unicode"
+            " characters, or '\\udc80' to '\\udcff' for the bytes 0x80 to 0xff."
         ) from None
 
 
 def _id_array(ids: Any) -> np.ndarray:
-    """Integers (an int, a sequence, an array or a tensor) as a flat array."""
+    """An int, or a sequence, array or tensor of integers, as a flat array."""
     if isinstance(ids, (list, tuple)):
         try:
-            return np.frombuffer(bytes(ids), dtype=np.uint8)  # much faster than np.asarray, for ids below 256
+            return np.frombuffer(bytes(ids), dtype=np.uint8)  # for ids below 256, much faster than np.asarray
         except (TypeError, ValueError):
             pass
     if hasattr(ids, "detach"):
         ids = ids.detach().cpu()
     array = np.asarray(ids).reshape(-1)
     if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"token ids must be integers, got {array.dtype} values such as {array[0]!r}")
+        raise ValueError(f"`token_ids` holds {array.dtype} values such as {array[0]!r}; they must be integers.")
     return array if array.size else array.astype(np.uint8)
 
 
@@ -74,24 +75,25 @@ def _to_list(array: np.ndarray) -> list:
 
 
 class AlphabetTokenizer(PreTrainedTokenizer):
-    """Tokenizer whose tokens are single bytes out of an alphabet. Subclasses set the class attributes.
+    """Tokenizer whose tokens are single bytes of an alphabet. Subclasses set the class attributes.
 
-    Byte 0 ends an episode and pads, if it is in the alphabet; no token is added when encoding, and a text pair is
-    the two texts one after the other. Padding is on the left by default, as generation needs it. Tokens added with
-    `add_tokens` or `add_special_tokens` get ids from V on and are found in `str` input, never in `bytes` input.
+    Byte 0, if it is in the alphabet, ends an episode and is the padding. Encoding adds no tokens; a text pair is the
+    two texts concatenated. Padding is on the left by default, as generation needs it. Tokens added with `add_tokens`
+    or `add_special_tokens` get ids from V on and are recognized in `str` input, never in `bytes` input.
 
     Args:
         eos_token, pad_token: `None` for corpora where byte 0 is data, as in binary files.
-        errors: how `decode` writes bytes that are not UTF-8: "surrogateescape" (exact, cannot be printed),
-            "replace", "ignore" or any other name of a Python decoding error handler.
+        errors: Python's error handler for bytes that are not UTF-8 in `decode`: "replace" (U+FFFD), "ignore",
+            "surrogateescape" (exact, but cannot be printed or sent) or any other. A saved "surrogateescape" is loaded
+            as "replace"; `from_pretrained(..., errors="surrogateescape")` asks for it.
     """
 
     symbols: bytes = b""
     """The byte of every id: V bytes, all different."""
     aliases: dict[bytes, bytes] = {}  # noqa: RUF012
-    """Bytes outside the alphabet that are read as a symbol."""
+    """Bytes outside the alphabet → the symbol that they are read as."""
     other_symbol: bytes | None = None
-    """The symbol that every remaining byte is read as; `None` makes such bytes a ValueError."""
+    """The symbol for all other bytes; `None`: they raise a ValueError."""
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
     padding_side = "left"
@@ -114,16 +116,25 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         self,
         eos_token: str | None = "\x00",
         pad_token: str | None = "\x00",
-        errors: str = "surrogateescape",
+        errors: str = "replace",
         **kwargs: Any,
     ) -> None:
         if kwargs.get("special_tokens_pattern") not in (None, "none"):
             raise ValueError(
-                f"special_tokens_pattern={kwargs['special_tokens_pattern']!r} is not supported:"
-                f" {type(self).__name__} adds no tokens, allowed are None and 'none'"
+                f"`special_tokens_pattern` is {kwargs['special_tokens_pattern']!r}; it must be None or 'none', because"
+                f" {type(self).__name__} adds no tokens."
             )
         self.errors = errors
         super().__init__(eos_token=eos_token, pad_token=pad_token, errors=errors, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> "AlphabetTokenizer":
+        """Load a tokenizer; decoding to surrogates is never taken from a file, only from `errors` given here."""
+        tokenizer = super().from_pretrained(*args, **kwargs)
+        # "surrogateescape" was the default once, so the files of many checkpoints hold it.
+        if "errors" not in kwargs and tokenizer.errors in ("surrogateescape", "surrogatepass"):
+            tokenizer.errors = "replace"
+        return tokenizer
 
     # Vocabulary
 
@@ -144,36 +155,39 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         return self._token_of_id[index]
 
     def _check_ids(self, ids: np.ndarray) -> None:
-        """Raises ValueError if an id is neither in the alphabet nor an added token."""
+        """Raise a ValueError if an id is neither in the alphabet nor an added token."""
         if not ids.size or (ids.min() >= 0 and ids.max() < self.vocab_size):
             return
         known = set(self._added_tokens_decoder)
         bad = next((int(i) for i in np.unique(ids) if not 0 <= i < self.vocab_size and int(i) not in known), None)
         if bad is not None:
-            raise ValueError(f"token id {bad} is not in the vocabulary of {type(self).__name__}: 0 to {len(self) - 1}")
+            raise ValueError(
+                f"token id {bad} is not in the vocabulary of {type(self).__name__};"
+                f" it must be from 0 to {len(self) - 1}."
+            )
 
     # Bytes
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
-        """Ids of `data` (bytes, bytearray, memoryview or a uint8 array): (number of bytes,) uint8.
+        """Ids of `data` (bytes, bytearray, memoryview or a uint8 array): (T,) uint8.
 
-        Raises ValueError for other types and for bytes outside a strict alphabet.
+        Raises a ValueError for other types and for bytes outside a strict alphabet.
         """
         if not isinstance(data, _BYTES_LIKE) and not (isinstance(data, np.ndarray) and data.dtype == np.uint8):
-            raise ValueError(f"data must be bytes or a uint8 array, got {type(data).__name__}")
+            raise ValueError(f"`data` is of type {type(data).__name__}; it must be bytes or a uint8 array.")
         values = np.frombuffer(data, dtype=np.uint8)
         if self._outside.any() and (outside := self._outside[values]).any():
             at = int(outside.argmax())
             raise ValueError(
-                f"byte {bytes([values[at]])!r} at position {at} is not in the alphabet of {type(self).__name__}:"
-                f" {self.symbols!r}"
+                f"byte {bytes([values[at]])!r} at position {at} is not in the alphabet of {type(self).__name__};"
+                f" it must be one of {self.symbols!r}."
             )
         return self._id_of_byte[values]
 
     def decode_bytes(self, ids: Any, skip_special_tokens: bool = False) -> bytes:
-        """Bytes of `ids` (a sequence, array or tensor); an added token gives the UTF-8 of its string.
+        """Bytes of `ids` (a sequence, array or tensor); an added token becomes the UTF-8 bytes of its string.
 
-        Raises ValueError for ids that are not integers or not in the vocabulary.
+        Raises a ValueError for ids that are not integers or not in the vocabulary.
         """
         ids = _id_array(ids)
         self._check_ids(ids)
@@ -192,7 +206,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
     # Text
 
     def _added_token_pattern(self) -> tuple[re.Pattern, list[int]] | None:
-        """A pattern with one group for each added token beyond V, longest first, and the id of each group."""
+        """A pattern with one group per added token with an id from V on, longest first, and the id of each group."""
         added = [(token, index) for index, token in self._added_tokens_decoder.items() if index >= self.vocab_size]
         if not added:
             return None
@@ -208,7 +222,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
     def _encode_text(
         self, text: str | bytes, split_special_tokens: bool = False, with_spans: bool = False
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Ids (n,) and, if asked for, spans (n, 2): of characters for `str`, of bytes for `bytes`."""
+        """Ids (T,) and, on request, spans (T, 2): of characters for `str`, of bytes for `bytes`."""
         if not isinstance(text, str):
             ids = self.encode_bytes(text)
             positions = np.arange(len(ids), dtype=np.int64)
@@ -236,7 +250,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         return np.concatenate(ids), np.concatenate(spans) if with_spans else None
 
     def tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        """Token strings of `text`: one for each byte, and added tokens whole."""
+        """Token strings of `text`: one per byte, and one per added token."""
         split_special_tokens = kwargs.get("split_special_tokens", self.split_special_tokens)
         return self.convert_ids_to_tokens(self._encode_text(text, split_special_tokens)[0].tolist())
 
@@ -246,18 +260,19 @@ class AlphabetTokenizer(PreTrainedTokenizer):
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         ids = [self._convert_token_to_id_with_added_voc(token) for token in tokens]
         if None in ids:
-            raise ValueError(f"tokens holds {tokens[ids.index(None)]!r}, which is not in the vocabulary")
+            unknown = tokens[ids.index(None)]
+            raise ValueError(f"`tokens` holds {unknown!r}, which is not in the vocabulary of {type(self).__name__}.")
         return self._decode(ids)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str | list[str]:
-        """Text of one sequence of ids, or a list of texts for a batch; `errors` overrides the tokenizer's.
+        """Text of one sequence of ids, or a list of texts for a batch; `errors` overrides that of the tokenizer.
 
-        Raises ValueError for ids that are not in the vocabulary.
+        Raises a ValueError for ids that are not in the vocabulary.
         """
         flat = getattr(token_ids, "ndim", None) in (0, 1) or (
             isinstance(token_ids, (list, tuple)) and len(token_ids) > 0 and isinstance(token_ids[0], int)
         )
-        # One sequence needs no detour through a Python list.
+        # One sequence does not have to become a Python list.
         decode = self._decode if flat else super().decode
         return decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
 
@@ -269,7 +284,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         errors: str | None = None,
         **kwargs: Any,
     ) -> str:
-        # Bytes have no spaces of a tokenization to clean up; doing it (pipelines ask for it) would change the text.
+        # Tokenization has added no spaces, so cleaning up, as pipelines request, would change the text.
         data = self.decode_bytes(token_ids, skip_special_tokens=skip_special_tokens)
         return data.decode("utf-8", errors=errors or self.errors)
 
@@ -278,7 +293,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
     def _encode_sequence(
         self, sequence: Any, is_split_into_words: bool, split_special_tokens: bool, with_spans: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Ids and spans of one input: a text, bytes, a list of ids, of tokens, or of words."""
+        """Ids and spans of one input: a text, bytes, a list of ids, or a list of words."""
         if isinstance(sequence, (str, *_BYTES_LIKE)):
             return self._encode_text(sequence, split_special_tokens, with_spans)
         if isinstance(sequence, (list, tuple)):
@@ -288,17 +303,19 @@ class AlphabetTokenizer(PreTrainedTokenizer):
                 return ids, np.concatenate([spans for _, spans in words]) if with_spans else None
             if all(isinstance(index, (int, np.integer)) for index in sequence):
                 if with_spans:
-                    raise ValueError("return_offsets_mapping needs text or bytes as input, got token ids")
+                    raise ValueError(
+                        "`text` is a list of token ids; with `return_offsets_mapping` it must be text or bytes."
+                    )
                 ids = _id_array(sequence)
                 self._check_ids(ids)
                 return ids, None
         raise ValueError(
-            "text must be a str, bytes, a list of token ids, a list of words with is_split_into_words=True,"
-            f" or a list of these for a batch; got {type(sequence).__name__}"
+            f"`text` is of type {type(sequence).__name__}; it must be a str, bytes, a list of token ids, a list of words"
+            " with `is_split_into_words=True`, or for a batch a list of these."
         )
 
     def _split_batch(self, text: Any, text_pair: Any, is_split_into_words: bool) -> tuple[bool, list[tuple[Any, Any]]]:
-        """Whether the input is a batch, and its (text, second text or None)."""
+        """True for a batch, and the pairs (text, second text or None) of the input."""
         batched = isinstance(text, (list, tuple)) and (
             isinstance(text[0], (list, tuple) if is_split_into_words else (str, *_BYTES_LIKE, list, tuple))
             if text
@@ -308,7 +325,9 @@ class AlphabetTokenizer(PreTrainedTokenizer):
             return False, [(text, text_pair)]
         if text_pair is not None:
             if not isinstance(text_pair, (list, tuple)) or len(text_pair) != len(text):
-                raise ValueError(f"text_pair must be a list of {len(text)} texts, like text, got {text_pair!r:.80}")
+                raise ValueError(
+                    f"`text_pair` is {text_pair!r:.80}; it must be a list of {len(text)} texts, as `text`."
+                )
             return True, list(zip(text, text_pair, strict=True))
         pairs = []
         for item in text:
@@ -318,7 +337,9 @@ class AlphabetTokenizer(PreTrainedTokenizer):
             elif len(item) in (1, 2):
                 pairs.append((item[0], item[1] if len(item) == 2 else None))
             else:
-                raise ValueError(f"text must hold texts or pairs of texts, got an item of {len(item)} sequences")
+                raise ValueError(
+                    f"`text` holds an item of {len(item)} sequences; it must be a text or a pair of texts."
+                )
         return True, pairs
 
     def _encode_plus(
@@ -344,13 +365,13 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         split_special_tokens: bool | None = None,
         **kwargs: Any,
     ) -> BatchEncoding:
-        """What `__call__` and `encode` do, on arrays instead of lists of tokens."""
+        """Encode for `__call__` and `encode`, on arrays instead of lists of tokens."""
         if kwargs.get("sanitize_control_tokens") and isinstance(text, str):
             from transformers.utils.chat_template_utils import encode_marked_chat
 
             text = encode_marked_chat(self, text)
         if max_length is not None and max_length < 0:
-            raise ValueError(f"max_length must be 0 or more, got {max_length}")
+            raise ValueError(f"`max_length` is {max_length}; it must be at least 0.")
         truncation = getattr(truncation_strategy, "value", truncation_strategy)
         split_special_tokens = self.split_special_tokens if split_special_tokens is None else split_special_tokens
         asked = {
@@ -372,8 +393,8 @@ class AlphabetTokenizer(PreTrainedTokenizer):
             if truncation != "do_not_truncate" and max_length is not None:
                 if return_overflowing_tokens and len(parts) == 2 and truncation == "longest_first":
                     raise ValueError(
-                        "return_overflowing_tokens with a text pair needs truncation='only_first' or 'only_second',"
-                        " got 'longest_first'"
+                        "`truncation` is 'longest_first'; with `return_overflowing_tokens` and a text pair it must be"
+                        " 'only_first' or 'only_second'."
                     )
                 removed = max(0, sum(len(ids) for ids, _ in parts) - max_length)
                 parts, overflow = self._truncate(parts, removed, truncation, stride)
@@ -417,8 +438,8 @@ class AlphabetTokenizer(PreTrainedTokenizer):
     def _truncate(
         self, parts: list[tuple[np.ndarray, np.ndarray | None]], removed: int, strategy: str, stride: int
     ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], list[int]]:
-        """The parts without `removed` tokens, and the tokens that went, with `stride` of those that stay."""
-        # transformers' own rule decides, on positions in place of ids: so ids and spans are cut alike.
+        """The parts without `removed` tokens, and those tokens with `stride` of the kept ones."""
+        # transformers' own rule runs on positions instead of ids, so that ids and spans are cut alike.
         positions = [range(len(ids)) for ids, _ in parts]
         first, second, overflow = self.truncate_sequences(
             positions[0], positions[1] if len(parts) == 2 else None, removed, strategy, stride
@@ -433,7 +454,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
 
     def _pad_row(self, row: dict[str, np.ndarray], target: int, side: str) -> dict[str, np.ndarray]:
         if side not in ("left", "right"):
-            raise ValueError(f"padding_side must be 'left' or 'right', got {side!r}")
+            raise ValueError(f"`padding_side` is {side!r}; it must be 'left' or 'right'.")
         missing = target - len(row["input_ids"])
         if missing <= 0:
             return row
@@ -456,8 +477,8 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         """Columns as int64 tensors (B, T), spans (B, T, 2)."""
         if len(set(lengths)) > 1:
             raise ValueError(
-                f"return_tensors={kind.value!r} needs rows of one length, got {min(lengths)} to {max(lengths)};"
-                " pass padding=True, or truncation=True and max_length"
+                f"`return_tensors` is {kind.value!r}, but the rows have {min(lengths)} to {max(lengths)} tokens; they"
+                " must be equally long: pass `padding=True`, or `truncation=True` and `max_length`."
             )
         tensors = {}
         for name, column in columns.items():
@@ -471,18 +492,18 @@ class AlphabetTokenizer(PreTrainedTokenizer):
             import torch
 
             tensors = {name: torch.from_numpy(array) for name, array in tensors.items()}
-        # Already of the asked kind, BatchEncoding leaves them as they are; it converts the rest (MLX).
+        # BatchEncoding leaves tensors of the requested kind as they are and converts others (MLX).
         return BatchEncoding(tensors, tensor_type=kind)
 
     # Files
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        """Write `tokenizer.json` of the `tokenizers` library: the same ids for valid UTF-8, for other runtimes.
+        """Write the `tokenizer.json` of the `tokenizers` library for other runtimes: the same ids for valid UTF-8.
 
-        This class itself never reads it. Raises FileNotFoundError if the directory is missing.
+        This class never reads it. Raises a FileNotFoundError if the directory is missing.
         """
         if not os.path.isdir(save_directory):
-            raise FileNotFoundError(f"save_directory={str(save_directory)!r} is not a directory")
+            raise FileNotFoundError(f"`save_directory` is {str(save_directory)!r}; directory not found.")
         name = f"{filename_prefix}-{TOKENIZER_JSON}" if filename_prefix else TOKENIZER_JSON
         path = os.path.join(save_directory, name)
         self.to_tokenizers().save(path)
@@ -503,7 +524,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         if 0 in self.symbols:
             zero = AddedToken("\x00", special="\x00" in self.all_special_tokens, normalized=False)
             tokenizer.add_tokens([zero])
-        # Added tokens with an id of the alphabet would be found in place of the bytes of their characters.
+        # An added token with an id of the alphabet would replace the bytes of its characters.
         for index, token in sorted(self._added_tokens_decoder.items()):
             if index >= self.vocab_size:
                 tokenizer.add_tokens([token])
@@ -511,7 +532,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
 
 
 class ByteTokenizer(AlphabetTokenizer):
-    """Bytes: token id = byte value, V = 256; byte 0 is the end of an episode and the padding.
+    """All bytes: token id = byte value, V = 256; byte 0 ends an episode and is the padding.
 
     >>> tokenizer = ByteTokenizer()
     >>> tokenizer("né")["input_ids"]
@@ -523,5 +544,5 @@ class ByteTokenizer(AlphabetTokenizer):
     symbols = bytes(range(256))
 
 
-# Saved checkpoints carry this file, so that AutoTokenizer finds the class where the package is not installed.
+# Checkpoints then include this file, and AutoTokenizer finds the class without the package.
 ByteTokenizer.register_for_auto_class()

@@ -1,4 +1,4 @@
-"""DNA tokenizer: seven symbols, one token a base."""
+"""DNA tokenizer: seven symbols, one token per base."""
 
 from .tokenization_byte import AlphabetTokenizer
 
@@ -8,12 +8,12 @@ class DNATokenizer(AlphabetTokenizer):
 
     | id | symbol | meaning |
     |---|---|---|
-    | 0 | byte 0 | end of an episode, padding |
+    | 0 | byte 0 | end of an episode; padding |
     | 1–4 | A C G T | bases |
     | 5 | N | unknown base |
-    | 6 | ? | any other byte, such as the IUPAC codes of ambiguous bases, or U |
+    | 6 | ? | any other byte, such as U or the IUPAC codes of ambiguous bases |
 
-    Line ends are "any other byte" too: take them out before encoding.
+    Line ends are other bytes too: remove them before encoding.
 
     >>> DNATokenizer()("ACGTNacgtnR")["input_ids"]
     [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6]

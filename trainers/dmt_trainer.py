@@ -1,15 +1,11 @@
 """DAgger Memory Training: the RNN runs on its own memories and is drawn back to its teacher's."""
 
 import numpy as np
-import torch
 from torch import nn
 
-from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
-from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
-from hf_recurrent.tasks.task import Task
-from hf_recurrent.trainers.dmt_objective import DmtObjective
 from hf_recurrent.trainers.memory_trainer import MemoryTrainer
-from hf_recurrent.trainers.memory_windows import choose_cuts
+from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
+from hf_recurrent.trainers.smt.windows import choose_cuts
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments
 
 
@@ -26,33 +22,32 @@ class DmtTrainer(MemoryTrainer):
     Args:
         model: the RNN, after [`SmtTrainer`].
         teacher: the teacher that it was trained with.
-        args: [`DmtTrainingArguments`].
-        others: those of [`MultiStreamTrainer`].
+        args: [`DmtTrainingArguments`]; the trainer works on a copy.
+        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`MultiStreamTrainer`].
 
     Raises:
-        ValueError: the two do not match, or blocks are shorter than context and rollout; and whatever
-            [`MultiStreamTrainer`] refuses.
+        ValueError: the two do not match, or blocks are shorter than context and rollout; and the errors of
+            [`MultiStreamTrainer`].
     """
 
     args: DmtTrainingArguments
     predictive_loss = "readout_loss"
 
-    def _build_objective(
-        self, student: SmtRnnForCausalLM, teacher: SmtTeacherModel, args: DmtTrainingArguments
-    ) -> DmtObjective:
-        return DmtObjective(student, teacher, context_length=self._context_length, gradient_steps=args.gradient_steps)
+    def _build_objective(self, args: DmtTrainingArguments) -> DmtObjective:
+        return DmtObjective(
+            self.student, self.teacher, context_length=self._context_length, gradient_steps=args.gradient_steps
+        )
 
     def _frozen(self) -> list[nn.Module]:
         return [self.teacher]
 
-    def _last_anchor(self, reads_task: bool) -> int:
+    def _last_anchor(self, first: int) -> int:
         return self.args.block_size - 1
 
-    def _model_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        start = self._first_anchor(isinstance(self.train_dataset, Task))
-        return super()._model_inputs(inputs) | {"start": start}
+    def model_inputs(self, inputs):
+        return super().model_inputs(inputs) | {"start": self.train_dataset.first_anchor(self._context_length)}
 
-    def _choose_cuts(self, streams: np.ndarray, positions: np.ndarray, seed: int, anchors: np.ndarray) -> np.ndarray:
+    def _choose_cuts(self, streams: np.ndarray, positions: np.ndarray, anchors: np.ndarray) -> np.ndarray:
         # The rollout begins where the episode does.
-        start = np.full_like(anchors[:, :1], self._first_anchor(False))
-        return choose_cuts(streams, positions, seed, start, 1, self.args.start_share)
+        start = np.full_like(anchors[:, :1], self._context_length)
+        return choose_cuts(streams, positions, self.data_seed, start, 1, self.args.start_share)

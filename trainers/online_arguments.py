@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from hf_recurrent.trainers.learning_rules import RULES
+from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA
+from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 
-# The second moment of the paper's RMSProp for one stream (Memora, appendix F.5).
-RMSPROP_ALPHA = 0.9999
 RMSPROP_ARGUMENTS = f"alpha={RMSPROP_ALPHA}"
 
 

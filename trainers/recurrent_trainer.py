@@ -13,12 +13,12 @@ import torch
 from huggingface_hub import HfApi
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import HubStrategy, rotate_checkpoints
 from transformers.utils import PushInProgress
 
-from hf_recurrent.trainers.checkpoint_files import (
+from hf_recurrent.checkpoint_files import (
     STAGING_PREFIX,
     find_last_checkpoint,
     load_tree,
@@ -50,8 +50,25 @@ class RecurrentTrainer(ParameterGroupsTrainer):
     each process counts.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: TrainingArguments,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+    ):
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
         self._throughput = Throughput()
         self._eval_metrics: dict[str, float] = {}
         self._operations_per_token: int | None = None
@@ -68,8 +85,16 @@ class RecurrentTrainer(ParameterGroupsTrainer):
 
     @property
     def trained_model(self) -> PreTrainedModel:
-        """What training is for, as it stands: the plain model that is saved, sampled from and pushed."""
+        """The plain model that is saved, evaluated, sampled from and pushed."""
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    def sync_trained_model(self) -> None:
+        """Bring [`trained_model`] up to date before it is used, where training works on other weights."""
+
+    def synced_model(self) -> PreTrainedModel:
+        """[`trained_model`], up to date."""
+        self.sync_trained_model()
+        return self.trained_model
 
     def _save_run(self, directory: str) -> None:
         """Write what the data of this run need to go on; called by every process."""
@@ -151,6 +176,7 @@ class RecurrentTrainer(ParameterGroupsTrainer):
         output_dir = self.args.output_dir if output_dir is None else output_dir
         if not self.args.should_save:
             return
+        self.sync_trained_model()
         for folder, model in self._saved_models().items():
             staging = os.path.join(output_dir, f"{STAGING_PREFIX}model")
             shutil.rmtree(staging, ignore_errors=True)

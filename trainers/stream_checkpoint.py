@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from hf_recurrent.checkpoint_files import read_json, write_json
 from hf_recurrent.modeling.recurrent_state import RecurrentState
-from hf_recurrent.trainers.checkpoint_files import read_json, write_json
 
 STREAMS_FILE = "streams.json"
 _STATE = "state."

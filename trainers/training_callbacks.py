@@ -1,16 +1,16 @@
-"""What a run shows while it trains: a progress bar in bytes, and samples."""
+"""Output of a run while it trains: a progress bar in bytes, and samples."""
 
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
+
+from hf_recurrent.data.episode_source import with_unit
+from hf_recurrent.evaluation.samples import generate_samples
 
 
 class Throughput:
@@ -36,14 +36,6 @@ class Throughput:
         rate = (step - self._step) / seconds
         self.start(step)
         return rate
-
-
-def with_unit(value: float, unit: str = "") -> str:
-    """1234567 → 1.2 M."""
-    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor:
-            return f"{value / factor:.1f} {prefix}{unit}"
-    return f"{value:.0f} {unit}".rstrip()
 
 
 def _clock(seconds: float) -> str:
@@ -79,18 +71,7 @@ class BytesProgressCallback(ProgressCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or self.training_bar is None:
             return
-        if "eval_bits_per_byte" in logs:
-            tqdm.write(
-                f"step {state.global_step}: {logs['eval_bits_per_byte']:.3f} bits per byte on the held-out episodes",
-                file=sys.stderr,
-            )
-        elif "eval_accuracy" in logs:
-            tqdm.write(
-                f"step {state.global_step}: {logs['eval_accuracy']:.1%} of the answers right, "
-                f"{logs['eval_exact_match']:.1%} of the examples",
-                file=sys.stderr,
-            )
-        elif "bits_per_byte" in logs:
+        if "bits_per_byte" in logs:
             text = (
                 f"{logs['bits_per_byte']:.3f} bits per byte, {with_unit(logs['bytes_per_second'], 'B/s')}, "
                 f"{with_unit(logs['state_resets'])} resets"
@@ -100,6 +81,11 @@ class BytesProgressCallback(ProgressCallback):
                 rate = (time.perf_counter() - self._begin) / max(state.global_step - self._first_step, 1)
                 left = _clock(rate * (state.max_steps - state.global_step))
                 print(f"step {state.global_step}/{state.max_steps}: {text}, {left} left", file=sys.stderr, flush=True)
+
+    def show_evaluation(self, state: TrainerState, words: str) -> None:
+        """Print the result of an evaluation above the bar."""
+        if state.is_world_process_zero and self.training_bar is not None:
+            tqdm.write(f"step {state.global_step}: {words}", file=sys.stderr)
 
 
 class SampleCallback(TrainerCallback):
@@ -138,40 +124,3 @@ class SampleCallback(TrainerCallback):
                 self.prompts, generate_samples(model, self.tokenizer, self.prompts, self.length), strict=True
             ):
                 tqdm.write(f"--- step {state.global_step}: sample after {prompt!r}\n{prompt}{text}\n---")
-
-
-def generate_samples(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: list[str],
-    length: int,
-    *,
-    temperature: float = 0.8,
-    seed: int = 0,
-) -> list[str]:
-    """One continuation of at most `length` bytes for each prompt; random states and mode are left as they were."""
-    training = model.training
-    python, array = random.getstate(), np.random.get_state()
-    model.eval()
-    try:
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(seed)
-            samples = []
-            for prompt in prompts:
-                inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
-                output = model.generate(
-                    input_ids=inputs["input_ids"],
-                    attention_mask=inputs["attention_mask"],
-                    max_new_tokens=length,
-                    do_sample=True,
-                    temperature=temperature,
-                    eos_token_id=tokenizer.eos_token_id,
-                    pad_token_id=tokenizer.pad_token_id,
-                )
-                new = output[0, inputs["input_ids"].shape[1] :]
-                samples.append(tokenizer.decode(new, skip_special_tokens=True, errors="replace"))
-            return samples
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)
-        model.train(training)

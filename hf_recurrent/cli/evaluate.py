@@ -1,49 +1,30 @@
 """`hf-recurrent evaluate MODEL`: bits per byte over held-out episodes, beside general compressors."""
 
 import argparse
+import dataclasses
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hf_recurrent.cli.corpora import CORPUS_HELP, loading_options, source_of, task_of
+from transformers import HfArgumentParser
+
+from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_source, token_vocabulary
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
-
-if TYPE_CHECKING:
-    from hf_recurrent.data.corpus import Corpus
-    from hf_recurrent.tasks.task import Task
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command. Those of the corpus have pretrain's names and defaults: same split, same bytes."""
-    parser = argparse.ArgumentParser(
+    """The arguments of the command. Those of the data are pretrain's: same values, same held-out episodes."""
+    parser = HfArgumentParser(
+        (DataArguments,),
         prog="hf-recurrent evaluate",
+        usage="hf-recurrent evaluate MODEL [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",
         description="Bits per byte of a model on held-out episodes, beside gzip, bz2 and xz on the same bytes.",
     )
     add_loading_arguments(parser)
-    corpus = parser.add_argument_group("corpus", "the same values as in training give the same split")
-    corpus.add_argument(
-        "--corpus",
-        nargs="+",
-        default=["python"],
-        help=CORPUS_HELP,
-    )
-    corpus.add_argument("--text_column", default="text", help="where rows of JSONL, Parquet and datasets have text")
-    corpus.add_argument("--dataset_split", default="train", help="split of a dataset to read, before --split")
-    corpus.add_argument("--dataset_config", help="configuration of a Hub dataset")
-    corpus.add_argument("--streaming", action="store_true", help="read a Hub dataset over the network")
-    corpus.add_argument("--binary", action="store_true", help="byte 0 is data; episodes have no end byte")
-    corpus.add_argument("--max_corpus_bytes", type=_count, help="how much of the corpus to read, before --split")
-    corpus.add_argument("--split", default="validation", choices=["validation", "train", "all"])
-    corpus.add_argument("--validation_fraction", type=float, default=0.05)
-    corpus.add_argument("--split_seed", type=int, default=0)
-    corpus.add_argument(
-        "--max_bytes",
-        type=_count,
-        help="evaluate whole episodes, picked at random but always the same, while they fit in",
-    )
     run = parser.add_argument_group("evaluation")
+    run.add_argument("--split", default="validation", choices=["validation", "train", "all"])
     run.add_argument("--num_streams", type=int, default=8, help="episodes read side by side")
     run.add_argument(
         "--block_size",
@@ -63,110 +44,61 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:
-        results = _evaluate(arguments)
+        results, table = _evaluate(arguments)
         if arguments.output:
             _write(results, arguments.output)
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
-    print(_table(results))
+    print(table)
 
 
-def _count(text: str) -> int:
-    """A number of bytes; 20e6 is one too."""
-    value = float(text)
-    if not value >= 1 or value != int(value):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of bytes of at least 1")
-    return int(value)
-
-
-def _evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
+def _evaluate(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """The results, and the table of them."""
     if arguments.output and not arguments.output.absolute().parent.is_dir():
         raise FileNotFoundError(f"--output is `{arguments.output}`, whose directory does not exist.")
+    for name in ("num_streams", "block_size"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"`{name}` is {getattr(arguments, name)}; it must be at least 1.")
+    data = DataArguments(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(DataArguments)})
+    is_text = token_vocabulary(data.corpus) is None
 
-    from hf_recurrent.bits_per_byte import evaluate_bits_per_byte, supports_recurrent_state
-    from hf_recurrent.compression import compressed_bits_per_byte
+    from hf_recurrent.data.episode_source import EvaluationShare, check_window
+    from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
+    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
 
-    task = task_of(arguments.corpus, arguments.max_bytes)
     model, tokenizer = load_model_and_tokenizer(arguments)
-    if task is not None:
-        return _answers(arguments, model, task)
-    if not hasattr(tokenizer, "encode_bytes"):
+    if is_text and not hasattr(tokenizer, "encode_bytes"):
         raise ValueError(
             f"MODEL `{arguments.model}` has a {type(tokenizer).__name__}, but this command needs a byte tokenizer; "
             "for other tokenizers use the metric in metrics/bits_per_byte."
         )
-    corpus = _held_out(arguments, tokenizer)
-    progress = not arguments.quiet
-    carried = supports_recurrent_state(model) and not arguments.no_carry
-    results = evaluate_bits_per_byte(
-        model,
-        corpus,
-        num_streams=arguments.num_streams,
+    source = load_evaluation_source(data, tokenizer, arguments.split)
+    source.check_model("corpus", model)
+    carries = supports_recurrent_state(model) and not arguments.no_carry
+    share = EvaluationShare(
+        batch_size=arguments.num_streams,
         block_size=arguments.block_size,
-        carry_state=carried,
-        progress=progress,
+        carry_state=carries,
+        progress=not arguments.quiet,
     )
-    compressors = {} if arguments.no_compressors else compressed_bits_per_byte(corpus, progress=progress)
-    return {
-        **results,
+    if source.episode_length is None:
+        check_window("block_size", arguments.block_size, model)
+    metrics = source.evaluation_metrics(source.evaluate(model, share))
+    results = {
+        **metrics,
         "model": arguments.model,
         "num_parameters": model.num_parameters(),
-        "corpus": corpus.name,
+        "corpus": source.name,
         "split": arguments.split,
-        "fingerprint": corpus.fingerprint,
-        "context": "whole episode" if carried else f"windows of {arguments.block_size} bytes",
-        "compressors": compressors,
+        "fingerprint": source.fingerprint,
     }
-
-
-def _answers(arguments: argparse.Namespace, model: Any, task: "Task") -> dict[str, Any]:
-    from hf_recurrent.tasks.evaluation import evaluate_task
-
-    split = "train" if arguments.split == "train" else "validation"
-    results = evaluate_task(model, task, task.num_validation_examples, batch_size=arguments.num_streams, split=split)
-    return {
-        **results,
-        "model": arguments.model,
-        "num_parameters": model.num_parameters(),
-        "corpus": arguments.corpus[0],
-        "split": split,
-        "fingerprint": task.fingerprint,
-    }
-
-
-def _held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus":
-    from hf_recurrent.data.corpus import load_corpus, load_splits
-
-    source, options = source_of(arguments.corpus), {"tokenizer": tokenizer, **loading_options(arguments)}
-    if arguments.split == "all":
-        corpus = load_corpus(source, **options)
-    else:
-        fraction, seed = arguments.validation_fraction, arguments.split_seed
-        train, validation = load_splits(source, validation_fraction=fraction, split_seed=seed, **options)
-        corpus = validation if arguments.split == "validation" else train
-    return corpus if arguments.max_bytes is None else limit_bytes(corpus, arguments.max_bytes)
-
-
-def limit_bytes(corpus: "Corpus", max_bytes: int) -> "Corpus":
-    """Whole episodes of `corpus` of at most `max_bytes` together, picked in a fixed random order.
-
-    Raises:
-        ValueError: not even the shortest episode fits in.
-    """
-    import numpy as np
-
-    if corpus.num_bytes <= max_bytes:
-        return corpus
-    order = np.random.default_rng(0).permutation(len(corpus))
-    lengths = np.diff(corpus.offsets)
-    chosen, total = [], 0
-    for index in order:
-        if total + lengths[index] <= max_bytes:
-            chosen.append(index)
-            total += lengths[index]
-    if not chosen:
-        raise ValueError(f"--max_bytes is {max_bytes}, but the shortest episode has {lengths.min()} bytes.")
-    return corpus.select(np.sort(chosen))
+    if "bits_per_byte" not in metrics:
+        amount = source.describe(held_out=True)
+        return results, f"{source.name}, {arguments.split}: {amount}\n\n{source.describe_result(metrics)}"
+    results["context"] = "whole episode" if carries else f"windows of {arguments.block_size} bytes"
+    compress = not arguments.no_compressors
+    results["compressors"] = compressed_bits_per_byte(source, progress=not arguments.quiet) if compress else {}
+    return results, _bits_table(results)
 
 
 def _write(results: dict[str, Any], path: Path) -> None:
@@ -175,15 +107,7 @@ def _write(results: dict[str, Any], path: Path) -> None:
     os.replace(partial, path)
 
 
-def _table(results: dict[str, Any]) -> str:
-    if "accuracy" in results:
-        return (
-            f"{results['corpus']}, {results['split']}: {results['num_examples']:,} examples, "
-            f"{results['num_answers']:,} answers\n\n"
-            f"answers right    {results['accuracy']:.2%}\n"
-            f"examples right   {results['exact_match']:.2%}\n"
-            f"nats per answer  {results['loss']:.4f}"
-        )
+def _bits_table(results: dict[str, Any]) -> str:
     rows = {f"{results['model']} ({results['context']})": results["bits_per_byte"]}
     rows |= {f"{name} (each episode alone)": value for name, value in results["compressors"].items()}
     width = max(map(len, rows))

@@ -89,7 +89,13 @@ def _generation_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> None:
     from hf_recurrent.modeling.byte_streamer import ByteStreamer
-    from hf_recurrent.text_state import continue_texts, load_text_state, read_texts, repeat_text, save_text_state
+    from hf_recurrent.sessions.text_state import (
+        continue_texts,
+        load_text_state,
+        read_texts,
+        repeat_text,
+        save_text_state,
+    )
 
     text = load_text_state(model, arguments.state) if arguments.state else None
     progress = not arguments.quiet
@@ -124,7 +130,7 @@ def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tok
     from transformers import TextStreamer
 
     from hf_recurrent.modeling.byte_streamer import ByteStreamer
-    from hf_recurrent.text_state import until_end
+    from hf_recurrent.sessions.text_state import until_end
 
     for name in ("state", "save_state"):
         if getattr(arguments, name) is not None:

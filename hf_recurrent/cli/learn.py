@@ -140,9 +140,9 @@ def _prepare(arguments: argparse.Namespace) -> "_Run":
 
     from transformers.utils import logging
 
+    from hf_recurrent.checkpoint_files import find_last_checkpoint, remove_staging
     from hf_recurrent.online.learner import is_saved_learner
     from hf_recurrent.online.sources import open_source
-    from hf_recurrent.trainers.checkpoint_files import find_last_checkpoint, remove_staging
 
     logging.disable_progress_bar()  # of saving: it would break the line of progress
     checkpoint = find_last_checkpoint(directory, is_saved_learner)
@@ -158,7 +158,7 @@ def _prepare(arguments: argparse.Namespace) -> "_Run":
     source = open_source(arguments.source, follow=arguments.follow, start=start, timeout=arguments.timeout)
     held_out = None
     if arguments.held_out:
-        from hf_recurrent.data.corpus import load_corpus
+        from hf_recurrent.data.loading import load_corpus
 
         held_out = load_corpus(arguments.held_out, tokenizer=learner.tokenizer, binary=arguments.binary)
     directory.mkdir(parents=True, exist_ok=True)
@@ -236,8 +236,8 @@ class _Run:
 
     def learn(self) -> str | None:
         """Read until the source ends or fails, or somebody says stop; save; what went wrong, if anything."""
+        from hf_recurrent.learning_rules.rules import NonFiniteLossError
         from hf_recurrent.online.prequential import RecordFile
-        from hf_recurrent.trainers.learning_rules import NonFiniteLossError
 
         learner, failure, diverged = self.learner, None, False
         bar = _Progress(self.arguments, learner)
@@ -284,7 +284,7 @@ class _Run:
 
     def _write(self, record: "PrequentialRecord", measure: bool) -> None:
         if measure and self.held_out is not None:
-            from hf_recurrent.bits_per_byte import evaluate_bits_per_byte
+            from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
 
             found = evaluate_bits_per_byte(self.learner.model, self.held_out, progress=False)
             record = replace(record, held_out_bits_per_byte=found["bits_per_byte"])
@@ -312,8 +312,8 @@ class _Run:
 
     def _publish(self) -> None:
         """The model as it is now, and its state, where the other commands look for them."""
-        from hf_recurrent.text_state import TextState, read_texts, save_text_state
-        from hf_recurrent.trainers.checkpoint_files import STAGING_PREFIX, publish_files
+        from hf_recurrent.checkpoint_files import STAGING_PREFIX, publish_files
+        from hf_recurrent.sessions.text_state import TextState, read_texts, save_text_state
 
         learner, staging = self.learner, self.directory / f"{STAGING_PREFIX}model"
         shutil.rmtree(staging, ignore_errors=True)
@@ -363,7 +363,7 @@ class _Progress:
         )
 
     def show(self, record: "PrequentialRecord") -> None:
-        from hf_recurrent.trainers.training_callbacks import with_unit
+        from hf_recurrent.data.episode_source import with_unit
 
         rate = with_unit(record.bytes_per_second or 0, "B/s")
         text = f"{record.bytes_read:,} bytes read: {_describe(record, self.window)}, {rate}"

@@ -18,11 +18,9 @@ from accelerate.utils import broadcast
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 from transformers.utils import logging
 
-from hf_recurrent.cli.corpora import loading_options, source_of, task_of, vocabulary_of
-from hf_recurrent.cli.evaluate import limit_bytes
+from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
 from hf_recurrent.cli.pretrain_arguments import (
-    DataArguments,
     ModelArguments,
     PretrainArguments,
     parse_arguments,
@@ -35,12 +33,10 @@ from hf_recurrent.cli.pretrain_report import (
     print_samples,
     print_summary,
 )
-from hf_recurrent.data.corpus import Corpus, load_corpus, load_splits
-from hf_recurrent.data.pixel_readers import pixel_format
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import config_from_preset, preset_names
-from hf_recurrent.tasks.task import Task
+from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
@@ -68,7 +64,7 @@ class Run:
     """A run that is ready to start: everything that could be wrong with its arguments has been checked."""
 
     arguments: PretrainArguments
-    trainer: MultiStreamTrainer
+    trainer: BlockTrainer
     checkpoint: str | None
 
 
@@ -100,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if trainer.is_world_process_zero():
         Path(output_dir, ARGUMENTS_FILE).write_text(yaml.safe_dump(run.arguments.given), encoding="utf-8")
         print_samples(trainer)
-        if pixel_format(run.arguments.data.corpus) is not None:
+        if trainer.train_dataset.unit == "pixel":
             draw_samples(trainer)
-        print_summary(run.arguments, metrics, time.time() - begin)
+        print_summary(run.arguments, describe_result(trainer, metrics), time.time() - begin)
     trainer.accelerator.wait_for_everyone()
     PartialState().destroy_process_group()
 
@@ -111,7 +107,7 @@ def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
     """DAgger Memory Training of what was just trained; from where it was stopped, if the command is repeated."""
     second = second_phase(run.trainer, run.arguments.teacher)
     words = describe_run(run.arguments.model.model, second)
-    _say(run, f"before: {describe_result(before)}, drift {before.get('eval_drift', math.nan):.3f}\n{words}")
+    _say(run, f"before: {describe_result(second, before)}, drift {before.get('eval_drift', math.nan):.3f}\n{words}")
     second.train(find_last_complete_checkpoint(second.args.output_dir))
     return second.evaluate()
 
@@ -130,12 +126,13 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
         warnings.filterwarnings("ignore")
     checkpoint = _choose_output(arguments)
     set_seed(training.seed)
-    vocab_size = vocabulary_of(arguments.data.corpus)
+    vocab_size = token_vocabulary(arguments.data.corpus)
     if vocab_size is not None:
         training.sample_every, training.sample_prompts = 0, []  # there is no text to show
     model, tokenizer = build_model(arguments.model, vocab_size)
     with training.main_process_first(desc="packing the corpus"):
-        train_corpus, eval_corpus = build_corpora(arguments.data, tokenizer)
+        data = arguments.data
+        train_corpus, eval_corpus = load_training_sources(data, tokenizer, data.validation_corpus)
     kind = _TRAINERS[type(training)]
     teacher = ()
     if arguments.teacher is not None:
@@ -229,27 +226,6 @@ def build_model(
 def _tokenizer(name: str, remote: dict[str, bool]) -> "PreTrainedTokenizerBase":
     own = {"byte": ByteTokenizer, "dna": DNATokenizer}
     return own[name]() if name in own else AutoTokenizer.from_pretrained(name, **remote)
-
-
-def build_corpora(
-    arguments: DataArguments, tokenizer: "PreTrainedTokenizerBase"
-) -> tuple[Corpus, Corpus] | tuple[Task, Task]:
-    """What to train on, and what is held out."""
-    limit = arguments.max_eval_bytes
-    if (task := task_of(arguments.corpus, limit)) is not None:
-        held_out = task_of(arguments.validation_corpus or arguments.corpus, limit)
-        if held_out is None:
-            raise ValueError(f"`--validation_corpus` is {arguments.validation_corpus}, but `--corpus` is a task.")
-        return task, held_out
-    options = {"tokenizer": tokenizer, **loading_options(arguments)}
-    source = source_of(arguments.corpus)
-    if arguments.validation_corpus:
-        train = load_corpus(source, **options)
-        held_out = load_corpus(source_of(arguments.validation_corpus), **options)
-    else:
-        fraction, seed = arguments.validation_fraction, arguments.split_seed
-        train, held_out = load_splits(source, validation_fraction=fraction, split_seed=seed, **options)
-    return train, held_out if limit is None else limit_bytes(held_out, int(limit))
 
 
 def _exit(error: Exception) -> NoReturn:

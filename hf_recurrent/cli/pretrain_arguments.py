@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser
 
-from hf_recurrent.cli.corpora import CORPUS_HELP
-from hf_recurrent.trainers.learning_rules import RULES
+from hf_recurrent.cli.data_arguments import DataArguments
+from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
@@ -60,39 +60,15 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
-    """What it is trained on. `hf-recurrent evaluate` has the same names and defaults: same values, same split."""
+class PretrainDataArguments(DataArguments):
+    """The data that a model is trained on, and held-out data of its own."""
 
-    corpus: list[str] = field(
-        default_factory=lambda: ["python"],
-        metadata={
-            "help": f"{CORPUS_HELP}. Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
-            "--corpus hub:roneneldan/TinyStories, --corpus mnist:digits/, --corpus task:retrieval,length=128"
-        },
-    )
-    text_column: str = field(default="text", metadata={"help": "Where rows of JSONL, Parquet and datasets have text."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of a dataset, or of images, to read."})
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "Configuration of a Hub dataset. Example: --dataset_config sample-10BT"}
-    )
-    streaming: bool = field(
-        default=False, metadata={"help": "Read a Hub dataset over the network instead of downloading it first."}
-    )
-    binary: bool = field(default=False, metadata={"help": "Byte 0 is data; episodes have no end byte."})
-    max_corpus_bytes: float | None = field(
-        default=None, metadata={"help": "How much of the corpus to read. Example: --max_corpus_bytes 1e9"}
-    )
-    validation_fraction: float = field(default=0.05, metadata={"help": "Share of the documents that is held out."})
-    split_seed: int = field(default=0, metadata={"help": "Decides which documents are held out."})
     validation_corpus: list[str] = field(
         default_factory=list,
         metadata={
             "help": "Held-out documents, or a task, of their own; then nothing of --corpus is held out. Images with "
             "test files are validated on those anyway."
         },
-    )
-    max_eval_bytes: float | None = field(
-        default=None, metadata={"help": "Evaluate on whole held-out documents while they fit in. Example: 2e6"}
     )
 
 
@@ -134,7 +110,7 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
     """The arguments of training by `method`; all but bptt have a few more, and defaults of their own."""
     own = (TeacherArguments,) if method in (SMT, DMT) else ()
     parser = _Parser(
-        (ModelArguments, DataArguments, _TRAINING_ARGUMENTS[method], *own),
+        (ModelArguments, PretrainDataArguments, _TRAINING_ARGUMENTS[method], *own),
         prog="hf-recurrent pretrain",
         usage="hf-recurrent pretrain [--recipe RECIPE] [--model MODEL] [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",
         description="Train a byte-level model on continuous streams, evaluate it on held-out documents and save it. "
@@ -174,7 +150,7 @@ class PretrainArguments:
     """Everything that one run was asked for; `given` is what differs from the defaults, as a recipe."""
 
     model: ModelArguments
-    data: DataArguments
+    data: PretrainDataArguments
     training: MultiStreamTrainingArguments
     recipe: str
     given: dict[str, Any]

@@ -5,20 +5,19 @@ import shlex
 from pathlib import Path
 
 from hf_recurrent.cli.pretrain_arguments import PretrainArguments
-from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.episode_source import with_unit
 from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
-from hf_recurrent.image_samples import sample_images
-from hf_recurrent.tasks.task import Task
-from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
+from hf_recurrent.evaluation.image_samples import sample_images
+from hf_recurrent.evaluation.samples import generate_samples
+from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
-from hf_recurrent.trainers.training_callbacks import generate_samples, with_unit
 
 _SHEET_FILE = "samples.png"
 _IMAGES_DRAWN = 32
 
 
-def describe_run(model_name: str, trainer: MultiStreamTrainer, checkpoint: str | None = None) -> str:
+def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None = None) -> str:
     """What is about to be trained, on what, how and from where.
 
     Args:
@@ -37,7 +36,7 @@ def describe_run(model_name: str, trainer: MultiStreamTrainer, checkpoint: str |
         manner = "the RNN on its own memories"
     lines = [
         f"{model_name}: {trainer.model.num_parameters():,} parameters",
-        _describe_data(train, held_out),
+        f"{train.name}: {train.describe()} to train on; {held_out.describe(held_out=True)} held out",
         f"{manner}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {args.world_size} "
         f"process{'es' if args.world_size > 1 else ''}, {trainer.num_training_steps:,} steps, "
         f"{with_unit(trainer.num_training_steps * trainer.step_bytes, 'B')}",
@@ -48,20 +47,7 @@ def describe_run(model_name: str, trainer: MultiStreamTrainer, checkpoint: str |
     return "\n".join(lines)
 
 
-def _describe_data(train: Corpus | Task, held_out: Corpus | Task) -> str:
-    if isinstance(train, Task):
-        many = "endless" if train.num_examples is None else f"{train.num_examples:,}"
-        return (
-            f"{train.name}: {many} examples of {train.length} tokens to train on; "
-            f"{held_out.num_validation_examples:,} of {held_out.length} held out"
-        )
-    return (
-        f"{train.name}: {len(train):,} documents, {with_unit(train.num_bytes, 'B')} to train on; "
-        f"{len(held_out):,} documents, {with_unit(held_out.num_bytes, 'B')} held out"
-    )
-
-
-def print_samples(trainer: MultiStreamTrainer) -> None:
+def print_samples(trainer: BlockTrainer) -> None:
     """Texts that the model writes behind the prompts of the arguments."""
     args = trainer.args
     samples = generate_samples(trainer.trained_model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
@@ -69,7 +55,7 @@ def print_samples(trainer: MultiStreamTrainer) -> None:
         print(f"--- sample after {prompt!r}\n{prompt}{sample}\n---")
 
 
-def draw_samples(trainer: MultiStreamTrainer) -> None:
+def draw_samples(trainer: BlockTrainer) -> None:
     """A sheet of images from a model that was trained on images."""
     path = os.path.join(trainer.args.output_dir, _SHEET_FILE)
     try:
@@ -95,7 +81,7 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
             flags += [f"--{name}", f"{given[name]}"]
     flags += [f"--{name}" for name in ("streaming", "binary") if getattr(data, name)]
     if data.max_eval_bytes is not None:
-        flags += ["--max_bytes", f"{int(data.max_eval_bytes)}"]
+        flags += ["--max_eval_bytes", f"{int(data.max_eval_bytes)}"]
     if not arguments.training.eval_carry_state:
         flags += ["--no_carry"]
     if arguments.training.eval_block_size != 1024:
@@ -103,26 +89,19 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
     return flags
 
 
-def describe_result(metrics: dict[str, float]) -> str:
-    """What was measured on held-out data, in words."""
-    if "eval_accuracy" in metrics:
-        return (
-            f"{metrics['eval_accuracy']:.1%} of the answers right, {metrics['eval_exact_match']:.1%} of "
-            f"{metrics['eval_num_examples']:,} held-out examples"
-        )
-    return (
-        f"{metrics['eval_bits_per_byte']:.3f} bits per byte on {metrics['eval_num_episodes']:,} held-out documents "
-        f"({with_unit(metrics['eval_num_bytes'], 'B')})"
-    )
+def describe_result(trainer: BlockTrainer, metrics: dict[str, float]) -> str:
+    """Held-out metrics in words."""
+    plain = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    return trainer.eval_dataset.describe_result(plain)
 
 
-def print_summary(arguments: PretrainArguments, metrics: dict[str, float], seconds: float) -> None:
+def print_summary(arguments: PretrainArguments, result: str, seconds: float) -> None:
     """The result, where it lies, and commands to go on with."""
     output_dir, prompts = arguments.training.output_dir, arguments.training.sample_prompts
     minutes, seconds = divmod(round(seconds), 60)
     generate = f'  hf-recurrent generate {output_dir} --prompt "{prompts[0]}"\n' if prompts else ""
     print(
-        f"\n{describe_result(metrics)}, after {minutes} min {seconds:02} s\n"
+        f"\n{result}, after {minutes} min {seconds:02} s\n"
         f"Saved in {output_dir}. Next:\n"
         f"{generate}"
         f"  hf-recurrent evaluate {output_dir} {shlex.join(_evaluation_flags(arguments))}\n"

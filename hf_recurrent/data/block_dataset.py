@@ -1,15 +1,17 @@
-"""What the kinds of endless blocks have in common: arguments, groups of streams and where they begin."""
+"""Common base of endless blocks: arguments, groups of streams and their positions."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
 from hf_recurrent.data.block_reader import Block, to_batch
-from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions, worker_share
+
+if TYPE_CHECKING:
+    from hf_recurrent.data.episode_source import EpisodeSource
 
 
 class GroupReader(Protocol):
@@ -20,11 +22,18 @@ class GroupReader(Protocol):
 
 
 class BlockDataset(IterableDataset):
-    """Base class of `MultiStreamDataset`, where the arguments are described, and `IIDDataset`."""
+    """Base class of endless blocks; [`MultiStreamDataset`] describes the arguments.
+
+    A subclass gives `group_reader`. Blocks are read through `self.corpus`, the source that they belong to.
+
+    Attributes:
+        stream_groups: global numbers of the streams of each accumulation group.
+        group_positions: (streams, 2) of each group, where its streams begin.
+    """
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: "EpisodeSource",
         num_streams: int,
         block_size: int,
         seed: int = 0,
@@ -40,15 +49,14 @@ class BlockDataset(IterableDataset):
         self.seed = seed
         groups = check_count("accumulation_groups", accumulation_groups)
         self.stream_groups = stream_groups(self.num_streams, stream_indices, groups)
-        self._positions = [stream_positions(self.num_streams, positions, group) for group in self.stream_groups]
-        self._prepare()
+        self.group_positions = [stream_positions(self.num_streams, positions, group) for group in self.stream_groups]
+        self.prepare()
 
-    def _prepare(self) -> None:
-        """What a kind needs beside the arguments; raises if the positions are not of this kind and corpus."""
-        raise NotImplementedError
+    def prepare(self) -> None:
+        """Called at the end of `__init__`: raise a ValueError for positions that do not belong to the source."""
 
-    def _reader(self, group: int) -> GroupReader:
-        """What reads a group of streams from its positions on, for kinds whose blocks follow one another."""
+    def group_reader(self, group: int) -> GroupReader:
+        """The reader of a group of streams, from the positions of the group on."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -60,11 +68,11 @@ class BlockDataset(IterableDataset):
         while True:
             index, group = divmod(batch, num_groups)
             if group not in readers:
-                readers[group] = self._reader(group)
+                readers[group] = self.group_reader(group)
             yield to_batch(readers[group].block(index), self.stream_groups[group])
             batch += num_workers
 
     @property
     def step_bytes(self) -> int:
-        """What one optimizer step reads, over all processes and accumulation groups."""
+        """Bytes of one optimizer step, over all processes and accumulation groups."""
         return self.num_streams * self.block_size

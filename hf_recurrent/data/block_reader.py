@@ -6,13 +6,17 @@ for each byte. Only what the asked blocks need is kept: nothing read ahead is pa
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 
-IGNORED = -100
+if TYPE_CHECKING:
+    from hf_recurrent.data.corpus import Corpus
+
+
 _INSIDE, _START, _PADDING = 0, 1, 2
 _BYTES_AHEAD, _BLOCKS_AHEAD, _BYTES_AHEAD_OF_ALL_ROWS = 4096, 512, 1 << 24
 _EPISODES_AHEAD = 32
@@ -54,7 +58,7 @@ class BlockReader:
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: "Corpus",
         block_size: int,
         schedule: Schedule,
         positions: np.ndarray,
@@ -98,9 +102,9 @@ class BlockReader:
         begin, end = ahead * self._block_size, (ahead + 1) * self._block_size
         kinds, next_kinds = self._kinds[:, begin:end], self._kinds[:, begin + 1 : end + 1]
         targets = self._inputs[:, begin + 1 : end + 1].astype(np.int64)
-        end_target = IGNORED if self._corpus.end_token_id is None else self._corpus.end_token_id
+        end_target = IGNORE_INDEX if self._corpus.end_token_id is None else self._corpus.end_token_id
         np.putmask(targets, next_kinds != _INSIDE, end_target)
-        np.putmask(targets, kinds == _PADDING, IGNORED)
+        np.putmask(targets, kinds == _PADDING, IGNORE_INDEX)
         return Block(
             inputs=self._inputs[:, begin:end].astype(np.int64),
             targets=targets,

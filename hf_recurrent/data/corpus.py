@@ -1,6 +1,7 @@
 """A corpus: episodes, one after another, in one row of token ids that usually lies in a memory-mapped file."""
 
 import hashlib
+import math
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,15 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
+from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.document_order import hash_integers
-from hf_recurrent.data.packing import FORMAT, fingerprint, open_packed, pack_once
-from hf_recurrent.data.pixel_readers import has_test_files, pixel_format
-from hf_recurrent.data.sources import resolve
+from hf_recurrent.data.episode_losses import carried_losses, evaluation_mode, window_losses
+from hf_recurrent.data.episode_source import (
+    EpisodeSource,
+    EvaluationShare,
+    check_vocabulary,
+    check_window,
+    with_unit,
+)
+from hf_recurrent.data.iid import IIDDataset
+from hf_recurrent.data.packing import open_packed
+from hf_recurrent.data.streams import MultiStreamDataset
 from hf_recurrent.data.token_encoding import TokenEncoding
+from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
 
 
-class Corpus:
+class Corpus(EpisodeSource):
     """Episodes as token ids. `corpus[i]` is episode i, `len(corpus)` their number.
 
     Args:
@@ -27,8 +41,8 @@ class Corpus:
         end_token_id: the id that the last byte of an episode predicts; it occurs in no episode. `None` for binary
             corpora, where episodes end without one.
         name: for messages, model cards and progress bars.
-        fingerprint: tells the content from any other; calculated from the content when it is first asked for, if
-            not given.
+        fingerprint: differs for any other content; by default computed from the content when first needed.
+        unit: what a token is: "byte", "symbol" or "pixel".
 
     Raises:
         ValueError: an array of another type or shape, no episode, or an empty one.
@@ -43,6 +57,7 @@ class Corpus:
         end_token_id: int | None = 0,
         name: str = "corpus",
         fingerprint: str | None = None,
+        unit: str = "byte",
     ) -> None:
         if tokens.ndim != 1 or tokens.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"tokens is {tokens.dtype} {tokens.shape}, allowed is a row of uint8 or uint16")
@@ -54,7 +69,7 @@ class Corpus:
         starts, ends = offsets[:-1], offsets[1:]
         if not (ends > starts).all():
             raise ValueError(f"offsets do not grow at episode {int(np.argmin(ends > starts))}: episodes are not empty")
-        self._set(tokens, starts, ends, vocab_size, end_token_id, name, fingerprint)
+        self._set(tokens, starts, ends, vocab_size, end_token_id, name, fingerprint, unit)
 
     def _set(
         self,
@@ -65,11 +80,12 @@ class Corpus:
         end_token_id: int | None,
         name: str,
         fingerprint: str | None,
+        unit: str,
     ) -> None:
         # A selection shares the store of the corpus it was made from, so that nothing large is ever copied.
         self._store, self.starts, self.ends = store, starts, ends
         self.store = np.asarray(store)  # the same memory; slices of a plain array cost less than those of a memmap
-        self.vocab_size, self.end_token_id, self.name = vocab_size, end_token_id, name
+        self.vocab_size, self.end_token_id, self.name, self.unit = vocab_size, end_token_id, name, unit
         if fingerprint is not None:
             self.fingerprint = fingerprint
 
@@ -100,7 +116,8 @@ class Corpus:
         )
 
     @classmethod
-    def _open(cls, directory: Path, name: str) -> "Corpus":
+    def open(cls, directory: Path, name: str, unit: str = "byte") -> "Corpus":
+        """The corpus that [`pack_once`] wrote to a directory."""
         tokens, offsets, metadata = open_packed(directory)
         corpus = cls.__new__(cls)  # what packing wrote is consistent: looking at every offset again would be slow
         corpus._set(
@@ -111,6 +128,7 @@ class Corpus:
             metadata["end_token_id"],
             name,
             metadata["fingerprint"],
+            unit,
         )
         return corpus
 
@@ -135,6 +153,10 @@ class Corpus:
     def num_bytes(self) -> int:
         """The length of all episodes together, without end ids."""
         return int((self.ends - self.starts).sum())
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        return self.num_bytes
 
     @cached_property
     def offsets(self) -> np.ndarray:
@@ -215,6 +237,7 @@ class Corpus:
             self.end_token_id,
             self.name,
             content.hexdigest(),
+            self.unit,
         )
         return part
 
@@ -235,104 +258,73 @@ class Corpus:
         self.__dict__.update(state)
         self.store = np.asarray(self._store)
 
+    # ---- As a source of episodes ----
 
-def load_corpus(
-    source: str | os.PathLike | Sequence[str | os.PathLike] = "python",
-    *,
-    tokenizer: Any = None,
-    text_column: str = "text",
-    split: str = "train",
-    config_name: str | None = None,
-    streaming: bool = False,
-    max_bytes: int | None = None,
-    binary: bool = False,
-    cache_dir: str | os.PathLike | None = None,
-) -> Corpus:
-    """Read documents and pack them, once, into a memory-mapped corpus.
+    def blocks(
+        self, num_streams: int, block_size: int, seed: int = 0, *, regime: str = "multi_stream", **options: Any
+    ) -> BlockDataset:
+        """[`MultiStreamDataset`], or [`IIDDataset`] for the regime "iid"."""
+        dataset_class = MultiStreamDataset if regime == "multi_stream" else IIDDataset
+        return dataset_class(self, num_streams, block_size, seed, **options)
 
-    Args:
-        source: one of these, or a list of them:
+    def check_model(self, argument: str, model: PreTrainedModel, window: int | None = None) -> None:
+        if not len(self) or not self.num_bytes:
+            raise ValueError(f"`{argument}` {self.name!r} is empty; it must hold at least one byte.")
+        check_vocabulary(argument, self, model)
+        check_window("eval_block_size", window, model)
 
-            * `"python"`: the source of the running Python's standard library, one file an episode;
-            * a path, a glob pattern (`**` for folders) or a directory (all files below it). Formats by suffix, each
-              also as .gz or .zst: .jsonl/.ndjson and .parquet (a row is an episode), .fasta/.fa/.fna (a record is
-              an episode); any other file is text, UTF-8, one episode;
-            * a directory written by `datasets.Dataset.save_to_disk`;
-            * `"hub:owner/name"`: a dataset of the Hub, or a local folder of the same layout;
-            * `"mnist:FOLDER"`: MNIST as it is published (IDX, also .gz), 784 grey levels an episode, V = 256;
-            * `"images:FOLDER"`: all images below, each as 64 × 64 binary pixels, of which 2 × 2 are a token: 1024 an
-              episode, V = 16. With the folders `train` and `test` in it, those are its splits. Needs Pillow.
-        tokenizer: `ByteTokenizer`, `DNATokenizer` or another of that kind; without one the ids are the bytes. Not
-            for images, whose tokens are given and have no end id.
-        text_column: where rows have their text.
-        split: the split of a dataset; of images, "train" or "test".
-        config_name: the configuration of a Hub dataset ("sample-10BT").
-        streaming: read a Hub dataset over the network while packing, without downloading it first. What was packed
-            is used again; a dataset that changed on the Hub since is not noticed.
-        max_bytes: take documents in order while they fit in, never a part of one.
-        binary: byte 0 is data: files are raw bytes, and episodes have no end byte.
-        cache_dir: where packed corpora lie; by default `hf_recurrent/corpora` in the Hugging Face cache.
+    def limit(self, max_tokens: int) -> "Corpus":
+        """Whole episodes of at most `max_tokens` together, picked in a fixed random order.
 
-    A packed corpus is found again as long as the names, sizes and times of the files and the options are the same.
-    Empty documents are left out. Packing needs constant memory, and shows a progress bar when it takes long.
+        Raises:
+            ValueError: every episode is longer than `max_tokens`.
+        """
+        if self.num_bytes <= max_tokens:
+            return self
+        order = np.random.default_rng(0).permutation(len(self))
+        lengths = self.ends - self.starts
+        chosen, total = [], 0
+        for index in order:
+            if total + lengths[index] <= max_tokens:
+                chosen.append(index)
+                total += lengths[index]
+        if not chosen:
+            raise ValueError(f"`max_tokens` is {max_tokens}, but the shortest episode has {lengths.min()} bytes.")
+        return self.select(np.sort(chosen))
 
-    Raises:
-        FileNotFoundError: the source is not there.
-        ValueError: the source is empty, damaged, not UTF-8, holds byte 0 without `binary`, or has no such column or
-            split; the message names the file and what is allowed.
-        ImportError: an optional package is missing.
-    """
-    if max_bytes is not None and max_bytes < 1:
-        raise ValueError(f"max_bytes is {max_bytes}, allowed is at least 1, or None for all")
-    if not isinstance(source, str | os.PathLike):
-        source = list(source)
-    pixels = pixel_format(source)
-    encoding = TokenEncoding(tokenizer, binary) if pixels is None else pixels.encoding()
-    parts = resolve(
-        source,
-        text_column=text_column,
-        split=split,
-        config_name=config_name,
-        streaming=streaming,
-        binary=binary,
-    )
-    name = os.fspath(source) if isinstance(source, str | os.PathLike) else ", ".join(map(os.fspath, source))
-    options = [FORMAT, encoding.key(), text_column, max_bytes, binary]
-    directory = _cache_directory(cache_dir) / fingerprint([options, [part.key() for part in parts]])
-    documents = (document for part in parts for document in part.documents())
-    pack_once(directory, lambda: documents, encoding, name, max_bytes)
-    return Corpus._open(directory, name)
+    def evaluate(self, model: PreTrainedModel, share: EvaluationShare) -> dict[str, float]:
+        """`nats` of the share's episodes ([`evaluate_bits_per_byte`]); long episodes are dealt first."""
+        corpus = self
+        if share.count > 1:
+            by_length = np.argsort(self.starts - self.ends, kind="stable")[share.index :: share.count]
+            if not len(by_length):
+                return {"nats": 0.0}
+            corpus = self.select(np.sort(by_length))
+        bar = tqdm(total=corpus.num_bytes, unit="B", unit_scale=True, desc="evaluating", disable=not share.progress)
+        losses = carried_losses if share.carry_state and supports_recurrent_state(model) else window_losses
+        total, read = 0.0, 0
+        with evaluation_mode(model), torch.inference_mode(), bar:
+            for nats, num_bytes in losses(model, corpus, share.batch_size, share.block_size):
+                total += nats
+                read += num_bytes
+                bar.update(num_bytes)
+                bar.set_postfix_str(f"{total / math.log(2) / max(read, 1):.3f} bits per {self.unit}", refresh=False)
+        return {"nats": total}
 
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        num_targets = self.num_bytes - (len(self) if self.end_token_id is None else 0)
+        return {
+            "loss": sums["nats"] / max(num_targets, 1),
+            "bits_per_byte": sums["nats"] / math.log(2) / self.num_bytes,
+            "num_bytes": int(self.num_bytes),
+            "num_episodes": len(self),
+        }
 
-def load_splits(
-    source: str | os.PathLike | Sequence[str | os.PathLike] = "python",
-    *,
-    validation_fraction: float = 0.05,
-    split_seed: int = 0,
-    split: str = "train",
-    **options: Any,
-) -> tuple[Corpus, Corpus]:
-    """Training and validation corpus of a source.
+    def describe(self, held_out: bool = False) -> str:
+        return f"{len(self):,} documents, {with_unit(self.num_bytes, 'B')}"
 
-    Images that come with test files (`mnist:`, `images:`) are validated on all of those; of anything else, a part is
-    held out by [`Corpus.split`].
-
-    Args:
-        source, split, options: see [`load_corpus`].
-        validation_fraction, split_seed: see [`Corpus.split`].
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError: those of [`load_corpus`] and [`Corpus.split`].
-    """
-    train = load_corpus(source, split=split, **options)
-    if split == "train" and has_test_files(source):
-        return train, load_corpus(source, split="test", **options)
-    return train.split(validation_fraction, split_seed)
-
-
-def _cache_directory(cache_dir: str | os.PathLike | None) -> Path:
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser()
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HOME) / "hf_recurrent" / "corpora"
+    def describe_result(self, metrics: dict[str, Any]) -> str:
+        words = f"{metrics['bits_per_byte']:.3f} bits per {self.unit}"
+        if "num_episodes" not in metrics:
+            return words
+        return f"{words} on {metrics['num_episodes']:,} held-out documents ({with_unit(metrics['num_bytes'], 'B')})"

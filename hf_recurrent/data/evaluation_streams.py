@@ -2,14 +2,17 @@
 
 import heapq
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
 from hf_recurrent.data.block_reader import BlockReader, to_batch
-from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.stream_arguments import check_count, stream_groups, worker_share
+
+if TYPE_CHECKING:
+    from hf_recurrent.data.corpus import Corpus
 
 
 class EvaluationStreams(IterableDataset):
@@ -31,7 +34,7 @@ class EvaluationStreams(IterableDataset):
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: "Corpus",
         num_streams: int,
         block_size: int,
         *,

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from hf_recurrent.data.block_dataset import BlockDataset
-from hf_recurrent.data.block_reader import IGNORED, Block, to_batch
+from hf_recurrent.data.block_reader import Block, to_batch
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.stream_arguments import worker_share
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 
 # Up to this T the rows of a batch are gathered with one indexing operation, above it with a slice each.
 _GATHERED = 64
@@ -26,8 +27,8 @@ class IIDDataset(BlockDataset):
     Args and Raises: see `MultiStreamDataset`.
     """
 
-    def _prepare(self) -> None:
-        if any(first[:, 1].any() for first in self._positions):
+    def prepare(self) -> None:
+        if any(first[:, 1].any() for first in self.group_positions):
             raise ValueError("positions holds an offset other than 0: they belong to another regime")
         self._ends = np.cumsum(self.corpus.ends - self.corpus.starts)
 
@@ -42,7 +43,7 @@ class IIDDataset(BlockDataset):
             batches = [divmod(first + number * num_workers, num_groups) for number in range(ahead)]
             together = self._block(
                 np.concatenate([self.stream_groups[group] for _, group in batches]),
-                np.concatenate([self._positions[group][:, 0] + index for index, group in batches]),
+                np.concatenate([self.group_positions[group][:, 0] + index for index, group in batches]),
             )
             for number, (_, group) in enumerate(batches):
                 part = slice(number * size, (number + 1) * size)
@@ -67,7 +68,7 @@ class IIDDataset(BlockDataset):
         for row in np.flatnonzero(left <= size).tolist():
             self._cross_episodes(tokens[row], starts[row], int(episodes[row]), int(begins[row]))
         targets = tokens[:, 1:].astype(np.int64)
-        np.putmask(targets, starts[:, 1:], IGNORED if corpus.end_token_id is None else corpus.end_token_id)
+        np.putmask(targets, starts[:, 1:], IGNORE_INDEX if corpus.end_token_id is None else corpus.end_token_id)
         resets = starts[:, :-1].copy()
         resets[:, 0] = True
         return Block(

@@ -9,10 +9,6 @@ import numpy as np
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.block_reader import BlockReader
 from hf_recurrent.data.document_order import DocumentOrder
-from hf_recurrent.data.evaluation_streams import EvaluationStreams
-from hf_recurrent.data.iid import IIDDataset
-
-__all__ = ["EvaluationStreams", "IIDDataset", "MultiStreamDataset"]
 
 
 class MultiStreamDataset(BlockDataset):
@@ -46,13 +42,13 @@ class MultiStreamDataset(BlockDataset):
         ValueError: an argument that is not allowed, or positions that do not belong to this corpus.
     """
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         self._order = DocumentOrder(len(self.corpus), self.seed)
         self._first_offsets = self._spread_streams()
         for group in range(len(self.stream_groups)):
-            self._reader(group)  # raises if the positions are not of this corpus
+            self.group_reader(group)  # raises if the positions are not of this corpus
 
-    def _reader(self, group: int) -> BlockReader:
+    def group_reader(self, group: int) -> BlockReader:
         streams = self.stream_groups[group]
 
         def schedule(rows: np.ndarray, first: np.ndarray, count: int) -> list[np.ndarray]:
@@ -60,7 +56,7 @@ class MultiStreamDataset(BlockDataset):
             return list(self._order(streams[rows][:, None] + numbers * self.num_streams))
 
         return BlockReader(
-            self.corpus, self.block_size, schedule, self._positions[group], self._first_offsets[streams]
+            self.corpus, self.block_size, schedule, self.group_positions[group], self._first_offsets[streams]
         )
 
     def _spread_streams(self) -> np.ndarray:

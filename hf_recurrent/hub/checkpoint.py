@@ -23,18 +23,17 @@ def save_checkpoint_for_hub(
     """Write everything that a repository on the Hub needs, and check that it is complete.
 
     Args:
-        model: The model; its weights are written as safetensors and its code, where it is ours, beside them.
-        tokenizer: Written with its code.
-        directory: Made if need be. Files of the same name are replaced, one by one and only after all were written.
-        card: Model card, by default [`create_model_card`]`(model)`. Secrets in it are blanked out.
+        model: its weights are written as safetensors, with its code unless it is a class of transformers.
+        tokenizer: written with its code.
+        directory: created if missing. Files of the same name are replaced one by one, after all have been written.
+        card: the model card, by default [`create_model_card`]`(model)`. Secrets in it are redacted.
 
     Returns:
         The names of the files written, sorted.
 
     Raises:
-        ValueError: a file that the checkpoint's own code or `auto_map` names would be missing, or `auto_map` does not
-            name a class that is no part of transformers, so that it would not load elsewhere. `directory` is then left
-            as it was.
+        ValueError: a code file would be missing, or a class outside transformers is not in `auto_map`, so that the
+            checkpoint would not load elsewhere. `directory` is then unchanged.
     """
     directory = Path(directory)
     if card is None:
@@ -45,8 +44,8 @@ def save_checkpoint_for_hub(
         tokenizer.save_pretrained(partial)
         Path(partial, "README.md").write_text(redact_secrets(str(card)), encoding="utf-8")
         check_self_contained(partial)
-        _check_auto_map(model, partial, "config.json", ("AutoConfig", "AutoModelForCausalLM"))
-        _check_auto_map(tokenizer, partial, "tokenizer_config.json", ("AutoTokenizer",))
+        _check_registered(model, Path(partial, "config.json"), "AutoConfig", "AutoModelForCausalLM")
+        _check_registered(tokenizer, Path(partial, "tokenizer_config.json"), "AutoTokenizer")
         directory.mkdir(exist_ok=True)
         names = sorted(os.listdir(partial))
         for name in names:
@@ -63,29 +62,27 @@ def push_checkpoint_to_hub(
     private: bool | None = None,
     commit_message: str = "Upload model, tokenizer, code and card",
 ) -> str:
-    """Upload what [`save_checkpoint_for_hub`] writes, as one commit, and return the address of that commit.
+    """Upload the files of [`save_checkpoint_for_hub`] as one commit and return its URL.
 
-    The token is the one of `HF_TOKEN` or of `hf auth login`; it is no argument, so that no log can show it.
+    The token is read from `HF_TOKEN` or from `hf auth login`; it is not an argument, so that no log can show it.
     """
     api = HfApi()
-    with tempfile.TemporaryDirectory() as directory:
-        folder = os.path.join(directory, "checkpoint")
-        save_checkpoint_for_hub(model, tokenizer, folder, card)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = os.path.join(temporary, "checkpoint")
+        save_checkpoint_for_hub(model, tokenizer, directory, card)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        return api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message).commit_url
+        return api.upload_folder(repo_id=repo_id, folder_path=directory, commit_message=commit_message).commit_url
 
 
 def check_self_contained(directory: str | os.PathLike) -> None:
-    """Raise a ValueError when `directory` lacks code that its configurations or its code files refer to."""
+    """Raise a ValueError if `directory` lacks a code file that its configurations or its code files name."""
     directory = Path(directory)
-    needed: dict[str, str] = {}  # file -> who needs it
+    needed: dict[str, str] = {}  # file → the file that needs it
     for name in ("config.json", "tokenizer_config.json"):
-        settings = json.loads((directory / name).read_text(encoding="utf-8"))
-        references = settings.get("auto_map", {}).values()
-        for reference in references:
-            for part in reference if isinstance(reference, list) else [reference]:
-                if part is not None:
-                    needed[f"{part.split('--')[-1].split('.')[0]}.py"] = name
+        for classes in _auto_map(directory / name).values():
+            # "modeling_x.XModel" or "owner/name--modeling_x.XModel"; of tokenizers a list, in which None may be
+            for reference in filter(None, classes if isinstance(classes, list) else [classes]):
+                needed[f"{reference.split('--')[-1].split('.')[0]}.py"] = name
     for file in directory.glob("*.py"):
         for sibling in _SIBLING_IMPORT.findall(file.read_text(encoding="utf-8")):
             needed[f"{sibling}.py"] = file.name
@@ -96,13 +93,15 @@ def check_self_contained(directory: str | os.PathLike) -> None:
             )
 
 
-def _check_auto_map(part: PreTrainedModel | PreTrainedTokenizerBase, directory: str, file: str, names: tuple) -> None:
+def _check_registered(part: PreTrainedModel | PreTrainedTokenizerBase, path: Path, *auto_classes: str) -> None:
     if type(part).__module__.startswith("transformers."):
         return
-    auto_map = json.loads(Path(directory, file).read_text(encoding="utf-8")).get("auto_map", {})
-    for name in names:
-        if name not in auto_map:
-            raise ValueError(
-                f"`{file}` of {type(part).__name__} names no `{name}`, so it would not load elsewhere; call "
-                f"`{type(part).__name__}.register_for_auto_class()` first."
-            )
+    if missing := [name for name in auto_classes if name not in _auto_map(path)]:
+        raise ValueError(
+            f"`{path.name}` of {type(part).__name__} names no `{missing[0]}`, so it would not load elsewhere; call "
+            f"`{type(part).__name__}.register_for_auto_class()` first."
+        )
+
+
+def _auto_map(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8")).get("auto_map", {})

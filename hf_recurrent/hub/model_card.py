@@ -1,7 +1,7 @@
-"""Model cards: what was trained, on what, how well, on which machine, and how to load it.
+"""Model cards: model, data, training, results, hardware, and how to load it.
 
-A card states measured numbers only. Facts come from an explicit list of fields, never from a dump of the training
-arguments or of the environment, so that no token, user name or local path reaches the Hub.
+A card states measured numbers only. Its facts are a fixed list of fields, never a dump of the training arguments or of
+the environment, so that no token, user name or local path reaches the Hub.
 """
 
 import os
@@ -9,20 +9,18 @@ import platform
 import re
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any
 
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainingArguments
 
-TEMPLATE = "model_card_template.md"
 REDACTED = "[redacted]"
 
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL", re.IGNORECASE)
-_SHORTEST_SECRET = 12  # shorter values may be ordinary words of the text
+_SHORTEST_SECRET = 12  # a shorter value may be an ordinary word
 
-# What a card says of the training arguments: attribute, the words for it. Everything else stays private.
+# Attributes that a card shows, and their labels. All other training arguments stay private.
 _TRAINING_FACTS = {
     "learning_rate": "Learning rate",
     "lr_scheduler_type": "Schedule",
@@ -44,13 +42,13 @@ _MODEL_FACTS = {
 
 
 def unnamed_repository(model: PreTrainedModel) -> str:
-    """What a card calls its repository as long as there is none."""
+    """Placeholder for the name of a repository that does not exist yet."""
     return f"your-name/{type(model).__name__}"
 
 
 def create_model_card(
     model: PreTrainedModel,
-    training_args: Any = None,
+    training_args: TrainingArguments | None = None,
     corpus_name: str | None = None,
     metrics: Mapping[str, float] | None = None,
     *,
@@ -64,40 +62,41 @@ def create_model_card(
     language: str | list[str] | None = None,
     tags: list[str] | None = None,
 ) -> ModelCard:
-    """The card of a trained model, ready for `.save("README.md")` or `.push_to_hub(repo_id)`.
+    """Create the card of a trained model, ready for `.save("README.md")` or `.push_to_hub(repo_id)`.
 
     Args:
-        model: The model; its class, sizes, parameter count and bytes of state per stream are read from it.
-        training_args: The `MultiStreamTrainingArguments` (or any `TrainingArguments`) of the run. A fixed list of
-            fields is copied; the token, the paths and the names of runs in it are not.
+        model: gives class, sizes, number of parameters and bytes of state per stream.
+        training_args: the arguments of the run. A fixed list of fields is copied, no token, path or run name.
         corpus_name: `Corpus.name` or the source of `load_corpus`: "python", "hub:owner/name" or a path, of which
             only the last part is shown.
-        metrics: Measured on held-out episodes, with or without the Trainer's prefix "eval_": `bits_per_byte`, and
-            where known `num_bytes`, `num_episodes`, `train_runtime` (seconds). Without `bits_per_byte` the card says
+        metrics: results on held-out episodes, with or without the Trainer's prefix "eval_": `bits_per_byte`, and
+            optionally `num_bytes`, `num_episodes`, `train_runtime` (seconds). Without `bits_per_byte` the card says
             that nothing was measured.
-        repo_id: "owner/name" on the Hub, for the snippets.
-        model_name: Title of the card; by default the name in `repo_id`, or the class of the model.
-        recipe: Name or file of the recipe; only the file's name is shown.
-        train_steps: Optimizer steps done, by default `training_args.max_steps` when that is positive.
-        comparisons: Bits per byte of something else on the same bytes, as `{"xz": 1.9}`.
-        hardware: By default this machine, when `training_args` are given.
-        license: Identifier as the Hub writes it.
+        repo_id: "owner/name" on the Hub, for the code example.
+        model_name: title of the card; by default the name in `repo_id`, or the class of the model.
+        recipe: name or file of the recipe; only the file's name is shown.
+        train_steps: optimizer steps done; by default `training_args.max_steps` if that is positive.
+        comparisons: bits per byte of other methods on the same bytes, such as `{"xz": 1.9}`.
+        hardware: by default this machine if `training_args` is given.
+        license: the Hub's identifier.
         language: ISO 639 code(s), or "code".
-        tags: Added to the card's own.
+        tags: further tags.
 
     Raises:
         ValueError: `metrics["bits_per_byte"]` or a value of `comparisons` is not a finite number above 0.
     """
     recurrent = bool(getattr(model, "supports_recurrent_state", False))
-    metrics = _without_prefix(metrics or {})
-    bits_per_byte = _measured("metrics['bits_per_byte']", metrics.get("bits_per_byte"))
-    comparisons = {name: _measured(f"comparisons[{name!r}]", value) for name, value in (comparisons or {}).items()}
+    metrics = {name.removeprefix("eval_"): value for name, value in (metrics or {}).items()}
+    if (bits_per_byte := metrics.get("bits_per_byte")) is not None:
+        _check_measured("metrics['bits_per_byte']", bits_per_byte)
+    for name, value in (comparisons or {}).items():
+        _check_measured(f"comparisons[{name!r}]", value)
     class_name = type(model).__name__
     model_name = model_name or (repo_id.rsplit("/", 1)[-1] if repo_id else class_name)
     data_name = _public_corpus_name(corpus_name)
-    dataset_id = corpus_name.removeprefix("hub:") if corpus_name and corpus_name.startswith("hub:") else None
+    dataset_id = _hub_dataset(corpus_name)
     if hardware is None and training_args is not None:
-        hardware = describe_hardware(getattr(training_args, "world_size", 1))
+        hardware = describe_hardware(training_args.world_size)
 
     eval_results = None
     if bits_per_byte is not None:
@@ -109,17 +108,15 @@ def create_model_card(
                 dataset_split="validation",
                 metric_type="bits_per_byte",
                 metric_name="Bits per byte, whole held-out episodes" + (", state carried" if recurrent else ""),
-                metric_value=round(bits_per_byte, 4),
+                metric_value=round(float(bits_per_byte), 4),
             )
         ]
-    if language is None and corpus_name == "python":
-        language = "code"
     card_data = ModelCardData(
         license=license,
-        language=language,
+        language="code" if language is None and corpus_name == "python" else language,
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=list(dict.fromkeys(["hf_recurrent", "byte-level", *(["recurrent"] if recurrent else []), *(tags or [])])),
+        tags=list(dict.fromkeys(["hf_recurrent", "byte-level", *["recurrent"] * recurrent, *(tags or [])])),
         datasets=[dataset_id] if dataset_id else None,
         metrics=["bits_per_byte"],
         model_name=model_name,
@@ -127,7 +124,7 @@ def create_model_card(
     )
     card = ModelCard.from_template(
         card_data,
-        template_str=files("hf_recurrent.hub").joinpath(TEMPLATE).read_text(encoding="utf-8"),
+        template_str=files("hf_recurrent.hub").joinpath("model_card_template.md").read_text(encoding="utf-8"),
         name=model_name,
         class_name=class_name,
         repository=repo_id or unnamed_repository(model),
@@ -137,19 +134,17 @@ def create_model_card(
         data_name=data_name,
         training_facts=_training_facts(training_args, train_steps, metrics),
         regime=getattr(training_args, "regime", None),
-        block_size=getattr(training_args, "block_size", None),
         bits_per_byte=bits_per_byte,
         num_bytes=metrics.get("num_bytes"),
         num_episodes=metrics.get("num_episodes"),
-        comparisons=comparisons,
+        comparisons=comparisons or {},
         hardware=hardware,
-        license_name=license,
     )
     return ModelCard(redact_secrets(card.content), ignore_metadata_errors=True)
 
 
 def redact_secrets(text: str) -> str:
-    """`text` without Hub tokens and without the value of any environment variable that is named like a secret."""
+    """Replace Hub tokens, and the value of every environment variable that is named like a secret."""
     secrets = {
         value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
     }
@@ -159,7 +154,7 @@ def redact_secrets(text: str) -> str:
 
 
 def describe_hardware(num_processes: int = 1) -> str:
-    """The machine in a few words, as "2 x NVIDIA A100" or "x86_64 processor, 1 process with 2 threads"."""
+    """Describe this machine: "2 x NVIDIA A100", or "x86_64 processor, 1 process with 2 threads"."""
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name()
         return f"{num_processes} x {name}" if num_processes > 1 else name
@@ -168,53 +163,50 @@ def describe_hardware(num_processes: int = 1) -> str:
     return f"{platform.machine()} processor, {processes} with {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _without_prefix(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name.removeprefix("eval_"): value for name, value in metrics.items()}
-
-
-def _measured(argument: str, value: float | None) -> float | None:
-    if value is None:
-        return None
+def _check_measured(argument: str, value: float) -> None:
     if not 0 < value < float("inf"):  # false for NaN too
-        raise ValueError(f"`{argument}` is {value}; a card states measured bits per byte, a finite number above 0.")
-    return float(value)
+        raise ValueError(f"`{argument}` is {value}; it must be a finite number above 0 (measured bits per byte).")
 
 
 def _last_part(path: str) -> str:
     return re.split(r"[\\/]", str(path).rstrip("\\/"))[-1]
 
 
+def _hub_dataset(corpus_name: str | None) -> str | None:
+    return corpus_name.removeprefix("hub:") if corpus_name and corpus_name.startswith("hub:") else None
+
+
 def _public_corpus_name(corpus_name: str | None) -> str | None:
     if corpus_name == "python":
         return f"the Python {platform.python_version()} standard library's source, one file an episode"
-    if corpus_name and corpus_name.startswith("hub:"):
-        dataset_id = corpus_name.removeprefix("hub:")
+    if dataset_id := _hub_dataset(corpus_name):
         return f"[{dataset_id}](https://huggingface.co/datasets/{dataset_id})"
     return _last_part(corpus_name) if corpus_name else None
 
 
 def _model_facts(model: PreTrainedModel, recurrent: bool) -> dict[str, str]:
     facts = {"Parameters": f"{model.num_parameters():,}"}
-    for attribute, words in _MODEL_FACTS.items():
+    for attribute, label in _MODEL_FACTS.items():
         if (value := getattr(model.config, attribute, None)) is not None:
-            facts[words] = str(value)
+            facts[label] = str(value)
     if recurrent:
         state = model.init_state(1)
         facts["State per stream"] = f"{sum(part.numel() * part.element_size() for part in state.values()):,} bytes"
     return facts
 
 
-def _training_facts(training_args: Any, train_steps: int | None, metrics: Mapping[str, float]) -> dict[str, str]:
+def _training_facts(
+    training_args: TrainingArguments | None, train_steps: int | None, metrics: Mapping[str, float]
+) -> dict[str, str]:
     facts: dict[str, str] = {}
     if training_args is not None:
         streams = (
             training_args.per_device_train_batch_size
-            * max(1, getattr(training_args, "world_size", 1))
+            * max(1, training_args.world_size)
             * training_args.gradient_accumulation_steps
         )
-        block_size = getattr(training_args, "block_size", None)
         facts["Streams (B)"] = str(streams)
-        if block_size is not None:
+        if (block_size := getattr(training_args, "block_size", None)) is not None:
             facts["Bytes per stream and update (T)"] = f"{block_size:,}"
         if train_steps is None and training_args.max_steps > 0:
             train_steps = training_args.max_steps
@@ -222,13 +214,11 @@ def _training_facts(training_args: Any, train_steps: int | None, metrics: Mappin
             facts["Updates"] = f"{train_steps:,}"
             if block_size is not None:
                 facts["Bytes read"] = f"{train_steps * streams * block_size:,}"
-        for attribute, words in _TRAINING_FACTS.items():
-            if (value := getattr(training_args, attribute, None)) is not None:
-                facts[words] = str(getattr(value, "value", value))
-        betas = (getattr(training_args, "adam_beta1", None), getattr(training_args, "adam_beta2", None))
-        if None not in betas:
-            facts["Adam β₁, β₂"] = f"{betas[0]}, {betas[1]}"
-        precision = [name for name in ("bf16", "fp16") if getattr(training_args, name, False)]
+        for attribute, label in _TRAINING_FACTS.items():
+            value = getattr(training_args, attribute)
+            facts[label] = str(getattr(value, "value", value))  # of an enumeration, its value
+        facts["Adam β₁, β₂"] = f"{training_args.adam_beta1}, {training_args.adam_beta2}"
+        precision = [name for name in ("bf16", "fp16") if getattr(training_args, name)]
         facts["Precision"] = f"{precision[0]} autocast" if precision else "float32"
     if (seconds := metrics.get("train_runtime")) is not None:
         facts["Training time"] = f"{seconds:,.0f} s"

@@ -13,13 +13,17 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from hf_recurrent.bits_per_byte import supports_recurrent_state
-from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state, detach_state, state_dtype
+from hf_recurrent.checkpoint_files import STAGING_PREFIX, load_tree, publish_directory, save_tree
+from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA, apply_learning_rate_factors
+from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
+from hf_recurrent.modeling.recurrent_state import (
+    RecurrentState,
+    check_state,
+    detach_state,
+    state_dtype,
+    supports_recurrent_state,
+)
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
-from hf_recurrent.trainers.checkpoint_files import STAGING_PREFIX, load_tree, publish_directory, save_tree
-from hf_recurrent.trainers.learning_rules import RULES, NonFiniteLossError, build_learning_rule
-from hf_recurrent.trainers.online_arguments import RMSPROP_ALPHA
-from hf_recurrent.trainers.parameter_groups import apply_learning_rate_factors
 
 _FILES = "learner"
 # So much of a chunk is decoded at once, however long it is.

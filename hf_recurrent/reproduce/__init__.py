@@ -1,35 +1,44 @@
-"""The tables and figures of the papers, each as one experiment that `scripts/reproduce.py NAME` runs."""
+"""The tables and figures of the papers, each an experiment that `scripts/reproduce.py NAME` runs.
+
+An experiment is one module and one line of `EXPERIMENTS`.
+"""
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hf_recurrent.reproduce.experiment import Experiment
+    from hf_recurrent.reproduce.engine.experiment import Experiment
 
-# Name → what it reproduces; the code of each is the module of that name and is loaded when it is used.
+# Name → module, imported on first use, and description.
 EXPERIMENTS = {
-    "selective-copying": "Memora, Table 2: six models on selective copying",
-    "stride-sweep": "Memora, Figure 3: streams against IID over the update stride",
-    "glru-alternatives": "Memora, Figure 6: recurrent units on text",
-    "parity": "state tracking: eigenvalues that may be negative, on parity beyond the training length",
-    "recall": "survey, Table 6: induction heads and associative recall",
-    "online-memora": "Memora, Figure 5: a byte at a time, RTRL against one-step BPTT",
-    "online-copy": "online learning, Table 1: rules of learning online on the copy task",
-    "gradient-alignment": "online learning, Figure 2: online gradients against the true ones, layer by layer",
-    "drift": "a stream that changes its language, with learning on and off",
-    "mgrade-table1": "mGRADE, Table 1: with TCNs and minGRU of equal parameters on images read pixel by pixel",
-    "mgrade-table2": "mGRADE, Table 2: learned positions of the taps against fixed ones",
-    "flip-flop": "mGRADE, Figure 3: a bit read long after it was written, against TCNs",
-    "lorenz": "mGRADE, Figure 2: unobserved dimensions of the Lorenz attractor, against minGRU",
-    "smt-tasks": "SMT, section 3.1: five synthetic tasks, BPTT against SMT→DMT",
-    "smt-pixels": "SMT, section 3.2: digits drawn pixel by pixel, BPTT against SMT→DMT",
-    "smt-text": "SMT, section 3.3: text byte by byte, BPTT against SMT→DMT",
-    "smt-cost": "SMT, Table 1: operations one after another of a step of BPTT, SMT and DMT",
-    "smt-drift": "SMT, section 3.6: drift from the teacher before and after DMT",
-    "smt-future-length": "SMT, section 3.6: how much future a memory predicts, joint and detached",
-    "smt-gradients": "SMT, section 3.7: gradients of the memories over time, BPTT and SMT",
-    "smt-length-generalization": "SMT, section 3.7: RNN and teacher beyond the training length",
-    "smt-memory-space": "SMT, section 3.7: memories of two numbers, drawn",
+    "selective-copying": ("memora.selective_copying", "Memora, Table 2: six models on selective copying"),
+    "stride-sweep": ("memora.stride_sweep", "Memora, Figure 3: streams against IID over the update stride"),
+    "glru-alternatives": ("memora.glru_alternatives", "Memora, Figure 6: recurrent units on text"),
+    "parity": ("survey.parity", "state tracking: parity beyond the training length, with negative eigenvalues"),
+    "recall": ("survey.recall", "survey, Table 6: induction heads and associative recall"),
+    "online-memora": ("memora.online", "Memora, Figure 5: one byte at a time, RTRL against one-step BPTT"),
+    "online-copy": ("online_learning.copying", "online learning, Table 1: learning rules on the copy task"),
+    "gradient-alignment": (
+        "online_learning.gradient_alignment",
+        "online learning, Figure 2: online gradients against the true ones, layer by layer",
+    ),
+    "drift": ("learner.drift", "a stream that changes its language, with learning on and off"),
+    "mgrade-table1": ("mgrade.table1", "mGRADE, Table 1: TCNs and minGRU of equal size, image pixels as sequences"),
+    "mgrade-table2": ("mgrade.table2", "mGRADE, Table 2: learned positions of the taps against fixed ones"),
+    "flip-flop": ("mgrade.flip_flop", "mGRADE, Figure 3: a bit read long after it was written, against TCNs"),
+    "lorenz": ("mgrade.lorenz", "mGRADE, Figure 2: unobserved dimensions of the Lorenz attractor, against minGRU"),
+    "smt-tasks": ("smt.tasks", "SMT, section 3.1: five synthetic tasks, BPTT against SMT→DMT"),
+    "smt-pixels": ("smt.pixels", "SMT, section 3.2: digits drawn pixel by pixel, BPTT against SMT→DMT"),
+    "smt-text": ("smt.text", "SMT, section 3.3: text byte by byte, BPTT against SMT→DMT"),
+    "smt-cost": ("smt.cost", "SMT, Table 1: sequential operations of a step of BPTT, SMT and DMT"),
+    "smt-drift": ("smt.drift", "SMT, section 3.6: drift from the teacher before and after DMT"),
+    "smt-future-length": ("smt.future_length", "SMT, section 3.6: length of the future, joint and detached"),
+    "smt-gradients": ("smt.gradients", "SMT, section 3.7: gradients of the memories over time, BPTT and SMT"),
+    "smt-length-generalization": (
+        "smt.length_generalization",
+        "SMT, section 3.7: RNN and teacher beyond the training length",
+    ),
+    "smt-memory-space": ("smt.memory_space", "SMT, section 3.7: memories of two numbers, drawn"),
 }
 
 
@@ -37,8 +46,8 @@ def load_experiment(name: str) -> "Experiment":
     """The experiment of that name.
 
     Raises:
-        ValueError: there is none; the message names those that there are.
+        ValueError: unknown name; the message lists the experiments.
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"NAME is {name!r}; the experiments are {', '.join(EXPERIMENTS)}.")
-    return importlib.import_module(f"hf_recurrent.reproduce.{name.replace('-', '_')}").EXPERIMENT
+    return importlib.import_module(f"hf_recurrent.reproduce.{EXPERIMENTS[name][0]}").EXPERIMENT

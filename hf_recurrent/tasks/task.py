@@ -5,30 +5,34 @@ import json
 import math
 import re
 import sys
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel, TrainingArguments
 
+from hf_recurrent.data.block_dataset import BlockDataset
+from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, position_limit
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX as IGNORED
+from hf_recurrent.tasks.answers import count_answers, summarize_answers
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
-
-if TYPE_CHECKING:
-    from hf_recurrent.tasks.task_dataset import TaskDataset
-
-IGNORED = -100
+from hf_recurrent.tasks.task_dataset import TaskDataset
+from hf_recurrent.tasks.task_streams import TaskStreams
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(EpisodeSource):
     """Base class of tasks over token ids. A task is a value: its fields are all that its examples depend on.
 
     Example i of a split is a pure function of (fields, seed, split, i). Splits share nothing but the distribution;
     where a task has few different examples (short parity), the same one may turn up in several.
 
-    A task stands wherever a trainer takes a corpus (`MultiStreamTrainer(model, args, task, task)`), gives a map-style
-    data set for any other (`dataset`), and plain arrays for everything else (`examples`).
+    It is a source for our trainers (`MultiStreamTrainer(model, args, task, task)`), gives a map-style data set to
+    `transformers.Trainer` (`dataset`) and plain arrays to everything else (`examples`).
 
     Args:
         seed: any integer; another seed gives other examples.
@@ -44,6 +48,8 @@ class Task(ABC):
     num_examples: int | None = None
     num_validation_examples: int = 1024
 
+    unit = "symbol"
+
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
@@ -52,6 +58,10 @@ class Task(ABC):
         if self.num_examples is not None:
             check_integer("num_examples", self.num_examples, 1)
         check_integer("num_validation_examples", self.num_validation_examples, 1)
+
+    @property
+    def episode_length(self) -> int:
+        return self.length
 
     @property
     @abstractmethod
@@ -88,10 +98,8 @@ class Task(ABC):
         inputs, targets = self.generate(ExampleDraws(self.seed, split, indices))
         return inputs.astype(np.int64, copy=False), targets.astype(np.int64, copy=False)
 
-    def dataset(self, num_examples: int | None = None, split: str = "train") -> "TaskDataset":
+    def dataset(self, num_examples: int | None = None, split: str = "train") -> TaskDataset:
         """The first examples of a split as a map-style data set for `transformers.Trainer`, see [`TaskDataset`]."""
-        from hf_recurrent.tasks.task_dataset import TaskDataset
-
         return TaskDataset(self, num_examples, split)
 
     def default_size(self, split: str) -> int | None:
@@ -112,8 +120,7 @@ class Task(ABC):
         return self.num_examples or sys.maxsize
 
     @property
-    def num_bytes(self) -> int | float:
-        """Tokens of an epoch, what a corpus calls its bytes; infinite where examples do not end."""
+    def tokens_per_epoch(self) -> int | float:
         return math.inf if self.num_examples is None else self.num_examples * self.length
 
     @cached_property
@@ -121,3 +128,69 @@ class Task(ABC):
         """Tells this task from any other, and from the same with another seed or size."""
         content = json.dumps({"task": self.name, **asdict(self)}, sort_keys=True)
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    # ---- As a source of episodes ----
+
+    def blocks(
+        self, num_streams: int, block_size: int, seed: int = 0, *, regime: str = "multi_stream", **options: Any
+    ) -> BlockDataset:
+        """[`TaskStreams`] in every regime: examples are independent already."""
+        return TaskStreams(self, num_streams, block_size, seed, **options)
+
+    def check_model(self, argument: str, model: PreTrainedModel, window: int | None = None) -> None:
+        super().check_model(argument, model)
+        if self.length > position_limit(model):
+            raise ValueError(
+                f"{self.name!r} has examples of {self.length} steps; the model has {position_limit(model)} positions."
+            )
+
+    def check_training(self, args: TrainingArguments, carries_state: bool) -> None:
+        super().check_training(args, carries_state)
+        if not carries_state and args.block_size != self.length:
+            raise ValueError(
+                f"`block_size` is {args.block_size}, but the examples of {self.name!r} have {self.length} steps; the "
+                "two must be equal where no state is carried from block to block."
+            )
+
+    def count_answers(self, model: PreTrainedModel, indices: np.ndarray, **options: Any) -> dict[str, float | int]:
+        """See [`count_answers`]."""
+        return count_answers(model, self, indices, **options)
+
+    def evaluate(self, model: PreTrainedModel, share: EvaluationShare) -> dict[str, float]:
+        """Sums of [`count_answers`] over the split "validation"."""
+        indices = np.arange(share.index, self.num_validation_examples, share.count)
+        return self.count_answers(model, indices, batch_size=share.batch_size, block_size=share.block_size)
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        return summarize_answers(sums)
+
+    def count_training(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(right answers, answers)."""
+        return torch.stack([(logits.argmax(-1) == labels).sum(), labels.ne(IGNORED).sum()])
+
+    def training_metrics(self, counts: Sequence[float]) -> dict[str, float]:
+        right, answers = counts
+        return {"accuracy": right / max(answers, 1)}
+
+    def first_anchor(self, context_length: int) -> int:
+        return 0
+
+    def held_out_blocks(self, num_blocks: int, block_size: int) -> dict[str, torch.Tensor]:
+        """Whole examples of the split "validation", whatever `block_size` is."""
+        inputs, labels = map(torch.from_numpy, self.examples(np.arange(num_blocks), split="validation"))
+        resets = torch.zeros_like(inputs, dtype=torch.bool)
+        resets[:, 0] = True
+        return {"input_ids": inputs, "shift_labels": labels, "reset_mask": resets}
+
+    def limit(self, max_tokens: int) -> "Task":
+        """The same task with as many whole validation examples as fit, one at least."""
+        fitting = max(int(max_tokens // self.length), 1)
+        return replace(self, num_validation_examples=min(self.num_validation_examples, fitting))
+
+    def describe(self, held_out: bool = False) -> str:
+        count = self.num_validation_examples if held_out else self.num_examples
+        return f"{'endless' if count is None else f'{count:,}'} examples of {self.length} tokens"
+
+    def describe_result(self, metrics: dict[str, Any]) -> str:
+        examples = f"{metrics['num_examples']:,} held-out examples" if "num_examples" in metrics else "the examples"
+        return f"{metrics['accuracy']:.1%} of the answers right, {metrics['exact_match']:.1%} of {examples}"

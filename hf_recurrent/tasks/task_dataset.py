@@ -1,11 +1,16 @@
 """The examples of a task for trainers that take a map-style data set and shift the labels themselves."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import check_integer, check_split
-from hf_recurrent.tasks.task import IGNORED, Task
+
+if TYPE_CHECKING:
+    from hf_recurrent.tasks.task import Task
 
 
 class TaskDataset(Dataset):
@@ -23,7 +28,7 @@ class TaskDataset(Dataset):
         ValueError: an unknown split, a number below 1, or none for an endless task.
     """
 
-    def __init__(self, task: Task, num_examples: int | None = None, split: str = "train") -> None:
+    def __init__(self, task: "Task", num_examples: int | None = None, split: str = "train") -> None:
         self.task, self.split = task, check_split(split)
         size = task.default_size(split) if num_examples is None else num_examples
         if size is None:
@@ -48,5 +53,5 @@ class TaskDataset(Dataset):
                 raise IndexError(f"example {index} of {self._size}")
         inputs, targets = self.task.examples(np.asarray(indices), self.split)
         input_ids = np.pad(inputs, ((0, 0), (0, 1)))
-        labels = np.pad(targets, ((0, 0), (1, 0)), constant_values=IGNORED)
+        labels = np.pad(targets, ((0, 0), (1, 0)), constant_values=IGNORE_INDEX)
         return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}

@@ -1,12 +1,16 @@
 """A task as continuous streams: each an endless row of examples, in blocks that need not line up with them."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.block_reader import Block
 from hf_recurrent.data.document_order import DocumentOrder, hash_integers
 from hf_recurrent.data.stream_arguments import worker_share
-from hf_recurrent.tasks.task import Task
+
+if TYPE_CHECKING:
+    from hf_recurrent.tasks.task import Task
 
 _TOKENS_AHEAD = 1 << 18
 
@@ -31,11 +35,11 @@ class TaskStreams(BlockDataset):
         ValueError: an argument that is not allowed, or positions that do not belong to this task.
     """
 
-    corpus: Task
+    corpus: "Task"
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         task = self.corpus
-        for positions in self._positions:
+        for positions in self.group_positions:
             if (positions[:, 1] >= task.length).any():
                 offset = int(positions[:, 1].max())
                 raise ValueError(
@@ -54,9 +58,9 @@ class TaskStreams(BlockDataset):
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._prepare()
+        self.prepare()
 
-    def _reader(self, group: int) -> "_GroupReader":
+    def group_reader(self, group: int) -> "_GroupReader":
         return _GroupReader(self, group, alone=worker_share()[1] == 1)
 
 
@@ -66,7 +70,7 @@ class _GroupReader:
     def __init__(self, streams: TaskStreams, group: int, alone: bool) -> None:
         self._task, self._block_size = streams.corpus, streams.block_size
         self._order, self._num_streams = streams._order, streams.num_streams
-        self._streams, positions = streams.stream_groups[group], streams._positions[group]
+        self._streams, positions = streams.stream_groups[group], streams.group_positions[group]
         length = self._task.length
         self._begin = positions[:, 0] * length + positions[:, 1]
         # Examples that a block can touch, and without other workers as many more as are cheaper made together.

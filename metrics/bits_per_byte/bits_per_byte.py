@@ -11,28 +11,28 @@ import evaluate
 import numpy as np
 
 _DESCRIPTION = """\
-Bits per byte: what a language model would need, on average, to write down one byte of a document.
+Bits per byte: the bits that a language model needs, on average, to encode one byte of a document.
 
     bits per byte = total nats / ln 2 / number of document bytes
 
-It does not depend on the tokenizer, so models over bytes and over sub-words can be compared, also with gzip and xz
-(eight times compressed size over size). Lower is better; 8 is a uniform guess over bytes.
+It does not depend on the tokenizer: byte-level and subword models can be compared with each other, and with gzip and
+xz (eight times compressed size over size). Lower is better; a uniform guess over bytes scores 8.
 """
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions (list of list of float): for each document, the negative log-likelihood in nats of each of its tokens
-        as the model predicted them, the end token's included if the model predicts one.
-    references (list of str, or list of list of int): the documents, as text (counted in UTF-8 bytes) or as byte
-        values 0-255, which also serves documents that are not valid UTF-8. In one call they are all of one kind.
-    byte_level (bool, default False): the tokens are the bytes. Then every document must come with n - 1 (the first
-        byte given, no end), n (the first given, or no end) or n + 1 (neither) predictions for its n bytes.
+    predictions (list of list of float): for each document, the negative log-likelihood in nats of each token that the
+        model predicted, including the end token if the model predicts one.
+    references (list of str, or list of list of int): the documents, all as text (counted in UTF-8 bytes) or all as
+        byte values 0 to 255 (also for documents that are not valid UTF-8).
+    byte_level (bool, default False): the tokens are bytes. A document of n bytes then has n - 1 predictions (neither
+        first byte nor end predicted), n (one of the two) or n + 1 (both); any other number is an error.
 
 Returns:
-    bits_per_byte (float): the total over all documents, long ones weighing more.
-    nats (float): the sum of all predictions.
-    num_bytes (int): bytes in all documents.
-    num_documents (int): how many documents.
+    bits_per_byte (float): total bits over total bytes, so that long documents weigh more.
+    nats (float): sum of all predictions.
+    num_bytes (int): bytes of all documents.
+    num_documents (int): number of documents.
 
 Examples:
 
@@ -47,7 +47,7 @@ _CITATION = ""
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class BitsPerByte(evaluate.Metric):
-    """Total nats of the predictions over the bytes of the references, in bits."""
+    """Total nats of the predictions, in bits, over the number of bytes of the references."""
 
     def _info(self) -> evaluate.MetricInfo:
         nats = datasets.Sequence(datasets.Value("float64"))

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hf_recurrent import ByteTokenizer, config_from_preset, evaluate_bits_per_byte, load_corpus
-from hf_recurrent.cli.evaluate import limit_bytes, main
-from hf_recurrent.compression import compressed_bits_per_byte
+from hf_recurrent.cli.evaluate import main
+from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +72,14 @@ def test_stock_model(texts, tmp_path, capsys):
 
 def test_limit_takes_whole_episodes_and_the_same_ones(texts):
     corpus = load_corpus(texts)
-    some = limit_bytes(corpus, 2000)
+    some = corpus.limit(2000)
     assert 1000 < some.num_bytes <= 2000
     whole = {episode.tobytes() for episode in corpus}
     assert all(episode.tobytes() in whole for episode in some)
-    assert [len(episode) for episode in limit_bytes(corpus, 2000)] == [len(episode) for episode in some]
-    assert limit_bytes(corpus, 10**9) is corpus
+    assert [len(episode) for episode in corpus.limit(2000)] == [len(episode) for episode in some]
+    assert corpus.limit(10**9) is corpus
     with pytest.raises(ValueError, match="shortest episode has 27 bytes"):
-        limit_bytes(corpus, 5)
+        corpus.limit(5)
 
 
 @pytest.mark.parametrize(

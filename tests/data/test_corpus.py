@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_recurrent.data import packing
-from hf_recurrent.data.corpus import Corpus, load_corpus
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.loading import load_corpus
 from hf_recurrent.data.streams import MultiStreamDataset
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer

@@ -1,12 +1,12 @@
 """Streamers: whole characters, as soon as they are complete, in constant memory."""
 
 import threading
-import time
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operation_counts import count_operations
 from transformers import TextStreamer
 
 from hf_recurrent.modeling.byte_streamer import ByteIteratorStreamer, ByteStreamer
@@ -87,9 +87,9 @@ def test_options():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="batch of 1, got 2 rows"):
+    with pytest.raises(ValueError, match="`value` has 2 rows; it must be a batch of 1"):
         ByteStreamer(TOKENIZER).put(torch.zeros(2, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="decode_bytes"):
+    with pytest.raises(ValueError, match="`tokenizer` is of type object; it must have `decode_bytes`"):
         ByteStreamer(object())
 
 
@@ -107,18 +107,28 @@ def test_iterator():
     assert [piece for piece in pieces if piece] == list(TEXT)
 
 
-def test_memory_and_time_do_not_grow():
-    streamer = _Collect(TOKENIZER)
+def test_memory_and_work_do_not_grow():
+    class Counting(ByteTokenizer):
+        decoded = 0
+
+        def decode_bytes(self, ids, **kwargs):
+            self.decoded += ids.numel()
+            return super().decode_bytes(ids, **kwargs)
+
+    tokenizer = Counting()
+    streamer = _Collect(tokenizer)
     one = torch.tensor([97])
-    started = time.perf_counter()
+    streamer.put(one)  # the prompt
+    first = count_operations(lambda: streamer.put(one))
     for _ in range(20_000):
         streamer.put(one)
-    assert not streamer.token_cache
-    assert time.perf_counter() - started < 10  # decoding all since the last line end takes far longer
+    assert count_operations(lambda: streamer.put(one)) == first
+    assert tokenizer.decoded == 20_003  # each byte once, and no more than that since the last line end
+    assert not streamer.token_cache and streamer._decoder.getstate() == (b"", 0)
 
 
 def test_stock_streamer_prints_no_half_character_either():
-    streamer = _CollectStock(TOKENIZER, errors="replace")
+    streamer = _CollectStock(TOKENIZER)
     streamer.pieces = []
     _feed(streamer, TEXT.encode() * 3)
     assert "".join(streamer.pieces) == TEXT * 3

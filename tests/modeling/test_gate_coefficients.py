@@ -5,16 +5,16 @@ import torch
 
 from hf_recurrent.modeling.gate_coefficients import gate_coefficients
 from hf_recurrent.modeling.recurrent_unit import input_normalizer
-from hf_recurrent.modeling.row_blocks import CPU_BLOCK_ELEMENTS
+from hf_recurrent.modeling.tiling import CPU_TILE_ELEMENTS
 
-LARGE = (3, CPU_BLOCK_ELEMENTS // 96, 96)  # three blocks and a bit
+LARGE = (3, CPU_TILE_ELEMENTS // 96, 96)  # three blocks and a bit
 
 
 @pytest.fixture(params=["recomputed", "kept"], autouse=True)
 def size_from_which_results_are_recomputed(request, monkeypatch):
     """Both ways at every size."""
     elements = 0 if request.param == "recomputed" else 1 << 62
-    monkeypatch.setattr("hf_recurrent.modeling.row_blocks.RECOMPUTED_ELEMENTS", elements)
+    monkeypatch.setattr("hf_recurrent.modeling.tiling.RECOMPUTED_ELEMENTS", elements)
 
 
 def plainly(recurrence_gate, rate, input_gate, inputs):

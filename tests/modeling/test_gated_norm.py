@@ -6,16 +6,16 @@ from torch import nn
 
 from hf_recurrent.modeling.gated_norm import gated_norm
 from hf_recurrent.modeling.recurrent_blocks import layer_norm
-from hf_recurrent.modeling.row_blocks import CPU_BLOCK_ELEMENTS
+from hf_recurrent.modeling.tiling import CPU_TILE_ELEMENTS
 
-SHAPES = {"small": (2, 5, 7), "blocks": (3, CPU_BLOCK_ELEMENTS // 96, 96), "one step": (4, 1, 24)}
+SHAPES = {"small": (2, 5, 7), "blocks": (3, CPU_TILE_ELEMENTS // 96, 96), "one step": (4, 1, 24)}
 
 
 @pytest.fixture(params=["recomputed", "kept"], autouse=True)
 def size_from_which_results_are_recomputed(request, monkeypatch):
     """Both ways at every size."""
     elements = 0 if request.param == "recomputed" else 1 << 62
-    monkeypatch.setattr("hf_recurrent.modeling.row_blocks.RECOMPUTED_ELEMENTS", elements)
+    monkeypatch.setattr("hf_recurrent.modeling.tiling.RECOMPUTED_ELEMENTS", elements)
 
 
 def plainly(gate, value):

@@ -28,7 +28,7 @@ def initialised(name, dtype=torch.float64, **options):
     for parameter in unit.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     with torch.no_grad():
-        unit.reset_vectors()
+        unit.reset_parameters()
     return unit.to(dtype)
 
 
@@ -207,7 +207,7 @@ def test_lru_starts_uniform_on_its_ring(r_min, r_max, max_phase):
     torch.manual_seed(0)
     unit = build_recurrent_unit("lru", 4, 8000, r_min=r_min, r_max=r_max, max_phase=max_phase)
     with torch.no_grad():
-        unit.reset_vectors()
+        unit.reset_parameters()
     radius, phase = torch.exp(-torch.exp(unit.nu)), torch.exp(unit.theta)
     assert r_min - 1e-4 <= radius.min() <= radius.max() <= r_max + 1e-4
     assert abs(radius.square().mean().item() - (r_min**2 + r_max**2) / 2) < 0.01
@@ -236,7 +236,7 @@ def test_ring_initialisation(name):
     torch.manual_seed(0)
     unit = build_recurrent_unit(name, 4000, 4000) if name == "rg_lru" else build_recurrent_unit(name, 4, 8000)
     with torch.no_grad():
-        unit.reset_vectors()
+        unit.reset_parameters()
     radius = radius_of(unit)
     assert radius.min() >= RING_RADIUS[0] - 1e-4
     assert radius.max() <= RING_RADIUS[1] + 1e-4
@@ -249,7 +249,7 @@ def test_signed_ring_initialisation(name):
     torch.manual_seed(0)
     unit = build_recurrent_unit(name, 64, 64, allow_negative_eigenvalues=True)
     with torch.no_grad():
-        unit.reset_vectors()
+        unit.reset_parameters()
     eigenvalue = 2 * radius_of(unit) - 1
     assert RING_RADIUS[0] - 1e-4 <= eigenvalue.abs().min() <= eigenvalue.abs().max() <= RING_RADIUS[1] + 1e-4
     assert (eigenvalue < 0).sum() == 32
@@ -280,7 +280,7 @@ def test_negative_eigenvalues_are_twice_the_decay_less_one(name):
 def test_extreme_gates_give_finite_states_and_gradients(name, signed, gate, dtype):
     unit = build_recurrent_unit(name, 4, 4, allow_negative_eigenvalues=signed)
     with torch.no_grad():
-        unit.reset_vectors()
+        unit.reset_parameters()
     unit = unit.to(dtype)
     count = len(unit.project(torch.zeros(1, 1, 4, dtype=dtype)))
     for gated in range(count):
@@ -383,7 +383,7 @@ def test_phases_cover_the_circle_or_its_upper_half():
     for name, largest in (("complex_glru", 2 * math.pi), ("complex_glru_conjugate", math.pi)):
         unit = build_recurrent_unit(name, 4, 8000)
         with torch.no_grad():
-            unit.reset_vectors()
+            unit.reset_parameters()
         assert 0 <= unit.theta.min() < 0.01
         assert largest - 0.01 < unit.theta.max() <= largest
 

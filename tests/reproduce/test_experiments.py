@@ -1,23 +1,19 @@
-"""Every experiment trains and measures: one row of each, a few steps, as its own command would."""
+"""Every experiment trains, measures and reports: one row of each, a few steps."""
 
 import math
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from hf_recurrent import Corpus, config_from_preset, evaluate_bits_per_byte
 from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
-from hf_recurrent.reproduce.experiment import Experiment
-from hf_recurrent.reproduce.report import plot
-from hf_recurrent.reproduce.smt_pictures import unpack
-from hf_recurrent.reproduce.stride_sweep import STATE_CARRIED, STATE_ZERO, measure
+from hf_recurrent.reproduce.engine.experiment import Experiment
+from hf_recurrent.reproduce.engine.pictures import unpack
+from hf_recurrent.reproduce.engine.report import markdown_table, plot, section
 
 _SHAPE = {
     "hidden_size": 8, "num_memory_tokens": 2, "num_attention_heads": 2, "num_hidden_layers": 1, "num_readout_layers": 1
 }  # fmt: skip
 _SMT = {"steps": 2, "dmt_steps": 1, "batch_size": 2, "eval_windows": 2, "num_tested": 2, "sizes": _SHAPE}
-# What makes a row of an experiment short.
+# Settings that make a row of each experiment short.
 SHORT = {
     "selective-copying": {"steps": 2, "length": 24, "num_tokens": 4, "batch_size": 4, "num_tested": 20},
     "stride-sweep": {"bytes": 2048, "step_bytes": 1024, "eval_bytes": 2000},
@@ -56,12 +52,12 @@ def corpus(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch):
-    # Trainer collects garbage whenever it starts, which would take most of the time of so few steps.
+    # The garbage collection at the start of the Trainer would take most of the time of a few steps.
     monkeypatch.setattr("gc.collect", lambda *generation: 0)
     experiment = load_experiment(name)
     rows, seen = [], set()
     for settings in experiment.rows("small"):
-        # One row a line of the table; those of SMT's experiments differ in their data alone.
+        # One row per line of the table; those of SMT's experiments differ only in their data.
         if settings["label"] in seen or (name.startswith("smt-") and len(seen) == 3):
             continue
         seen.add(settings["label"])
@@ -82,21 +78,9 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
         if "images" in row:  # the start token is no pixel
             assert unpack(row["images"]).max() < row["levels"]
     assert len(experiment.curves(rows)) >= len(seen)
-    assert experiment.note(rows)
+    text = section(experiment, "small", rows, "picture.png", "command")
+    assert experiment.claim in text and markdown_table(experiment, rows) in text
+    assert "{" not in text and "None" not in text
     if type(experiment).draw is not Experiment.draw:
         plot(experiment, rows, tmp_path / "picture.png")
         assert (tmp_path / "picture.png").stat().st_size > 10_000
-
-
-def test_iid_is_measured_with_the_state_carried_and_zero_at_each_block():
-    torch.manual_seed(0)
-    config = config_from_preset("memora-tiny", hidden_size=16, state_size=24, num_hidden_layers=1)
-    model = AutoModelForCausalLM.from_config(config)
-    corpus = Corpus.from_documents([bytes(range(1, 120)), b"abc" * 30])
-    options = {"num_streams": 1, "progress": False}
-    carried = evaluate_bits_per_byte(model, corpus, **options)["bits_per_byte"]
-    zero_state = evaluate_bits_per_byte(model, corpus, block_size=4, carry_state=False, **options)["bits_per_byte"]
-    assert abs(carried - zero_state) > 1e-3
-    measured = measure(model, corpus, "iid", 4)
-    assert measured == {STATE_CARRIED: pytest.approx(carried), STATE_ZERO: pytest.approx(zero_state)}
-    assert set(measure(model, corpus, "multi_stream", 4)) == {STATE_CARRIED}

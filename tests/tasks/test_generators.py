@@ -1,12 +1,12 @@
 """Every generator against a slow solver written from the task's definition, and the promise of pure examples."""
 
 import math
-import time
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operation_counts import count_operations
 from solver_checks import check_neighbours, check_targets
 
 from hf_recurrent import (
@@ -257,10 +257,21 @@ def test_bad_arguments_are_named(make, message):
         make()
 
 
-def test_generating_is_fast():
-    """The largest setting of the papers, a batch of it: far below the time of a training step."""
-    task = SelectiveCopying()
-    task.examples(np.arange(64))
-    begin = time.perf_counter()
-    task.examples(np.arange(64))
-    assert time.perf_counter() - begin < 0.2
+@pytest.mark.parametrize("task", TASKS, ids=names)
+def test_operations_do_not_grow_with_the_number_of_examples(task):
+    task.examples(np.arange(2))  # the first call fills caches
+    few, many = (count_operations(lambda count=count: task.examples(np.arange(count))) for count in (2, 500))
+    assert many == few
+
+
+def test_operations_and_draws_of_long_examples(monkeypatch):
+    """The largest setting of the papers: no operation for each step, and at most one random number."""
+    short, task = SelectiveCopying(length=64), SelectiveCopying()
+    assert count_operations(lambda: task.examples(np.arange(8))) == count_operations(
+        lambda: short.examples(np.arange(8))
+    )
+    drawn = []
+    words = ExampleDraws.words
+    monkeypatch.setattr(ExampleDraws, "words", lambda *args: drawn.append(words(*args)) or drawn[-1])
+    task.examples(np.arange(8))
+    assert 0 < sum(map(np.size, drawn)) <= 8 * task.length

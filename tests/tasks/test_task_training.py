@@ -17,7 +17,7 @@ from hf_recurrent import (
     config_from_preset,
     evaluate_task,
 )
-from hf_recurrent.tasks.evaluation import count_answers
+from hf_recurrent.tasks.answers import count_answers
 
 TASK = FlipFlop(length=24, p_ignore=0.5, num_validation_examples=20)
 
@@ -203,7 +203,7 @@ def test_a_vocabulary_that_is_too_small(tmp_path):
         tiny_trainer(tmp_path, task=task)
     with pytest.raises(ValueError, match="`task` 'copying' has 22 token ids"):
         evaluate_task(tiny_model(), task)
-    with pytest.raises(ValueError, match="num_examples is 0"):
+    with pytest.raises(ValueError, match="`num_examples` is 0"):
         evaluate_task(tiny_model(), TASK, 0)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from smt_cases import episodes, random_batch
 
-from hf_recurrent.trainers.memory_windows import (
+from hf_recurrent.trainers.smt.windows import (
     choose_anchors,
     choose_cuts,
     episode_bounds,

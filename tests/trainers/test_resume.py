@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_run import MAX_STEPS, PROGRAM, Noise, logged, tiny_corpora, tiny_model, tiny_trainer
 
 from hf_recurrent import ByteTokenizer, Corpus
-from hf_recurrent.trainers.checkpoint_files import load_tree, save_tree
+from hf_recurrent.checkpoint_files import load_tree, save_tree
 from hf_recurrent.trainers.recurrent_trainer import find_last_complete_checkpoint
 
 ALLOWED = {".safetensors", ".json", ".py"}

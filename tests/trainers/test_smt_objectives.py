@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from smt_cases import episodes, random_batch, tiny_pair
 
-from hf_recurrent.trainers.dmt_objective import DmtObjective
-from hf_recurrent.trainers.smt_losses import uniformity_loss
-from hf_recurrent.trainers.smt_objective import SmtObjective
+from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
+from hf_recurrent.trainers.smt.losses import uniformity_loss
+from hf_recurrent.trainers.smt.smt_objective import SmtObjective
 
 CONTEXT, FUTURE = 4, 3
 

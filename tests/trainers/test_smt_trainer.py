@@ -21,7 +21,7 @@ from hf_recurrent import (
     SmtTrainer,
     SmtTrainingArguments,
 )
-from hf_recurrent.trainers.memory_metrics import measure_memories
+from hf_recurrent.trainers.smt.metrics import measure_memories
 
 COMMON = {
     "max_steps": 6, "logging_steps": 2, "save_steps": 4, "learning_rate": 1e-2, "per_device_train_batch_size": 4,

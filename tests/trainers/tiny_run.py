@@ -72,6 +72,12 @@ def tiny_trainer(output_dir, model=None, callbacks=None, corpora=None, online=Fa
     )
 
 
+def sensitivities(trainer, group=0):
+    carried = trainer.carried.get(group, 0)
+    prefix = "sensitivities."
+    return {name.removeprefix(prefix): tensor for name, tensor in carried.items() if name.startswith(prefix)}
+
+
 def logged(trainer, key="loss"):
     return {entry["step"]: entry[key] for entry in trainer.state.log_history if key in entry}
 

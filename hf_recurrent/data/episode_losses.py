@@ -1,0 +1,94 @@
+"""Losses of a model over the episodes of a corpus, each byte once: with the state carried, or in windows.
+
+Shape letters: B streams or batch, T steps, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_recurrent.data.evaluation_streams import EvaluationStreams
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.recurrent_state import detach_state, select_state, upcast
+
+if TYPE_CHECKING:
+    from hf_recurrent.data.corpus import Corpus
+
+
+def carried_losses(
+    model: PreTrainedModel, corpus: "Corpus", num_streams: int, block_size: int
+) -> Iterator[tuple[float, int]]:
+    """(nats, bytes read) of every block, the state handed from each to the next."""
+    state, reading = None, torch.ones(num_streams, dtype=torch.bool)
+    for batch in EvaluationStreams(corpus, num_streams, block_size):
+        attended = batch["attention_mask"].sum(1)
+        # A stream that has run out has nothing more to say: the others go on without it.
+        if state is not None:
+            state = select_state(state, attended[reading].nonzero().squeeze(1))
+        reading = attended > 0
+        input_ids, labels, reset_mask = (
+            batch[name][reading, : int(attended.max())].to(model.device)
+            for name in ("input_ids", "shift_labels", "reset_mask")
+        )
+        output = model(input_ids=input_ids, reset_mask=reset_mask, state=state, use_cache=True)
+        state = detach_state(output.state)
+        yield _sum_of_nats(output.logits, labels), int(attended.sum())
+
+
+def window_losses(
+    model: PreTrainedModel, corpus: "Corpus", num_windows: int, block_size: int
+) -> Iterator[tuple[float, int]]:
+    """(nats, bytes read) of every batch of windows; no window sees another."""
+    for inputs, labels, num_bytes in _window_batches(corpus, num_windows, block_size):
+        # Padding is on the right, so no causal model needs a mask to keep it out of the real positions.
+        output = model(input_ids=torch.from_numpy(inputs).to(model.device), use_cache=False)
+        yield _sum_of_nats(output.logits, torch.from_numpy(labels).to(model.device)), num_bytes
+
+
+def _window_batches(
+    corpus: "Corpus", num_windows: int, block_size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Inputs and targets, both (B, T) int64, and the bytes in them; long windows first so that little is padded."""
+    lengths = np.diff(corpus.offsets)
+    counts = -(-lengths // block_size)
+    episode = np.repeat(np.arange(len(lengths)), counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    start = (np.arange(len(episode)) - first) * block_size
+    length = np.minimum(block_size, lengths[episode] - start)
+    order = np.argsort(-length, kind="stable")
+    for rows in np.split(order, range(num_windows, len(order), num_windows)):
+        shape = (len(rows), int(length[rows[0]]))
+        inputs, labels = np.zeros(shape, dtype=np.int64), np.full(shape, IGNORE_INDEX, dtype=np.int64)
+        for row, window in enumerate(rows):
+            tokens, begin, size = corpus[int(episode[window])], int(start[window]), int(length[window])
+            inputs[row, :size] = tokens[begin : begin + size]
+            following = tokens[begin + 1 : begin + size + 1]
+            labels[row, : len(following)] = following
+            if len(following) < size and corpus.end_token_id is not None:
+                labels[row, size - 1] = corpus.end_token_id
+        yield inputs, labels, int(length[rows].sum())
+
+
+def _sum_of_nats(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """Sum of -log p(label) over labels that are not -100; logits (B, T, V), labels (B, T)."""
+    losses = F.cross_entropy(upcast(logits).flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.sum(dtype=torch.float64).item()
+
+
+@contextmanager
+def evaluation_mode(*models: nn.Module) -> Iterator[None]:
+    """Models in evaluation mode for a while, then back in their own."""
+    training = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, before in zip(models, training, strict=True):
+            model.train(before)

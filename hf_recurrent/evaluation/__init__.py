@@ -1,0 +1,1 @@
+"""Evaluation of models: bits per byte, general compressors, answers to tasks, samples."""

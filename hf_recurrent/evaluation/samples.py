@@ -1,0 +1,43 @@
+"""Texts that a model writes after prompts."""
+
+import random
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_recurrent.data.episode_losses import evaluation_mode
+
+
+def generate_samples(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    length: int,
+    *,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> list[str]:
+    """One continuation of at most `length` bytes for each prompt; random states and mode are left as they were."""
+    python, array = random.getstate(), np.random.get_state()
+    try:
+        with evaluation_mode(model), torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(seed)
+            samples = []
+            for prompt in prompts:
+                inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
+                output = model.generate(
+                    input_ids=inputs["input_ids"],
+                    attention_mask=inputs["attention_mask"],
+                    max_new_tokens=length,
+                    do_sample=True,
+                    temperature=temperature,
+                    eos_token_id=tokenizer.eos_token_id,
+                    pad_token_id=tokenizer.pad_token_id,
+                )
+                new = output[0, inputs["input_ids"].shape[1] :]
+                samples.append(tokenizer.decode(new, skip_special_tokens=True, errors="replace"))
+            return samples
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)

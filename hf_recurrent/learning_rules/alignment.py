@@ -1,0 +1,102 @@
+"""How close the gradient of an online learning rule is to that of backpropagation through all of the time."""
+
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_recurrent.learning_rules.rules import RULES, LearningRule, build_learning_rule
+from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+
+REFERENCE = "bptt"
+
+
+class GradientAlignment(NamedTuple):
+    """One parameter's gradient by a rule against the true one.
+
+    Args:
+        parameter: its name.
+        cosine: cosine of the angle between the two.
+        norm_ratio: the rule's norm / the true norm.
+        max_relative_difference: largest difference / largest true magnitude.
+    """
+
+    parameter: str
+    cosine: float
+    norm_ratio: float
+    max_relative_difference: float
+
+
+def gradient_alignment(
+    model: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    shift_labels: torch.LongTensor,
+    reset_mask: torch.Tensor | None = None,
+    *,
+    rule: str = "rtrl",
+    stride: int = 1,
+) -> list[GradientAlignment]:
+    """Compare a rule's gradient, summed over blocks with the weights frozen, with full backpropagation through time.
+
+    The streams start from a zero state. In float32 a perfect rule differs by rounding; use `model.double()` to see
+    whether it is exact. The model and its `.grad`s are left as they were.
+
+    Args:
+        model: a recurrent language model.
+        input_ids: (B, L).
+        shift_labels: (B, L), the next bytes; -100 is ignored.
+        reset_mask: (B, L) bool, true where an episode starts.
+        rule: `rtrl`, `snap1`, `truncated`, `spatial`, or `bptt`, which is the reference itself.
+        stride: T, steps of a block; the last one may be shorter.
+
+    Returns:
+        A row for every parameter that learns.
+
+    Raises:
+        ValueError: there is no such rule, it cannot be had for this model, or the stride is below 1.
+    """
+    if rule not in (*RULES, REFERENCE):
+        raise ValueError(f"`rule` is {rule!r}; it must be one of {', '.join((*RULES, REFERENCE))}.")
+    if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
+        raise ValueError(f"`stride` is {stride!r}; it must be an integer of at least 1.")
+    if not supports_recurrent_state(model):
+        raise ValueError(f"`model` is a {type(model).__name__}, which carries no state from block to block.")
+    if not bool(shift_labels.ne(-100).any()):
+        raise ValueError("`shift_labels` holds no target: every one is -100.")
+    reset_mask = torch.zeros_like(input_ids, dtype=torch.bool) if reset_mask is None else reset_mask
+    batch = (input_ids, shift_labels, reset_mask)
+    expected = _gradients(model, LearningRule(model), batch, input_ids.shape[1])
+    learned = expected if rule == REFERENCE else _gradients(model, build_learning_rule(rule, model), batch, stride)
+    return [_compare(name, learned[name], gradient) for name, gradient in expected.items()]
+
+
+def _gradients(model, rule, batch, stride) -> dict[str, torch.Tensor]:
+    """Gradient of the mean loss over all targets, read in blocks."""
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = {name: parameter.grad for name, parameter in parameters.items()}
+    input_ids = batch[0]
+    state, carried = model.init_state(len(input_ids), input_ids.device), rule.init_carried(len(input_ids))
+    targets = batch[1].ne(-100).sum()
+    try:
+        for parameter in parameters.values():
+            parameter.grad = None
+        for ids, labels, resets in zip(*(tensor.split(stride, 1) for tensor in batch), strict=True):
+            state = rule.learn(carried, state, ids, labels, resets, targets).state
+        return {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in parameters.items()
+        }
+    finally:
+        for name, parameter in parameters.items():
+            parameter.grad = kept[name]
+
+
+def _compare(name: str, actual: torch.Tensor, expected: torch.Tensor) -> GradientAlignment:
+    actual, expected = actual.detach().double().flatten(), expected.detach().double().flatten()
+    norms, smallest = (actual.norm(), expected.norm()), torch.finfo(torch.float64).tiny
+    return GradientAlignment(
+        name,
+        (actual @ expected / (norms[0] * norms[1]).clamp(min=smallest)).item(),
+        (norms[0] / norms[1].clamp(min=smallest)).item(),
+        ((actual - expected).abs().max() / expected.abs().max().clamp(min=smallest)).item(),
+    )

@@ -1,0 +1,1 @@
+"""Rows, runner, report and training that all experiments share."""

@@ -1,0 +1,90 @@
+"""An experiment: rows that each train and measure one model, and how their measurements are shown."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Settings = dict[str, Any]
+# Label of a line → place on the x axis (None without one) → the measurements of all seeds.
+Curves = dict[str, dict[float | None, list[float]]]
+
+
+class Experiment:
+    """One table or figure of a paper, at the paper's size and at a small one that two cores finish.
+
+    Attributes:
+        name: as the user types it.
+        source: paper and table.
+        claim: the statement that the rows check.
+        note: how the rows were made. Placeholders such as `{steps:,}` stand for settings and results of the rows.
+        metric: the measurement, with its unit.
+        x_label: name of the x axis, or None for one number per line.
+        x_key: the setting that places a row on the x axis, in rows that have it.
+        part_label: label of the line of each entry of `value`, such as "{label}, {part}"; without it, the keys of
+            `value` are places on the x axis.
+        log_x, log_y: logarithmic axes.
+        percent: show measurements, which are fractions, as percentages.
+        number_format: of a measurement in the table; by default ".1f" with `percent`, else ".3f".
+        paper: label → the number that the paper prints.
+    """
+
+    name: str
+    source: str
+    claim: str
+    note: str
+    metric: str
+    x_label: str | None = None
+    x_key: str = "x"
+    part_label: str | None = None
+    log_x: bool = False
+    log_y: bool = False
+    percent: bool = False
+    number_format: str | None = None
+    paper: Mapping[str, str] = {}
+
+    def rows(self, size: str) -> list[Settings]:
+        """Settings of every row of `size`, "small" or "paper", without the seed: JSON values, with a `label` each."""
+        raise NotImplementedError
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        """Train and measure one row, whose settings have a `seed`.
+
+        Returns:
+            JSON values, with the measurement as `value`: a number, or a dictionary from places on the x axis (or from
+            names of lines, see `part_label`) to numbers.
+        """
+        raise NotImplementedError
+
+    def row_name(self, settings: Settings) -> str:
+        """Name of a row in the progress output."""
+        place = settings.get(self.x_key)
+        return settings["label"] + ("" if place is None else f", {self.x_label} {place:g}")
+
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        """Points of a row in table and plot: label of the line, place on the x axis or None, measurement."""
+        place, value = row.get(self.x_key), row["value"]
+        for key, number in value.items() if isinstance(value, dict) else [(place, value)]:
+            if self.part_label is None:
+                yield row["label"], key, number
+            else:
+                yield self.part_label.format(label=row["label"], part=key), place, number
+
+    def curves(self, rows: Sequence[Settings]) -> Curves:
+        """The lines of table and plot, in the order of the rows."""
+        result: Curves = {}
+        for row in rows:
+            for label, place, value in self.points(row):
+                line = result.setdefault(label, {})
+                line.setdefault(None if place is None else float(place), []).append(value)
+        return result
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        """Further columns of the table → cells, of all rows with one label."""
+        return {"parameters": f"{rows[-1]['num_parameters']:,}"} if "num_parameters" in rows[-1] else {}
+
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+        """Draw a figure of the experiment's own on matplotlib axes; False to draw the table instead."""
+        return False
+
+    def line_style(self, label: str) -> dict[str, Any]:
+        """Arguments of matplotlib's `plot` for the line of a label."""
+        return {}

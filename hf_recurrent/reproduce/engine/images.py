@@ -1,0 +1,62 @@
+"""MNIST and CIFAR-10 as sequences of pixels, from the published files."""
+
+import math
+
+import numpy as np
+
+from hf_recurrent import PixelSequences, sequential_cifar10, sequential_mnist
+from hf_recurrent.data.document_order import hash_integers
+
+# Share of the test images that trains where the training files are missing; the others test.
+_TRAINING_SHARE = 0.85
+
+
+def load_images(dataset: str, directory: str) -> tuple[PixelSequences, PixelSequences, str]:
+    """Training images, test images, and their description for the report.
+
+    Args:
+        dataset: "mnist", for which the test files alone are enough and are divided, or "cifar".
+        directory: directory of the published files.
+
+    Raises:
+        FileNotFoundError: files are missing; the message names the setting.
+        ValueError: a file is damaged or has another format.
+    """
+    read = {"mnist": sequential_mnist, "cifar": sequential_cifar10}[dataset]
+    try:
+        test = read(directory, "test")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"`data` is {directory!r}, but {error}; name the folder with --override data=FOLDER."
+        ) from error
+    try:
+        train = read(directory, "train")
+    except FileNotFoundError:
+        if dataset == "cifar":
+            raise
+        order = np.argsort(hash_integers(0, np.arange(len(test))))
+        cut = int(len(test) * _TRAINING_SHARE)
+        words = f"{cut:,} of the {len(test):,} test images to train, as the training set is not at hand"
+        train, test = _chosen(test, order[:cut]), _chosen(test, order[cut:])
+    else:
+        words = f"{len(train):,} training images"
+    return train, test, f"{words}; {len(test):,} others to judge"
+
+
+def _chosen(data: PixelSequences, indices: np.ndarray) -> PixelSequences:
+    return PixelSequences(data.images[indices], data.labels[indices], num_labels=data.num_labels, name=data.name)
+
+
+def average_pooled(data: PixelSequences, factor: int) -> PixelSequences:
+    """The same images with every square of factor × factor pixels averaged to one.
+
+    Raises:
+        ValueError: the images are not squares whose side is a multiple of `factor`.
+    """
+    count, steps, channels = data.images.shape
+    side = math.isqrt(steps)
+    if side * side != steps or side % factor:
+        raise ValueError(f"`pooling` is {factor}; it must divide the images' side, and they have {steps} pixels.")
+    squares = data.images.reshape(count, side // factor, factor, side // factor, factor, channels)
+    images = np.rint(squares.mean((2, 4))).astype(np.uint8).reshape(count, -1, channels)
+    return PixelSequences(images, data.labels, num_labels=data.num_labels, name=data.name)

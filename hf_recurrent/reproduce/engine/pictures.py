@@ -1,0 +1,38 @@
+"""Helpers for figures: several axes, sheets of images, arrays in rows."""
+
+import base64
+from typing import Any
+
+import numpy as np
+
+
+def split_axes(axes: Any, rows: int, columns: int, size: tuple[float, float]) -> list[Any]:
+    """Replace one matplotlib axes by rows × columns of them, row after row, in a figure of `size` inches."""
+    figure = axes.figure
+    axes.remove()
+    figure.set_size_inches(size)
+    return list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def pack(array: np.ndarray) -> dict[str, Any]:
+    """Pack an array into a small JSON value: float16 for floats, uint8 or uint16 for integers, which must not be
+    negative."""
+    kind = np.float16 if array.dtype.kind == "f" else np.uint8 if array.max() < 256 else np.uint16
+    array = np.ascontiguousarray(array, dtype=kind)
+    return {
+        "shape": list(array.shape),
+        "type": array.dtype.name,
+        "bytes": base64.b64encode(array.tobytes()).decode("ascii"),
+    }
+
+
+def unpack(packed: dict[str, Any]) -> np.ndarray:
+    """Undo [`pack`]."""
+    return np.frombuffer(base64.b64decode(packed["bytes"]), dtype=packed["type"]).reshape(packed["shape"])
+
+
+def image_sheet(images: np.ndarray, columns: int) -> np.ndarray:
+    """Join images (count, height, width) into one, `columns` side by side, with lines of the largest value between."""
+    padded = np.pad(images, ((0, 0), (0, 1), (0, 1)), constant_values=images.max())
+    rows = padded.reshape(-1, columns, *padded.shape[1:])
+    return rows.transpose(0, 2, 1, 3).reshape(rows.shape[0] * rows.shape[2], -1)

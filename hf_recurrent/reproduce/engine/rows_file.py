@@ -1,0 +1,40 @@
+"""The finished rows, in a JSON file that grows by one row at a time."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of an earlier run; none if there is no file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if not path.exists():
+        return []
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError("not a list of rows")
+    except ValueError as error:
+        raise ValueError(f"`{path}` is damaged ({error}); move it away to start over.") from error
+    return rows
+
+
+def find_row(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The finished row with these settings, or None."""
+    return next((row for row in rows if settings.items() <= row.items()), None)
+
+
+def write_rows(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write all rows; an interruption leaves the old file."""
+    write_text(json.dumps(rows, indent=1) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write to a temporary file, then rename it, so that an interruption leaves the old file."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,61 @@
+"""Train models of whole labelled sequences in the stock Trainer."""
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import TrainingArguments, default_data_collator
+
+from hf_recurrent.reproduce.engine.experiment import Settings
+from hf_recurrent.reproduce.engine.training import measured_run
+from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
+
+
+def train_supervised(
+    model: nn.Module,
+    dataset: Dataset,
+    settings: Settings,
+    *,
+    warmup_share: float,
+    weight_decay: float = 0.01,
+    loss: Callable[..., torch.Tensor] | None = None,
+) -> dict[str, Any]:
+    """Train with AdamW, linear warm-up and cosine decay.
+
+    Args:
+        dataset: items of equal shapes, which are stacked.
+        settings: a row with `steps` or `epochs`, `batch_size`, `learning_rate` and `seed`.
+        warmup_share: share of the steps in which the learning rate rises.
+        loss: function of `(outputs, labels, num_items_in_batch=…)`; by default the model's own loss.
+
+    Returns:
+        `num_parameters`, `seconds` and `device`.
+    """
+    steps = settings.get("steps") or max(settings["epochs"] * len(dataset) // settings["batch_size"], 1)
+    with tempfile.TemporaryDirectory() as directory:
+        args = TrainingArguments(
+            directory,
+            max_steps=steps,
+            per_device_train_batch_size=settings["batch_size"],
+            learning_rate=settings["learning_rate"],
+            lr_scheduler_type="cosine",
+            warmup_steps=int(steps * warmup_share),
+            weight_decay=weight_decay,
+            max_grad_norm=1.0,
+            seed=settings["seed"],
+            logging_steps=max(steps // 10, 1),
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_drop_last=True,
+            dataloader_pin_memory=torch.cuda.is_available(),
+        )
+        trainer = ParameterGroupsTrainer(
+            model, args, train_dataset=dataset, data_collator=default_data_collator, compute_loss_func=loss
+        )
+        with measured_run() as record:
+            trainer.train()
+    return {"num_parameters": sum(parameter.numel() for parameter in model.parameters()), **record}

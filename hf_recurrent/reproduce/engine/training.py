@@ -1,0 +1,113 @@
+"""Models, data and training shared by the experiments' rows."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
+
+from hf_recurrent import (
+    Corpus,
+    MultiStreamTrainer,
+    MultiStreamTrainingArguments,
+    Task,
+    config_from_preset,
+    load_corpus,
+)
+from hf_recurrent.reproduce.engine.experiment import Settings
+
+
+@contextmanager
+def measured_run() -> Iterator[dict[str, Any]]:
+    """A record that gets the device, and at the end of the block its `seconds`."""
+    record: dict[str, Any] = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"}
+    start = time.perf_counter()
+    yield record
+    record["seconds"] = round(time.perf_counter() - start, 2)
+
+
+def new_model(auto_class: Any, config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """A new model of a configuration by one of transformers' Auto classes, initialised with the seed."""
+    set_seed(seed)
+    return auto_class.from_config(config)
+
+
+def build_model(preset: str, vocab_size: int, seed: int, **overrides: Any) -> PreTrainedModel:
+    """A new language model of a preset's sizes, initialised with the seed."""
+    return new_model(AutoModelForCausalLM, config_from_preset(preset, vocab_size=vocab_size, **overrides), seed)
+
+
+def split_corpus(settings: Settings) -> tuple[Corpus, Corpus]:
+    """Training and held-out text by a row's `corpus` and `eval_bytes`, cut to `episode_bytes` where it has them."""
+    corpus, held_out = load_corpus(settings["corpus"]).split()
+    if settings.get("episode_bytes"):
+        corpus, held_out = (cut_documents(part, settings["episode_bytes"]) for part in (corpus, held_out))
+    return corpus, held_out.limit(settings["eval_bytes"])
+
+
+def cut_documents(corpus: Corpus, num_bytes: int) -> Corpus:
+    """Excerpts of `num_bytes` bytes, each an episode."""
+    return Corpus.from_documents(
+        document[start : start + num_bytes].tobytes()
+        for document in corpus
+        for start in range(0, len(document), num_bytes)
+    )
+
+
+def train(model: PreTrainedModel, data: Corpus | Task, **arguments: Any) -> dict[str, Any]:
+    """Train with [`MultiStreamTrainer`]; arguments and result are those of [`run_trainer`]."""
+    return run_trainer(
+        lambda args: MultiStreamTrainer(model, args, train_corpus=data), MultiStreamTrainingArguments, **arguments
+    )
+
+
+def train_on_task(model: PreTrainedModel, task: Task, settings: Settings) -> dict[str, Any]:
+    """Train on a task, one example per block, by a row's `steps`, `batch_size`, `learning_rate` and `seed`."""
+    return train(
+        model,
+        task,
+        steps=settings["steps"],
+        seed=settings["seed"],
+        per_device_train_batch_size=settings["batch_size"],
+        block_size=task.length,
+        learning_rate=settings["learning_rate"],
+    )
+
+
+def run_trainer(
+    build: Callable[[Any], MultiStreamTrainer],
+    arguments_class: type[MultiStreamTrainingArguments],
+    *,
+    steps: int,
+    measure: Callable[[MultiStreamTrainer], Any] | None = None,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Train in a temporary directory.
+
+    Args:
+        build: makes the trainer from its arguments.
+        steps: optimizer steps.
+        measure: called with the trainer after its last step; not counted in the seconds.
+        arguments: other fields of `arguments_class`.
+
+    Returns:
+        `num_parameters`, `seconds`, `device`, and the result of `measure` as `measured`.
+    """
+    defaults = {
+        "max_steps": steps,
+        "bf16": torch.cuda.is_available(),
+        "logging_steps": max(steps // 10, 1),
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = build(arguments_class(**{"output_dir": directory, **defaults, **arguments}))
+        with measured_run() as record:
+            trainer.train()
+        measured = {} if measure is None else {"measured": measure(trainer)}
+    return {"num_parameters": trainer.model.num_parameters(), **record, **measured}

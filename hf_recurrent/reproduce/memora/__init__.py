@@ -1,0 +1,1 @@
+"""Memora and its figures."""

@@ -1,0 +1,65 @@
+"""Memora with other recurrent units on text (Memora, section 5.6 and appendix F.7)."""
+
+from typing import Any
+
+from hf_recurrent import evaluate_bits_per_byte
+from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
+from hf_recurrent.reproduce.engine.training import build_model, split_corpus, train
+
+# Label, in the paper's words → recurrent unit.
+UNITS = {
+    "real GLRU": "glru",
+    "complex GLRU": "complex_glru",
+    "restricted complex GLRU": "complex_glru_conjugate",
+    "minGRU": "mingru",
+    "real LRU": "real_lru",
+    "complex LRU": "complex_lru",
+    "restricted complex LRU": "complex_lru_conjugate",
+}
+SIZES: dict[str, Settings] = {
+    "small": {
+        "hidden_size": 64, "state_size": 96, "num_hidden_layers": 2, "learning_rate": 3e-3,
+        "bytes": 8_000_000, "streams": 32, "block_size": 64, "corpus": "python", "eval_bytes": 500_000,
+    },
+    "paper": {
+        "hidden_size": 512, "state_size": 768, "num_hidden_layers": 12, "learning_rate": 3e-4,
+        "bytes": 4_000_000_000, "streams": 256, "block_size": 512,
+        "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 10_000_000,
+    },
+}  # fmt: skip
+
+
+class GLRUAlternatives(Experiment):
+    name = "glru-alternatives"
+    source = "Memora, Figure 6"
+    claim = (
+        "The paper's order on text: the real GLRU below (better than) the complex one, all GLRU below minGRU and LRU, "
+        "and no benefit from conjugate pairs."
+    )
+    note = (
+        "Memora of M {hidden_size}, S {state_size}, N {num_hidden_layers} after {bytes:,} bytes of `{corpus}` in "
+        "{streams} streams, T = {block_size}, learning rate {learning_rate:g}."
+    )
+    metric = "held-out bits per byte"
+
+    def rows(self, size: str) -> list[Settings]:
+        return [{"label": label, "recurrent_unit": unit, **SIZES[size]} for label, unit in UNITS.items()]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        corpus, held_out = split_corpus(settings)
+        widths = {key: settings[key] for key in ("hidden_size", "state_size", "num_hidden_layers", "recurrent_unit")}
+        model = build_model("memora-tiny", corpus.vocab_size, settings["seed"], **widths)
+        results = train(
+            model,
+            corpus,
+            steps=max(settings["bytes"] // (settings["streams"] * settings["block_size"]), 1),
+            seed=settings["seed"],
+            per_device_train_batch_size=settings["streams"],
+            block_size=settings["block_size"],
+            learning_rate=settings["learning_rate"],
+        )
+        measured = evaluate_bits_per_byte(model, held_out, num_streams=32, block_size=512, progress=False)
+        return {**results, "value": measured["bits_per_byte"]}
+
+
+EXPERIMENT = GLRUAlternatives()

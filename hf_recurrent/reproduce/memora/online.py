@@ -1,0 +1,117 @@
+"""Memora learning byte by byte, by RTRL and by one-step BPTT (Memora, Figure 5)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_recurrent import OnlineTrainer, OnlineTrainingArguments
+from hf_recurrent.reproduce.engine.experiment import Curves, Experiment, Settings
+from hf_recurrent.reproduce.engine.training import build_model, run_trainer, split_corpus
+
+METHODS = {"RTRL": "rtrl", "one-step BPTT": "truncated"}
+# Settings of all rows. Short streams of whole files would each hold one file, so the small size has excerpts.
+SIZES: dict[str, Settings] = {
+    "small": {
+        "hidden_size": 64, "state_size": 96, "num_hidden_layers": 2,
+        "corpus": "python", "episode_bytes": 1000, "eval_bytes": 50_000, "optim": "adamw_torch",
+    },
+    "paper": {
+        "hidden_size": 384, "state_size": 512, "num_hidden_layers": 6,
+        "corpus": "hub:roneneldan/TinyStories", "episode_bytes": 0, "eval_bytes": 10_000_000, "optim": "adamw_torch",
+    },
+}  # fmt: skip
+_SLOW = {"adam_beta2": 0.9999, "warmup_steps": 500, "lr_scheduler_type": "cosine"}
+# Learning rates of METHODS, and settings: of many streams, then of a single one.
+STREAMS: dict[str, list[tuple[tuple[float, float], Settings]]] = {
+    "small": [
+        ((1e-3, 1e-3), {"streams": 64, "steps": 6000}),
+        ((3e-4, 3e-4), {"streams": 1, "steps": 16_000, "arguments": _SLOW}),
+    ],
+    "paper": [
+        ((3e-5, 3e-5), {"streams": 1024, "steps": 4_000_000}),
+        (
+            (3e-5, 3e-7),
+            {"streams": 1, "steps": 20_000_000, "optim": "rmsprop", "hidden_size": 512, "state_size": 768},
+        ),
+    ],
+}
+EVALUATIONS = 5
+# Bits per byte of the bytes read since the last evaluation, each predicted before it was learned from.
+WHILE_READING = "while reading"
+
+
+class OnlineMemora(Experiment):
+    name = "online-memora"
+    source = "Memora, Figure 5"
+    claim = (
+        "Learning at every byte, with an update after each (T = 1), real-time recurrent learning ends below one-step "
+        "backpropagation, with many streams and with a single one."
+    )
+    note = (
+        "Memora of M {hidden_size}, S {state_size}, N {num_hidden_layers} on `{corpus}` in excerpts of "
+        "{episode_bytes:,} bytes (0: whole episodes); {steps:,} steps with {optim} at learning rate "
+        "{learning_rate:g}, for B = {streams:,} respectively. With B = 1 the small size has adam_beta2 0.9999, 500 "
+        "warm-up steps and cosine decay. Lines 'while reading': the bytes read since the last column, each predicted "
+        "before it was learned from."
+    )
+    metric = "held-out bits per byte"
+    x_label = "kB read"
+    log_x = True
+
+    def rows(self, size: str) -> list[Settings]:
+        return [
+            {"label": f"{name}, B = {kind['streams']}", "method": method, "learning_rate": rate, **SIZES[size], **kind}
+            for rates, kind in STREAMS[size]
+            for (name, method), rate in zip(METHODS.items(), rates, strict=True)
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        corpus, held_out = split_corpus(settings)
+        widths = {key: settings[key] for key in ("hidden_size", "state_size", "num_hidden_layers")}
+        model = build_model("memora-online", corpus.vocab_size, settings["seed"], **widths)
+        between = max(settings["steps"] // EVALUATIONS, 1)
+        results = run_trainer(
+            lambda args: OnlineTrainer(model, args, corpus, held_out),
+            OnlineTrainingArguments,
+            measure=read_log,
+            block_size=1,
+            per_device_train_batch_size=settings["streams"],
+            eval_strategy="steps",
+            eval_steps=between,
+            logging_steps=between,
+            per_device_eval_batch_size=32,
+            eval_block_size=512,
+            bf16=False,
+            **{key: settings[key] for key in ("steps", "seed", "method", "optim", "learning_rate")},
+            **settings.get("arguments", {}),
+        )
+        curves = (
+            {f"{step * settings['streams'] / 1000:g}": bits for step, bits in curve.items()}
+            for curve in results.pop("measured")
+        )
+        return {**results, **dict(zip(("value", WHILE_READING), curves, strict=True))}
+
+    def curves(self, rows: Sequence[Settings]) -> Curves:
+        result = super().curves(rows)
+        for row in rows:
+            line = result.setdefault(f"{row['label']}, {WHILE_READING}", {})
+            for place, value in row[WHILE_READING].items():
+                line.setdefault(float(place), []).append(value)
+        return result
+
+    def line_style(self, label: str) -> dict[str, Any]:
+        colour = "tab:green" if label.startswith("RTRL") else "tab:orange"
+        streams = label.split(", ")[1]
+        line = ("-." if streams == "B = 1" else "--") if label.endswith(WHILE_READING) else "-"
+        return {"color": colour, "linestyle": line, "marker": "o" if streams == "B = 1" else "s"}
+
+
+def read_log(trainer: Any) -> tuple[dict[int, float], dict[int, float]]:
+    """Optimizer step → held-out bits per byte, and optimizer step → those of the bytes read since the last one."""
+    history = trainer.state.log_history
+    return tuple(
+        {entry["step"]: entry[name] for entry in history if name in entry}
+        for name in ("eval_bits_per_byte", "bits_per_byte")
+    )
+
+
+EXPERIMENT = OnlineMemora()

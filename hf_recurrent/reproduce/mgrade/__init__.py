@@ -1,0 +1,1 @@
+"""Torchet et al. 2025, *mGRADE: Minimal Recurrent Gating Meets Delay Convolutions*."""

@@ -1,0 +1,56 @@
+"""Classification of images read pixel by pixel, as in mGRADE's tables 1 and 2."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from hf_recurrent import PixelSequences, config_from_preset
+from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
+from hf_recurrent.reproduce.engine.images import average_pooled, load_images
+from hf_recurrent.reproduce.engine.supervised import train_supervised
+from hf_recurrent.reproduce.engine.training import new_model
+
+# The paper's size has the settings of appendix C for sCIFAR.
+TRAINING: dict[str, Settings] = {
+    "small": {"pooling": 2, "epochs": 15, "batch_size": 32, "learning_rate": 1e-2, "warmup_share": 0.2},
+    "paper": {"pooling": 1, "epochs": 100, "batch_size": 32, "learning_rate": 4e-3, "warmup_share": 0.5},
+}
+
+
+class PixelClassification(Experiment):
+    """A table of test accuracies, whose rows have `dataset`, `data`, `preset`, `options` and the keys of TRAINING."""
+
+    note = (
+        "{data_used}; averaged over squares of side {pooling}; {epochs} epochs of batches of "
+        "{batch_size}, learning rate {learning_rate:g} with warm-up and cosine decay. Floats at inference are "
+        "parameters and buffers (appendix B)."
+    )
+    metric = "accuracy"
+    percent = True
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        train, test, words = load_images(settings["dataset"], settings["data"])
+        if settings["pooling"] > 1:
+            train, test = (average_pooled(data, settings["pooling"]) for data in (train, test))
+        config = config_from_preset(settings["preset"], **settings["options"])
+        model = new_model(AutoModelForSequenceClassification, config, settings["seed"])
+        results = train_supervised(model, train, settings, warmup_share=settings["warmup_share"])
+        memory = model.memory_footprint().total
+        return {**results, "value": accuracy(model, test), "data_used": words, "total_memory": memory}
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        return {**super().details(rows), "floats at inference": f"{rows[-1]['total_memory']:,}"}
+
+
+@torch.no_grad()
+def accuracy(model: Any, data: PixelSequences, batch_size: int = 250) -> float:
+    """Share of images whose label has the largest logit."""
+    model.eval()
+    right = 0
+    for first in range(0, len(data), batch_size):
+        pixels = torch.from_numpy(data.images[first : first + batch_size]).to(model.device)
+        answers = model(input_values=pixels.float() / 255).logits.argmax(-1).cpu()
+        right += int((answers == torch.from_numpy(data.labels[first : first + batch_size])).sum())
+    return right / len(data)

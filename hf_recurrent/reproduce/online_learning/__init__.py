@@ -1,0 +1,1 @@
+"""Zucchet et al. 2023, *Online Learning of Long-Range Dependencies*."""

@@ -1,0 +1,76 @@
+"""Cosines between online and true gradients (Online learning of long-range dependencies, Figure 2)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import set_seed
+
+from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
+from hf_recurrent.reproduce.online_learning.bit_copier import BitCopier, CopiedBits, layer_cosines, train_bit_copier
+
+# Label → rule, layers, |λ|min at initialisation: panels A, C and E.
+LINES = {
+    "ours, 1 layer": ("rtrl", 1, 0.0),
+    "ours, 2 layers": ("rtrl", 2, 0.0),
+    "ours, 3 layers": ("rtrl", 3, 0.0),
+    "ours, 4 layers": ("rtrl", 4, 0.0),
+    "ours, 4 layers, |λ| from 0.9": ("rtrl", 4, 0.9),
+    "truncated, 4 layers": ("truncated", 4, 0.0),
+    "spatial, 4 layers": ("spatial", 4, 0.0),
+}
+SIZES: dict[str, Settings] = {
+    "small": {"steps": 300, "batch_size": 20, "learning_rate": 4e-3, "num_measured": 100},
+    "paper": {"steps": 10_000, "batch_size": 50, "learning_rate": 1e-3, "num_measured": 1000},
+}
+# By the number of layers.
+_MARKERS = {1: "*", 2: "s", 3: "^", 4: "o"}
+AT_FIRST, TRAINED = "at first", "trained"
+
+
+class GradientAlignmentFigure(Experiment):
+    name = "gradient-alignment"
+    source = "Online learning of long-range dependencies, Figure 2"
+    claim = (
+        "The gradient learned online is exact in the last recurrent layer and points the right way below it, more so "
+        "than that of truncated and of spatial learning; it gets worse with depth and with training, not with "
+        "eigenvalues near 1."
+    )
+    note = (
+        "LRU of M 128, S 64 on the copy task, {num_tokens} patterns of 7 bits; all parameters of a layer except its "
+        "norm as one vector, {num_measured:,} sequences, before training and after {steps:,} steps of {batch_size} by "
+        "the rule itself, learning rate {learning_rate:g} with cosine decay."
+    )
+    metric = "cosine to the gradient of backpropagation through time"
+    x_label = "layer"
+
+    def rows(self, size: str) -> list[Settings]:
+        shared = {"num_tokens": 20, "num_examples": 20_000, **SIZES[size]}
+        return [
+            {"label": label, "rule": rule, "layers": layers, "r_min": r_min, **shared}
+            for label, (rule, layers, r_min) in LINES.items()
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        data = CopiedBits(settings["num_tokens"], settings["num_examples"], settings["seed"])
+        measured = CopiedBits(settings["num_tokens"], settings["num_measured"], settings["seed"], "validation")
+        set_seed(settings["seed"])
+        model = BitCopier({"num_hidden_layers": settings["layers"], "r_min": settings["r_min"]}, settings["rule"])
+        cosines = {AT_FIRST: layer_cosines(model, measured)}
+        results = train_bit_copier(model, data, settings)
+        cosines[TRAINED] = layer_cosines(model, measured)
+        value = {f"{stage}: {n}": cosine for stage, layers in cosines.items() for n, cosine in enumerate(layers, 1)}
+        return {**results, "value": value}
+
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for place, value in row["value"].items():
+            stage, _, layer = place.partition(": ")
+            yield f"{row['label']}, {stage}", layer, value
+
+    def line_style(self, label: str) -> dict[str, Any]:
+        colours = {"truncated": "tab:orange", "spatial": "tab:red", "ours": "tab:green"}
+        colour = "tab:blue" if "from 0.9" in label else colours[label.split(",")[0]]
+        marker = _MARKERS[int(label.split(", ")[1][0])]
+        return {"color": colour, "marker": marker, "linestyle": ":" if label.endswith(AT_FIRST) else "-"}
+
+
+EXPERIMENT = GradientAlignmentFigure()

@@ -1,0 +1,1 @@
+"""SMT: nonlinear RNNs trained without unrolling them."""

@@ -1,0 +1,56 @@
+"""Length of the future that a memory predicts, with and without gradients of the dynamics in the teacher (SMT,
+section 3.6)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
+from hf_recurrent.reproduce.smt.models import SMT, SMT_DMT, TEACHER
+from hf_recurrent.reproduce.smt.tasks import WITHOUT_BPTT, accuracies, train_on_task
+from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
+
+FUTURES = {"small": (1, 2, 4, 8), "paper": (1, 2, 4, 8, 16, 32, 64)}
+SIZES: dict[str, Settings] = {
+    # With a short future few timesteps contain the answer, so all are used.
+    "small": {"task": "retrieval,vocab_size=8,length=8", "steps": 1500, "dmt_steps": 300, "timesteps": 0},
+    "paper": {"task": "retrieval,length=64"},
+}
+
+
+class FutureLength(Experiment):
+    name = "smt-future-length"
+    source = "SMT, section 3.6, future length"
+    claim = (
+        "Retrieval takes a future long enough to hold the answer or joint training, in which credit goes back a step "
+        "of the sequence with each optimizer step; detached and with a short future it fails."
+    )
+    note = "`{task}`, " + TRAINING_NOTE + ". Drift before DMT: at each Tf."
+    metric = "accuracy of answers"
+    x_label = "Tf ="
+    part_label = "{label}, {part}"
+    log_x = True
+    percent = True
+
+    def rows(self, size: str) -> list[Settings]:
+        shared = {"method": SMT_DMT, **WITHOUT_BPTT[size], **SIZES[size]}
+        return [
+            {"label": kind, "x": length, "future_length": length, "smt": {"detached": kind == "detached"}, **shared}
+            for kind in ("joint", "detached")
+            for length in FUTURES[size]
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        results, _, _ = train_on_task(settings)
+        return {**results, "value": accuracies(results)}
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        drifts = {row["x"]: f"{row['measured_smt']['drift']:.3f}" for row in rows}
+        return {**super().details(rows), "drift before DMT": ", ".join(drifts.values())}
+
+    def line_style(self, label: str) -> dict[str, Any]:
+        kind = label.rpartition(", ")[2]
+        colour = "tab:blue" if label.startswith("joint") else "tab:orange"
+        return {"color": colour, "linestyle": {SMT_DMT: "-", SMT: "--", TEACHER: ":"}[kind]}
+
+
+EXPERIMENT = FutureLength()

@@ -1,0 +1,71 @@
+"""An RNN and its teacher on longer sequences than those of training (SMT, section 3.7)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_recurrent import SmtRnnForCausalLM, SmtTeacherModel, Task, evaluate_task
+from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
+from hf_recurrent.reproduce.smt.models import BPTT, SMT_DMT, TEACHER
+from hf_recurrent.reproduce.smt.tasks import LONG, SIZES, train_on_task
+from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
+from hf_recurrent.trainers.smt.metrics import measure_memories
+
+OWN: dict[str, Settings] = {
+    "small": {"task": "stack_operations,vocab_size=4,max_depth=3,length=16", **LONG, "num_tested": 200},
+    "paper": {"task": "stack_operations,length=64", "num_tested": 500},
+}
+# Test lengths, as multiples of the training length.
+FACTORS = (1, 2, 4, 8)
+
+
+class LengthGeneralization(Experiment):
+    name = "smt-length-generalization"
+    source = "SMT, section 3.7, sequence length"
+    claim = (
+        "At the training length the teacher answers at least as well as the RNN that it taught; on longer sequences "
+        "the RNN is far better."
+    )
+    note = (
+        "Trained on `{task}`, " + TRAINING_NOTE + ", {bptt_learning_rates:g} (BPTT, whichever is better); tested on "
+        "{num_tested} examples of each length, the teacher at 64 positions at most. Its context is the whole sequence."
+    )
+    metric = "accuracy of answers"
+    x_label = "T ="
+    log_x = True
+    percent = True
+
+    def rows(self, size: str) -> list[Settings]:
+        shared = {**SIZES[size], **OWN[size], "factors": list(FACTORS)}
+        return [{"label": method, "method": method, **shared} for method in (SMT_DMT, BPTT)]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        results, (rnn, teacher), task = train_on_task(settings)
+        value, teacher_value = {}, {}
+        for factor in settings["factors"]:
+            longer = replace(task, length=factor * task.length)
+            value[str(longer.length)] = evaluate_task(rnn, longer, batch_size=32)["accuracy"]
+            if settings["method"] == SMT_DMT:
+                teacher_value[str(longer.length)] = teacher_accuracy(rnn, teacher, longer)
+        return {**results, "value": value, "teacher_value": teacher_value}
+
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        yield from super().points(row)
+        for length, accuracy in row["teacher_value"].items():
+            yield TEACHER, length, accuracy
+
+
+def teacher_accuracy(rnn: SmtRnnForCausalLM, teacher: SmtTeacherModel, task: Task) -> float:
+    """Accuracy of a teacher's answers from its memory of all previous inputs."""
+    examples = task.examples(np.arange(task.num_validation_examples), "validation")
+    inputs, targets = (torch.from_numpy(part) for part in examples)
+    resets = torch.zeros_like(inputs, dtype=torch.bool)
+    resets[:, 0] = True
+    options = {"start": 0, "context_length": task.length}
+    return measure_memories(rnn, teacher, inputs, targets, resets, **options)["teacher_accuracy"]
+
+
+EXPERIMENT = LengthGeneralization()

@@ -1,0 +1,170 @@
+"""Five synthetic tasks: BPTT against SMT→DMT at equal optimizer steps (SMT, section 3.1)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hf_recurrent import SmtRnnForCausalLM, SmtTeacherModel, Task, task_from_name
+from hf_recurrent.reproduce.engine.experiment import Curves, Settings
+from hf_recurrent.reproduce.engine.pictures import split_axes
+from hf_recurrent.reproduce.engine.report import draw_table
+from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, SMT_DMT, TEACHER, build_pair
+from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, MethodComparison, train_bptt, train_smt_dmt
+
+# At the small size, for tasks in which more than one thing has to be remembered.
+LONG: Settings = {"steps": 4000, "dmt_steps": 1500}
+# Where also every step is an answer, the teacher needs more timesteps of a sequence and more steps (docs/log.md).
+_LONG_AND_DENSE = LONG | {"dmt_steps": 800, "timesteps": 16}
+# Size → task → its name with each length, and its own settings.
+TASKS: dict[str, dict[str, tuple[list[str], Settings]]] = {
+    "small": {
+        "retrieval": ([f"retrieval,vocab_size=8,length={length}" for length in (8, 16, 32, 64)], {}),
+        "string copy": ([f"string_copy,vocab_size=4,length={length}" for length in (8, 12)], LONG),
+        "stack operations": (
+            [f"stack_operations,vocab_size=4,max_depth=3,length={length}" for length in (8, 16)],
+            _LONG_AND_DENSE,
+        ),
+        "keys-values": ([f"keys_values,vocab_size=9,num_pairs={pairs}" for pairs in (2, 3)], LONG),
+        "modular arithmetic": (
+            [f"modular_arithmetic,vocab_size=5,max_a=2,max_b=2,num_shots={shots}" for shots in (4, 6)],
+            _LONG_AND_DENSE,
+        ),
+    },
+    "paper": {
+        "retrieval": ([f"retrieval,length={length}" for length in (32, 64, 128, 256)], {}),
+        "string copy": ([f"string_copy,length={length}" for length in (32, 64, 128)], {}),
+        "stack operations": ([f"stack_operations,length={length}" for length in (32, 64, 128)], {}),
+        "keys-values": ([f"keys_values,num_pairs={pairs}" for pairs in (4, 8, 16)], {}),
+        "modular arithmetic": ([f"modular_arithmetic,num_shots={shots}" for shots in (8, 16, 32)], {}),
+    },
+}
+WITHOUT_BPTT: dict[str, Settings] = {
+    "small": {
+        "sizes": SMALL_MODEL, "steps": 1500, "dmt_steps": 300, "batch_size": 32,
+        "learning_rate": 5e-3, "dmt_learning_rate": 3e-3,
+        "timesteps": 4, "dmt_timesteps": 16, "eval_windows": 256, "num_tested": 1000,
+    },
+    "paper": {
+        "sizes": PAPER_MODEL, "steps": 20_000, "dmt_steps": 1500, "batch_size": 32,
+        "learning_rate": 3e-4, "dmt_learning_rate": 3e-5,
+        "timesteps": 0, "dmt_timesteps": 0, "eval_windows": 256, "num_tested": 5000,
+    },
+}  # fmt: skip
+SIZES: dict[str, Settings] = {
+    "small": WITHOUT_BPTT["small"] | {"bptt_learning_rates": [1e-3, 3e-3]},
+    "paper": WITHOUT_BPTT["paper"] | {"bptt_learning_rates": [1e-4, 3e-4, 1e-3]},
+}
+_COLOURS = {SMT_DMT: "tab:blue", SMT: "tab:cyan", TEACHER: "tab:gray", BPTT: "tab:red"}
+
+
+class SyntheticTasks(MethodComparison):
+    name = "smt-tasks"
+    source = "SMT, section 3.1, synthetic tasks"
+    claim = (
+        "At equal optimizer steps an RNN after SMT→DMT answers at least as well as one after BPTT on each of the five "
+        "tasks, and the longer the sequence, the larger the difference."
+    )
+    note = (
+        "Transformer backbone, " + TRAINING_NOTE + ", {bptt_learning_rates:g} (BPTT, whichever is better); Tc = Tf = "
+        "T. Tasks in which more than one thing has to be remembered have more steps. Tested on {num_tested:,} other "
+        "examples ({eval_windows} for the teacher). Sequential operations and tokens are those of the whole training "
+        "at the longest T of a task. Best possible: accuracy of a predictor that knows all probabilities, in "
+        "modular arithmetic, whose first answers are guesses; at each T."
+    )
+    metric = "accuracy of answers"
+    x_label = "T ="
+    percent = True
+
+    def rows(self, size: str) -> list[Settings]:
+        return [
+            {
+                "label": f"{name}, {method}",
+                "x": task_from_name(task).length,
+                "task": task,
+                "method": method,
+                **SIZES[size],
+                **special,
+            }
+            for name, (tasks, special) in TASKS[size].items()
+            for task in tasks
+            for method in (BPTT, SMT_DMT)
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        results, _, task = train_on_task(settings)
+        value = {BPTT: results["measured"]["accuracy"]} if settings["method"] == BPTT else accuracies(results)
+        if hasattr(task, "best_answers"):
+            inputs, targets = task.examples(np.arange(settings["num_tested"]), "validation")
+            asked = targets >= 0
+            results["best_possible"] = float((task.best_answers(inputs) == targets)[asked].mean())
+        return {**results, "value": value}
+
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        name = row["label"].rpartition(", ")[0]
+        for kind, accuracy in row["value"].items():
+            yield f"{name}, {kind}", row["x"], accuracy
+
+    def curves(self, rows: Sequence[Settings]) -> Curves:
+        return dict(sorted(super().curves(rows).items(), key=lambda item: item[0].rpartition(", ")[0]))
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        best = {row["x"]: f"{row['best_possible'] * 100:.1f}" for row in rows if "best_possible" in row}
+        return {**super().details(rows), **({"best possible": ", ".join(best.values())} if best else {})}
+
+    def line_style(self, label: str) -> dict[str, Any]:
+        kind = label.rpartition(", ")[2]
+        return {"color": _COLOURS[kind], "linestyle": ":" if kind in (SMT, TEACHER) else "-"}
+
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+        names = list(dict.fromkeys(row["label"].rpartition(", ")[0] for row in rows))
+        for panel, name in zip(split_axes(axes, 1, len(names), (4 * len(names), 4)), names, strict=True):
+            draw_table(self, [row for row in rows if row["label"].startswith(f"{name}, ")], panel)
+            panel.set(title=name, ylim=(0, 105))
+        return True
+
+
+def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCausalLM, SmtTeacherModel], Task]:
+    """Train an RNN on a row's `task` by its `method` at Tc = Tf = T, by BPTT at the best of several learning rates.
+
+    Args:
+        settings: a row with those of training, `num_tested`, and `smt` and `future_length` to change the defaults.
+
+    Returns:
+        Results, (RNN, teacher), task.
+    """
+    seed = settings["seed"]
+    task = replace(task_from_name(settings["task"]), seed=seed, num_validation_examples=settings["num_tested"])
+    length = task.length
+    if settings["method"] == BPTT:
+        runs = []
+        for rate in settings["bptt_learning_rates"]:
+            pair = build_pair(settings["sizes"], task.vocab_size, seed)
+            results = train_bptt(pair[0], task, task, {**settings, "bptt_learning_rate": rate}, block_size=length)
+            runs.append(({**results, "bptt_learning_rate": rate}, pair))
+        results, pair = max(runs, key=lambda run: run[0]["measured"]["accuracy"])
+        return {**results, "seconds": round(sum(run["seconds"] for run, _ in runs), 2)}, pair, task
+    pair = build_pair(settings["sizes"], task.vocab_size, seed)
+    results = train_smt_dmt(
+        *pair,
+        task,
+        task,
+        {**settings, **{key: min(settings[key], length) for key in ("timesteps", "dmt_timesteps")}},
+        context_length=length,
+        future_length=settings.get("future_length", length),
+        rollout_length=length,
+    )
+    return results, pair, task
+
+
+def accuracies(results: dict[str, Any]) -> dict[str, float]:
+    """Accuracy of an RNN after DMT and before it, and of its teacher."""
+    return {
+        SMT_DMT: results["measured"]["accuracy"],
+        SMT: results["measured_smt"]["accuracy"],
+        TEACHER: results["measured"]["teacher_accuracy"],
+    }
+
+
+EXPERIMENT = SyntheticTasks()

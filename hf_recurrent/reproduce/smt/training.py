@@ -1,0 +1,149 @@
+"""Train an RNN by BPTT or by SMT→DMT, at equal optimizer steps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_recurrent import (
+    DmtTrainer,
+    DmtTrainingArguments,
+    MultiStreamTrainer,
+    MultiStreamTrainingArguments,
+    SmtRnnForCausalLM,
+    SmtTeacherModel,
+    SmtTrainer,
+    SmtTrainingArguments,
+)
+from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
+from hf_recurrent.reproduce.engine.training import run_trainer
+from hf_recurrent.reproduce.smt.models import BPTT, DMT, SMT, SMT_DMT
+from hf_recurrent.reproduce.smt.operations import step_operations
+
+# Part of the notes of all experiments that train.
+TRAINING_NOTE = (
+    "M {sizes[hidden_size]}, {sizes[num_memory_tokens]} memory tokens, N {sizes[num_hidden_layers]}; {steps:,} "
+    "optimizer steps of {batch_size} sequences for every method, of SMT→DMT the last {dmt_steps:,} are DMT's; SMT on "
+    "{timesteps} timesteps of each sequence (0: all); learning rates {learning_rate:g} (SMT), {dmt_learning_rate:g} "
+    "(DMT)"
+)
+# Appendix "Algorithms", for every method.
+_OPTIMIZER = {"weight_decay": 0.01, "adam_beta2": 0.999, "max_grad_norm": 1.0}
+
+
+class MethodComparison(Experiment):
+    """BPTT against SMT→DMT; the table has the costs of the whole training."""
+
+    def rows(self, size: str) -> list[Settings]:
+        return [{"label": method, "method": method, **self.sizes[size]} for method in (BPTT, SMT_DMT)]
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        costs = {"sequential operations": "sequential_operations", "tokens": "tokens"}
+        return {**super().details(rows), **{column: f"{rows[-1][key]:,}" for column, key in costs.items()}}
+
+
+def train_bptt(
+    rnn: SmtRnnForCausalLM, data: Any, held_out: Any, settings: Settings, *, block_size: int
+) -> dict[str, Any]:
+    """Backpropagation through time by a row's `steps`, `batch_size`, `bptt_learning_rate` and `seed`.
+
+    Args:
+        data, held_out: tasks or corpora.
+        block_size: T; of a task, the length of an example.
+
+    Returns:
+        The record of [`run_trainer`] with the evaluation on `held_out` as `measured`, and `sequential_operations` and
+        `tokens` of the whole run.
+    """
+    steps = settings["steps"]
+    results = _run(
+        MultiStreamTrainer,
+        MultiStreamTrainingArguments,
+        (rnn,),
+        (data, held_out),
+        settings,
+        steps=steps,
+        learning_rate=settings["bptt_learning_rate"],
+        block_size=block_size,
+    )
+    operations = steps * step_operations(rnn, None, BPTT, block_size)
+    return {**results, "sequential_operations": operations, "tokens": steps * settings["batch_size"] * block_size}
+
+
+def train_smt_dmt(
+    rnn: SmtRnnForCausalLM,
+    teacher: SmtTeacherModel,
+    data: Any,
+    held_out: Any,
+    settings: Settings,
+    *,
+    context_length: int,
+    future_length: int,
+    rollout_length: int,
+) -> dict[str, Any]:
+    """SMT and then DMT: `steps` optimizer steps together, the last `dmt_steps` of them DMT's.
+
+    Args:
+        settings: a row with these, `batch_size`, `learning_rate`, `dmt_learning_rate`, `timesteps`, `dmt_timesteps`,
+            `eval_windows` and `seed`; `smt`, if there, has other fields of [`SmtTrainingArguments`].
+
+    Returns:
+        As [`train_bptt`]; `measured` is the evaluation at the end, `measured_smt` that before DMT.
+    """
+    dmt_steps = settings["dmt_steps"]
+    smt_steps = settings["steps"] - dmt_steps
+    shared = {"context_length": context_length, "eval_windows": settings["eval_windows"]}
+    first = _run(
+        SmtTrainer,
+        SmtTrainingArguments,
+        (rnn, teacher),
+        (data, held_out),
+        settings,
+        steps=smt_steps,
+        learning_rate=settings["learning_rate"],
+        timesteps=settings["timesteps"],
+        future_length=future_length,
+        **shared,
+        **settings.get("smt", {}),
+    )
+    second = _run(
+        DmtTrainer,
+        DmtTrainingArguments,
+        (rnn, teacher),
+        (data, held_out),
+        settings,
+        steps=dmt_steps,
+        learning_rate=settings["dmt_learning_rate"],
+        timesteps=settings["dmt_timesteps"],
+        rollout_length=rollout_length,
+        **shared,
+    )
+    blocks = [getattr(data, "length", context_length + length) for length in (future_length, rollout_length)]
+    return {
+        **second,
+        "num_parameters": rnn.num_parameters(),
+        "seconds": round(first["seconds"] + second["seconds"], 2),
+        "measured_smt": first["measured"],
+        "sequential_operations": smt_steps * step_operations(rnn, teacher, SMT, context_length, future_length)
+        + dmt_steps * step_operations(rnn, teacher, DMT, rollout_length),
+        "tokens": settings["batch_size"] * (smt_steps * blocks[0] + dmt_steps * blocks[1]),
+    }
+
+
+def _run(
+    trainer: type[MultiStreamTrainer],
+    arguments_class: type[MultiStreamTrainingArguments],
+    models: tuple[Any, ...],
+    data: tuple[Any, Any],
+    settings: Settings,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Train models with one trainer and evaluate."""
+    return run_trainer(
+        lambda args: trainer(*models, args, *data),
+        arguments_class,
+        measure=lambda trainer: {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()},
+        seed=settings["seed"],
+        per_device_train_batch_size=settings["batch_size"],
+        per_device_eval_batch_size=16,
+        **_OPTIMIZER,
+        **arguments,
+    )

@@ -1,0 +1,1 @@
+"""State tracking and recall, as surveys of recurrent models measure them."""

@@ -1,0 +1,97 @@
+"""Induction heads and associative recall (survey, section 7.8, Table 6)."""
+
+from typing import Any
+
+from hf_recurrent import AssociativeRecall, InductionHeads, evaluate_task
+from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
+from hf_recurrent.reproduce.engine.training import build_model, train_on_task
+
+# Label → preset and recurrent unit.
+MODELS = {
+    "Transformer (Llama)": ("llama-s0", None),
+    "S4D (s5 unit)": ("memora-tiny", "s5"),
+    "Memora with minGRU": ("memora-tiny", "mingru"),
+    "Memora with GLRU": ("memora-tiny", "glru"),
+    "Hawk": ("hawk-tiny", None),
+    "Mamba (Mamba2)": ("mamba2-s0", None),
+}
+WIDTHS: dict[str, Settings] = {
+    # Initial weights for narrow layers: at a scale of 0.02 attention does not begin to learn (docs/log.md).
+    "llama": {
+        "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "initializer_range": 0.2,
+    },
+    # Shorter chunks take less time in plain torch (docs/log.md).
+    "mamba2": {"hidden_size": 64, "num_heads": 2, "state_size": 64, "num_hidden_layers": 2, "chunk_size": 32},
+    "hawk": {"hidden_size": 48, "state_size": 96, "num_hidden_layers": 2},
+    "memora": {"hidden_size": 48, "state_size": 96, "num_hidden_layers": 2},
+}  # fmt: skip
+TASKS: dict[str, dict[str, Settings]] = {
+    "small": {
+        "induction heads": {"length": 64, "vocab_size": 16},
+        "associative recall": {"num_pairs": 4, "num_keys": 8, "num_values": 8, "num_queries": 8},
+    },
+    "paper": {
+        "induction heads": {"length": 256, "vocab_size": 16},
+        "associative recall": {"num_pairs": 16, "num_keys": 32, "num_values": 32, "num_queries": 8},
+    },
+}
+SIZES: dict[str, Settings] = {
+    "small": {"steps": 3000, "batch_size": 32, "learning_rate": 2e-3, "num_tested": 2000},
+    "paper": {"steps": 100_000, "batch_size": 64, "learning_rate": 1e-3, "num_tested": 2000},
+}
+# Attention learns at this rate at both sizes.
+_ATTENTION_RATE = 1e-3
+# Label → accuracy in Table 6: induction heads, associative recall.
+PRINTED = {
+    "Transformer (Llama)": ("100", "100"),
+    "S4D (s5 unit)": ("35.6", "86.0"),
+    "Mamba (Mamba2)": ("100", "100"),
+}
+
+
+class RecallTable(Experiment):
+    name = "recall"
+    source = "Survey, Table 6"
+    claim = (
+        "Attention and selective recurrence recall the token that followed another one; a recurrence with a fixed "
+        "decay does not."
+    )
+    note = (
+        "Two layers each; {steps:,} steps of {batch_size} examples, learning rate {learning_rate:g} (of two values "
+        "the first is that of attention); {task_options[length]} steps of induction heads, {task_options[num_pairs]} "
+        "pairs and {task_options[num_queries]} queries of associative recall."
+    )
+    metric = "accuracy"
+    percent = True
+    paper = {  # noqa: RUF012 (read only)
+        f"{task}: {label}": numbers[place]
+        for place, task in enumerate(TASKS["small"])
+        for label, numbers in PRINTED.items()
+    }
+
+    def rows(self, size: str) -> list[Settings]:
+        return [
+            {
+                "label": f"{task}: {label}",
+                "task": task,
+                "task_options": options,
+                "preset": preset,
+                "widths": WIDTHS[family] | ({} if unit is None else {"recurrent_unit": unit}),
+                **SIZES[size],
+                **({"learning_rate": _ATTENTION_RATE} if family == "llama" else {}),
+            }
+            for task, options in TASKS[size].items()
+            for label, (preset, unit) in MODELS.items()
+            for family in [preset.split("-")[0]]
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        kind = {"induction heads": InductionHeads, "associative recall": AssociativeRecall}[settings["task"]]
+        task = kind(**settings["task_options"], seed=settings["seed"])
+        model = build_model(settings["preset"], task.vocab_size, settings["seed"], **settings["widths"])
+        results = train_on_task(model, task, settings)
+        return {**results, "value": evaluate_task(model, task, num_examples=settings["num_tested"])["accuracy"]}
+
+
+EXPERIMENT = RecallTable()

@@ -1,0 +1,83 @@
+"""Answers of a model to the examples of a task: whole examples from zero states, judged where something is asked.
+
+Shape letters: B streams or batch, T steps.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from hf_recurrent.data.episode_losses import evaluation_mode
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.recurrent_state import (
+    detach_state,
+    supports_recurrent_state,
+    upcast,
+)
+from hf_recurrent.tasks.example_draws import check_integer
+
+if TYPE_CHECKING:
+    from hf_recurrent.tasks.task import Task
+
+
+def count_answers(
+    model: PreTrainedModel,
+    task: "Task",
+    indices: np.ndarray,
+    *,
+    batch_size: int = 64,
+    block_size: int | None = None,
+    split: str = "validation",
+) -> dict[str, float | int]:
+    """Sums over some examples, which add up over processes: `nats`, `right`, `answers`, `exact`, `examples`."""
+    check_integer("batch_size", batch_size, 1)
+    check_integer("block_size", task.length if block_size is None else block_size, 1)
+    counts = {"nats": 0.0, "right": 0, "answers": 0, "exact": 0, "examples": len(indices)}
+    with evaluation_mode(model), torch.inference_mode():
+        for first in range(0, len(indices), batch_size):
+            inputs, targets = (
+                torch.from_numpy(part).to(model.device)
+                for part in task.examples(indices[first : first + batch_size], split)
+            )
+            asked = targets != IGNORE_INDEX
+            right = torch.zeros_like(asked)
+            for place, logits in _logits(model, inputs, block_size):
+                part = targets[:, place]
+                losses = F.cross_entropy(upcast(logits).flatten(0, 1), part.flatten(), reduction="none")
+                counts["nats"] += losses.sum(dtype=torch.float64).item()
+                right[:, place] = logits.argmax(-1) == part
+            counts["right"] += int(right.sum())
+            counts["answers"] += int(asked.sum())
+            counts["exact"] += int((right | ~asked).all(1).sum())
+    return counts
+
+
+def summarize_answers(counts: dict[str, float | int]) -> dict[str, float | int]:
+    """Metrics of [`evaluate_task`] from the sums of [`count_answers`]."""
+    answers = max(counts["answers"], 1)
+    return {
+        "accuracy": counts["right"] / answers,
+        "exact_match": counts["exact"] / max(counts["examples"], 1),
+        "loss": counts["nats"] / answers,
+        "num_answers": int(counts["answers"]),
+        "num_examples": int(counts["examples"]),
+    }
+
+
+def _logits(
+    model: PreTrainedModel, inputs: torch.Tensor, block_size: int | None
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """(steps, logits) of one piece of the examples (B, T) after another."""
+    if not supports_recurrent_state(model):
+        yield slice(0, inputs.shape[1]), model(input_ids=inputs, use_cache=False).logits
+        return
+    state, size = None, block_size or inputs.shape[1]
+    for begin in range(0, inputs.shape[1], size):
+        place = slice(begin, min(begin + size, inputs.shape[1]))
+        output = model(input_ids=inputs[:, place], state=state, use_cache=True)
+        state = detach_state(output.state)
+        yield place, output.logits

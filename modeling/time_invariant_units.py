@@ -1,0 +1,179 @@
+"""Recurrent units with a decay of their own for every channel, the same at all steps, and a dense read-out.
+
+Shape letters: B streams or batch, T steps, S state width.
+"""
+
+import math
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .recurrent_state import upcast
+from .recurrent_unit import (
+    ComplexRecurrentUnit,
+    RecurrentUnit,
+    StateReadOut,
+    copy_log,
+    input_normalizer,
+)
+
+
+class RealLRU(RecurrentUnit):
+    """Linear recurrent unit with real eigenvalues (Orvieto et al. 2023, section 3; Memora, section 5.6).
+
+    r = exp(-e^ν),  γ = sqrt(1 - r²),  h_t = r ∘ h_{t-1} + γ ∘ (B u),  y_t = C h_t.
+    """
+
+    def __init__(self, input_size: int, state_size: int, **options):
+        super().__init__(input_size, state_size, **options)
+        self.input_projection = self.input_map()
+        self.nu = nn.Parameter(torch.empty(state_size))
+        self.state_read_out = StateReadOut(state_size)
+
+    def reset_parameters(self) -> None:
+        copy_log(self.nu, self.sample_rate(self.nu))
+
+    def project(self, inputs):
+        return (self.input_projection(inputs),)
+
+    def coefficients(self, projection):
+        projection, nu = map(upcast, (projection, self.nu))
+        decay, normalizer = self.decay_and_normalizer(-torch.exp(nu))
+        return decay, normalizer * projection
+
+    def read_out(self, states, projection):
+        return self.state_read_out(states)
+
+
+class ComplexLRU(ComplexRecurrentUnit):
+    """Linear recurrent unit (Orvieto et al. 2023, section 3).
+
+    λ = exp(-e^ν + i e^θ),  γ = sqrt(1 - |λ|²),  h_t = λ ∘ h_{t-1} + γ ∘ (B u),  y_t = Re(C h_t), B and C complex.
+
+    As the counts of Memora's Table 2 have it, γ follows λ and is no parameter, and the block's gate takes the place of
+    the direct path D u.
+    """
+
+    def __init__(self, input_size: int, state_size: int, **options):
+        super().__init__(input_size, state_size, **options)
+        self.input_projection = self.input_map()
+        self.nu = nn.Parameter(torch.empty(self.free_channels))
+        self.theta = nn.Parameter(torch.empty(self.free_channels))
+        self.state_read_out = StateReadOut(state_size)
+
+    def reset_parameters(self) -> None:
+        copy_log(self.nu, self.sample_rate(self.nu))
+        copy_log(self.theta, self.sample_phase(self.theta))
+
+    def project(self, inputs):
+        return (self.input_projection(inputs),)
+
+    def coefficients(self, projection):
+        projection, nu, theta = map(upcast, (projection, self.nu, self.theta))
+        log_decay = -torch.exp(nu)
+        normalizer = self.of_all_channels(input_normalizer(log_decay))
+        real, imaginary = projection.chunk(2, -1)
+        eigenvalue = self.eigenvalue(torch.exp(log_decay), torch.exp(theta))
+        return eigenvalue, torch.complex(normalizer * real, normalizer * imaginary)
+
+    def read_out(self, states, projection):
+        return self.state_read_out(states)
+
+
+class ComplexLRUConjugate(ComplexLRU):
+    """LRU whose eigenvalues come in conjugate pairs (Memora, appendix G.5)."""
+
+    conjugate_pairs = True
+
+
+class LRU(ComplexRecurrentUnit):
+    """Linear recurrent unit with a learned normalisation (Zucchet et al. 2023, appendix A.1).
+
+    λ = exp(-e^ν + i e^θ),  h_t = λ ∘ h_{t-1} + γ ∘ (B u).
+
+    γ starts as sqrt(1 - |λ|²) and is then learned, as its logarithm. The output is h: Re(C h) + D u is the layer's.
+
+    Args:
+        r_min: smallest |λ| at initialisation.
+        r_max: largest |λ| at initialisation; λ is uniform on the ring between the two, on the disk for 0 and 1.
+        max_phase: phases of λ are uniform between 0 and this at initialisation.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        state_size: int,
+        *,
+        r_min: float = 0.0,
+        r_max: float = 1.0,
+        max_phase: float = 2 * math.pi,
+        **options,
+    ):
+        super().__init__(input_size, state_size, **options)
+        self.r_min, self.r_max, self.max_phase = r_min, r_max, max_phase
+        self.input_projection = self.input_map()
+        self.nu = nn.Parameter(torch.empty(self.free_channels))
+        self.theta = nn.Parameter(torch.empty(self.free_channels))
+        self.log_gamma = nn.Parameter(torch.empty(self.free_channels))
+
+    def reset_parameters(self) -> None:
+        # Logarithms of neither end of the interval: |λ| = 0, |λ| = 1 and a phase of 0 have none.
+        u, v = torch.rand(2, self.free_channels, dtype=torch.float64, device=self.nu.device).clamp(1e-7, 1 - 1e-7)
+        copy_log(self.nu, -0.5 * torch.log(u * (self.r_max**2 - self.r_min**2) + self.r_min**2))
+        copy_log(self.theta, self.max_phase * v)
+        copy_log(self.log_gamma, input_normalizer(-torch.exp(self.nu)))
+
+    def project(self, inputs):
+        return (self.input_projection(inputs),)
+
+    def coefficients(self, projection):
+        projection, nu, theta, log_gamma = map(upcast, (projection, self.nu, self.theta, self.log_gamma))
+        normalizer = torch.exp(log_gamma)
+        real, imaginary = projection.chunk(2, -1)
+        eigenvalue = self.eigenvalue(torch.exp(-torch.exp(nu)), torch.exp(theta))
+        return eigenvalue, torch.complex(normalizer * real, normalizer * imaginary)
+
+
+class S5(ComplexRecurrentUnit):
+    """Diagonal state space with dense maps in and out (Smith et al. 2023), in S4D's parameters (Gu et al. 2022).
+
+    A = -e^α + i ω, step Δ = e^δ, zero-order hold:  λ = exp(Δ A),  h_t = λ ∘ h_{t-1} + (λ - 1) / A ∘ (B u),
+    y_t = Re(C h_t).  Starts as S4D-Lin: A_n = -1/2 + iπn in blocks of 32 channels, Δ log-uniform in [0.001, 0.1].
+    """
+
+    block_channels = 32
+    step_range = (0.001, 0.1)
+
+    def __init__(self, input_size: int, state_size: int, **options):
+        super().__init__(input_size, state_size, **options)
+        self.input_projection = self.input_map()
+        self.log_rate = nn.Parameter(torch.empty(self.free_channels))
+        self.frequency = nn.Parameter(torch.empty(self.free_channels))
+        self.log_step = nn.Parameter(torch.empty(self.free_channels))
+        self.state_read_out = StateReadOut(state_size)
+
+    def reset_parameters(self) -> None:
+        channel = torch.arange(self.free_channels, dtype=torch.float32, device=self.frequency.device)
+        init.constant_(self.log_rate, math.log(0.5))
+        init.copy_(self.frequency, math.pi * (channel % self.block_channels))
+        low, high = map(math.log, self.step_range)
+        init.uniform_(self.log_step, low, high)
+
+    def project(self, inputs):
+        return (self.input_projection(inputs),)
+
+    def coefficients(self, projection):
+        projection, log_rate, frequency, log_step = map(
+            upcast, (projection, self.log_rate, self.frequency, self.log_step)
+        )
+        step, rate = torch.exp(log_step), torch.exp(log_rate)
+        log_decay, phase = -step * rate, step * frequency
+        # λ - 1 without the cancellation of nearly equal numbers.
+        decay = torch.exp(log_decay)
+        real = torch.expm1(log_decay) * torch.cos(phase) - 2 * torch.sin(phase / 2) ** 2
+        gain = torch.complex(real, decay * torch.sin(phase)) / torch.complex(-rate, frequency)
+        return self.eigenvalue(decay, phase), gain * torch.complex(*projection.chunk(2, -1))
+
+    def read_out(self, states, projection):
+        return self.state_read_out(states)

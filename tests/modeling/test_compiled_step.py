@@ -1,0 +1,167 @@
+"""One byte in one call of the compiled kernel gives what `forward` gives, and steps aside where it cannot."""
+
+import copy
+
+import pytest
+import torch
+from model_cases import TOLERANCES, each_dtype, read_bytes, relative_difference, tiny_model
+from torch import nn
+
+from hf_recurrent.modeling import compiled_step, single_step
+
+needs_kernel = pytest.mark.skipif(compiled_step._kernel() is None, reason="the kernel was not built")
+CASES = {
+    "memora": {},
+    "hawk": {},
+    "memora+glru+signed": {},
+    "memora, LayerNorm behind the blocks": {"norm_after_contraction": True},
+    "memora, odd widths": {"hidden_size": 37, "state_size": 21, "intermediate_size": 83},
+    "hawk, no memory in the convolution": {"conv_kernel": 1},
+}
+
+
+def is_compiled(model) -> bool:
+    """Whether the last byte was read by the kernel, which leaves no hidden states behind."""
+    written = single_step._steps.get(model.model)
+    return written is not None and written.program is not None and written.watch.unchanged()
+
+
+@needs_kernel
+@each_dtype
+@pytest.mark.parametrize("streams", [1, 3, 6, 23])
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_bytes_equal_the_whole(case, streams, dtype):
+    model = tiny_model(case.split(",")[0], dtype, **CASES[case])
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm) and module.weight is not None:
+            module.weight.uniform_(0.5, 1.5)
+    input_ids = torch.randint(1, 256, (streams, 11))
+    expected = model(input_ids)
+    logits, states = read_bytes(model, input_ids)
+    assert is_compiled(model)
+    assert relative_difference(logits, expected.logits) < TOLERANCES[dtype]
+    for name, tensor in expected.state.items():
+        assert tensor.numel() == 0 or relative_difference(states[-1][name], tensor) < TOLERANCES[dtype]
+
+
+@needs_kernel
+@torch.no_grad()
+def test_arguments_stay_as_they_are():
+    model = tiny_model("hawk")
+    state = model(torch.tensor([[5, 6, 7]])).state
+    embedded = torch.randn(1, 1, 16)
+    before, embedded_before = copy.deepcopy(state), embedded.clone()
+    model(inputs_embeds=embedded, state=state)
+    assert is_compiled(model) and torch.equal(embedded, embedded_before)
+    assert all(torch.equal(state[name], before[name]) for name in state)
+
+
+def change_in_place(model):
+    model.model.layers[1].mlp.up_proj.weight.copy_(torch.linspace(-1, 1, 48 * 16).view(48, 16).cos())
+
+
+def replace_a_weight(model):
+    model.model.layers[0].mlp_norm.weight = nn.Parameter(torch.linspace(0.1, 3, 16))
+
+
+def replace_a_map(model):
+    mlp = model.model.layers[0].mlp
+    mlp.down_proj = nn.Sequential(mlp.down_proj, nn.Tanh())
+
+
+def add_a_hook(model):
+    model.model.layers[0].recurrent_block.register_forward_hook(lambda module, inputs, output: (-output[0], output[1]))
+
+
+def stand_in_front(model):
+    block = model.model.layers[0].mlp
+    block.forward = lambda hidden: torch.zeros_like(hidden)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "change", [change_in_place, replace_a_weight, replace_a_map, add_a_hook, stand_in_front], ids=lambda f: f.__name__
+)
+@torch.no_grad()
+def test_a_changed_model_is_noticed(change):
+    model = tiny_model("memora")
+    input_ids = torch.randint(1, 256, (2, 6))
+    before, _ = read_bytes(model, input_ids)
+    change(model)
+    after, _ = read_bytes(model, input_ids)
+    assert relative_difference(after, model(input_ids).logits) < 1e-5
+    assert relative_difference(after, before) > 1e-2
+
+
+@needs_kernel
+@torch.no_grad()
+def test_another_type_copies_and_many_streams():
+    model = tiny_model("memora")
+    input_ids = torch.randint(1, 256, (1, 6))
+    read_bytes(model, input_ids)
+    assert is_compiled(copy.deepcopy(model)) is False
+    copied, _ = read_bytes(copy.deepcopy(model), input_ids)
+    expected, _ = read_bytes(model.double(), input_ids)
+    assert expected.dtype == torch.float64 and relative_difference(copied.double(), expected) < 1e-5
+    many = input_ids.expand(40, -1)
+    assert relative_difference(read_bytes(model, many)[0], model(many).logits) < 1e-10
+    half, _ = read_bytes(model.bfloat16(), input_ids)
+    assert half.dtype == torch.bfloat16 and not is_compiled(model)
+
+
+@needs_kernel
+def test_gradients_go_through_a_single_byte():
+    model = tiny_model("memora", torch.float64)
+    with torch.no_grad():
+        state = model(torch.tensor([[1, 2]])).state
+    model(torch.tensor([[3]]), state=state, shift_labels=torch.tensor([[4]])).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_generates_the_same_without_the_kernel(monkeypatch):
+    model = tiny_model("memora", torch.float64)
+    options = {
+        "inputs": torch.tensor([list(b"import")]),
+        "max_new_tokens": 15,
+        "do_sample": False,
+        "eos_token_id": None,
+    }
+    expected = model.generate(**options)
+    monkeypatch.setattr(compiled_step, "_kernel", lambda: None)
+    assert torch.equal(model.generate(**options), expected)
+
+
+@needs_kernel
+@pytest.mark.parametrize("operation", ["gelu", "glru", "rg_lru"])
+@pytest.mark.parametrize("negative", [False, True])
+def test_functions_in_float32(operation, negative):
+    """The kernel's own polynomials against float64, also far out, where torch's float32 GeLU has lost all digits."""
+    program = compiled_step._kernel().StepProgram(torch.float32, 2)
+    x = torch.linspace(-14, 14, 10001).repeat(2, 1)  # an odd width: the last lanes are not full
+    names = ("recurrence_gate", "input_gate", "projection", "state")
+    tensors = {name: torch.roll(x, 997 * place, 1).contiguous() for place, name in enumerate(names)}
+    rate, new = torch.roll(x[0], 5) / 3, torch.empty_like(x)
+    program._widths |= dict.fromkeys(names, x.shape[1])
+    if operation == "gelu":
+        output = program.gelu("recurrence_gate")
+    else:
+        getattr(program, operation)("new", *names, rate, 8.0, negative)
+        output = new
+    program.run({name: (tensors | {"new": new})[name] for name in program._places})
+    gate, input_gate, projection, state = (tensor.double() for tensor in tensors.values())
+    if operation == "gelu":
+        expected = gate / 2 * torch.special.erfc(-gate / 2**0.5)
+        torch.testing.assert_close(output.double(), expected, rtol=5e-6, atol=1e-36)
+        return
+    rate = rate.double()
+    rate, inputs = (
+        (rate.exp(), input_gate * projection)
+        if operation == "glru"
+        else (nn.functional.softplus(rate), input_gate.sigmoid() * projection)
+    )
+    log_decay = -8 * rate * gate.sigmoid()
+    decay = 2 * log_decay.exp() - 1 if negative else log_decay.exp()
+    squared = -4 * log_decay.exp() * log_decay.expm1() if negative else -(2 * log_decay).expm1()
+    expected = decay * state + squared.clamp_min(4e-12 if negative else 1e-12).sqrt() * inputs
+    assert ((output - expected).abs() / (inputs.abs() + state.abs() + 1e-3)).max() < 5e-7

@@ -1,0 +1,1 @@
+"""Supervised and DAgger Memory Training: objectives, windows of blocks, losses and metrics."""

@@ -1,0 +1,69 @@
+"""What one step of DAgger Memory Training computes: the RNN runs on its own memories (SMT, section 2.3)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
+from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
+from hf_recurrent.trainers.smt.losses import decoder_loss, dynamics_loss, unexplained_variance
+from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
+from hf_recurrent.trainers.smt.windows import episode_bounds
+
+
+@dataclass
+class DmtLosses:
+    """Scalars, detached but for `total`; drift is 1 - R² of the labelled memories of this batch."""
+
+    total: Tensor
+    memory_loss: Tensor
+    readout_loss: Tensor
+    drift: Tensor
+
+
+class DmtObjective(StudentAndTeacher):
+    """`L_dmt` of a rollout, and the readout's next-byte loss with the gradient stopped at the memory.
+
+    The RNN runs from `start` to the end of the block on its own memories. Its memory at `start` - 1 is the teacher's
+    (zero for `start` = 0, and where an episode begins), and at the anchors it has to be the teacher's again.
+
+    Args:
+        student, teacher: models of the same memory and vocabulary; the teacher is not trained here.
+        context_length: Tc, bytes that the teacher's memories are made from at most.
+        gradient_steps: steps that gradients reach back through the rollout: 1 for none, None for all.
+    """
+
+    def __init__(
+        self,
+        student: SmtRnnForCausalLM,
+        teacher: SmtTeacherModel,
+        *,
+        context_length: int,
+        gradient_steps: int | None = None,
+    ):
+        super().__init__(student, teacher)
+        self.context_length, self.gradient_steps = context_length, gradient_steps
+
+    def forward(
+        self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor, start: int
+    ) -> DmtLosses:
+        """The losses of one batch.
+
+        Args:
+            input_ids, shift_labels, reset_mask: (B, T).
+            anchors: (B, K) positions from `start` on whose memories are labelled.
+            start: first position that the RNN reads.
+        """
+        starts, _ = episode_bounds(reset_mask)
+        with torch.no_grad():
+            memory = self.encode(input_ids, starts, anchors, self.context_length)
+            before = torch.full_like(anchors[:, :1], start - 1)
+            first = self.encode(input_ids, starts, before, self.context_length)[:, 0]
+        rollout = self.roll_out(first, input_ids[:, start:], reset_mask[:, start:], self.gradient_steps)
+        places = (anchors - start)[..., None, None].expand(-1, -1, *memory.shape[2:])
+        predicted = rollout.gather(1, places)
+        logits = self.student.readout(rollout.detach().flatten(0, 1))
+        losses = (dynamics_loss(predicted, memory), decoder_loss(logits, shift_labels[:, start:].flatten()))
+        residual, total = unexplained_variance(predicted.detach().flatten(0, 1), memory.flatten(0, 1))
+        return DmtLosses(sum(losses), *(loss.detach() for loss in losses), drift=residual / total.clamp(min=1e-30))

@@ -1,0 +1,81 @@
+"""What one step of Supervised Memory Training computes: no recurrence, whatever the length (SMT, section 2.2)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
+from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
+from hf_recurrent.trainers.smt.losses import decoder_loss, dynamics_loss, uniformity_loss
+from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
+from hf_recurrent.trainers.smt.windows import episode_bounds, gather_futures
+
+
+@dataclass
+class SmtLosses:
+    """Scalars, detached but for `total`; `teacher_loss` is that of the first future byte alone."""
+
+    total: Tensor
+    decoder_loss: Tensor
+    dynamics_loss: Tensor
+    uniformity: Tensor
+    teacher_loss: Tensor
+
+
+class SmtObjective(StudentAndTeacher):
+    """`L_smt` = λ_dec L_dec + λ_dyn L_dyn + λ_unif L_unif at some positions of each block (SMT, equation 5).
+
+    At an anchor a the teacher's memory m_a predicts the future of a, and the RNN predicts m_a from m_{a-1} and x_a.
+    The memory before the first byte of an episode is zero, as in the RNN.
+
+    Args:
+        student, teacher: models of the same memory and vocabulary.
+        context_length: Tc, bytes that a memory is made from at most.
+        future_length: Tf, bytes that it predicts.
+        decoder_weight, dynamics_weight, uniformity_weight: the λ.
+        detached: the RNN learns from the memories without shaping them.
+        uniformity_over: "tokens" or "states".
+    """
+
+    def __init__(
+        self,
+        student: SmtRnnForCausalLM,
+        teacher: SmtTeacherModel,
+        *,
+        context_length: int,
+        future_length: int,
+        decoder_weight: float = 1.0,
+        dynamics_weight: float = 0.1,
+        uniformity_weight: float = 0.001,
+        detached: bool = False,
+        uniformity_over: str = "tokens",
+    ):
+        super().__init__(student, teacher)
+        self.context_length, self.future_length = context_length, future_length
+        self.weights = (decoder_weight, dynamics_weight, uniformity_weight)
+        self.detached, self.uniformity_over = detached, uniformity_over
+
+    def forward(self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor) -> SmtLosses:
+        """The losses of one batch.
+
+        Args:
+            input_ids, shift_labels, reset_mask: (B, T).
+            anchors: (B, K) positions, in order.
+        """
+        starts, ends = episode_bounds(reset_mask)
+        memory, previous = self.encode_with_previous(input_ids, starts, anchors, self.context_length)
+        inputs, targets = gather_futures(input_ids, shift_labels, ends, anchors, self.future_length)
+        logits = self.teacher.decode(memory.flatten(0, 1), inputs.flatten(0, 1))
+        targets = targets.flatten(0, 1)
+        label = memory
+        if self.detached:
+            label, previous = memory.detach(), previous.detach()
+        predicted = self.student.update(previous.flatten(0, 1), input_ids.gather(1, anchors).flatten())
+        losses = (
+            decoder_loss(logits, targets),
+            dynamics_loss(predicted, label.flatten(0, 1)),
+            uniformity_loss(memory, self.uniformity_over) if len(memory) > 1 else memory.new_zeros(()),
+        )
+        total = sum(weight * loss for weight, loss in zip(self.weights, losses, strict=True))
+        parts = [loss.detach() for loss in losses]
+        return SmtLosses(total, *parts, teacher_loss=decoder_loss(logits[:, :1].detach(), targets[:, :1]))
