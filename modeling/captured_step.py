@@ -13,11 +13,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .module_watch import ModuleWatch
 from .recurrent_state import RecurrentState
 
 # So many single steps of the same streams run as they stand before a graph is made, which takes as long as dozens.
 _STEPS_BEFORE = 2
+# Captures share the state of the device's random generator, so that only one runs at a time.
+_capturing = threading.Lock()
 
 
 def _record(
@@ -47,8 +48,6 @@ class CapturedStep:
     """The step of one model for B streams, recorded once it has been asked for a few times."""
 
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
-        self.key = self._key(hidden)
-        self.watch = ModuleWatch(model)
         self.wanted = all(map(_has_no_switches, model.modules()))
         self.steps = 0
         self.names: list[str] = []
@@ -58,18 +57,15 @@ class CapturedStep:
         self.lock = threading.Lock()
 
     @staticmethod
-    def _key(hidden: torch.Tensor) -> tuple:
-        return hidden.dtype, hidden.device, hidden.shape
-
-    @staticmethod
     def is_supported(hidden: torch.Tensor) -> bool:
         """Whether a step can run this way here: CUDA streams side by side would mix up each other's results."""
         default = torch.cuda.default_stream(hidden.device)
         return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_stream_capturing()
 
-    def matches(self, hidden: torch.Tensor) -> bool:
-        """Whether this is still the step of that model, for these streams."""
-        return self.key == self._key(hidden) and self.watch.unchanged()
+    @staticmethod
+    def key(hidden: torch.Tensor) -> tuple:
+        """Inputs with the same key share a graph."""
+        return hidden.dtype, hidden.device, hidden.shape
 
     def run(
         self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState
@@ -97,7 +93,7 @@ class CapturedStep:
 
         try:
             # Tensors made in inference mode could not be written outside of it.
-            with torch.inference_mode(False), torch.no_grad():
+            with _capturing, torch.inference_mode(False), torch.no_grad():
                 self.names = list(state)
                 self.inputs = [torch.zeros_like(tensor) for tensor in (hidden, *state.values())]
                 self.results, self.replay = _record(step, hidden.device)

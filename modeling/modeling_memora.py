@@ -40,7 +40,7 @@ class MemoraRecurrentBlock(nn.Module):
 
     def compile_step(self, step: StepCompiler, hidden, onto) -> None:
         """One step, added to `onto`."""
-        recurrent = self.recurrent_unit.compile_step(step, hidden)
+        recurrent = step.module(self.recurrent_unit, hidden)
         product = step.gated_norm(step.linear(self.gate_proj, hidden), recurrent, self.eps)
         step.contract(self.out_proj, product, onto, self.eps if self.norm_after_contraction else None)
 
@@ -84,8 +84,8 @@ class MemoraLayer(GradientCheckpointingLayer):
 
     def compile_step(self, step: StepCompiler, hidden) -> None:
         """One step, in place of `hidden`."""
-        self.recurrent_block.compile_step(step, step.rms_norm(self.recurrent_norm, hidden), hidden)
-        self.mlp.compile_step(step, step.rms_norm(self.mlp_norm, hidden), hidden)
+        step.module(self.recurrent_block, step.rms_norm(self.recurrent_norm, hidden), hidden)
+        step.module(self.mlp, step.rms_norm(self.mlp_norm, hidden), hidden)
 
 
 class MemoraPreTrainedModel(RecurrentPreTrainedModel):

@@ -1,6 +1,14 @@
 """One byte in one call of the compiled kernel gives what `forward` gives, and steps aside where it cannot."""
 
 import copy
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,9 +29,11 @@ CASES = {
 
 
 def is_compiled(model) -> bool:
-    """Whether the last byte was read by the kernel, which leaves no hidden states behind."""
-    written = single_step._steps.get(model.model)
-    return written is not None and written.program is not None and written.watch.unchanged()
+    """True where the kernel has a program for the model as it is now."""
+    found = single_step._steps.get(model.model)
+    if found is None or not found.watch.unchanged():
+        return False
+    return any(step.program is not None for step in found.steps.values())
 
 
 @needs_kernel
@@ -137,18 +147,18 @@ def test_generates_the_same_without_the_kernel(monkeypatch):
 @pytest.mark.parametrize("negative", [False, True])
 def test_functions_in_float32(operation, negative):
     """The kernel's own polynomials against float64, also far out, where torch's float32 GeLU has lost all digits."""
-    program = compiled_step._kernel().StepProgram(torch.float32, 2)
+    kernel = compiled_step._kernel()
+    program = kernel.StepProgram(torch.float32)
     x = torch.linspace(-14, 14, 10001).repeat(2, 1)  # an odd width: the last lanes are not full
     names = ("recurrence_gate", "input_gate", "projection", "state")
     tensors = {name: torch.roll(x, 997 * place, 1).contiguous() for place, name in enumerate(names)}
-    rate, new = torch.roll(x[0], 5) / 3, torch.empty_like(x)
-    program._widths |= dict.fromkeys(names, x.shape[1])
+    rate, output = torch.roll(x[0], 5) / 3, torch.zeros_like(x)
+    new, *operands = (kernel.Vector(x.shape[1], name) for name in ("new", *names))
     if operation == "gelu":
-        output = program.gelu("recurrence_gate")
+        program.add(new, program.gelu(operands[0]))
     else:
-        getattr(program, operation)("new", *names, rate, 8.0, negative)
-        output = new
-    program.run({name: (tensors | {"new": new})[name] for name in program._places})
+        getattr(program, operation)(new, *operands, rate, 8.0, negative)
+    program.run(tensors | {"new": output}, 2)
     gate, input_gate, projection, state = (tensor.double() for tensor in tensors.values())
     if operation == "gelu":
         expected = gate / 2 * torch.special.erfc(-gate / 2**0.5)
@@ -165,3 +175,53 @@ def test_functions_in_float32(operation, negative):
     squared = -4 * log_decay.exp() * log_decay.expm1() if negative else -(2 * log_decay).expm1()
     expected = decay * state + squared.clamp_min(4e-12 if negative else 1e-12).sqrt() * inputs
     assert ((output - expected).abs() / (inputs.abs() + state.abs() + 1e-3)).max() < 5e-7
+
+
+@needs_kernel
+def test_threads_generate_what_each_generates_alone():
+    """In a process of its own, because memory that threads wrongly share ends in a crash."""
+    program = Path(__file__).with_name("threads_program.py")
+    subprocess.run([sys.executable, program, "memora-tiny", "hawk-tiny"], check=True, timeout=600)
+
+
+@needs_kernel
+def test_threads_are_in_the_kernel_at_the_same_time(monkeypatch):
+    kernel, both = compiled_step._kernel(), threading.Barrier(2, timeout=60)
+    run = kernel._library.hf_step_run
+
+    def run_with_the_other(*arguments):
+        both.wait()
+        run(*arguments)
+
+    model, byte = tiny_model("memora"), torch.tensor([[65]])
+    state = model.init_state(1)
+    with torch.no_grad():
+        expected = model(byte, state=state).logits
+        monkeypatch.setattr(kernel, "_library", SimpleNamespace(hf_step_run=run_with_the_other))
+        with ThreadPoolExecutor(2) as threads:
+            read = torch.no_grad()(lambda _: model(byte, state=state).logits)
+            assert all(torch.equal(logits, expected) for logits in threads.map(read, range(2)))
+
+
+@needs_kernel
+@torch.no_grad()
+def test_batches_of_other_sizes_share_the_program():
+    model = tiny_model("memora")
+    read_bytes(model, torch.randint(1, 256, (1, 3)))
+    found = single_step._steps[model.model]
+    step = found.steps[compiled_step.CompiledStep, torch.float32]
+    for streams in (3, 1, 7):
+        read_bytes(model, torch.randint(1, 256, (streams, 3)))
+    assert single_step._steps[model.model] is found and list(found.steps.values()) == [step]
+
+
+@needs_kernel
+def test_a_model_that_is_no_longer_used_is_freed():
+    model = tiny_model("memora")
+    with torch.no_grad():
+        read_bytes(model, torch.randint(1, 256, (1, 3)))
+    backbone = weakref.ref(model.model)
+    assert is_compiled(model)
+    del model
+    gc.collect()
+    assert backbone() is None
