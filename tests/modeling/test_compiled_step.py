@@ -16,6 +16,7 @@ from model_cases import TOLERANCES, each_dtype, read_bytes, relative_difference,
 from torch import nn
 
 from hf_recurrent.modeling import compiled_step, single_step
+from hf_recurrent.modeling.modeling_memora import MemoraMLP
 
 needs_kernel = pytest.mark.skipif(compiled_step._kernel() is None, reason="the kernel was not built")
 CASES = {
@@ -225,3 +226,118 @@ def test_a_model_that_is_no_longer_used_is_freed():
     del model
     gc.collect()
     assert backbone() is None
+
+
+def plain_attributes(model) -> list[tuple[str, str]]:
+    """Name of a module below the model, and of an attribute of its own that is a number, text, tuple or None."""
+    own = (bool, int, float, str, tuple, type(None))
+    return [
+        (name, attribute)
+        for name, module in model.model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, own) and attribute != "_is_full_backward_hook"  # of nn.Module itself
+    ]
+
+
+@needs_kernel
+@pytest.mark.parametrize("family", ["memora", "hawk"])
+@torch.no_grad()
+def test_every_changed_attribute_is_noticed(family):
+    model = tiny_model(family)
+    byte = torch.tensor([[65]])
+    state = model(byte).state
+    attributes = plain_attributes(model)
+    read = {"eps", "training"} | ({"norm_after_contraction"} if family == "memora" else {"kernel_size"})
+    assert read | {"allow_negative_eigenvalues"} <= {attribute for _, attribute in attributes}
+    for name, attribute in attributes:
+        model(byte, state=state)
+        found, module = single_step._steps[model.model], model.model.get_submodule(name)
+        assert found.watch.unchanged(), f"before {name}.{attribute}"
+        old = getattr(module, attribute)
+        vars(module)[attribute] = not old if isinstance(old, bool) else (old, "changed")
+        assert not found.watch.unchanged(), f"{name}.{attribute}"
+        vars(module)[attribute] = old
+
+
+def set_eps(model):
+    model.model.layers[1].mlp.eps = 0.5
+
+
+def set_eps_of_a_norm(model):
+    model.model.layers[0].recurrent_norm.eps = 2.0
+
+
+def set_the_norm_after_contraction(model):
+    model.model.layers[0].recurrent_block.norm_after_contraction = True
+
+
+def set_negative_eigenvalues(model):
+    model.model.layers[0].recurrent_block.recurrent_unit.allow_negative_eigenvalues = True
+
+
+def set_the_decay_scale_of_one_unit(model):
+    model.model.layers[1].recurrent_block.recurrent_unit.decay_scale = 0.1
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_eps,
+        set_eps_of_a_norm,
+        set_the_norm_after_contraction,
+        set_negative_eigenvalues,
+        set_the_decay_scale_of_one_unit,
+    ],
+    ids=lambda f: f.__name__,
+)
+@torch.no_grad()
+def test_changed_values_act(change):
+    model = tiny_model("memora", torch.float64)
+    input_ids = torch.randint(1, 256, (2, 6))
+    before, _ = read_bytes(model, input_ids)
+    change(model)
+    after, _ = read_bytes(model, input_ids)
+    assert is_compiled(model)
+    assert relative_difference(after, model(input_ids).logits) < 1e-10
+    assert relative_difference(after, before) > 1e-4
+
+
+@needs_kernel
+@pytest.mark.parametrize("error", [AttributeError, ValueError, TypeError])
+@torch.no_grad()
+def test_errors_in_compiling_are_raised(error, monkeypatch):
+    def compile_step(self, step, hidden, onto):
+        raise error("a mistake")
+
+    model = tiny_model("memora")
+    monkeypatch.setattr(type(model.model.layers[0].mlp), "compile_step", compile_step)
+    with pytest.raises(error, match="a mistake"):
+        read_bytes(model, torch.tensor([[65, 66]]))
+
+
+@needs_kernel
+@torch.no_grad()
+def test_widths_that_do_not_match_are_refused():
+    """The kernel would read and write past the ends of its vectors."""
+    model = tiny_model("memora")
+    model.model.layers[0].mlp.up_proj = nn.Linear(15, 48, bias=False)
+    with pytest.raises(ValueError, match=r"\(48, 15\) needs vectors of widths \(15, 48\), not \(16, 48\)"):
+        read_bytes(model, torch.tensor([[65, 66]]))
+
+
+class QuietMLP(MemoraMLP):
+    def forward(self, hidden):
+        return super().forward(hidden) / 2
+
+
+@needs_kernel
+@torch.no_grad()
+def test_a_subclass_without_a_step_of_its_own_runs_as_it_stands():
+    model = tiny_model("memora", torch.float64)
+    input_ids = torch.randint(1, 256, (2, 6))
+    before, _ = read_bytes(model, input_ids)
+    model.model.layers[0].mlp.__class__ = QuietMLP
+    after, _ = read_bytes(model, input_ids)
+    assert not is_compiled(model) and relative_difference(after, before) > 1e-2
+    assert relative_difference(after, model(input_ids).logits) < 1e-10

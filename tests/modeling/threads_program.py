@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -10,7 +11,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hf_recurrent import config_from_preset
 
 BYTES = 300
-BATCH_SIZES = {"one stream each": (1, 1, 1, 1), "different numbers of streams": (1, 2, 5, 3)}
 
 
 def prompt(number: int, batch_size: int) -> torch.Tensor:
@@ -48,13 +48,17 @@ def together(calls: list[Callable[[], list[torch.Tensor]]]) -> list[list[torch.T
     return results
 
 
-for preset in sys.argv[1:]:
+def check(preset: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_from_preset(preset)).eval()
-    for name, batch_sizes in BATCH_SIZES.items():
-        for generate in (greedy, sample):
-            calls = [lambda g=generate, n=n, b=b: g(model, n, b) for n, b in enumerate(batch_sizes)]
-            alone = [call() for call in calls]
-            for number, (own, found) in enumerate(zip(alone, together(calls), strict=True)):
-                same = len(own) == len(found) and all(map(torch.equal, own, found))
-                assert same, f"{preset}, {name}, {generate.__name__}: thread {number} got another result than alone"
+    for generate, batch_sizes in CASES:
+        calls = [partial(generate, model, number, size) for number, size in enumerate(batch_sizes)]
+        alone = [call() for call in calls]
+        for number, (own, found) in enumerate(zip(alone, together(calls), strict=True)):
+            same = len(own) == len(found) and all(map(torch.equal, own, found))
+            assert same, f"{preset}, {generate.__name__}: thread {number} got another result than alone"
+
+
+CASES = ((greedy, (1, 1, 1, 1)), (sample, (1, 2, 5, 3)))
+for preset in sys.argv[1:]:
+    check(preset)
