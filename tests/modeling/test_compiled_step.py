@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import torch
 from model_cases import TOLERANCES, each_dtype, read_bytes, relative_difference, tiny_model
 from torch import nn
 
+import hf_recurrent
 from hf_recurrent.modeling import compiled_step, single_step
 from hf_recurrent.modeling.modeling_memora import MemoraMLP
 
@@ -182,7 +184,8 @@ def test_functions_in_float32(operation, negative):
 def test_threads_generate_what_each_generates_alone():
     """In a process of its own, because memory that threads wrongly share ends in a crash."""
     program = Path(__file__).with_name("threads_program.py")
-    subprocess.run([sys.executable, program, "memora-tiny", "hawk-tiny"], check=True, timeout=600)
+    environment = os.environ | {"PYTHONPATH": str(Path(hf_recurrent.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, program, "memora-tiny", "hawk-tiny"], check=True, timeout=600, env=environment)
 
 
 @needs_kernel
