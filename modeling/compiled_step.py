@@ -1,7 +1,7 @@
 """One byte of few streams as one call of the compiled kernel: one pass over the weights.
 
-Layers describe one step of their `forward` in `compile_step`, as operations of the kernel. Where the kernel or such a
-description is missing, `forward` runs as it stands.
+Layers describe one step of their `forward` in `compile_step`, as operations of the kernel. Without the kernel or such
+a description, plain `forward` runs.
 
 Shape letters: B streams, M model width, S state width, N layers.
 """

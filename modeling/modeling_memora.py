@@ -1,7 +1,7 @@
 """Memora: a recurrent-only language model of gated linear recurrent units (Memora, section 4).
 
-Reads like the paper's section: the gated recurrent block, the gated MLP, the layer, the model.
-LN is LayerNorm without parameters, M model width, S state width, N layers.
+In the order of the paper's section: the gated recurrent block, the gated MLP, the layer, the model. LN is LayerNorm
+without parameters.
 """
 
 import torch

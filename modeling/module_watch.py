@@ -1,4 +1,4 @@
-"""Noticing that a network was changed since something was derived from it."""
+"""Detection of changes to a network, for caches that depend on it."""
 
 from operator import attrgetter, call, is_, itemgetter
 
@@ -13,13 +13,13 @@ _dtype = attrgetter("dtype")
 class ModuleWatch:
     """Notices changed modules, parameters, buffers, attributes and hooks; values of parameters may change in place.
 
-    Call `unchanged()` before using what was derived from the network. It runs once a byte, so everything is compared
-    in `map`, without a loop in Python.
+    Call `unchanged()` before using the cache. It runs once a byte, so everything is compared in `map`, without a loop
+    in Python.
     """
 
     def __init__(self, root: nn.Module):
         modules = list(root.modules())
-        self.modules = modules[1:]  # not the root, which has to be able to go
+        self.modules = modules[1:]  # without the root: a reference to it would keep it alive
         self.sized = [vars(module) for module in modules]
         self.sized += [module._modules for module in modules if module._modules]
         self.hooks = [hooks for module in self.modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]

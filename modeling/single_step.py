@@ -1,7 +1,7 @@
-"""One byte of every stream without gradients, faster than `forward` as it stands and with the same numbers.
+"""One byte of every stream without gradients, faster than plain `forward` and with the same numbers.
 
 On a CPU it is one call of a compiled kernel ([`CompiledStep`]), on a GPU one CUDA graph ([`CapturedStep`]). Where
-these do not support a module, hook or type, `forward` runs as it stands. Any number of threads may use one model.
+these do not support a module, hook or type, plain `forward` runs. Any number of threads may use one model.
 
 Shape letters: B streams, M model width.
 """
@@ -24,14 +24,14 @@ _MOST_STEPS = 16
 
 
 class _ModelSteps:
-    """The steps of one model as it is now: one for each class and key of the inputs."""
+    """The steps of one model in its present form: one for each class and key of the inputs."""
 
     def __init__(self, model: nn.Module):
         self.watch = ModuleWatch(model)
         self.steps: dict[Hashable, CompiledStep | CapturedStep] = {}
 
 
-# Beside the models and not in them, so that they can be copied, saved and sent as they are.
+# Outside of the models, so that these can be copied, saved and sent.
 _steps: WeakKeyDictionary[nn.Module, _ModelSteps] = WeakKeyDictionary()
 _changing = threading.Lock()  # held to change the above, never while a step runs
 
@@ -47,7 +47,7 @@ def run_single_step(
         state: of these streams.
 
     Returns:
-        The output after the final norm (B, 1, M) and the new state, or None where `forward` has to run as it stands.
+        The output after the final norm (B, 1, M) and the new state, or None where plain `forward` has to run.
     """
     step_class = _STEP_CLASSES.get(hidden.device.type)
     if (

@@ -1,4 +1,4 @@
-"""What transformers checks of its own models: saving, tying, initialisation, hidden states, resizing, checkpointing,
+"""Checks that transformers runs on its own models: saving, tying, initialisation, hidden states, resizing, checkpointing,
 training, compilation, adapters, memory. Written anew for ours."""
 
 import copy
