@@ -1,4 +1,4 @@
-"""One byte as one CUDA graph gives what `forward` gives; without a GPU, a stand-in runs the step again."""
+"""One byte as one CUDA graph equals `forward`; without a GPU, a stand-in runs the step again."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""One byte in one call of the compiled kernel gives what `forward` gives, and steps aside where it cannot."""
+"""One byte in one call of the compiled kernel equals `forward`; models without a program run `forward`."""
 
 import copy
 import gc
@@ -25,7 +25,7 @@ CASES = {
     "memora": {},
     "hawk": {},
     "memora+glru+signed": {},
-    "memora, LayerNorm behind the blocks": {"norm_after_contraction": True},
+    "memora, LayerNorm after the blocks": {"norm_after_contraction": True},
     "memora, odd widths": {"hidden_size": 37, "state_size": 21, "intermediate_size": 83},
     "hawk, no memory in the convolution": {"conv_kernel": 1},
 }
