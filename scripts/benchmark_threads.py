@@ -16,10 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from hf_recurrent.benchmarking import conditions, markdown_table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.benchmarking import conditions, markdown_table
 
 
 def seconds(function: Callable[[], object], callers: int) -> float:
