@@ -1,11 +1,18 @@
 """Arguments of [`MultiStreamTrainer`]: `TrainingArguments` with other defaults and the fields that streams need."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
 REGIMES = ("multi_stream", "iid")
+
+
+def argument(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
+    """A dataclass field of `HfArgumentParser`."""
+    return field(default=default, metadata={"help": help} | ({"choices": list(choices)} if choices else {}))
 
 
 @dataclass
@@ -41,73 +48,54 @@ class MultiStreamTrainingArguments(TrainingArguments):
         ValueError: `regime` is unknown, a number is below its minimum, or an option is not supported.
     """
 
-    regime: str = field(
-        default="multi_stream",
-        metadata={
-            "help": "multi_stream: each stream reads its documents in order, and the state is carried from block to "
-            "block. iid: blocks at random starts, each from a zero state. Example: --regime iid",
-            "choices": list(REGIMES),
-        },
+    regime: str = argument(
+        "multi_stream",
+        "multi_stream: each stream reads its documents in order, and the state is carried from block to block. iid: "
+        "blocks at random starts, each from a zero state. Example: --regime iid",
+        choices=REGIMES,
     )
-    block_size: int = field(
-        default=256,
-        metadata={"help": "T, bytes of each stream between two updates, 1 or more. Example: --block_size 64"},
+    block_size: int = argument(256, "T, bytes of each stream between two updates, 1 or more. Example: --block_size 64")
+    train_bytes: float | None = argument(
+        None,
+        "Number of bytes to train on, over all streams; sets the number of steps unless --max_steps is given. "
+        "Example: --train_bytes 20e6",
     )
-    train_bytes: float | None = field(
-        default=None,
-        metadata={
-            "help": "Number of bytes to train on, over all streams; sets the number of steps unless --max_steps is "
-            "given. Example: --train_bytes 20e6"
-        },
+    eval_block_size: int = argument(
+        1024,
+        "T in evaluation. With a carried state it changes speed and memory only. It is the context window of models "
+        "without a state (Llama, Mamba2), and of all models with --eval_carry_state false.",
     )
-    eval_block_size: int = field(
-        default=1024,
-        metadata={
-            "help": "T in evaluation. With a carried state it changes speed and memory only. It is the context window "
-            "of models without a state (Llama, Mamba2), and of all models with --eval_carry_state false."
-        },
+    eval_carry_state: bool = argument(
+        True, "Carry the state over whole episodes in evaluation. False: zero at each block, as in iid."
     )
-    eval_carry_state: bool = field(
-        default=True,
-        metadata={"help": "Carry the state over whole episodes in evaluation. False: zero at each block, as in iid."},
-    )
-    sample_every: int = field(
-        default=0, metadata={"help": "Print samples every N steps; 0 for never. Does not affect training."}
-    )
-    sample_bytes: int = field(default=200, metadata={"help": "Length of a sample in bytes. Example: 500"})
+    sample_every: int = argument(0, "Print samples every N steps; 0 for never. Does not affect training.")
+    sample_bytes: int = argument(200, "Length of a sample in bytes. Example: 500")
     sample_prompts: list[str] = field(
         default_factory=lambda: ["def ", "The "],
         metadata={"help": 'Prompts of the samples. Example: --sample_prompts "Once upon a time" "She said"'},
     )
 
-    learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate of AdamW. Example: 3e-3"})
-    adam_beta2: float = field(default=0.95, metadata={"help": "Second decay rate (beta2) of AdamW."})
-    weight_decay: float = field(
-        default=0.1,
-        metadata={"help": "Weight decay of AdamW; not applied to biases, norms and rates of recurrent units."},
+    learning_rate: float = argument(3e-4, "Peak learning rate of AdamW. Example: 3e-3")
+    adam_beta2: float = argument(0.95, "Second decay rate (beta2) of AdamW.")
+    weight_decay: float = argument(
+        0.1, "Weight decay of AdamW; not applied to biases, norms and rates of recurrent units."
     )
-    lr_scheduler_type: str = field(
-        default="cosine", metadata={"help": "Schedule after the warm-up: cosine, linear, constant_with_warmup, ..."}
+    lr_scheduler_type: str = argument(
+        "cosine", "Schedule after the warm-up: cosine, linear, constant_with_warmup, ..."
     )
-    warmup_steps: float = field(
-        default=0.02, metadata={"help": "Linear warm-up: number of steps, or a fraction of all steps if below 1."}
+    warmup_steps: float = argument(0.02, "Linear warm-up: number of steps, or a fraction of all steps if below 1.")
+    num_train_epochs: float = argument(
+        1.0, "Passes over the corpus; used when neither --max_steps nor --train_bytes is given."
     )
-    num_train_epochs: float = field(
-        default=1.0,
-        metadata={"help": "Passes over the corpus; used when neither --max_steps nor --train_bytes is given."},
-    )
-    logging_steps: float = field(default=10, metadata={"help": "Steps between two log entries."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Number of most recent checkpoints to keep."})
-    use_cache: bool = field(default=True, metadata={"help": "`use_cache` of the saved configuration."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Keep False: batches are complete."})
+    logging_steps: float = argument(10, "Steps between two log entries.")
+    save_total_limit: int | None = argument(2, "Number of most recent checkpoints to keep.")
+    use_cache: bool = argument(True, "`use_cache` of the saved configuration.")
+    remove_unused_columns: bool = argument(False, "Keep False: batches are complete.")
     label_names: list[str] | None = field(
         default_factory=lambda: ["shift_labels"], metadata={"help": "Keys of the targets in a batch."}
     )
-    ignore_data_skip: bool = field(default=True, metadata={"help": "Keep True: streams resume at their positions."})
-    ddp_find_unused_parameters: bool | None = field(
-        default=False,
-        metadata={"help": "Keep False: every parameter is used in every block."},
-    )
+    ignore_data_skip: bool = argument(True, "Keep True: streams resume at their positions.")
+    ddp_find_unused_parameters: bool | None = argument(False, "Keep False: every parameter is used in every block.")
 
     def _check_minimum(self, least: float, *names: str) -> None:
         for name in names:

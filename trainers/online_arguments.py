@@ -1,10 +1,10 @@
 """Arguments of [`OnlineTrainer`]: those of the stream trainer with defaults for online learning."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA
 from hf_recurrent.learning_rules.rules import RULES
-from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
+from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments, argument
 
 
 @dataclass
@@ -32,32 +32,24 @@ class OnlineTrainingArguments(MultiStreamTrainingArguments):
             online learning.
     """
 
-    method: str = field(
-        default="rtrl",
-        metadata={
-            "help": "rtrl: exact gradients of each recurrent layer through its whole past. snap1: approximate RTRL "
-            "(SnAp-1) for units that mix channels (gru, dense_linear). truncated: backpropagation inside the stride "
-            "only. spatial: no gradients through time. Example: --method truncated",
-            "choices": list(RULES),
-        },
+    method: str = argument(
+        "rtrl",
+        "rtrl: exact gradients of each recurrent layer through its whole past. snap1: approximate RTRL (SnAp-1) for "
+        "units that mix channels (gru, dense_linear). truncated: backpropagation inside the stride only. spatial: "
+        "no gradients through time. Example: --method truncated",
+        choices=RULES,
     )
-    stride: int | None = field(
-        default=None,
-        metadata={
-            "help": "T, steps per forward and backward pass; must divide --block_size, after which the weights are "
-            "updated. Default: the whole block. Example: --block_size 8 --stride 1"
-        },
+    stride: int | None = argument(
+        None,
+        "T, steps per forward and backward pass; must divide --block_size, after which the weights are updated. "
+        "Default: the whole block. Example: --block_size 8 --stride 1",
     )
-    block_size: int = field(
-        default=1, metadata={"help": "Bytes of each stream between two updates, 1 or more. Example: 8"}
-    )
-    learning_rate: float = field(default=3e-5, metadata={"help": "Learning rate. Example: 3e-4"})
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "constant, cosine, linear, ..."})
-    warmup_steps: float = field(
-        default=0, metadata={"help": "Linear warm-up: number of steps, or a fraction of all steps if below 1."}
-    )
-    logging_steps: float = field(default=100, metadata={"help": "Steps between two log entries."})
-    save_steps: float = field(default=10_000, metadata={"help": "Steps between two checkpoints."})
+    block_size: int = argument(1, "Bytes of each stream between two updates, 1 or more. Example: 8")
+    learning_rate: float = argument(3e-5, "Learning rate. Example: 3e-4")
+    lr_scheduler_type: str = argument("constant", "constant, cosine, linear, ...")
+    warmup_steps: float = argument(0, "Linear warm-up: number of steps, or a fraction of all steps if below 1.")
+    logging_steps: float = argument(100, "Steps between two log entries.")
+    save_steps: float = argument(10_000, "Steps between two checkpoints.")
 
     def __post_init__(self):
         if self.method not in RULES:

@@ -1,9 +1,9 @@
 """Arguments of [`SmtTrainer`] and [`DmtTrainer`]: those of the stream trainer with the defaults of the SMT paper."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
+from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments, argument
 
 
 @dataclass
@@ -26,31 +26,22 @@ class MemoryTrainingArguments(MultiStreamTrainingArguments):
         ValueError: a number is out of its range, or `regime` is not iid.
     """
 
-    context_length: int = field(
-        default=256, metadata={"help": "Tc, maximum number of bytes that the teacher encodes into a memory."}
+    context_length: int = argument(256, "Tc, maximum number of bytes that the teacher encodes into a memory.")
+    timesteps: int = argument(1, "Maximum number of positions used per block, chosen at random; 0 for all.")
+    start_share: float = argument(
+        0.25,
+        "Fraction of the blocks of a corpus in which an episode is made to begin, so that the RNN learns to start "
+        "from a zero memory. Has no effect on tasks. Example: 0.5",
     )
-    timesteps: int = field(
-        default=1, metadata={"help": "Maximum number of positions used per block, chosen at random; 0 for all."}
-    )
-    start_share: float = field(
-        default=0.25,
-        metadata={
-            "help": "Fraction of the blocks of a corpus in which an episode is made to begin, so that the RNN learns "
-            "to start from a zero memory. Has no effect on tasks. Example: 0.5"
-        },
-    )
-    eval_windows: int = field(
-        default=64, metadata={"help": "Number of held-out blocks to measure drift and teacher loss on; 0 for none."}
-    )
+    eval_windows: int = argument(64, "Number of held-out blocks to measure drift and teacher loss on; 0 for none.")
 
-    regime: str = field(default="iid", metadata={"help": "Only iid: blocks at random starts.", "choices": ["iid"]})
-    block_size: int | None = field(
-        default=None,
-        metadata={"help": "T of a block. Default: the minimum; for a task, the length of its examples. Example: 512"},
+    regime: str = argument("iid", "Only iid: blocks at random starts.", choices=["iid"])
+    block_size: int | None = argument(
+        None, "T of a block. Default: the minimum; for a task, the length of its examples. Example: 512"
     )
-    adam_beta2: float = field(default=0.999, metadata={"help": "Second decay rate (beta2) of AdamW."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay of AdamW."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Blocks per step and device."})
+    adam_beta2: float = argument(0.999, "Second decay rate (beta2) of AdamW.")
+    weight_decay: float = argument(0.01, "Weight decay of AdamW.")
+    per_device_train_batch_size: int = argument(32, "Blocks per step and device.")
 
     # Fields whose sum is the minimum T of the blocks of a corpus.
     block_parts: ClassVar[tuple[str, ...]] = ("context_length",)
@@ -84,22 +75,17 @@ class SmtTrainingArguments(MemoryTrainingArguments):
         ValueError: see [`MemoryTrainingArguments`]; or a length is below 1, a weight below 0, or the batch too small.
     """
 
-    future_length: int = field(default=64, metadata={"help": "Tf, number of bytes that a memory predicts."})
-    decoder_weight: float = field(default=1.0, metadata={"help": "λ_dec, weight of the decoder loss."})
-    dynamics_weight: float = field(default=0.1, metadata={"help": "λ_dyn, weight of the RNN's dynamics loss."})
-    uniformity_weight: float = field(
-        default=0.001, metadata={"help": "λ_unif, weight of the uniformity loss, which prevents memories' collapse."}
+    future_length: int = argument(64, "Tf, number of bytes that a memory predicts.")
+    decoder_weight: float = argument(1.0, "λ_dec, weight of the decoder loss.")
+    dynamics_weight: float = argument(0.1, "λ_dyn, weight of the RNN's dynamics loss.")
+    uniformity_weight: float = argument(
+        0.001, "λ_unif, weight of the uniformity loss, which keeps memories from collapsing."
     )
-    detached: bool = field(
-        default=False, metadata={"help": "Stop the gradient of the dynamics loss at the teacher's memories."}
-    )
-    uniformity_over: str = field(
-        default="tokens",
-        metadata={
-            "help": "Vectors that the uniformity loss spreads: the tokens of a memory (tokens) or whole memories "
-            "(states).",
-            "choices": ["tokens", "states"],
-        },
+    detached: bool = argument(False, "Stop the gradient of the dynamics loss at the teacher's memories.")
+    uniformity_over: str = argument(
+        "tokens",
+        "Vectors that the uniformity loss spreads: the tokens of a memory (tokens) or whole memories (states).",
+        choices=["tokens", "states"],
     )
 
     block_parts: ClassVar[tuple[str, ...]] = ("context_length", "future_length")
@@ -134,19 +120,13 @@ class DmtTrainingArguments(MemoryTrainingArguments):
         ValueError: see [`MemoryTrainingArguments`]; or a length is below 1.
     """
 
-    rollout_length: int = field(
-        default=256, metadata={"help": "Bytes that the RNN reads on its own memories; for a task, the whole example."}
-    )
-    gradient_steps: int | None = field(
-        default=None,
-        metadata={"help": "Steps that gradients flow back through the rollout, 1 or more. Default: all. Example: 32"},
+    rollout_length: int = argument(256, "Bytes that the RNN reads on its own memories; for a task, the whole example.")
+    gradient_steps: int | None = argument(
+        None, "Steps that gradients flow back through the rollout, 1 or more. Default: all. Example: 32"
     )
 
-    learning_rate: float = field(default=3e-5, metadata={"help": "Peak learning rate of AdamW. Example: 1e-5"})
-    timesteps: int = field(
-        default=16,
-        metadata={"help": "Maximum number of labelled positions per rollout, chosen at random; 0 for all."},
-    )
+    learning_rate: float = argument(3e-5, "Peak learning rate of AdamW. Example: 1e-5")
+    timesteps: int = argument(16, "Maximum number of labelled positions per rollout, chosen at random; 0 for all.")
 
     block_parts: ClassVar[tuple[str, ...]] = ("context_length", "rollout_length")
 
