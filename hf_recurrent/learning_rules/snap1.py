@@ -1,12 +1,12 @@
-"""SnAp-1: the recurrence of a unit that mixes channels as if each of them knew of its own past only.
+"""SnAp-1: gradients of a unit that mixes channels as if each channel depended on its own past only.
 
-Of the Jacobian J_t = ∂h_t/∂h_{t-1} only the diagonal D_t is kept (Menick et al. 2021, with one step), so that each
-weight has one sensitivity, to the channel that it drives:  S_t = D_t ∘ S_{t-1} + ∂h_t/∂θ  at h_{t-1} held fixed.
-That is the exact sensitivity of the element-wise recurrence
+Only the diagonal D_t of the Jacobian ∂h_t/∂h_{t-1} is kept (Menick et al. 2021, with one step), so each weight has one
+sensitivity, to the channel that it drives:  S_t = D_t ∘ S_{t-1} + ∂h_t/∂θ  with h_{t-1} held fixed. This is the exact
+sensitivity of the element-wise recurrence
 
     h_t = combine(h̄_{t-1}, W x_t, U h̄_{t-1}) + D̄_t ∘ (h_{t-1} - h̄_{t-1}),    bars: constants,
 
-which has the values of the true one, so that everything that learns from element-wise units learns from it by SnAp-1.
+which has the same values as the true one. RTRL of this recurrence is therefore SnAp-1.
 
 Shape letters: B streams or batch, T steps, S state width.
 """
@@ -21,7 +21,7 @@ from hf_recurrent.modeling.recurrent_state import upcast
 
 
 def diagonal_recurrence(unit: DenseUnit) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """A `recur` for a unit that gives the same states, and gradients by the diagonal of the Jacobian."""
+    """A replacement for `unit.recur` with the same states, and gradients by the diagonal of the Jacobian."""
     recur = unit.recur
 
     def diagonal(projections, state, reset_mask=None, padding_mask=None):
@@ -42,13 +42,13 @@ def diagonal_recurrence(unit: DenseUnit) -> Callable[..., tuple[torch.Tensor, to
 
 
 def states_before(states: torch.Tensor, state: torch.Tensor, reset_mask: torch.Tensor | None) -> torch.Tensor:
-    """The state that each step starts from, (B, T, S), as a constant."""
+    """State before each step, (B, T, S), detached; from `states` (B, T, S) and the initial `state` (B, S)."""
     before = torch.cat([state.detach().unsqueeze(1), states[:, :-1].detach()], 1)
     return before if reset_mask is None else before.masked_fill(reset_mask.unsqueeze(-1), 0)
 
 
 def _diagonal_of_jacobian(unit, before, projections, of_state) -> torch.Tensor:
-    """D_t of all steps, (B, T, S): through the state itself, and through each map's own weight of the channel."""
+    """D_t of all steps, (B, T, S): the direct part, plus the part through each map's diagonal weight."""
     with torch.enable_grad():
         parts = [tensor.detach().requires_grad_() for tensor in (before, *of_state)]
         combined = unit.combine(parts[0], *(projection.detach() for projection in projections), *parts[1:])
