@@ -96,7 +96,7 @@ def test_a_folder_of_images(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--corpus", "task:retreival"], "task is 'retreival', allowed is one of associative_recall"),
+        (["--corpus", "task:retreival"], "`task` is 'retreival'; it must be one of associative_recall"),
         (["--corpus", "task:parity,size=3"], "task 'parity' has the setting 'size=3', allowed are"),
         (
             ["--corpus", "task:parity", "python"],

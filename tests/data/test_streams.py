@@ -326,10 +326,10 @@ def test_a_dataset_can_be_sent_to_a_worker_process():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"block_size": 0}, "block_size is 0"),
-        ({"num_streams": -1}, "num_streams is -1"),
-        ({"block_size": 1.5}, "block_size is 1.5"),
-        ({"accumulation_groups": 3}, "accumulation_groups is 3"),
+        ({"block_size": 0}, "`?block_size`? is 0"),
+        ({"num_streams": -1}, "`?num_streams`? is -1"),
+        ({"block_size": 1.5}, "`?block_size`? is 1.5"),
+        ({"accumulation_groups": 3}, "`?accumulation_groups`? is 3"),
         ({"stream_indices": [0, 4]}, "stream_indices"),
         ({"stream_indices": [1, 1]}, "stream_indices"),
         ({"stream_indices": []}, "stream_indices"),
