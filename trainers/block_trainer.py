@@ -81,7 +81,15 @@ class BlockTrainer(RecurrentTrainer):
         check_window("block_size", args.block_size, model)
         if args.sample_every and processing_class is None:
             raise ValueError(f"`processing_class` is None; `sample_every` {args.sample_every} needs a tokenizer.")
-        super().__init__(model, args, train_corpus, eval_corpus, processing_class, callbacks, optimizers)
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_corpus,
+            eval_dataset=eval_corpus,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
         self._progress: BytesProgressCallback | None = None
         if self.pop_callback(ProgressCallback) is not None:
             self._progress = BytesProgressCallback()

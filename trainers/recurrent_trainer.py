@@ -5,12 +5,13 @@ import os
 import random
 import shutil
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 
@@ -45,27 +46,11 @@ class RecurrentTrainer(HubTrainer):
     `_load_process_state`.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        args: TrainingArguments,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            callbacks=callbacks,
-            optimizers=optimizers,
-        )
-        self._throughput = Throughput()
-        self._operations_per_token: int | None = None
+    _operations_per_token: int | None = None
+
+    @cached_property
+    def _throughput(self) -> Throughput:
+        return Throughput()
 
     @property
     def num_training_steps(self) -> int:

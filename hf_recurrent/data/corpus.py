@@ -17,13 +17,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.episode_losses import carried_losses, evaluation_mode, window_losses
-from hf_recurrent.data.episode_source import (
-    EpisodeSource,
-    EvaluationShare,
-    check_vocabulary,
-    check_window,
-    with_unit,
-)
+from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_vocabulary, check_window, with_unit
 from hf_recurrent.data.iid import IIDDataset
 from hf_recurrent.data.packing import open_packed
 from hf_recurrent.data.streams import MultiStreamDataset

@@ -9,21 +9,17 @@
 """
 
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Literal, get_args
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_recurrent.learning_rules.sensitivities import SensitivityEngine
-from hf_recurrent.learning_rules.snap1 import diagonal_recurrence, states_before
+from hf_recurrent.learning_rules.snap1 import diagonal_recurrence
 from hf_recurrent.learning_rules.traced_unit import shadowed
 from hf_recurrent.modeling.dense_units import DenseUnit
-from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, upcast
+from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
-
-RuleName = Literal["rtrl", "snap1", "truncated", "spatial"]
-RULES = get_args(RuleName)
 
 
 class NonFiniteLossError(ValueError):
@@ -140,26 +136,10 @@ class SpatialLearning(LearningRule):
     def block(self, carried: RecurrentState):
         with ExitStack() as stack:
             for unit in self.units:
-                recur = _spatial_dense(unit) if isinstance(unit, DenseUnit) else _spatial(unit.recur)
+                dense = isinstance(unit, DenseUnit)
+                recur = diagonal_recurrence(unit, temporal=False) if dense else _spatial(unit.recur)
                 stack.enter_context(shadowed(unit, recur=recur))
             yield
-
-
-def _spatial_dense(unit):
-    recur = unit.recur
-
-    def spatial(projections, state, reset_mask=None, padding_mask=None):
-        with torch.no_grad():
-            states, final_state = recur(projections, state, reset_mask, padding_mask)
-            before = states_before(states, state, reset_mask)
-            of_state = [upcast(state_map(before)) for state_map in unit.state_maps]
-        combined = unit.combine(before, *map(upcast, projections), *of_state)
-        change = combined - combined.detach()
-        if padding_mask is not None:
-            change = change.masked_fill(padding_mask.unsqueeze(-1), 0)
-        return states + change, final_state
-
-    return spatial
 
 
 def _spatial(recur):
@@ -179,6 +159,7 @@ _CLASSES: dict[str, type[LearningRule]] = {
     "truncated": LearningRule,
     "spatial": SpatialLearning,
 }
+RULES = tuple(_CLASSES)
 
 
 def build_learning_rule(name: str, model: PreTrainedModel) -> LearningRule:
@@ -188,5 +169,5 @@ def build_learning_rule(name: str, model: PreTrainedModel) -> LearningRule:
         ValueError: the rule is unknown or not supported by this model.
     """
     if name not in _CLASSES:
-        raise ValueError(f"`name` is {name!r}; it must be one of {', '.join(_CLASSES)}.")
+        raise ValueError(f"`name` is {name!r}; it must be one of {', '.join(RULES)}.")
     return _CLASSES[name](model)

@@ -14,7 +14,7 @@ to the parameter's gradient during the backward pass, so that accumulation, DDP 
 over the memory advances S_0 to S_T, because the cost is dominated by reading the sensitivities.
 
 Shape letters: B streams or batch, T steps, I inputs of a linear map, S state width, G channel groups, C channels of a
-group (S = C · G). `rows` is the number of outputs of a map in a group.
+group. S = C · G; `rows` is the number of outputs of a map in a group.
 """
 
 from collections.abc import Iterator

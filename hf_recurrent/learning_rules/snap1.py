@@ -20,8 +20,13 @@ from hf_recurrent.modeling.linear_scan import linear_scan
 from hf_recurrent.modeling.recurrent_state import upcast
 
 
-def diagonal_recurrence(unit: DenseUnit) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """A replacement for `unit.recur` with the same states, and gradients by the diagonal of the Jacobian."""
+def diagonal_recurrence(unit: DenseUnit, *, temporal: bool = True) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """A replacement for `unit.recur` with the same states, and gradients by the diagonal of the Jacobian.
+
+    Args:
+        unit: a unit that mixes channels.
+        temporal: False cuts all gradients through the previous state, including those of the maps of the state.
+    """
     recur = unit.recur
 
     def diagonal(projections, state, reset_mask=None, padding_mask=None):
@@ -29,12 +34,17 @@ def diagonal_recurrence(unit: DenseUnit) -> Callable[..., tuple[torch.Tensor, to
             states, final_state = recur(projections, state, reset_mask, padding_mask)
         before = states_before(states, state, reset_mask)
         projections = [upcast(projection) for projection in projections]
-        of_state = [upcast(state_map(before)) for state_map in unit.state_maps]
+        with torch.set_grad_enabled(temporal and torch.is_grad_enabled()):
+            of_state = [upcast(state_map(before)) for state_map in unit.state_maps]
         combined = unit.combine(before, *projections, *of_state)
-        decay, change = _diagonal_of_jacobian(unit, before, projections, of_state), combined - combined.detach()
+        change = combined - combined.detach()
+        if padding_mask is not None:
+            change = change.masked_fill(padding_mask.unsqueeze(-1), 0)
+        if not temporal:
+            return states + change, final_state
+        decay = _diagonal_of_jacobian(unit, before, projections, of_state)
         if padding_mask is not None:
             decay = decay.masked_fill(padding_mask.unsqueeze(-1), 1)
-            change = change.masked_fill(padding_mask.unsqueeze(-1), 0)
         changes, final_change = linear_scan(decay, change, state - state.detach(), reset_mask)
         return states + changes, final_state + final_change
 

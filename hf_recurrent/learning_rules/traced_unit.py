@@ -1,7 +1,7 @@
 """Parameters that the state of a recurrent unit depends on, and a recorder of the tensors of one forward pass.
 
-Shape letters: B streams or batch, I inputs of a linear map, S state width, G channel groups, C channels of a group
-(S = C · G). `rows` is the number of outputs of a map in a group.
+Shape letters: B streams or batch, I inputs of a linear map, S state width, G channel groups, C channels of a group.
+S = C · G; `rows` is the number of outputs of a map in a group.
 """
 
 from collections.abc import Iterator
