@@ -39,7 +39,8 @@ class BlockTrainer(RecurrentTrainer):
     Logs hold `bits_per_byte`, `bytes_per_second`, `state_resets`, `bytes_seen` and the training metrics of the source;
     `epoch` is bytes seen / bytes of the source. `evaluate()` splits the held-out data between the processes.
 
-    Subclasses define `compute_loss`, and set `carried` if streams pass tensors from block to block.
+    Subclasses define `compute_loss`, and `carries_state` and `build_carried` if streams pass tensors from block to
+    block.
 
     Args:
         model: the model to train; its vocabulary must cover the token ids of the sources.
@@ -70,6 +71,9 @@ class BlockTrainer(RecurrentTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         args = copy.copy(args)
+        carries_state = self.carries_state(model, args)
+        if train_corpus is not None:
+            train_corpus.check_training(args, carries_state)
         if args.n_gpu > 1:
             # nn.DataParallel would distribute the streams differently at every block.
             logger.warning("Using one of %d GPUs; start one process per GPU with `accelerate launch`.", args.n_gpu)
@@ -96,15 +100,18 @@ class BlockTrainer(RecurrentTrainer):
             self.add_callback(self._progress)
         if args.sample_every:
             self.add_callback(SampleCallback(processing_class, args, self._throughput, self.synced_model))
-        self.carried: CarriedState | None = None
+        self.carried: CarriedState | None = self.build_carried() if carries_state else None
         self._start_run()
 
-    # ---- Streams ----
+    def carries_state(self, model: torch.nn.Module, args: MultiStreamTrainingArguments) -> bool:
+        """True if streams pass tensors from block to block."""
+        return False
 
-    @property
-    def num_streams(self) -> int:
-        """Number of streams over all processes and accumulation steps."""
-        return self.step_rows
+    def build_carried(self) -> CarriedState:
+        """Build the carried tensors; called at the end of the constructor."""
+        raise NotImplementedError
+
+    # ---- Streams ----
 
     @property
     def step_bytes(self) -> int:

@@ -52,8 +52,6 @@ class MemoryTrainer(BlockTrainer):
         elif episode_length is None and args.block_size < args.shortest_block:
             parts = " + ".join(f"`{name}` {getattr(args, name)}" for name in args.block_parts)
             raise ValueError(f"`block_size` is {args.block_size}; it must be {args.shortest_block} or more ({parts}).")
-        if train_corpus is not None:
-            train_corpus.check_training(args, carries_state=False)
         self.student, self.teacher = model, teacher
         self._context_length = min(args.context_length, args.block_size)
         objective = self._build_objective(args)

@@ -1,9 +1,8 @@
 """Multi-stream training: truncated backpropagation through time with the state carried from block to block."""
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel
 
-from hf_recurrent.data.episode_source import EpisodeSource
 from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, supports_recurrent_state
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.carried_state import CarriedState
@@ -33,23 +32,13 @@ class MultiStreamTrainer(BlockTrainer):
         ValueError: see [`BlockTrainer`]; or a task needs blocks of its examples' length because no state is carried.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        args: MultiStreamTrainingArguments,
-        train_corpus: EpisodeSource | None = None,
-        eval_corpus: EpisodeSource | dict[str, EpisodeSource] | None = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
-        carries_state = supports_recurrent_state(model) and args.regime == "multi_stream"
-        if train_corpus is not None:
-            train_corpus.check_training(args, carries_state)
-        super().__init__(model, args, train_corpus, eval_corpus, processing_class, callbacks, optimizers)
-        if carries_state:
-            self.carried = CarriedState(self.model.init_state, self.args.device)
-        self._final_state: RecurrentState | None = None
+    _final_state: RecurrentState | None = None  # of the last micro-batch
+
+    def carries_state(self, model: PreTrainedModel, args: MultiStreamTrainingArguments) -> bool:
+        return supports_recurrent_state(model) and args.regime == "multi_stream"
+
+    def build_carried(self) -> CarriedState:
+        return CarriedState(self.model.init_state, self.args.device)
 
     def learn_block(self, model, inputs, num_items_in_batch) -> torch.Tensor:
         """Run one micro-batch from the carried state of its group of streams, then carry the final state."""

@@ -4,9 +4,8 @@ import os
 from collections.abc import Iterator
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel
 
-from hf_recurrent.data.episode_source import EpisodeSource
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, supports_recurrent_state
 from hf_recurrent.trainers.block_trainer import BlockTrainer
@@ -39,24 +38,16 @@ class OnlineTrainer(BlockTrainer):
 
     args: OnlineTrainingArguments
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        args: OnlineTrainingArguments,
-        train_corpus: EpisodeSource | None = None,
-        eval_corpus: EpisodeSource | dict[str, EpisodeSource] | None = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
+    _final_state: RecurrentState | None = None  # of the last stride
+
+    def carries_state(self, model: PreTrainedModel, args: OnlineTrainingArguments) -> bool:
         if not supports_recurrent_state(model):
             raise ValueError(f"`model` is a {type(model).__name__}, which carries no state; it must be recurrent.")
-        if train_corpus is not None:
-            train_corpus.check_training(args, carries_state=True)
-        super().__init__(model, args, train_corpus, eval_corpus, processing_class, callbacks, optimizers)
-        self._rule = build_learning_rule(args.method, model)
-        self.carried = CarriedState(self._zero, self.args.device)
-        self._final_state: RecurrentState | None = None
+        return True
+
+    def build_carried(self) -> CarriedState:
+        self._rule = build_learning_rule(self.args.method, self.model)
+        return CarriedState(self._zero, self.args.device)
 
     def _zero(self, batch_size: int, device: torch.device | str) -> RecurrentState:
         sensitivities = self._rule.init_carried(batch_size, device)

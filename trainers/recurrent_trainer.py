@@ -31,8 +31,6 @@ from hf_recurrent.trainers.hub_trainer import HubTrainer
 from hf_recurrent.trainers.training_callbacks import Throughput
 
 MANIFEST_FILE = "manifest.json"
-TRAINER_STATE_FILE = "trainer_state.json"
-ADAPTER_FILE = "adapter_model.safetensors"
 
 
 class RecurrentTrainer(HubTrainer):
@@ -58,8 +56,8 @@ class RecurrentTrainer(HubTrainer):
         raise NotImplementedError
 
     @property
-    def step_rows(self) -> int:
-        """Rows of the batches of one optimizer step, over all processes and accumulation steps."""
+    def num_streams(self) -> int:
+        """Streams, or rows of the batches of one optimizer step, over all processes and accumulation steps."""
         return self.args.per_device_train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
 
     def sync_trained_model(self) -> None:
@@ -93,9 +91,8 @@ class RecurrentTrainer(HubTrainer):
 
     def set_initial_training_values(self, args, dataloader):
         """One endless pass that ends after `num_training_steps`."""
-        steps = self.num_training_steps
-        return (sys.maxsize, steps, steps * self.step_rows, steps * self.step_rows, self.step_rows,
-                steps * args.gradient_accumulation_steps, steps)  # fmt: skip
+        steps, rows = self.num_training_steps, self.num_streams
+        return sys.maxsize, steps, steps * rows, steps * rows, rows, steps * args.gradient_accumulation_steps, steps
 
     # ---- Steps ----
 
@@ -188,7 +185,8 @@ class RecurrentTrainer(HubTrainer):
             self._save_trainer_state(staging)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            manifest = {"num_processes": self.args.world_size, "files": _files(staging)}
+            files = sorted(path.relative_to(staging).as_posix() for path in Path(staging).rglob("*") if path.is_file())
+            manifest = {"num_processes": self.args.world_size, "files": files}
             write_json(manifest, os.path.join(staging, MANIFEST_FILE))
             publish_directory(staging, final)
         self.accelerator.wait_for_everyone()
@@ -209,9 +207,9 @@ class RecurrentTrainer(HubTrainer):
                     self.state.stateful_callbacks[name].append(callback.state())
                 else:
                     self.state.stateful_callbacks[name] = callback.state()
-        self.state.save_to_json(os.path.join(directory, TRAINER_STATE_FILE))
-        with open(os.path.join(directory, "training_args.json"), "w", encoding="utf-8") as file:
-            json.dump(self.args.to_dict(), file, indent=1, default=str)
+        self.state.save_to_json(os.path.join(directory, "trainer_state.json"))
+        arguments = json.dumps(self.args.to_dict(), indent=1, default=str)
+        Path(directory, "training_args.json").write_text(arguments, encoding="utf-8")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.args.should_save:
@@ -224,18 +222,17 @@ class RecurrentTrainer(HubTrainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the state of this process: random states, and losses and counters since the last log."""
-        numpy_state = np.random.get_state(legacy=False)
+        kind, key, *numpy_state = np.random.get_state()
         tree = {
             "python": random.getstate(),
-            "numpy": [numpy_state["bit_generator"], numpy_state["state"]["key"].tolist(), numpy_state["state"]["pos"],
-                      numpy_state["has_gauss"], numpy_state["gauss"]],
+            "numpy": [kind, key.tolist(), *numpy_state],
             "torch": torch.random.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if self.args.device.type == "cuda" else None,
             "unlogged_loss": self._tr_loss,
             "last_logged_step": self._globalstep_last_logged,
             "counts": self._process_state(),
-        }  # fmt: skip
-        save_tree(tree, output_dir, _process_file(self.args.process_index))
+        }
+        save_tree(tree, output_dir, f"process_rank{self.args.process_index}")
 
     # ---- Resuming ----
 
@@ -254,7 +251,7 @@ class RecurrentTrainer(HubTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Load the weights after checking names and shapes."""
-        if os.path.isfile(os.path.join(resume_from_checkpoint, ADAPTER_FILE)):
+        if os.path.isfile(os.path.join(resume_from_checkpoint, "adapter_model.safetensors")):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         models = self._saved_models() if model is None else {"": model}
@@ -277,11 +274,11 @@ class RecurrentTrainer(HubTrainer):
         if checkpoint is None:
             return
         stored_processes = read_json(os.path.join(checkpoint, MANIFEST_FILE))["num_processes"]
-        trees = [load_tree(checkpoint, _process_file(rank)) for rank in range(stored_processes)]
+        trees = [load_tree(checkpoint, f"process_rank{rank}") for rank in range(stored_processes)]
         tree = trees[min(self.args.process_index, stored_processes - 1)]
         random.setstate(tree["python"])
-        kind, key, position, has_gauss, gauss = tree["numpy"]
-        np.random.set_state((kind, np.array(key, dtype=np.uint32), position, has_gauss, gauss))
+        kind, key, *numpy_state = tree["numpy"]
+        np.random.set_state((kind, np.array(key, dtype=np.uint32), *numpy_state))
         torch.random.set_rng_state(tree["torch"])
         if tree["cuda"] is not None and self.args.device.type == "cuda":
             torch.cuda.set_rng_state(tree["cuda"])
@@ -301,10 +298,6 @@ def find_last_complete_checkpoint(output_dir: str | os.PathLike) -> str | None:
     return find_last_checkpoint(output_dir, lambda path: _missing_part(path) is None)
 
 
-def _process_file(rank: int) -> str:
-    return f"process_rank{rank}"
-
-
 def _sum_of_trees(trees: list[Any], times: int) -> Any:
     """`times` × the sum of numbers, tensors or dictionaries of them; None if all are None."""
     trees = [tree for tree in trees if tree is not None]
@@ -314,11 +307,6 @@ def _sum_of_trees(trees: list[Any], times: int) -> Any:
         names = dict.fromkeys(name for tree in trees for name in tree)
         return {name: _sum_of_trees([tree.get(name) for tree in trees], times) for name in names}
     return sum(trees[1:], trees[0]) * times
-
-
-def _files(directory: str) -> list[str]:
-    """Relative paths of all files below a directory."""
-    return sorted(path.relative_to(directory).as_posix() for path in Path(directory).rglob("*") if path.is_file())
 
 
 def _missing_part(checkpoint: str) -> str | None:
