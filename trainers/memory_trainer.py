@@ -71,8 +71,6 @@ class MemoryTrainer(BlockTrainer):
         """Last usable position of a block, given the first."""
         raise NotImplementedError
 
-    # ---- Steps ----
-
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
         """Train, optionally from a checkpoint; see [`RecurrentTrainer.train`]."""
         with frozen(*self._frozen()):
@@ -115,8 +113,6 @@ class MemoryTrainer(BlockTrainer):
         metrics = {name: self._sum(float(value)) / count for name, value in parts.items()}
         return {"bits_per_byte": metrics[self.predictive_loss] / math.log(2), **metrics}
 
-    # ---- Evaluation ----
-
     @property
     def trained_model(self) -> SmtRnnForCausalLM:
         return self.student
@@ -138,8 +134,6 @@ class MemoryTrainer(BlockTrainer):
             context_length=min(self.args.context_length, blocks["input_ids"].shape[1]),
             batch_size=self.args.per_device_eval_batch_size,
         )
-
-    # ---- Checkpoints ----
 
     def _start_run(self) -> None:
         super()._start_run()

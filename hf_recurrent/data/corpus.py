@@ -251,7 +251,7 @@ class Corpus(EpisodeSource):
                 chosen.append(index)
                 total += lengths[index]
         if not chosen:
-            raise ValueError(f"`max_tokens` is {max_tokens}; the shortest episode has {lengths.min()} tokens.")
+            raise ValueError(f"`max_tokens` is {max_tokens}; the shortest episode has {lengths.min()} {self.unit}s.")
         return self.select(np.sort(chosen))
 
     def evaluate(self, model: PreTrainedModel, share: EvaluationShare) -> dict[str, float]:

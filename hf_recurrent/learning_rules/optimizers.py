@@ -1,4 +1,4 @@
-"""Which parameters learn, and at what rate: settings that trainers and the online learner share."""
+"""Settings of the parameters that trainers and the online learner share: frozen modules, learning-rate factors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

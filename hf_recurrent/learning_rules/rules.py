@@ -76,7 +76,7 @@ class LearningRule:
                 num_items_in_batch=num_targets,
             )
             if not torch.isfinite(output.loss):
-                raise NonFiniteLossError(f"The loss is {output.loss.item()}; the weights were not updated with it.")
+                raise NonFiniteLossError(f"The loss is {output.loss.item()}: nothing was learned from this block.")
             output.loss.backward()
         output.state = detach_state(output.state)
         return output
