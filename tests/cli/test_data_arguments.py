@@ -96,8 +96,8 @@ def test_a_folder_of_images(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--corpus", "task:retreival"], "task is 'retreival', allowed is one of associative_recall"),
-        (["--corpus", "task:parity,size=3"], "task 'parity' has the setting 'size=3', allowed are"),
+        (["--corpus", "task:retreival"], "`task` is 'retreival'; it must be one of associative_recall"),
+        (["--corpus", "task:parity,size=3"], "`task` 'parity' has no setting 'size=3'; it must be one of"),
         (
             ["--corpus", "task:parity", "python"],
             "`--corpus` is task:parity python; a task: cannot be combined with other sources.",

@@ -309,7 +309,7 @@ def test_max_bytes_takes_whole_documents(load, tmp_path):
     ]
     with pytest.raises(ValueError, match="`max_bytes` is 4, but the first document"):
         load(tmp_path / "a.jsonl", max_bytes=4)
-    with pytest.raises(ValueError, match="max_bytes is 0"):
+    with pytest.raises(ValueError, match="`max_bytes` is 0"):
         load(tmp_path / "a.jsonl", max_bytes=0)
 
 
