@@ -1,4 +1,4 @@
-"""MB/s of encoding and decoding UTF-8 text with ByteTokenizer, beside transformers' byte-level tokenizers and NumPy.
+"""MB/s of encoding and decoding UTF-8 text with ByteTokenizer, compared with other byte-level tokenizers and NumPy.
 
     python scripts/benchmark_tokenizer.py                 # one text of 10 MB; a tenth of it for the slower peers
 

@@ -34,7 +34,7 @@ def test_settings():
         ("parity,num_examples=0.5", "task parity, num_examples is '0.5', allowed is int or NoneType"),
         ("parity,final_only=maybe", "task parity, final_only is 'maybe', allowed is bool"),
         ("retrieval,label_noise=nan", "task retrieval, label_noise is 'nan', allowed is float or int"),
-        ("retrieval,length=2", "length is 2, allowed is an integer of at least 3"),
+        ("retrieval,length=2", "`length` is 2; it must be an integer of at least 3"),
     ],
 )
 def test_bad_descriptions_are_named(description, message):

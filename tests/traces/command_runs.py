@@ -24,6 +24,8 @@ SMALL = [*STREAMS, "--block_size", "16"]
 TINY = ["--config_overrides", "hidden_size=16", "state_size=16", "num_hidden_layers=1"]
 TINY_SMT = ["--config_overrides", "hidden_size=16", "num_attention_heads=2", "num_memory_tokens=2"]
 LENGTHS = ["--context_length", "8", "--future_length", "4", "--max_eval_bytes", "120", "--eval_windows", "4"]
+# Begins the names of what a second part of commands gives.
+CONTINUED = "continued/"
 LEARN = ["--learning_rate", "3e-3", "--window", "40", "--report_every", "50", "--quiet"]
 
 
@@ -100,19 +102,8 @@ def rtrl() -> Trace:
 
 
 def smt() -> Trace:
-    return pretrain(
-        "--method",
-        "smt",
-        "--dmt_steps",
-        "3",
-        "--dmt_rollout_length",
-        "6",
-        *STREAMS,
-        *LENGTHS,
-        "--max_steps",
-        "4",
-        *TINY_SMT,
-    )
+    second_phase = ["--dmt_steps", "3", "--dmt_rollout_length", "6"]
+    return pretrain("--method", "smt", *STREAMS, *LENGTHS, *second_phase, *TINY_SMT, "--max_steps", "4")
 
 
 def smt_again() -> Trace:
@@ -177,8 +168,8 @@ def generate() -> Trace:
 def generate_again() -> Trace:
     """From a state that was saved."""
     trace = {
-        "continued": _text("--state", "state", "--greedy", "--save_state", "later"),
-        "continued, two": _text("--state", "sampled", "--prompt", "x", " y", "--greedy"),
+        "one": _text("--state", "state", "--greedy", "--save_state", "later"),
+        "two": _text("--state", "sampled", "--prompt", "x", " y", "--greedy"),
     }
     return trace | {"later": of_tensors_of(Path("later"))}
 
@@ -221,13 +212,16 @@ class CommandRun:
         folder.mkdir(parents=True)
         with working_folder(folder):
             trace = self.commands()
-            return trace | self.continued() if self.continued else trace
+            return trace | self._continue() if self.continued else trace
 
     def resumed(self, folder: Path, whole: Path) -> Trace:
         """Continued from what is in `whole`."""
         shutil.copytree(whole, folder)
         with working_folder(folder):
-            return self.continued()
+            return self._continue()
+
+    def _continue(self) -> Trace:
+        return {f"{CONTINUED}{name}": value for name, value in self.continued().items()}
 
 
 COMMAND_RUNS = {

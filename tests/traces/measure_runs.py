@@ -72,7 +72,8 @@ def alignment(folder: Path) -> Trace:
     trace: Trace = {}
     for unit in UNITS:
         model = build_model(recurrent_unit=unit, hidden_size=8, state_size=8).double()
-        for rule, stride in (("snap1" if unit in DENSE else "rtrl", 1), ("truncated", 4), ("spatial", 3)):
+        others = (("truncated", 4), ("spatial", 3)) if unit in ("glru", "gru", "lru") else ()
+        for rule, stride in (("snap1" if unit in DENSE else "rtrl", 1), *others):
             rows = gradient_alignment(model, *_batch(), rule=rule, stride=stride)
             for measure in ("cosine", "norm_ratio"):
                 values = torch.tensor([getattr(row, measure) for row in rows], dtype=torch.float64)

@@ -12,6 +12,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,21 +31,15 @@ _RUN_FILES = ("streams.json", "optimizer.json", "scheduler.json", "process_rank0
 _TRAINER_STATE = ("global_step", "epoch", "max_steps", "total_flos", "best_metric", "best_global_step")
 # So many numbers in a row are a digest.
 _LONG = 8
+_SAMPLE = re.compile(r"^---[^\n]* after [^\n]*\n(.*?)\n---$", re.DOTALL | re.MULTILINE)
 
 
 class Printed(str):
-    """What a command printed; a recording keeps the texts between marks, which a later output has to hold."""
+    """What a command printed; a recording keeps the samples, which a later output has to hold."""
 
-    def marked(self) -> list[str]:
-        """The lines between two lines that begin with three dashes."""
-        parts, inside = [], False
-        for line in self.splitlines():
-            if line.startswith("---"):
-                inside = not inside
-                parts += [[]] if inside else []
-            elif inside:
-                parts[-1].append(line)
-        return ["\n".join(part) for part in parts if part]
+    def samples(self) -> list[str]:
+        """Texts between a line `--- sample after ...` and a line `---`."""
+        return _SAMPLE.findall(self)
 
 
 # ---- Values ----
@@ -118,7 +113,7 @@ def of_directory(prefix: str, directory: Path) -> Trace:
 
 def recorded(trace: Trace) -> Trace:
     """A trace as it is written down."""
-    return {name: value.marked() if isinstance(value, Printed) else value for name, value in trace.items()}
+    return {name: value.samples() if isinstance(value, Printed) else value for name, value in trace.items()}
 
 
 def differences(trace: Trace, expected: Trace, exact: bool) -> Iterator[str]:
@@ -131,9 +126,9 @@ def differences(trace: Trace, expected: Trace, exact: bool) -> Iterator[str]:
 
 
 def count_compared(expected: Trace, exact: bool) -> int:
-    """Floating-point numbers and digests of them that a comparison looks at."""
-    values = expected.values()
-    return sum(_number(value) is not None or (exact and _is(value, "tensors:", "bytes:")) for value in values)
+    """Numbers and digests of numbers that a comparison looks at."""
+    digests = ("content:", "tensors:", "bytes:") if exact else ("content:",)
+    return sum(_number(value) is not None or _is(value, *digests) for value in expected.values())
 
 
 def _matches(value: Any, wanted: Any, exact: bool) -> bool:

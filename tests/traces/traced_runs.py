@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from command_runs import COMMAND_RUNS
+from command_runs import COMMAND_RUNS, CONTINUED
 from learner_runs import LEARNER_RUNS, RESUMED_LEARNERS
 from measure_runs import MEASURE_RUNS
 from trace_values import Trace
@@ -26,11 +26,13 @@ SAVED: dict[str, tuple[str, ...]] = {
     "generate": ("model", "state", "sampled"),
 }
 # Where a trace says how a run ends.
-_END = ("model/", "teacher/", "checkpoint/", "end/", "again", "later", "generated")
+_END = ("model/", "teacher/", "checkpoint/", "end/", "generated")
 
 
 def after_resuming(expected: Trace, resumed: Trace) -> Trace:
     """The part of a whole run's trace that its continuation has to have: everything about the end."""
+    if any(name.startswith(CONTINUED) for name in resumed):
+        return {name: value for name, value in expected.items() if name.startswith(CONTINUED)}
     # The mean loss of all steps of one call of `train` is that of the continuation alone.
     wanted = {name: value for name, value in expected.items() if not name.startswith("train/")}
     return {name: value for name, value in wanted.items() if name in resumed or name.startswith(_END)}
