@@ -18,6 +18,7 @@ PRIVATE_NAMES = {
     "torch.Tensor._base": "a view of a parameter is no kept activation; storages do not tell who owns them",
     "torch.nn.Module._modules": "a cached step compares it for every byte; named_children() builds a list each time",
     "torch.nn.Module._parameters": "likewise",
+    "torch.nn.Module._buffers": "likewise",
     "torch.nn.Module._forward_hooks": "a cached step must not skip hooks; nothing public lists them",
     "torch.nn.Module._forward_pre_hooks": "likewise",
     # torch, in scripts that compare our scan to others
