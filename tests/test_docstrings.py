@@ -27,9 +27,9 @@ def docstrings():
 
 
 def letters(text: str) -> dict[str, str]:
-    """ "B streams or batch, T steps" as letter → meaning; none where the text has no such line."""
-    line = LEGEND_LINE.search(text)
-    entries = " ".join(line[1].split()).split(", ") if line else []
+    """The letters of a line such as "Shape letters: B batch, T steps.", with their meanings and without remarks."""
+    line = LEGEND_LINE.search(re.sub(r"\s+\([^)]*\)", "", text))
+    entries = re.split("[,;] ", " ".join(line[1].split())) if line else []
     return dict(entry.partition(" ")[::2] for entry in entries)
 
 
