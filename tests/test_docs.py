@@ -35,7 +35,7 @@ def commands(page: str) -> list[list[str]]:
         for line in code.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words:
-                # What shortens `generate` and `evaluate` wins over the documented value, as the last one given.
+                # Of a flag that is given twice, the last one counts.
                 result.append([*words, *(extra if "--max_new_tokens" not in words or "0" not in words else [])])
     return result
 
@@ -61,8 +61,36 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
         exec(compile(code, page, "exec"), {})
 
 
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-        assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).exists(), target
+    for name, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        if name.startswith("https://"):
+            continue
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), name
+        assert not anchor or anchor in anchors(target), f"{name}#{anchor}"
+
+
+def test_files_that_the_architecture_names_exist():
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    folders = ("hf_recurrent", "modeling", "trainers", "scripts", "tests", "metrics", "model_cards")
+    files = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
+    paths = [f"/{path.relative_to(ROOT).as_posix()}" for path in files]
+    for name in re.findall(r"`([\w/*]+(?:\.py|\.c|/))`", text):
+        if "NAME" not in name and name != "*.py":
+            pattern = re.compile(f"/{name.rstrip('/').replace('.', '[.]').replace('*', '[^/]*')}$")
+            assert any(pattern.search(path) for path in paths), name
+
+
+def test_shape_letters_have_one_legend():
+    legend = [line for line in (ROOT / "docs/architecture.md").read_text(encoding="utf-8").splitlines()
+              if line.startswith("Shape letters: ")]  # fmt: skip
+    letters = re.findall(r"(?:: |, )([A-Z][a-z]?) ", *legend)
+    assert len(letters) == len(set(letters)) == 14
