@@ -123,7 +123,3 @@ def _position_in_source(learner: "OnlineLearner", arguments: argparse.Namespace)
     if learner.metadata.get("source") != name or not is_file:
         learner.metadata |= {"source": name, "bytes_before": learner.bytes_read}
     return learner.bytes_read - learner.metadata["bytes_before"]
-
-
-if __name__ == "__main__":
-    main()

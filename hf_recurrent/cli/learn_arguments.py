@@ -12,9 +12,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = argparse.ArgumentParser(
         prog="hf-recurrent learn",
-        description="Read a stream of bytes once: predict every byte, score the prediction and learn from it. MODEL is\n"
-        "a checkpoint, or a preset with new weights. The updated model is saved in --output_dir, for use with all\n"
-        "other commands.",
+        description="Read a stream of bytes once: predict every byte, score the prediction and learn from it.\n"
+        "MODEL is a checkpoint, or a preset with new weights. The updated model is saved in --output_dir, where\n"
+        "all other commands can use it.",
         epilog="examples:\n"
         "  hf-recurrent learn runs/hawk --source book.txt\n"
         "  hf-recurrent learn runs/hawk --source server.log --follow --output_dir runs/server\n"
@@ -40,8 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
     learning.add_argument(
         "--rule",
         default="rtrl",
-        help="rtrl: exact gradients within each recurrent layer, over the whole past. snap1: approximate RTRL (SnAp-1), "
-        "for units that mix channels. truncated: within the stride only. spatial: none over time. (default: rtrl)",
+        help="rtrl: exact gradients within each recurrent layer, over the whole past. snap1: approximate RTRL "
+        "(SnAp-1), for units that mix channels. truncated: gradients within the stride only. spatial: none over "
+        "time. (default: rtrl)",
     )
     learning.add_argument("--stride", type=int, default=1, help="T, bytes per learning step (default: 1)")
     learning.add_argument("--update_every", type=int, default=1, help="strides per update (default: 1)")

@@ -93,7 +93,8 @@ def _check_unchanged(path: Path, file) -> None:
     if replaced or now.st_size < file.tell():
         raise OSError(
             f"The source {str(path)!r} was {'replaced or removed' if replaced else 'truncated'} while followed; "
-            f"all of its data has been read. For rotated logs, use `tail -F {path} | hf-recurrent learn ... --source -`."
+            "all of its data has been read. "
+            f"For rotated logs, use `tail -F {path} | hf-recurrent learn ... --source -`."
         )
 
 
