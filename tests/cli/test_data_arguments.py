@@ -107,8 +107,11 @@ def test_a_folder_of_images(capsys, monkeypatch):
             ["--corpus", "task:parity", "--validation_corpus", "python"],
             "`--validation_corpus` is ['python']; if `--corpus` is a task, it must be one.",
         ),
-        (["--corpus", "mnist:nowhere"], "source 'mnist:nowhere': nowhere is not a folder; allowed is mnist:FOLDER"),
-        (["--corpus", "mnist:nowhere", "python"], "allowed are mnist: or images: sources alone"),
+        (["--corpus", "mnist:nowhere"], "`source` is 'mnist:nowhere'; directory not found: nowhere"),
+        (
+            ["--corpus", "mnist:nowhere", "python"],
+            "`source` is mnist:nowhere, python; mnist: and images: sources must not be mixed with others.",
+        ),
     ],
 )
 def test_bad_input_ends_with_one_sentence(capsys, arguments, words):
