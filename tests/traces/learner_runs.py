@@ -79,7 +79,7 @@ def _one_layer() -> Any:
 LEARNER_RUNS: dict[str, LearnerRun] = {
     "learner rtrl": LearnerRun(),
     "learner stride 4": LearnerRun(_one_layer, tokenizer=ByteTokenizer, stride=4, update_every=2),
-    "learner rmsprop": LearnerRun(optimizer="rmsprop", max_grad_norm=0.2, stride=2),
+    "learner rmsprop": LearnerRun(optimizer="rmsprop", learning_rate=3e-5, max_grad_norm=0.2, stride=2),
     "learner hawk": LearnerRun(lambda: build_model("hawk-tiny"), max_grad_norm=0.0, stride=3),
     "learner lru": LearnerRun(lambda: build_model("lru-tiny"), stride=2),
     "learner snap1": LearnerRun(lambda: build_model(recurrent_unit="gru"), rule="snap1", stride=3),

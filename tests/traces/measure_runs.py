@@ -39,7 +39,6 @@ def bits_per_byte(folder: Path) -> Trace:
         "at once": (build_model("hawk-tiny"), held_out, {}),
         "windows": (build_model(), held_out, {"num_streams": 4, "block_size": 17, "carry_state": False}),
         "lru": (build_model("lru-tiny"), held_out, {"num_streams": 2, "block_size": 64}),
-        "bfloat16": (build_model().bfloat16(), held_out, {"block_size": 64}),
         "float64": (build_model().double(), held_out, {"block_size": 64}),
         "llama": (build_model("llama-s0"), held_out, {"num_streams": 4, "block_size": 32}),
         "binary": (build_model(), binary, {"num_streams": 4, "block_size": 50}),
@@ -49,6 +48,10 @@ def bits_per_byte(folder: Path) -> Trace:
     for name, (model, corpus, options) in cases.items():
         trace |= of_json(name, evaluate_bits_per_byte(model, corpus, progress=False, **options))
     return trace
+
+
+def bits_per_byte_bfloat16(folder: Path) -> Trace:
+    return of_json("", evaluate_bits_per_byte(build_model().bfloat16(), text_corpora()[1], progress=False))
 
 
 def answers(folder: Path) -> Trace:
@@ -152,6 +155,7 @@ def corpora(folder: Path) -> Trace:
 
 MEASURE_RUNS = {
     "bits per byte": bits_per_byte,
+    "bits per byte, bfloat16": bits_per_byte_bfloat16,
     "answers": answers,
     "gradient alignment": alignment,
     "sequence rules": sequence_rules,

@@ -25,7 +25,7 @@ def record(name: str, folder: Path, archive: bool) -> Trace:
     trace = RUNS[name](folder / "whole")
     if name in RESUMED:
         again = RUNS[name].resumed(folder / "again", folder / "whole")
-        if found := list(differences(again, after_resuming(recorded(trace), again), exact=True)):
+        if found := list(differences(again, after_resuming(recorded(trace), again), tolerance=None)):
             raise SystemExit(f"{name!r}, resumed, is another run: {found}")
     if archive and name in SAVED:
         save(name, folder / "whole", SAVED[name])

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 Trace = dict[str, Any]
 
 _DIGITS = 24
-_RELATIVE, _ABSOLUTE = 1e-4, 1e-6
+_ABSOLUTE = 1e-6
 # Times, speeds, places and versions; they say nothing about numbers.
 _UNCOMPARED = ("runtime", "per_second", "transformers_version", "torch_version", "_name_or_path", "auto_map", "path")
 # Files of a checkpoint that say how a run goes on; the others describe the model, or list files.
@@ -116,25 +116,30 @@ def recorded(trace: Trace) -> Trace:
     return {name: value.samples() if isinstance(value, Printed) else value for name, value in trace.items()}
 
 
-def differences(trace: Trace, expected: Trace, exact: bool) -> Iterator[str]:
-    """A line for each recorded value that a trace does not have; values that were not recorded are no difference."""
+def differences(trace: Trace, expected: Trace, tolerance: float | None) -> Iterator[str]:
+    """A line for each recorded value that a trace does not have; values that were not recorded are no difference.
+
+    Args:
+        trace, expected: of now, and as recorded.
+        tolerance: relative, of numbers; None for equal bits.
+    """
     for name, wanted in expected.items():
         if name not in trace:
             yield f"{name}: recorded {wanted}, absent"
-        elif not _matches(trace[name], wanted, exact):
+        elif not _matches(trace[name], wanted, tolerance):
             yield f"{name}: recorded {_readable(wanted)}, now {_readable(trace[name])}"
 
 
-def count_compared(expected: Trace, exact: bool) -> int:
+def count_compared(expected: Trace, tolerance: float | None) -> int:
     """Numbers and digests of numbers that a comparison looks at."""
-    digests = ("content:", "tensors:", "bytes:") if exact else ("content:",)
+    digests = ("content:", "tensors:", "bytes:") if tolerance is None else ("content:",)
     return sum(_number(value) is not None or _is(value, *digests) for value in expected.values())
 
 
-def _matches(value: Any, wanted: Any, exact: bool) -> bool:
+def _matches(value: Any, wanted: Any, tolerance: float | None) -> bool:
     if isinstance(wanted, list):
-        return not exact or all(text in str(value) for text in wanted)
-    if exact or _is(wanted, "content:"):
+        return tolerance is not None or all(text in str(value) for text in wanted)
+    if tolerance is None or _is(wanted, "content:"):
         return type(value) is type(wanted) and value == wanted
     if _is(wanted, "bytes:"):
         return _is(value, "bytes:")
@@ -143,7 +148,7 @@ def _matches(value: Any, wanted: Any, exact: bool) -> bool:
         return value == wanted
     if math.isnan(number) or math.isnan(other):
         return math.isnan(number) and math.isnan(other)
-    return math.isclose(number, other, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+    return math.isclose(number, other, rel_tol=tolerance, abs_tol=_ABSOLUTE)
 
 
 def _is(value: Any, *kinds: str) -> bool:

@@ -25,8 +25,15 @@ SAVED: dict[str, tuple[str, ...]] = {
     "pretrain smt": ("run/*.json", "run/model.safetensors", "run/teacher"),
     "generate": ("model", "state", "sampled"),
 }
+# How close numbers are on another machine; those of bfloat16 have three digits.
+CLOSE, CLOSE_IN_BFLOAT16 = 1e-4, 0.05
 # Where a trace says how a run ends.
 _END = ("model/", "teacher/", "checkpoint/", "end/", "generated")
+
+
+def tolerance_of(name: str) -> float:
+    """Of a run on another machine than that of its recording."""
+    return CLOSE_IN_BFLOAT16 if "bfloat16" in name else CLOSE
 
 
 def after_resuming(expected: Trace, resumed: Trace) -> Trace:

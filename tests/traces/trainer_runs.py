@@ -224,7 +224,9 @@ TRAINER_RUNS: dict[str, TrainerRun] = {
     "online rtrl, strides": online(
         lambda: build_model(num_hidden_layers=1), block_size=8, stride=2, gradient_accumulation_steps=2, **EVALUATED
     ),
-    "online rtrl, hawk": online(lambda: build_model("hawk-tiny"), block_size=6, stride=3, optim="rmsprop"),
+    "online rtrl, hawk": online(
+        lambda: build_model("hawk-tiny"), block_size=6, stride=3, optim="rmsprop", learning_rate=5e-5
+    ),
     "online rtrl, lru": online(lambda: build_model("lru-tiny"), block_size=4),
     "online rtrl, mingru bfloat16": online(lambda: build_model(recurrent_unit="mingru"), block_size=4, bf16=True),
     "online rtrl, task": online(
