@@ -398,7 +398,7 @@ def test_what_cannot_be_traced_is_refused():
 def test_another_number_of_streams_is_refused():
     model = model_of("memora+glru")
     engine = SensitivityEngine(model)
-    refusal = pytest.raises(ValueError, match=r"weight'\]` has shape \(2,.*3 streams.*number cannot change")
+    refusal = pytest.raises(ValueError, match=r"weight'\]` has shape \(2,.*3 streams.*number of streams cannot change")
     with refusal, engine.trace(engine.init_sensitivities(2)):
         loss_of(model, batch())
     with pytest.raises(ValueError, match=r"`sensitivities` has no `model.layers.0"), engine.trace({}):

@@ -107,7 +107,7 @@ def test_padding_is_left_out(name):
 def test_what_cannot_be_had_is_refused():
     with pytest.raises(ValueError, match=r"'uoro'; it must be one of bptt, rtrl, snap1"):
         SequenceRule("uoro", model_of("lru"))
-    with pytest.raises(ValueError, match=r"HawkForCausalLM that also remembers by `layers.0.*'truncated'.*stride"):
+    with pytest.raises(ValueError, match=r"HawkForCausalLM that also has the state `layers.0.*'truncated'.*stride"):
         SequenceRule("truncated", tiny_model("hawk"))
     with pytest.raises(ValueError, match=r"is a GRU, whose recurrence mixes"):
         SequenceRule("rtrl", model_of("memora+gru"))
