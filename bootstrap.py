@@ -1,14 +1,18 @@
-"""Set up an environment in `.venv` and run the main job or the tests; needs Python 3.11 or newer and nothing else.
+"""Set up a virtual environment and train or test in it. Requires Python 3.11 or newer and nothing else.
 
 python3 bootstrap.py train [arguments of hf-recurrent pretrain]
 python3 bootstrap.py test [arguments of pytest]
+python3 bootstrap.py test-oldest [arguments of pytest]
 
-The first run installs, which takes minutes; later runs start at once. `--print` before the word shows the commands
-and runs none of them.
+`test-oldest` installs the oldest version of every dependency that pyproject.toml allows, in `.venv-oldest`, and runs
+the short suite listed in tests/oldest.txt, unless arguments are given. The others use `.venv`. The first run installs,
+which takes minutes; later runs start at once. With `--print` before the command name, the commands are shown and not
+run.
 """
 
 import hashlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,12 +20,12 @@ import sys
 OLDEST_PYTHON = (3, 11)
 ROOT = os.path.dirname(os.path.abspath(__file__))
 TORCH = "torch==2.13.0"
-EXTRAS = {"train": "", "test": "dev"}
-USAGE = "usage: python3 bootstrap.py [--print] {train,test} [arguments of the command]"
+EXTRAS = {"train": "", "test": "dev", "test-oldest": "dev"}
+USAGE = "usage: python3 bootstrap.py [--print] {train,test,test-oldest} [arguments]"
 
 
 def fail(message):
-    """End with one sentence on the standard error stream."""
+    """Exit with a one-sentence error message."""
     raise SystemExit("bootstrap.py: " + message)
 
 
@@ -32,20 +36,38 @@ def venv_python(environment):
 
 
 def fingerprint(root, extra):
-    """What an installation depends on: the project's description, the extra, torch and this Python."""
+    """A hash of everything an installation depends on: pyproject.toml, the extra, torch and this Python."""
     with open(os.path.join(root, "pyproject.toml"), "rb") as file:
         description = file.read()
     parts = [description, extra.encode(), TORCH.encode(), sys.version.encode(), root.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
+def oldest_requirements(root):
+    """The lower bound of every dependency in pyproject.toml, pinned: "numpy>=2.0,<3" gives "numpy==2.0"."""
+    import tomllib  # not at the top: an older Python has to reach the message about its version
+
+    with open(os.path.join(root, "pyproject.toml"), "rb") as file:
+        project = tomllib.load(file)["project"]
+    extras = project["optional-dependencies"].values()
+    requirements = [*project["dependencies"], *(requirement for extra in extras for requirement in extra)]
+    pins = []
+    for requirement in requirements:
+        name, bound, marker = re.fullmatch(r"([\w-]+)(?:\[.*?\])?(?:>=([\d.]+))?[^;]*(;.*)?", requirement).groups()
+        if bound:
+            pins.append(f"{name}=={bound}{marker or ''}")
+        elif name != project["name"]:
+            fail(f"pyproject.toml: {requirement!r} needs a lower bound, such as {name}>=1.0.")
+    return pins
+
+
 def stamp_path(environment, extra):
-    """The file that is written when an installation is complete; it holds the fingerprint."""
+    """The file that is written when an installation is complete. It holds the fingerprint."""
     return os.path.join(environment, f"installed-{extra or 'base'}.txt")
 
 
 def is_installed(root, environment, extra):
-    """Whether the environment was completely set up, with this extra or more, for this very state of the project."""
+    """True if the environment is complete, with this extra or "dev", for this state of the project."""
     if not os.path.exists(venv_python(environment)):
         return False
     for installed in {extra, "dev"}:
@@ -59,7 +81,7 @@ def is_installed(root, environment, extra):
 
 
 def has_pip(environment):
-    """Whether the environment exists and was completely created."""
+    """True if the environment exists and was completely created."""
     try:
         check = [venv_python(environment), "-m", "pip", "--version"]
         return subprocess.run(check, capture_output=True, check=False).returncode == 0
@@ -67,26 +89,33 @@ def has_pip(environment):
         return False
 
 
-def install_commands(root, environment, extra):
-    """The commands that set the environment up, in order, each with what it does.
+def install_commands(root, environment, extra, versions):
+    """The commands that set up the environment, in order, each with its name.
 
-    torch goes first, so that its build is the one named here and not whatever the project's range allows.
+    torch is installed first: with the project, pip could choose another build within the declared range.
     """
     pip = [venv_python(environment), "-m", "pip", "install", "--disable-pip-version-check"]
     project = root + (f"[{extra}]" if extra else "")
-    commands = [("Installing torch", [*pip, TORCH]), ("Installing the project", [*pip, "--editable", project])]
+    torch = [version for version in versions if version.startswith("torch==")]
+    others = [version for version in versions if version not in torch]
+    commands = [
+        ("Installing torch", [*pip, *torch]),
+        ("Installing the project", [*pip, "--editable", project, *others]),
+    ]
     if not has_pip(environment):
-        commands.insert(0, ("Creating .venv", [sys.executable, "-m", "venv", environment]))
+        commands.insert(0, ("Creating the environment", [sys.executable, "-m", "venv", environment]))
     return commands
 
 
 def job_command(environment, job, arguments):
-    """The command that the user came for."""
-    if job == "test":
-        # Side by side, the tests of a file in one process: some share runs that take long.
-        return [venv_python(environment), "-m", "pytest", "-n", "logical", "--dist", "loadfile", *arguments]
-    name = "hf-recurrent.exe" if os.name == "nt" else "hf-recurrent"
-    return [os.path.join(os.path.dirname(venv_python(environment)), name), "pretrain", *arguments]
+    """The command that runs the job."""
+    if job == "train":
+        name = "hf-recurrent.exe" if os.name == "nt" else "hf-recurrent"
+        return [os.path.join(os.path.dirname(venv_python(environment)), name), "pretrain", *arguments]
+    # The tests of one file share a process: some share runs that take long.
+    pytest = [venv_python(environment), "-m", "pytest", "-n", "logical", "--dist", "loadfile"]
+    short_suite = ["@tests/oldest.txt"] if job == "test-oldest" else []
+    return [*pytest, *(arguments or short_suite)]
 
 
 def show(command):
@@ -94,51 +123,51 @@ def show(command):
     print("+ " + shlex.join(command), flush=True)
 
 
-def install(root, environment, extra):
-    """Run the installation and stamp it; a step that fails ends this program with a sentence that names it."""
-    for what, command in install_commands(root, environment, extra):
+def install(root, environment, extra, versions):
+    """Run the installation and write its stamp; exit with the name of the first step that fails."""
+    for name, command in install_commands(root, environment, extra, versions):
         show(command)
         try:
             status = subprocess.run(command, check=False).returncode
         except OSError as error:
-            fail(f"{what} could not start: {error}.")
+            fail(f"{name} failed to start: {error}.")
         if status:
-            hint = " On Debian and Ubuntu, python3-venv has to be installed first." if "venv" in command else ""
-            fail(f"{what} failed with status {status}; the lines above say why.{hint} The same command goes on there.")
+            hint = " On Debian and Ubuntu, install python3-venv first." if "venv" in command else ""
+            fail(f"{name} failed with status {status}; see the output above.{hint} Rerun this command to continue.")
     with open(stamp_path(environment, extra), "w", encoding="utf-8") as file:
         file.write(fingerprint(root, extra) + "\n")
 
 
 def main(arguments):
-    """Install what is missing, then become the job."""
+    """Install if necessary, then replace this process by the job."""
     if sys.version_info < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
-        fail(f"Python {oldest} or newer is needed; this is {sys.version.split()[0]}.")
+        fail(f"Python {oldest} or newer is required; this is {sys.version.split()[0]}.")
     if arguments[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
     only_print = arguments[:1] == ["--print"]
     job, *rest = arguments[only_print:] or [""]
     if job not in EXTRAS:
-        fail(f"the first argument is {job!r}; it must be train or test.\n{USAGE}")
-    environment, extra = os.path.join(ROOT, ".venv"), EXTRAS[job]
+        fail(f"unknown command {job!r} (choose from {', '.join(EXTRAS)}).\n{USAGE}")
+    extra, oldest = EXTRAS[job], job == "test-oldest"
+    environment = os.path.join(ROOT, ".venv-oldest" if oldest else ".venv")
+    versions = oldest_requirements(ROOT) if oldest else [TORCH]
     command = job_command(environment, job, rest)
     installed = is_installed(ROOT, environment, extra)
     if only_print:
-        for line in [
-            *([] if installed else [line for _, line in install_commands(ROOT, environment, extra)]),
-            command,
-        ]:
+        steps = [] if installed else [step for _, step in install_commands(ROOT, environment, extra, versions)]
+        for line in [*steps, command]:
             show(line)
         return 0
     if not installed:
-        install(ROOT, environment, extra)
+        install(ROOT, environment, extra, versions)
     show(command)
-    if job == "test":
+    if job != "train":
         os.chdir(ROOT)
     if os.name == "nt":
         return subprocess.run(command, check=False).returncode
-    os.execv(command[0], command)  # so that signals, such as Ctrl-C, reach the job and nothing else
+    os.execv(command[0], command)  # signals, such as Ctrl-C, reach the job directly
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The compiled kernels for CPUs, which may be missing; all else is in pyproject.toml."""
+"""The optional compiled kernels for CPUs; everything else is in pyproject.toml."""
 
 import sys
 import sysconfig
 
 from setuptools import Extension, setup
 
-# The files hold no symbol of Python's: one build serves every version, which is what "limited API" says in its name.
-# Python without a global lock knows no such name.
+# The kernels use no Python symbols, so one build works with every version: its file name says "abi3" (limited API).
+# Free-threaded Python has no limited API.
 any_version = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 kernels = [
@@ -19,13 +19,13 @@ kernels = [
         ],
         extra_link_args=["-pthread"],
         py_limited_api=any_version,
-        optional=True,  # without a C compiler the installation goes on, and plain torch serves
+        optional=True,  # without a C compiler, installation continues and plain torch is used
     )
     for name in ("linear_scan_cpu", "sensitivities_cpu", "step_cpu")
 ]  # fmt: skip
 
 setup(
-    # The kernels use POSIX threads and the vector code of GCC and Clang.
+    # The kernels use POSIX threads and vector extensions of GCC and Clang.
     ext_modules=[] if sys.platform == "win32" else kernels,
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if any_version else {},
 )

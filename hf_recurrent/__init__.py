@@ -1,6 +1,6 @@
 """Recurrent byte-level language models for the Hugging Face ecosystem, trained on continuous streams.
 
-Every public name is importable from here; its module is loaded when the name is first used.
+Every public name can be imported from here. Its module is loaded when the name is first used.
 """
 
 import importlib
@@ -14,7 +14,7 @@ if os.path.isfile(os.path.join(__path__[0], "modeling")):
 
 __version__ = "0.1.0"
 
-# Module → the public names that it holds.
+# Module → its public names.
 _PUBLIC_NAMES = {
     "hf_recurrent.modeling.configuration_memora": ("MemoraConfig",),
     "hf_recurrent.modeling.configuration_hawk": ("HawkConfig",),

@@ -1,7 +1,7 @@
-"""Registers our classes with transformers' Auto classes, without importing torch before anyone needs it.
+"""Registers our classes with transformers' Auto classes without importing torch.
 
-Importing `transformers`' auto modules loads torch, which takes seconds. So the classes are registered at once where
-an auto module is loaded already, and otherwise right after it is loaded.
+Importing an auto module of transformers loads torch, which takes seconds. Classes are therefore registered at once if
+the auto module is loaded already, and otherwise right after it is loaded.
 """
 
 import importlib
@@ -15,7 +15,7 @@ _LANGUAGE_MODEL = {
     "AutoModelForCausalLM": "ForCausalLM",
     "AutoModelForSequenceClassification": "ForSequenceClassification",
 }
-# Family → the beginning of its classes' names, and the end of the name for each Auto class.
+# Family → the prefix of its class names, and the suffix for each Auto class.
 _FAMILIES = {
     "memora": ("Memora", _LANGUAGE_MODEL),
     "hawk": ("Hawk", _LANGUAGE_MODEL),
@@ -49,7 +49,7 @@ def _register_tokenizers(auto) -> None:
     from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
     from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 
-    # A checkpoint names its tokenizer's class; the two places are where that name is looked up.
+    # A checkpoint names its tokenizer class, which transformers looks up among these two.
     for _, config_class, _ in _families():
         auto.AutoTokenizer.register(
             config_class, tokenizer_class=ByteTokenizer, slow_tokenizer_class=DNATokenizer, exist_ok=True
@@ -63,12 +63,12 @@ _REGISTRATIONS = {
 }
 
 
-# While one of these is half loaded, importing our classes, which need them, would fail.
+# Our classes need these modules: importing them fails while one of these is only partly executed.
 _NEEDED = {"transformers.modeling_layers", "transformers.modeling_utils"}
 
 
 class _RegisterAfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds these modules as usual, and registers our classes once the outermost of them is executed."""
+    """Loads these modules as usual and registers our classes after the outermost of them has been executed."""
 
     def __init__(self):
         self._loaders: dict[str, importlib.abc.Loader] = {}
@@ -100,13 +100,13 @@ class _RegisterAfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.register_loaded()
 
     def register_loaded(self) -> None:
-        """Register with every auto module that is loaded, unless something is still half loaded."""
+        """Register with every loaded auto module, unless a module is still being executed."""
         while not self._executing and (loaded := [name for name in self._pending if name in sys.modules]):
             self._pending.pop(loaded[0])(sys.modules[loaded[0]])
 
 
 def register() -> None:
-    """Make `AutoConfig`, `AutoTokenizer` and the Auto classes of models know our families."""
+    """Register our families with `AutoConfig`, `AutoTokenizer` and the Auto classes of models."""
     if not any(isinstance(finder, _RegisterAfterImport) for finder in sys.meta_path):
         finder = _RegisterAfterImport()
         sys.meta_path.insert(0, finder)

@@ -1,14 +1,15 @@
-"""Checkpoint files that execute nothing when they are read, and are whole or not there.
+"""Checkpoint files: reading them executes no code, and writing them is atomic.
 
 A nested structure of numbers, strings, lists, tuples, dictionaries and tensors is stored as two files: its tensors
-in NAME.safetensors, the rest in NAME.json. A directory is written beside its final name and renamed when complete.
+in NAME.safetensors, the rest in NAME.json. Directories are written under a temporary name, then renamed.
 """
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-# Both begin with an underscore: the Trainer does not upload such files.
+# The Trainer does not upload files that begin with an underscore.
 STAGING_PREFIX = "_staging-"
 REPLACED_PREFIX = "_replaced-"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-# Marks what JSON cannot say by itself: no key of an optimizer or a random state looks like this.
+# Keys that mark types without a JSON equivalent; optimizers and random states have no such keys.
 _TENSOR, _TUPLE, _PAIRS = "__tensor__", "__tuple__", "__pairs__"
 
 
 def save_tree(tree: Any, directory: str | os.PathLike, name: str) -> None:
-    """Write `tree` as NAME.json and NAME.safetensors; a value of another kind is a TypeError."""
+    """Write `tree` as NAME.json and NAME.safetensors; raise a TypeError for values of other types."""
     tensors: dict[str, torch.Tensor] = {}
     structure = _encode(tree, name, tensors)
     save_file(tensors, os.path.join(directory, f"{name}.safetensors"))
@@ -33,7 +34,7 @@ def save_tree(tree: Any, directory: str | os.PathLike, name: str) -> None:
 
 
 def load_tree(directory: str | os.PathLike, name: str) -> Any:
-    """Read what [`save_tree`] wrote, tensors on the CPU.
+    """Read the files of [`save_tree`], with tensors on the CPU.
 
     Raises:
         ValueError: a file is missing or damaged.
@@ -46,12 +47,22 @@ def load_tree(directory: str | os.PathLike, name: str) -> Any:
         raise ValueError(f"The checkpoint file `{path}` is missing or damaged: {error}.") from error
 
 
+@contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
+    """A temporary path that is renamed to `path` when the block ends without an exception."""
+    partial = Path(f"{os.fspath(path)}.partial")
+    yield partial
+    os.replace(partial, path)
+
+
 def write_json(value: Any, path: str | os.PathLike) -> None:
-    Path(path).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    """Write a JSON file atomically."""
+    with atomic_file(path) as partial:
+        partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """A JSON file's content; ValueError where it is missing or damaged."""
+    """The content of a JSON file; raise a ValueError if it is missing or damaged."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -60,7 +71,7 @@ def read_json(path: str | os.PathLike) -> Any:
 
 def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        # A copy: tensors that share memory are refused by safetensors, and views would store their whole base.
+        # A copy, because safetensors rejects tensors that share memory.
         tensors[path] = value.detach().to("cpu", copy=True).contiguous()
         return {_TENSOR: path}
     if isinstance(value, dict):
@@ -80,7 +91,7 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     if _TENSOR in value:
-        # In memory of its own: where in a cache line a tensor begins decides how sums are rounded.
+        # Cloned to memory aligned like that of a new tensor: alignment decides how sums are rounded.
         return tensors[value[_TENSOR]].clone()
     if _TUPLE in value:
         return tuple(_decode(item, tensors) for item in value[_TUPLE])
@@ -89,13 +100,19 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return {key: _decode(item, tensors) for key, item in value.items()}
 
 
+def new_staging_directory(final: str | os.PathLike) -> Path:
+    """An empty directory next to `final`, for [`publish_directory`] or [`publish_files`]."""
+    staging = Path(final).with_name(STAGING_PREFIX + Path(final).name)
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    return staging
+
+
 def publish_directory(staging: str | os.PathLike, final: str | os.PathLike) -> None:
-    """Give a complete directory its final name; whatever had it before is removed only afterwards."""
+    """Rename a complete directory to `final`; a directory that it replaces is deleted last."""
     staging, final = Path(staging), Path(final)
-    for path in staging.rglob("*"):
-        if path.is_file():
-            _sync(path)
-    _sync(staging)
+    for path in (*filter(Path.is_file, staging.rglob("*")), staging):
+        _sync(path)
     replaced = final.with_name(REPLACED_PREFIX + final.name)
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
@@ -106,11 +123,11 @@ def publish_directory(staging: str | os.PathLike, final: str | os.PathLike) -> N
 
 
 def publish_files(staging: str | os.PathLike, final: str | os.PathLike) -> None:
-    """Move complete files into a directory that may hold others, each replacing its namesake at once."""
+    """Move complete files into the directory `final`, each replacing a file of the same name atomically."""
     os.makedirs(final, exist_ok=True)
-    for name in sorted(os.listdir(staging)):
-        _sync(Path(staging, name))
-        os.replace(os.path.join(staging, name), os.path.join(final, name))
+    for path in sorted(Path(staging).iterdir()):
+        _sync(path)
+        os.replace(path, Path(final, path.name))
     os.rmdir(staging)
 
 
@@ -123,23 +140,20 @@ def _sync(path: Path) -> None:
 
 
 def find_last_checkpoint(output_dir: str | os.PathLike, is_complete: Callable[[str], bool]) -> str | None:
-    """The complete checkpoint of the most steps in `output_dir`, or None.
+    """The complete checkpoint with the most steps in `output_dir`, or None.
 
-    A checkpoint whose replacement was cut off between the two renames of [`publish_directory`] counts under the name
-    that it was moved to.
+    A checkpoint that [`publish_directory`] was replacing when it was interrupted counts under its temporary name.
     """
-    if not os.path.isdir(output_dir):
-        return None
     found = []
-    for name in os.listdir(output_dir):
-        match = _CHECKPOINT.fullmatch(name.removeprefix(REPLACED_PREFIX))
-        path = os.path.join(output_dir, name)
-        if match and is_complete(path):
-            found.append((int(match[1]), not name.startswith(REPLACED_PREFIX), path))
+    for path in Path(output_dir).glob("*checkpoint-*"):
+        replaced = path.name.startswith(REPLACED_PREFIX)
+        match = _CHECKPOINT.fullmatch(path.name.removeprefix(REPLACED_PREFIX))
+        if match and is_complete(os.fspath(path)):
+            found.append((int(match[1]), not replaced, os.fspath(path)))
     return max(found)[2] if found else None
 
 
 def remove_staging(output_dir: str | os.PathLike) -> None:
-    """Delete what a killed process left half written."""
+    """Delete temporary directories that a killed process left."""
     for path in Path(output_dir).glob(f"{STAGING_PREFIX}*"):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""The optional drawing library."""
+"""matplotlib, an optional dependency."""
 
 from typing import Any
 
 
 def require_pyplot() -> Any:
-    """matplotlib's pyplot, without a window; ImportError says how to install it."""
+    """matplotlib's pyplot without a display; raise an ImportError that says how to install it."""
     try:
         import matplotlib
     except ImportError as error:

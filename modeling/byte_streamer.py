@@ -21,7 +21,7 @@ class ByteStreamer(TextStreamer):
     def __init__(self, tokenizer: Any, skip_prompt: bool = False, **kwargs: Any) -> None:
         if not hasattr(tokenizer, "decode_bytes"):
             raise ValueError(
-                f"`tokenizer` is of type {type(tokenizer).__name__}; it must have `decode_bytes`, as ByteTokenizer does."
+                f"`tokenizer` is of type {type(tokenizer).__name__}; it must have `decode_bytes`, like ByteTokenizer."
             )
         super().__init__(tokenizer, skip_prompt, **kwargs)
         self._skip_special_tokens = bool(self.decode_kwargs.get("skip_special_tokens", False))

@@ -1,7 +1,7 @@
 """One byte of all streams as one CUDA graph.
 
-A step is hundreds of small operations, whose launches take longer than what they do. A graph of them is launched as
-one, on tensors of its own, to which inputs are copied and from which results are.
+A step is hundreds of small operations, whose launches take longer than their work. A graph of them is launched at
+once, on tensors of its own: inputs are copied in, results out.
 
 Shape letters: B streams, M model width.
 """
@@ -13,17 +13,18 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .module_watch import ModuleWatch
 from .recurrent_state import RecurrentState
 
-# So many single steps of the same streams run as they stand before a graph is made, which takes as long as dozens.
+# Single steps before a graph is captured: a capture takes as long as dozens of steps.
 _STEPS_BEFORE = 2
+# Captures share the state of the device's random generator, so that only one runs at a time.
+_capturing = threading.Lock()
 
 
 def _record(
     step: Callable[[], list[torch.Tensor]], device: torch.device
 ) -> tuple[list[torch.Tensor], Callable[[], None]]:
-    """The tensors in which `step` leaves its results, and how to run it again."""
+    """The tensors that hold the results of `step`, and a function that runs it again."""
     with torch.cuda.device(device):
         current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(current)
@@ -38,17 +39,15 @@ def _record(
 
 
 def _has_no_switches(module: nn.Module) -> bool:
-    """Whether a module is torch's or of this package; what others do may depend on more than tensors (adapters)."""
+    """True for modules of torch and of this package; others, such as adapters, may depend on more than tensors."""
     place = type(module).__module__
     return place.startswith("torch.nn.modules.") or place.rpartition(".")[0] == __package__
 
 
 class CapturedStep:
-    """The step of one model for B streams, recorded once it has been asked for a few times."""
+    """The step of one model for B streams, captured after a few steps without a graph."""
 
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
-        self.key = self._key(hidden)
-        self.watch = ModuleWatch(model)
         self.wanted = all(map(_has_no_switches, model.modules()))
         self.steps = 0
         self.names: list[str] = []
@@ -58,18 +57,15 @@ class CapturedStep:
         self.lock = threading.Lock()
 
     @staticmethod
-    def _key(hidden: torch.Tensor) -> tuple:
-        return hidden.dtype, hidden.device, hidden.shape
-
-    @staticmethod
     def is_supported(hidden: torch.Tensor) -> bool:
-        """Whether a step can run this way here: CUDA streams side by side would mix up each other's results."""
+        """True on the default CUDA stream: concurrent streams would overwrite each other's results."""
         default = torch.cuda.default_stream(hidden.device)
         return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_stream_capturing()
 
-    def matches(self, hidden: torch.Tensor) -> bool:
-        """Whether this is still the step of that model, for these streams."""
-        return self.key == self._key(hidden) and self.watch.unchanged()
+    @staticmethod
+    def key(hidden: torch.Tensor) -> tuple:
+        """Inputs with the same key share a graph."""
+        return hidden.dtype, hidden.device, hidden.shape
 
     def run(
         self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState
@@ -88,7 +84,7 @@ class CapturedStep:
         return hidden, dict(zip(self.names, parts, strict=True))
 
     def _make_graph(self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState) -> None:
-        """Record the step, or never try again."""
+        """Capture the step; after a failure, never try again."""
 
         def step() -> list[torch.Tensor]:
             hidden, *parts = self.inputs
@@ -97,7 +93,7 @@ class CapturedStep:
 
         try:
             # Tensors made in inference mode could not be written outside of it.
-            with torch.inference_mode(False), torch.no_grad():
+            with _capturing, torch.inference_mode(False), torch.no_grad():
                 self.names = list(state)
                 self.inputs = [torch.zeros_like(tensor) for tensor in (hidden, *state.values())]
                 self.results, self.replay = _record(step, hidden.device)

@@ -21,9 +21,9 @@ def causal_lm_loss(
 
     Args:
         logits: (B, T, V).
-        labels: (B, T), shifted here; not looked at if there are `shift_labels`.
+        labels: (B, T), shifted here; ignored if there are `shift_labels`.
         shift_labels: (B, T), the target of every step.
-        num_items_in_batch: divides the sum; by default the mean over the targets is taken.
+        num_items_in_batch: divides the sum; by default the mean over the targets.
     """
     if shift_labels is None:
         shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)

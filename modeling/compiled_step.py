@@ -1,7 +1,7 @@
 """One byte of few streams as one call of the compiled kernel: one pass over the weights.
 
-Layers describe one step of their `forward` in `compile_step`, as operations of the kernel. Where the kernel is
-missing, or a module or type is not what it knows, `forward` runs as it stands.
+Layers describe one step of their `forward` in `compile_step`, as operations of the kernel. Without the kernel or such
+a description, plain `forward` runs.
 
 Shape letters: B streams, M model width, S state width, N layers.
 """
@@ -13,12 +13,12 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from .module_watch import ModuleWatch
+from .recurrent_blocks import TemporalConvolution
 from .recurrent_state import RecurrentState
 
 # With more streams, the matrix products of torch, which read the weights less often, make up for its many calls.
 _MOST_STREAMS = 24
-# Larger weights are faster read by several threads, and the kernel is one.
+# Larger weights are read faster by several threads, and the kernel is one.
 _MOST_SHARED_BYTES = 1 << 26
 
 
@@ -35,35 +35,35 @@ def _kernel() -> ModuleType | None:
 
 
 class StepCompiler:
-    """What a layer writes its step with: the kernel's operations, on the parameters of modules.
+    """Writes one step of a model as a program of the kernel; layers use it in `compile_step`.
 
     Args:
-        program: the kernel's list.
+        dtype: of the parameters and of the embedded bytes.
+        hidden_size: M.
     """
 
-    def __init__(self, program):
-        self.program = program
+    def __init__(self, dtype: torch.dtype, hidden_size: int):
+        self.program = program = _kernel().StepProgram(dtype)
+        self.hidden = self._tensor("hidden", hidden_size)
         self.layer = 0
         self.layer_norm, self.gelu, self.multiply = program.layer_norm, program.gelu, program.multiply
 
     def begin_layer(self, number: int) -> None:
-        """Names of states are those of this layer from here on."""
+        """From here on, states are those of this layer."""
         self.layer = number
         self.program.begin_layer()
 
-    def state(self, part: str) -> str:
-        """The state before the step."""
-        return f"layers.{self.layer}.{part}"
-
-    def new_state(self, part: str) -> str:
-        """The state after the step."""
-        return f"new layers.{self.layer}.{part}"
+    def module(self, module: nn.Module, *operands):
+        """One step of a module whose own class has `compile_step`; a subclass may compute something else."""
+        if "compile_step" not in vars(type(module)):
+            raise NotCompilable(type(module).__name__)
+        return module.compile_step(self, *operands)
 
     def linear(self, module: nn.Linear, x, onto=None):
         """`module(x)`, added to `onto` if that is given."""
         if type(module).forward is not nn.Linear.forward or module.bias is not None:
             raise NotCompilable(type(module).__name__)
-        return self.program.linear(self.tensor(module.weight), x, onto)
+        return self.program.linear(self._weight(module.weight), x, onto)
 
     def contract(self, module: nn.Linear, x, onto, eps: float | None = None) -> None:
         """`module(x)` added to `onto`, with a LayerNorm between if there is an `eps`."""
@@ -79,67 +79,64 @@ class StepCompiler:
 
     def rms_norm(self, module: nn.RMSNorm, x, to=None):
         """`module(x)`, written to `to` if that is given."""
-        if type(module) is not nn.RMSNorm or module.eps is None:
+        if type(module) is not nn.RMSNorm or module.eps is None or module.normalized_shape != (x.width,):
             raise NotCompilable(type(module).__name__)
-        weight = None if module.weight is None else self.tensor(module.weight)
-        return self.program.rms_norm(x, module.normalized_shape[0], weight, module.eps, to)
+        weight = None if module.weight is None else self._weight(module.weight)
+        return self.program.rms_norm(x, weight, module.eps, to)
 
-    def convolution(self, module: nn.Module, x):
-        """The output of a [`TemporalConvolution`], whose taps are the part `convolution` of the state."""
-        weight = self.tensor(module.weight)
-        return self.program.convolution(x, self.state("convolution"), weight, self.new_state("convolution"))
+    def convolution(self, module: TemporalConvolution, x):
+        """The output of a convolution whose taps are the part `convolution` of the state."""
+        if type(module) is not TemporalConvolution or module.kernel_size != len(module.weight):
+            raise NotCompilable(type(module).__name__)
+        taps, new_taps = self._state("convolution", x.width)
+        return self.program.convolution(x, taps, self._weight(module.weight), new_taps)
 
     def gated_unit(self, name: str, unit: nn.Module, recurrence_gate, input_gate, projection, rate: nn.Parameter):
         """The element-wise step of a gated unit, whose state is the part `recurrent`; the new state is its output."""
-        return getattr(self.program, name)(
-            self.new_state("recurrent"),
-            recurrence_gate,
-            input_gate,
-            projection,
-            self.state("recurrent"),
-            self.tensor(rate),
-            unit.decay_scale,
-            unit.allow_negative_eigenvalues,
-        )
+        state, new_state = self._state("recurrent", projection.width)
+        operands = (new_state, recurrence_gate, input_gate, projection, state, self._weight(rate))
+        return getattr(self.program, name)(*operands, unit.decay_scale, unit.allow_negative_eigenvalues)
 
-    def tensor(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A parameter that the kernel can read."""
-        right = parameter.dtype == self.program.dtype and parameter.device.type == "cpu" and parameter.is_contiguous()
-        if not right or type(parameter) is not nn.Parameter:
+    def _tensor(self, name: str, width: int):
+        return _kernel().Vector(width, name)
+
+    def _state(self, part: str, width: int) -> tuple:
+        """A part of the layer's state before and after the step."""
+        name = f"layers.{self.layer}.{part}"
+        return self._tensor(name, width), self._tensor(f"new {name}", width)
+
+    def _weight(self, parameter: torch.Tensor) -> torch.Tensor:
+        readable = parameter.dtype == self.program.dtype and parameter.device.type == "cpu"
+        if type(parameter) is not nn.Parameter or not readable or not parameter.is_contiguous():
             raise NotCompilable(f"{type(parameter).__name__} in {parameter.dtype} on {parameter.device}")
         return parameter.detach()
 
 
 class CompiledStep:
-    """The step of one model for B streams, as a list of the kernel's operations."""
+    """The step of one model as a program of the kernel, which any number of threads may run at once."""
 
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
-        self.dtype, self.batch_size = hidden.dtype, hidden.shape[0]
-        self.watch = ModuleWatch(model)
+        self.dtype = hidden.dtype
         self.bytes_read = sum(parameter.nbytes for parameter in model.parameters())
-        self.program = self._write(model) if self.watch.unchanged() else None  # or there are hooks or other methods
-
-    def _write(self, model: nn.Module):
-        """The kernel's program, or None where the model has no such form."""
+        compiler = StepCompiler(hidden.dtype, hidden.shape[-1])
+        self.program = compiler.program
         try:
-            program = _kernel().StepProgram(self.dtype, self.batch_size)
-            writer = StepCompiler(program)
             for number, layer in enumerate(model.layers):
-                writer.begin_layer(number)
-                layer.compile_step(writer, "hidden")
-            writer.rms_norm(model.norm, "hidden", to="hidden")
-        except (NotCompilable, ValueError, AttributeError):
-            return None
-        return program
+                compiler.begin_layer(number)
+                compiler.module(layer, compiler.hidden)
+            compiler.rms_norm(model.norm, compiler.hidden, to=compiler.hidden)
+        except NotCompilable:
+            self.program = None
 
     @staticmethod
     def is_supported(hidden: torch.Tensor) -> bool:
-        """Whether a step of these streams can run this way at all."""
-        return hidden.shape[0] <= _MOST_STREAMS and _kernel() is not None
+        """True where such a step can be compiled here."""
+        return hidden.shape[0] <= _MOST_STREAMS and _kernel() is not None and _kernel().is_supported(hidden.dtype)
 
-    def matches(self, hidden: torch.Tensor) -> bool:
-        """Whether this is still the step of that model, for these streams."""
-        return (self.dtype, self.batch_size) == (hidden.dtype, hidden.shape[0]) and self.watch.unchanged()
+    @staticmethod
+    def key(hidden: torch.Tensor) -> torch.dtype:
+        """Inputs with the same key share a program."""
+        return hidden.dtype
 
     def run(
         self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState
@@ -151,5 +148,6 @@ class CompiledStep:
             return None
         hidden = hidden.clone(memory_format=torch.contiguous_format)
         new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-        self.program.run({"hidden": hidden, **state, **{f"new {name}": tensor for name, tensor in new_state.items()}})
+        tensors = {"hidden": hidden, **state, **{f"new {name}": tensor for name, tensor in new_state.items()}}
+        self.program.run(tensors, hidden.shape[0])
         return hidden, new_state

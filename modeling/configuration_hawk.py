@@ -7,7 +7,7 @@ class HawkConfig(RecurrentConfig):
     """Configuration of a Hawk model; the defaults are Hawk-S0 of the paper's Table 4 on bytes.
 
     Args:
-        conv_kernel: K, taps of the temporal convolution in front of the recurrent unit.
+        conv_kernel: K, taps of the temporal convolution before the recurrent unit.
     """
 
     model_type = "hawk"

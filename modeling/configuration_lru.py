@@ -6,7 +6,7 @@ from .configuration_recurrent import RecurrentConfig, check_positive
 
 
 class LruConfig(RecurrentConfig):
-    """Configuration of an LRU model and of what its paper compares it with (Zucchet et al. 2023).
+    """Configuration of an LRU model and of the baselines of its paper (Zucchet et al. 2023).
 
     The defaults are the copy task's, of section 4.1. The paper's N complex numbers of state are `state_size` = 2 N
     real ones here; its M is `hidden_size`. Its other layers:
@@ -19,19 +19,19 @@ class LruConfig(RecurrentConfig):
 
     Args:
         recurrent_unit: the recurrent unit, one of `RECURRENT_UNITS`.
-        recurrent_bias: whether the unit's maps have biases.
-        read_out: y = C h + D ∘ u behind the unit; without, y = h, for which `state_size` must be `hidden_size`.
-        glu: whether a gated linear unit follows; without, y is added to the residual stream as it is.
-        dropout: probability of dropping a number before and behind the gated linear unit, while training.
+        recurrent_bias: the unit's maps have biases.
+        read_out: y = C h + D ∘ u after the unit; without, y = h, for which `state_size` must be `hidden_size`.
+        glu: a gated linear unit follows; without, y is added to the residual stream.
+        dropout: dropout probability before and after the gated linear unit, in training.
         r_min, r_max: |λ| at initialisation, with the unit `lru`: λ is uniform on the ring between the two.
         max_phase: phases of λ are uniform between 0 and this at initialisation, with the unit `lru`.
-        learning_rate_factor: what the learning rate of the unit's own vectors (λ and γ) is multiplied by.
+        learning_rate_factor: factor of the learning rate of the unit's own vectors (λ and γ).
         input_size: for real-valued inputs, which an encoder with bias reads; None for tokens.
-        per_step_loss: train a sequence classifier by the mean of the losses of all steps' logits, which asks for no
-            step of the future (section 4.3), in place of the loss of the mean logits.
+        per_step_loss: train a sequence classifier with the mean loss of all steps' logits, which needs no future step
+            (section 4.3), instead of the loss of the mean logits.
 
     Raises:
-        ValueError: a size is no integer of at least 1, or a number is out of its range.
+        ValueError: a size is not an integer of at least 1, or a number is out of range.
     """
 
     model_type = "lru"

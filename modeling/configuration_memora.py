@@ -7,8 +7,8 @@ class MemoraConfig(RecurrentConfig):
     """Configuration of a Memora model; the defaults are Memora-S0 of the paper's Table 4 on bytes.
 
     Args:
-        norm_after_contraction: put a parameter-free LayerNorm also behind the map back to the residual stream.
-            The paper's text says that LN follows each linear map, its initialisation only matters without; off.
+        norm_after_contraction: also put a parameter-free LayerNorm after the map back to the residual stream. Off by
+            default: the paper's text has LN after each linear map, but its initialisation has no effect with this one.
     """
 
     model_type = "memora"

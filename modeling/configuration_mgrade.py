@@ -14,7 +14,7 @@ def check_positions(positions: Sequence[float], receptive_field: int) -> None:
     for position in positions:
         if not 0 <= position <= receptive_field:
             raise ValueError(
-                f"A tap of the convolution stands at position {position}, outside the receptive field "
+                f"A tap of the convolution is at position {position}, outside the receptive field "
                 f"[0, {receptive_field}]; lower `conv_kernel` or `dilation`, or raise `receptive_field`."
             )
 
@@ -44,11 +44,11 @@ class MgradeConfig(RecurrentConfig):
         recurrent_unit: the recurrent unit, with biases; None for no recurrence.
         mlp_layers: 2; 1 is one linear map and the activation; 0 leaves the MLP out (section 4).
         hidden_act: activation of the MLP.
-        layer_norm: whether every layer ends with LayerNorm (section 4 leaves it out).
+        layer_norm: every layer ends with LayerNorm (section 4 leaves it out).
         input_size: H_in for real-valued inputs, which an encoder without bias reads; None for tokens.
 
     Raises:
-        ValueError: a size is no integer of at least 1, a name is unknown, a tap would stand outside the receptive
+        ValueError: a size is not an integer of at least 1, a name is unknown, a tap lies outside the receptive
             field, or there is neither convolution nor recurrence.
     """
 

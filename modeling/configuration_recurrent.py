@@ -1,10 +1,10 @@
-"""What the configurations of all recurrent families have in common."""
+"""Base class of the configurations of all recurrent families."""
 
 from transformers import PreTrainedConfig
 
 
 def check_positive(config: PreTrainedConfig, *names: str) -> None:
-    """Raise a ValueError that names the first of these fields which is not an integer ≥ 1."""
+    """Raise a ValueError that names the first of these fields that is not an integer ≥ 1."""
     for name in names:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -17,8 +17,8 @@ POOLINGS = ("mean", "last")
 class RecurrentConfig(PreTrainedConfig):
     """Base class of the configurations of recurrent byte-level models.
 
-    Defaults that differ from transformers' usual ones: the vocabulary is the 256 bytes, byte 0 ends an episode and
-    pads, the embedding is tied to the head, nothing has a bias, there is no dropout (paper, Table 3).
+    Defaults that differ from transformers': the vocabulary is the 256 bytes, byte 0 ends an episode and pads, the
+    embedding is tied to the head, no biases, no dropout (paper, Table 3).
 
     Args:
         vocab_size: V.
@@ -28,12 +28,12 @@ class RecurrentConfig(PreTrainedConfig):
         intermediate_size: width inside the gated MLP; 3·M by default.
         recurrent_unit: name of the recurrent unit in every block, one of `RECURRENT_UNITS`.
         allow_negative_eigenvalues: let decays lie in (-1, 1) instead of (0, 1), for units with real eigenvalues.
-        pooling: what a sequence classifier reads, "mean" over the steps or the "last" step.
+        pooling: input of a sequence classifier's head, the "mean" over the steps or the "last" step.
         norm_eps: added to the variance in every norm.
-        use_cache: whether `forward` returns the state unless it is told otherwise.
+        use_cache: return the state from `forward` by default.
 
     Raises:
-        ValueError: a size is no integer of at least 1, or there is no such pooling.
+        ValueError: a size is not an integer of at least 1, or `pooling` is unknown.
     """
 
     keys_to_ignore_at_inference = ["state"]  # noqa: RUF012 (transformers' own name and form)

@@ -1,4 +1,4 @@
-"""What the configurations of the SMT models, RNN and teacher, have in common."""
+"""Base class of the configurations of the SMT models, RNN and teacher."""
 
 from transformers import PreTrainedConfig
 
@@ -8,27 +8,27 @@ from .configuration_recurrent import check_positive
 class SmtConfig(PreTrainedConfig):
     """Base class of the configurations of Supervised Memory Training: vocabulary, memory and Transformer blocks.
 
-    The defaults are the paper's, which leaves heads and MLP of the blocks open: 8 heads, and 4·H inside the MLP.
-    Differences from transformers' usual defaults: the vocabulary is the 256 bytes, byte 0 ends an episode and pads,
-    nothing has a bias, there is no dropout, the head is not tied to the embedding.
+    The defaults are the paper's, which leaves heads and MLP of the blocks open: 8 heads, and 4·M inside the MLP.
+    Defaults that differ from transformers': the vocabulary is the 256 bytes, byte 0 ends an episode and pads, no
+    biases, no dropout, the head is not tied to the embedding.
 
     Args:
         vocab_size: V.
-        hidden_size: H, width of the Transformer blocks and of the token embedding.
-        num_memory_tokens: M, tokens of a memory.
-        memory_size: D, width of a memory token; H by default. Another width, such as 2 for pictures of the memory,
-            puts a linear map in front of every block stack that reads the memory and one behind each that writes it.
-        memory_norm: RMSNorm, without parameters, on every memory that is written. Its scale is fixed so that the
-            dynamics loss cannot fall by a smaller memory.
+        hidden_size: M, width of the Transformer blocks and of the token embedding.
+        num_memory_tokens: Z, tokens of a memory.
+        memory_size: D, width of a memory token; M by default. Another width, such as 2 for pictures of the memory,
+            puts a linear map before every block stack that reads the memory and one after each that writes it.
+        memory_norm: RMSNorm without parameters on every new memory. The scale is fixed so that a smaller memory cannot
+            lower the dynamics loss.
         num_attention_heads: heads of every Transformer block.
-        intermediate_size: width inside the MLPs; 4·H by default.
+        intermediate_size: width inside the MLPs; 4·M by default.
         norm_eps: added to the mean square in every norm.
         rope_theta: base of the rotary position encoding.
         initializer_range: standard deviation of all linear maps; by default 1/√fan-in, and 1/√(2 · fan-in · N) for the
             maps back to the residual stream.
 
     Raises:
-        ValueError: a size is no integer of at least 1, or the heads do not divide the width into even parts.
+        ValueError: a size is not an integer of at least 1, or the heads do not divide the width into even parts.
     """
 
     vocab_size: int = 256

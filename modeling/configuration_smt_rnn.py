@@ -7,22 +7,22 @@ BACKBONES = ("transformer", "mlp", "gru")
 
 
 class SmtRnnConfig(SmtConfig):
-    """Configuration of an RNN with a memory of M tokens × D; the defaults are the paper's (appendix E).
+    """Configuration of an RNN with a memory of Z tokens × D; the defaults are the paper's (appendix E).
 
     Args:
         backbone: the update f(m_t, x_{t+1}): "transformer" (bidirectional over memory and input), "mlp" (over the
-            flattened memory and the input) or "gru" (a stack of M GRU layers, one for each memory token).
-        num_hidden_layers: N, layers of the update; 8 by default. With "gru" it is M, whatever is given.
+            flattened memory and the input) or "gru" (a stack of Z GRU layers, one for each memory token).
+        num_hidden_layers: N, layers of the update; 8 by default. With "gru" it is always Z.
         num_readout_layers: Transformer layers of the readout.
         causal_readout: causal attention in the readout, which makes it the teacher's decoder before its first future
             token. The paper's text calls its readout bidirectional, but fills it with the causal decoder's weights.
         memory_norm: as in [`SmtConfig`]; by default on, but off with "gru", whose residual structure it would
             undermine.
-        pooling: what a sequence classifier reads, "mean" over the steps or the "last" step.
-        use_cache: whether `forward` returns the state unless it is told otherwise.
+        pooling: input of a sequence classifier's head, the "mean" over the steps or the "last" step.
+        use_cache: return the state from `forward` by default.
 
     Raises:
-        ValueError: as [`SmtConfig`]; there is no such backbone or pooling, or `memory_norm` is on with "gru".
+        ValueError: as [`SmtConfig`]; `backbone` or `pooling` is unknown, or `memory_norm` is on with "gru".
     """
 
     model_type = "smt_rnn"

@@ -3,7 +3,7 @@
 y_t = Σ_n k_n ∘ x_{t-n}, n = 0 … Γ, with the kernel k_n = Σ_i w_i ∘ c(n, p_i) (mGRADE, equations 5 and 8 to 10):
 c is 1 where n = p_i for fixed positions, and the Gaussian exp(-((n - p_i) / σ)² / 2) for learned, real ones.
 
-Shape letters: B streams or batch, T steps, H channels, K taps, Γ receptive field.
+Shape letters: B streams or batch, T steps, M model width, K convolution taps. Γ is the receptive field.
 """
 
 import math
@@ -16,32 +16,32 @@ from transformers import initialization as init
 from .configuration_mgrade import check_positions
 from .recurrent_state import upcast
 
-# Up to so many lags, adding shifted inputs is faster than two Fourier transforms.
+# Up to this number of lags, adding shifted inputs is faster than two Fourier transforms.
 _MOST_SHIFTS = 24
-# Beyond so many σ the Gaussian is below 1e-16: what a float64 sum would round away.
+# Beyond this number of σ the Gaussian is below 1e-16, the rounding of a float64 sum.
 _GAUSSIAN_REACH = 8.6
 
 
 def clip(positions: torch.Tensor, receptive_field: int) -> torch.Tensor:
-    """Positions clipped to [0, Γ], with the gradient of those that were not: one that was pushed out comes back."""
+    """Positions clipped to [0, Γ], with the gradient of unclipped ones, so that a position outside can return."""
     return positions + (positions.clamp(0, receptive_field) - positions).detach()
 
 
 def _fast_length(length: int) -> int:
-    """The next length of at most one small odd factor, for which Fourier transforms are fast."""
+    """The next length with at most one small odd factor, for which Fourier transforms are fast."""
     unit = 1 << max((length - 1).bit_length() - 3, 0)
     return -(-length // unit) * unit
 
 
 def causal_convolution(signal: torch.Tensor, kernel: torch.Tensor, skip: int = 0) -> torch.Tensor:
-    """Depthwise convolution of (B, P, H) with a kernel (n, H) by Fourier transforms: outputs `skip` … P-1.
+    """Depthwise convolution of (B, T, M) with a kernel (n, M) by Fourier transforms: outputs `skip` … T-1.
 
-    Nothing stands before the signal's start unless the first `skip` ≤ n-1 outputs, which are not returned, see it.
+    The signal is zero before its start; only the first `skip` ≤ n-1 outputs, which are not returned, may be wrong.
     """
     length = signal.shape[1]
     size = _fast_length(length + kernel.shape[0] - 1 - skip)
-    # The transform's rounding is relative to the largest value of the signal: in float32 it would drown what a sum
-    # finds where nothing but small values is seen, and LayerNorm would show it.
+    # The transform's rounding is relative to the largest value of the signal: in float32 it would exceed the outputs
+    # where all inputs are small, and LayerNorm would magnify it.
     wide = torch.float32 if signal.device.type == "mps" else torch.float64
     # Transforms along the last, contiguous dimension are faster.
     spectrum = torch.fft.rfft(signal.to(wide).transpose(1, 2).contiguous(), n=size)
@@ -52,27 +52,26 @@ def causal_convolution(signal: torch.Tensor, kernel: torch.Tensor, skip: int = 0
 class DelayConvolution(nn.Module):
     """Depthwise causal convolution over time with K taps, which does not see across a reset.
 
-    Its buffer, the last Γ inputs of the running episode, is part of the state: Γ·H floats a stream and nothing else.
+    Its buffer, the last Γ inputs of the running episode, is part of the state: Γ·M floats a stream.
 
-    What is computed. A single step reads the taps' places in the buffer only: K of them with fixed positions; with
-    learned ones those 2·⌈8.6 σ⌉ + 1 around each position where the Gaussian is not lost in rounding. It returns the
-    shifted buffer, one copy, so that the state that was given stays as it is. A block adds shifted inputs where there
-    are few lags. Otherwise the dense kernel is convolved by Fourier transforms, and an episode that starts inside
-    the block is convolved on its own, so that nothing leaks over a reset.
+    A single step reads only the taps' places in the buffer: K with fixed positions; with learned ones the
+    2·⌈8.6 σ⌉ + 1 around each position where the Gaussian exceeds rounding. It returns a shifted copy and leaves the
+    given state unchanged. A block with few lags adds shifted inputs. Otherwise Fourier transforms convolve the dense
+    kernel, and each episode that starts inside the block separately, so that nothing crosses a reset.
 
     Args:
-        channels: H.
-        positions: p_0 … p_{K-1}; with learned spacings where the taps are put at first.
+        channels: M.
+        positions: p_0 … p_{K-1}; with learned spacings the initial positions.
         receptive_field: Γ, at least the largest position; learned positions are clipped to [0, Γ].
-        learned: whether positions are parameters, one for each tap and channel.
-        uniform: whether learned positions are drawn from [0, Γ] at first.
+        learned: positions are parameters, one for each tap and channel.
+        uniform: initial learned positions are drawn from [0, Γ].
         interpolation_width: σ of the Gaussian around a learned position.
 
     Raises:
-        ValueError: a position is outside [0, Γ], or a fixed one is no integer.
+        ValueError: a position is outside [0, Γ], or a fixed one is not an integer.
     """
 
-    no_weight_decay = ("positions",)  # decay would pull the taps towards the present step
+    no_weight_decay = ("positions",)  # decay would pull the taps towards the current step
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class DelayConvolution(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Weights of variance 1/K, and the positions' start."""
+        """Weights of variance 1/K, and the initial positions."""
         taps = len(self.initial_positions)
         init.normal_(self.weight, mean=0.0, std=1 / math.sqrt(taps))
         if not self.learned:
@@ -111,7 +110,7 @@ class DelayConvolution(nn.Module):
             init.copy_(self.positions, start.unsqueeze(1).expand_as(self.positions))
 
     def taps(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Lags and weights of all taps, both (J, H): the kernel is their sum, k_n = Σ_j weight_j where lag_j = n."""
+        """Lags and weights of all taps, both (lags, M); the kernel is their sum, k_n = Σ_j weight_j with lag_j = n."""
         weight = upcast(self.weight)
         if not self.learned:
             lags = torch.tensor(self.initial_positions, dtype=torch.long, device=weight.device)
@@ -126,7 +125,7 @@ class DelayConvolution(nn.Module):
         return lags.flatten(0, 1), (weight * gaussian * inside).flatten(0, 1)
 
     def kernel(self) -> torch.Tensor:
-        """k_0 … k_Γ, (Γ+1, H)."""
+        """k_0 … k_Γ, (Γ+1, M)."""
         lags, weights = self.taps()
         return weights.new_zeros(self.receptive_field + 1, weights.shape[1]).scatter_add(0, lags, weights)
 
@@ -140,13 +139,13 @@ class DelayConvolution(nn.Module):
         """Run a block.
 
         Args:
-            inputs: (B, T, H).
-            buffer: (B, Γ, H), the inputs before the block, oldest first; zero where another episode ended.
+            inputs: (B, T, M).
+            buffer: (B, Γ, M), the inputs before the block, oldest first; zero where another episode ended.
             reset_mask: (B, T) bool.
             lengths: (B,), how many of the T steps are real; None for all.
 
         Returns:
-            The output (B, T, H) and the buffer after the last real step, (B, Γ, H).
+            The output (B, T, M) and the buffer after the last real step, (B, Γ, M).
         """
         if inputs.shape[1] == 1:
             if reset_mask is not None:
@@ -179,7 +178,7 @@ class DelayConvolution(nn.Module):
         if reset_mask is None:
             return causal_convolution(padded, kernel, self.receptive_field)
         if torch.compiler.is_compiling():
-            # The shapes of the path below depend on where the resets are, which a compiled graph does not know.
+            # The shapes below depend on the positions of the resets, which a compiled graph does not know.
             return self._masked_windows(padded, reset_mask, kernel)
         padded = torch.cat([buffer.masked_fill(reset_mask[:, :1].unsqueeze(-1), 0), inputs], dim=1)
         output = causal_convolution(padded, kernel, self.receptive_field)
@@ -205,13 +204,13 @@ class DelayConvolution(nn.Module):
         return (windows * kernel.flip(0).t().to(windows.dtype)).sum(-1)
 
     def _episodes(self, reset_mask: torch.Tensor) -> torch.Tensor:
-        """Number of the episode at each place of buffer and block, (B, Γ+T)."""
+        """Number of the episode at each position of buffer and block, (B, Γ+T)."""
         return nn.functional.pad(reset_mask.cumsum(1), (self.receptive_field, 0))
 
     def _last_inputs(self, inputs, buffer, reset_mask, lengths) -> torch.Tensor:
         steps, history = inputs.shape[1], self.receptive_field
         if lengths is None:
-            # A tensor of its own: a slice would keep the whole block in memory.
+            # A copy: a slice would keep the whole block in memory.
             last = torch.cat([buffer[:, steps:], inputs[:, max(steps - history, 0) :]], dim=1)
             index = None
         else:
@@ -230,10 +229,10 @@ class DelayConvolution(nn.Module):
 
 
 def _replace_later_episodes(output, inputs, reset_mask, kernel) -> torch.Tensor:
-    """The output with every episode that starts after the first step convolved on its own.
+    """The output with every episode that starts after the first step convolved separately.
 
     Episodes of similar length run together, padded to a power of two, so that all of them cost little more than the
-    block. `output` (B, T, H) is right up to each row's first reset after the first step.
+    block. `output` (B, T, M) is correct up to each stream's first reset after the first step.
     """
     steps = inputs.shape[1]
     rows, starts = reset_mask[:, 1:].nonzero(as_tuple=True)

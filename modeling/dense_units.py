@@ -1,7 +1,7 @@
-"""Recurrent units whose recurrence mixes channels: what element-wise recurrence is compared with in online learning.
+"""Recurrent units whose recurrence mixes channels: the baselines of element-wise recurrence in online learning.
 
-Their steps run one after the other. Exact real-time recurrent learning would need a number for every weight and
-channel; the rule `snap1` keeps one for every weight (Menick et al. 2021).
+Their steps are sequential. Exact real-time recurrent learning needs a number for every weight and channel; the rule
+`snap1` keeps one for every weight (Menick et al. 2021).
 
 Shape letters: B streams or batch, T steps, S state width.
 """
@@ -22,7 +22,7 @@ class StateMap(nn.Linear):
 
 
 class DenseUnit(SequentialUnit):
-    """Base class of the units that mix channels by linear maps of the last state, and by nothing else.
+    """Base class of the units that mix channels by linear maps of the last state only.
 
     h_t = combine(h_{t-1}, maps of the input, maps of h_{t-1}), where `combine` is element-wise in all of them.
     """
@@ -33,7 +33,7 @@ class DenseUnit(SequentialUnit):
 
     @property
     def state_maps(self) -> tuple[StateMap, ...]:
-        """The maps of the last state, in the order in which `combine` takes their outputs."""
+        """The maps of the last state, in the order of `combine`'s arguments."""
         raise NotImplementedError
 
     def combine(self, state: torch.Tensor, *projections: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ class GRU(DenseUnit):
 
     r = σ(W_r x + U_r h),  z = σ(W_z x + U_z h),  n = tanh(W_n x + r ∘ (U_n h)),  h ← (1 - z) ∘ n + z ∘ h.
 
-    With biases, each W has one and U_n, whose output is not simply added to that of W_n.
+    With biases, each W has one, and so has U_n, since its output is multiplied by r.
     """
 
     def __init__(self, input_size: int, state_size: int, **options):
@@ -81,8 +81,8 @@ class DenseLinear(DenseUnit):
 
     h_t = A h_{t-1} + B x_t.
 
-    Nothing bounds what A learns. It starts as a rotation times 0.88, the spectral radius that the normal distribution
-    of the paper's code, cut at two standard deviations, has in the limit: at first no stream explodes.
+    A is unbounded. It starts as a rotation times 0.88, the limit of the spectral radius of the paper's initial normal
+    distribution, truncated at two standard deviations: at first no state explodes.
     """
 
     initial_radius = 0.88

@@ -1,7 +1,7 @@
 """Decay and scaled input of a gated linear recurrent unit, without the many passes over memory in between.
 
-Written operation by operation, autograd would keep eight tensors of the size of the state of all steps. Where they are
-large a hand-written backward pass computes them again from the projections, on a CPU in blocks that stay in the cache.
+Plain autograd would keep eight tensors of the size of all steps' states. Where these are large, a hand-written
+backward pass recomputes them from the projections, on a CPU in tiles that stay in the cache.
 
 Shape letters: B streams or batch, T steps, S state width.
 """
@@ -23,7 +23,7 @@ def gate_coefficients(
         rate: (S,), or a shape that broadcasts; float32 or wider.
 
     Returns:
-        Two tensors (…, S), float32 or float64. Where they are large their gradients cannot be differentiated again.
+        Two tensors (…, S), float32 or float64. Gradients of large ones are not differentiable.
     """
     if should_recompute(recurrence_gate):
         return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
@@ -74,5 +74,5 @@ def _squared_normalizer(log_decay: torch.Tensor) -> torch.Tensor:
 
 
 def _tiles(rate: torch.Tensor, *tensors: torch.Tensor):
-    """Blocks of rows, all of which have the same rate; else the tensors as they are."""
+    """Tiles where every position has the same rate; else the tensors uncut."""
     return tiles(*tensors) if rate.dim() == 1 else (tensors,)

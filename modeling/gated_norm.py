@@ -1,7 +1,7 @@
 """LN( GeLU(LN(gate)) ∘ LN(value) ), the heart of Memora's two blocks (Memora, section 4.2), LN without parameters.
 
-Autograd would keep five tensors between the two inputs and the output, each as large as these. Where they are large
-the backward pass computes them again, on a CPU in blocks that stay in the cache.
+Autograd would keep five tensors of the inputs' size. Where these are large, the backward pass recomputes them, on a
+CPU in tiles that stay in the cache.
 """
 
 import torch

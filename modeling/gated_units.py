@@ -120,9 +120,8 @@ class HGRN(RecurrentUnit):
     f = β_l + (1 - β_l) ∘ σ(W_f x),  h_t = f ∘ h_{t-1} + (1 - f) ∘ SiLU(W_c x).
 
     The lower bound β_l keeps the memories of upper layers longer. The published one is a cumulative softmax over a
-    table that all layers share; here every layer learns its bound inside a band of its own, β_l = (l + σ(b_l)) / N, so
-    that it rises with depth whatever is learned, starts next to the published l / N, and the unit stays a part that
-    knows only its place.
+    table that all layers share; here every layer learns its bound inside a band of its own, β_l = (l + σ(b_l)) / N: it
+    always rises with depth, starts next to the published l / N, and depends on no other layer.
     """
 
     initial_bound = -4.0
@@ -152,7 +151,7 @@ class QRNN(RecurrentUnit):
 
     z = tanh(W_z x), f = σ(W_f x), o = σ(W_o x):  c_t = f ∘ c_{t-1} + (1 - f) ∘ z,  h_t = o ∘ c_t; c is the state.
 
-    The window of the published convolution over time is one step: Hawk's block has a temporal convolution in front.
+    The published convolution over time has a window of one step here: Hawk's block convolves before the unit.
     """
 
     def __init__(self, input_size: int, state_size: int, **options):

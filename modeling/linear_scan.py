@@ -2,7 +2,7 @@
 
 One operator, several backends that give the same numbers:
 
-* `reference`: the loop as one would write it, under autograd. Slow, obviously right.
+* `reference`: a plain loop under autograd. Slow, obviously correct.
 * `torch`: plain torch with a hand-written backward; needs no compiler. Many channels run one fused operation per
   step; few channels and many steps run in blocks that fit the cache, each cut into chunks that advance side by side.
 * `cpu`: a compiled kernel of the `hf_recurrent` package, where the package was installed with a C compiler.
@@ -25,8 +25,8 @@ from types import ModuleType, SimpleNamespace
 import torch
 from torch import Tensor
 
-# Backends that are modules of their own: name -> (module, what to do when it cannot be imported). A module offers
-# scan_forward, scan_backward and unsupported_reason with the signatures of the functions below.
+# Backends in modules of their own: name -> (module, how to install it). A module offers scan_forward, scan_backward
+# and unsupported_reason with the signatures of the functions below.
 _BACKEND_MODULES = {
     "cpu": (
         "hf_recurrent.kernels.linear_scan_cpu",
@@ -41,7 +41,7 @@ _BACKENDS = ("reference", "torch", *_BACKEND_MODULES)
 _CPU_BLOCK_ELEMENTS = 1 << 18
 # On an accelerator a block saves launches, not cache misses.
 _ACCELERATOR_BLOCK_ELEMENTS = 1 << 26
-# Rows of at least this many elements cost more than the call that handles them: chunks would only add work.
+# Steps of at least this many elements cost more than the call that handles them: chunks would only add work.
 _WIDE_ROW = 4096
 
 
@@ -68,7 +68,7 @@ def linear_scan(
         their types and promote as usual.
 
     Raises:
-        ValueError: an unknown backend, shapes, types or devices that do not fit together, T < 1.
+        ValueError: an unknown backend, shapes, types or devices that do not match, T < 1.
         ImportError: the backend's package is not installed.
         RuntimeError: the backend is installed but cannot run on these tensors.
     """
@@ -125,7 +125,7 @@ def available_backends() -> tuple[str, ...]:
 
 
 def how_to_install(backend: str) -> str:
-    """What to do when a backend that is a module of its own is missing."""
+    """How to install a backend that is missing."""
     return _BACKEND_MODULES[backend][1]
 
 
@@ -165,7 +165,7 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
 
 @cache
 def _may_run(name: str) -> bool:
-    """Whether a backend of its own module is installed and this machine has what it runs on."""
+    """True where the backend's module is installed and this machine has its device."""
     if name == "cpu":  # cheap to import, and only that tells whether its kernel was built
         try:
             importlib.import_module(_BACKEND_MODULES[name][0])
@@ -181,7 +181,7 @@ def _may_run(name: str) -> bool:
 
 
 def _backend_functions(backend: str, device_type: str, dtype: torch.dtype) -> ModuleType | SimpleNamespace:
-    """The functions of a backend for tensors of this kind, or the reason why it cannot run, raised."""
+    """The functions of a backend for tensors of this kind; raises the reason why it cannot run."""
     if backend == "auto":
         kernel = "triton" if device_type == "cuda" else "cpu"
         backend = kernel if device_type in ("cpu", "cuda") and _may_run(kernel) else "torch"
@@ -205,7 +205,7 @@ def _module(backend: str) -> ModuleType:
 
 
 def _takes_single_steps(functions: ModuleType | SimpleNamespace | None, a: Tensor, reset_mask: Tensor | None) -> bool:
-    """Whether a backend is faster than autograd's own formulas at T = 1: only a backend that says so."""
+    """True where a backend declares itself faster than autograd's own formulas at T = 1."""
     takes_single_steps = getattr(functions, "takes_single_steps", None)
     if takes_single_steps is None or _is_transformed():
         return False
@@ -270,7 +270,7 @@ def _scan_chunked(
     resets = None if reset_mask is None else reset_mask.unflatten(1, shape)
     chunk_resets = None if resets is None else resets.any(dim=2)
     product = _product(a_chunks)
-    if not product.isfinite().all():  # an overflowed product times a state of zero is no number: go step by step
+    if not product.isfinite().all():  # an overflowed product times a state of zero is NaN: go step by step
         return _scan_serial(out, a, b, state, reset_mask, reverse=reverse)
     local = torch.zeros_like(product)
     rows = (_rows(tensor, 2, reverse) for tensor in (a_chunks, b_chunks))
@@ -287,8 +287,8 @@ def _scan_chunked(
 
 
 def _product(a: Tensor) -> Tensor:
-    """(B,C,T,S) -> (B,C,S), rounded once where the device has wider types: many factors just below 1 are otherwise
-    rounded down more often than up."""
+    """(B, chunks, T, S) -> (B, chunks, S), rounded once where the device has wider types: many factors just below 1
+    are otherwise rounded down more often than up."""
     if a.device.type not in ("cpu", "cuda"):
         return a.prod(2)
     return a.prod(2, dtype=torch.promote_types(a.dtype, torch.float64)).to(a.dtype)
@@ -297,7 +297,7 @@ def _product(a: Tensor) -> Tensor:
 def _scan_block(
     out: Tensor, a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, *, reverse: bool
 ) -> Tensor:
-    """The same, choosing the way: chunks where rows are narrow and many, and step by step what is left over."""
+    """The same: in chunks where steps are many and narrow, the rest step by step."""
     batch, steps, width = out.shape
     chunk = round(steps**0.5)  # two passes of `chunk` wide operations, then one over the chunks with narrow ones
     if batch * width >= _WIDE_ROW or steps < 32:
@@ -435,12 +435,12 @@ class _LinearScan(torch.autograd.Function):
 
 
 def _is_transformed() -> bool:
-    """Whether torch.func is at work, whose tensors are wrappers that no kernel can read."""
+    """True inside torch.func, whose tensors are wrappers that no kernel can read."""
     return torch._C._are_functorch_transforms_active()
 
 
 def _is_plain(*tensors: Tensor | None) -> bool:
-    """Whether all are tensors with numbers in them: not fake, not on the meta device, no subclass."""
+    """True where all tensors hold numbers: not fake, not on the meta device, no subclass."""
     plain = (torch.Tensor, torch.nn.Parameter)
     return all(t is None or (type(t) in plain and t.device.type != "meta") for t in tensors)
 
@@ -465,7 +465,7 @@ def _operator_backward(
 
 
 def _fold_batch(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Put the dimension that vmap maps over into the batch: (V,B,...) -> (V*B,...)."""
+    """Put the dimension that vmap maps over into the batch: (n,B,...) -> (n*B,...)."""
     folded = []
     for tensor, dim in zip(tensors, dims, strict=True):
         if tensor is not None:
@@ -478,8 +478,8 @@ def _fold_batch(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor 
 def _register_operators() -> None:
     """Define hf_recurrent::linear_scan and its backward once per process.
 
-    A checkpoint brings this file along, so a process may load it again under another name: the operator is then the
-    one that is there. A change of its arguments needs a new name.
+    A checkpoint brings this file along, so a process may load it again under another name: the operator is then
+    kept. A change of its arguments needs a new name.
     """
     if hasattr(torch.ops.hf_recurrent, "linear_scan"):
         return

@@ -1,9 +1,9 @@
-"""Transformer blocks over memory tokens: what encoder, decoder, update and readout of SMT are made of (appendix E).
+"""Transformer blocks over memory tokens: the parts of SMT's encoder, decoder, update and readout (appendix E).
 
-A block is the usual one with the paper's two changes, RMSNorm for LayerNorm and rotary positions; so its MLP is the
-usual one too, GELU inside 4·H, and nothing has a bias.
+A standard block with the paper's two changes, RMSNorm for LayerNorm and rotary positions; GELU inside 4·M, no biases.
 
-Shape letters: R rows (streams, or streams × steps), L positions, H width, M memory tokens, D their width.
+Shape letters: B batch (streams, or streams × steps), T positions, M model width, Z memory tokens, D width of a memory
+token, Tf future.
 """
 
 import torch
@@ -20,9 +20,9 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotary_tables(config: SmtConfig, length: int, like: torch.Tensor) -> Rotary:
-    """Cosine and signed sine, (L, 1, head width), of positions 0 … L-1; in the type and on the device of `like`.
+    """Cosine and signed sine, (T, 1, head width), of positions 0 … T-1; in the type and on the device of `like`.
 
-    Attention sees differences of positions only, so that it does not matter where a sequence starts.
+    Attention depends on differences of positions only.
     """
     dtype = state_dtype(like.dtype)
     half = config.hidden_size // config.num_attention_heads // 2
@@ -34,13 +34,13 @@ def rotary_tables(config: SmtConfig, length: int, like: torch.Tensor) -> Rotary:
 
 
 def rotate(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """Turn each pair (i, i + half) of (R, L, heads, head width) by the angle of its position."""
+    """Turn each pair (i, i + half) of (B, T, heads, head width) by the angle of its position."""
     cos, sin = (table.to(heads.dtype) for table in rotary)
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, dims=-1), sin)
 
 
 def normalize_memory(memory: torch.Tensor, config: SmtConfig) -> torch.Tensor:
-    """A memory (…, M, D) as it is handed on: in the type of states, every token at RMS 1 with `config.memory_norm`."""
+    """A memory (…, Z, D) in the type of states, with every token at RMS 1 if `config.memory_norm` is set."""
     memory = upcast(memory)
     if not config.memory_norm:
         return memory
@@ -48,7 +48,7 @@ def normalize_memory(memory: torch.Tensor, config: SmtConfig) -> torch.Tensor:
 
 
 class MemoryAttention(nn.Module):
-    """Self-attention with rotary positions; the last `num_outputs` positions alone may be asked for."""
+    """Self-attention with rotary positions; computes the last `num_outputs` positions."""
 
     def __init__(self, config: SmtConfig):
         super().__init__()
@@ -71,7 +71,7 @@ class MemoryAttention(nn.Module):
         query, key = rotate(query, tuple(table[start:] for table in rotary)), rotate(key, rotary)
         mask = None if key_mask is None else key_mask[:, None, None, :]
         if causal and 1 < num_outputs < length:
-            # PyTorch's own causal mask would put the first query beside the first key.
+            # PyTorch's own causal mask would align the first query with the first key.
             mask = torch.ones(num_outputs, length, dtype=torch.bool, device=hidden.device).tril(start)
         attended = nn.functional.scaled_dot_product_attention(
             *(tensor.transpose(1, 2) for tensor in (query, key, value)),
@@ -120,11 +120,11 @@ class MemoryTransformerBlock(nn.Module):
 
 
 class MemoryTransformerLayer(GradientCheckpointingLayer, MemoryTransformerBlock):
-    """A block that gradient checkpointing computes again in the backward pass."""
+    """A block that gradient checkpointing recomputes in the backward pass."""
 
 
 class MemoryTransformer(nn.Module):
-    """A stack of blocks, without a norm behind it.
+    """A stack of blocks without a final norm.
 
     Its blocks are units of gradient checkpointing (`MemoryTransformerLayer`), unless the caller's units are larger.
     """
@@ -151,15 +151,14 @@ class MemoryTransformer(nn.Module):
         """Run the layers.
 
         Args:
-            hidden: (R, L, H).
-            rotary: tables of L positions.
-            key_mask: (R, L) bool, false where a position is not to be seen; not for a causal stack.
-            num_outputs: how many of the last positions the caller needs; all by default. The last layer computes
-                nothing else.
-            output_hidden_states: whether to return the outputs of all layers, not that of the last one alone.
+            hidden: (B, T, M).
+            rotary: tables of T positions.
+            key_mask: (B, T) bool, false where a position is hidden; not for a causal stack.
+            num_outputs: number of last positions that the last layer computes; all by default.
+            output_hidden_states: return the outputs of all layers, not only of the last one.
 
         Returns:
-            (R, `num_outputs`, H) for each of these layers.
+            (B, `num_outputs`, M) for each of these layers.
         """
         length = hidden.shape[1]
         num_outputs = length if num_outputs is None else num_outputs
@@ -173,7 +172,7 @@ class MemoryTransformer(nn.Module):
 
 
 class MemoryDecoder(nn.Module):
-    """Causal Transformer over memory tokens and the tokens behind them; alone over the memory, it is a readout.
+    """Causal Transformer over memory tokens and the tokens after them; over the memory alone, a readout.
 
     With `causal=False`, for a readout only, the memory tokens see one another in both directions.
     """
@@ -190,16 +189,16 @@ class MemoryDecoder(nn.Module):
     def forward(
         self, memory: torch.Tensor, embeds: torch.Tensor | None = None, output_hidden_states: bool = False
     ) -> list[torch.Tensor]:
-        """Decode what follows a memory.
+        """Decode the continuation of a memory.
 
         Args:
-            memory: (R, M, D).
-            embeds: (R, F, H), the tokens that follow it; none by default.
-            output_hidden_states: whether to return the outputs of all layers, not that of the last one alone.
+            memory: (B, Z, D).
+            embeds: (B, Tf, M), the tokens after it; none by default.
+            output_hidden_states: return the outputs of all layers, not only of the last one.
 
         Returns:
-            Outputs of these layers at the last memory token and at the tokens, (R, 1 + F, H), the last one after the
-            final norm: position i has seen the memory and the first i tokens.
+            Outputs of these layers at the last memory token and at the tokens, (B, 1 + Tf, M), the last one after
+            the final norm: position i has seen the memory and the first i tokens.
         """
         hidden = memory.to(self.norm.weight.dtype)
         if self.memory_proj is not None:
@@ -216,7 +215,7 @@ class MemoryDecoder(nn.Module):
 
 @torch.no_grad()
 def init_memory_weights(module: nn.Module, config: SmtConfig) -> None:
-    """LeCun normal, or `config.initializer_range` for all linear maps; embeddings at RMS 1, as memory tokens are.
+    """LeCun normal, or `config.initializer_range` for all linear maps; embeddings at RMS 1, like memory tokens.
 
     Maps back to the residual stream are smaller by √(2N), N the depth of the update or the encoder. The embedding is
     smaller where it is the head as well.

@@ -40,9 +40,8 @@ class HawkRecurrentBlock(nn.Module):
 
     def compile_step(self, step: StepCompiler, hidden, onto) -> None:
         """One step, added to `onto`."""
-        recurrent = self.recurrent_unit.compile_step(
-            step, step.convolution(self.convolution, step.linear(self.in_proj, hidden))
-        )
+        convolved = step.convolution(self.convolution, step.linear(self.in_proj, hidden))
+        recurrent = step.module(self.recurrent_unit, convolved)
         gate = step.gelu(step.linear(self.gate_proj, hidden))
         step.contract(self.out_proj, step.multiply(gate, recurrent), onto)
 
@@ -82,8 +81,8 @@ class HawkLayer(GradientCheckpointingLayer):
 
     def compile_step(self, step: StepCompiler, hidden) -> None:
         """One step, in place of `hidden`."""
-        self.recurrent_block.compile_step(step, step.rms_norm(self.recurrent_norm, hidden), hidden)
-        self.mlp.compile_step(step, step.rms_norm(self.mlp_norm, hidden), hidden)
+        step.module(self.recurrent_block, step.rms_norm(self.recurrent_norm, hidden), hidden)
+        step.module(self.mlp, step.rms_norm(self.mlp_norm, hidden), hidden)
 
 
 class HawkPreTrainedModel(RecurrentPreTrainedModel):

@@ -1,7 +1,8 @@
 """LRU: linear recurrent units with gated linear units between them (Zucchet et al. 2023, section 2.2 and figure 1).
 
-Recurrent channels that know nothing of each other, so that each layer can learn online, exactly, from all of its past.
-M (the paper's H) is the model width, S state width (the paper's N complex numbers are S = 2 N real ones), N layers.
+Recurrent channels are independent, so that each layer can learn online, exactly, from all of its past.
+
+Shape letters: M model width (the paper's H), S state width (the paper's N complex numbers are S real ones).
 """
 
 import torch
@@ -89,7 +90,7 @@ class LruPreTrainedModel(RecurrentPreTrainedModel):
             init.zeros_(module.bias)
 
     def parameter_learning_rate_factors(self) -> dict[str, float]:
-        """What trainers multiply a parameter's learning rate by, where that is not 1: slower for λ and γ."""
+        """Factors of the learning rate by parameter, where they are not 1: λ and γ learn more slowly."""
         return {
             f"{prefix}.{name}": self.config.learning_rate_factor
             for prefix, module in self.named_modules()
@@ -107,7 +108,7 @@ class LruModel(RealValuedInputs, LruPreTrainedModel, RecurrentModel):
         return LruLayer(config, layer_index)
 
     def build_final_norm(self, config: LruConfig) -> nn.Module:
-        # The decoder reads the residual stream as it is.
+        # The decoder reads the residual stream without a norm.
         return nn.Identity()
 
 
@@ -128,8 +129,8 @@ class LruForCausalLM(LruPreTrainedModel, RecurrentForCausalLM):
 class LruForSequenceClassification(RealValuedSequences, LruPreTrainedModel, RecurrentForSequenceClassification):
     """LRU that gives a whole sequence, of tokens or of real values, one label.
 
-    The logits are the mean of all steps' logits. With `config.per_step_loss` every step is asked for the label, as
-    learning online needs it (section 4.3): the loss is the mean over the sequences of the mean over their steps.
+    The logits are the mean of all steps' logits. With `config.per_step_loss`, for online learning (section 4.3), the
+    loss is the mean over the sequences of the mean over their steps.
     """
 
     backbone_class = LruModel
@@ -140,14 +141,14 @@ class LruForSequenceClassification(RealValuedSequences, LruPreTrainedModel, Recu
         self.post_init()
 
     def sequence_loss(self, hidden, logits, labels, attention_mask, num_items_in_batch) -> torch.Tensor:
-        """For `config.per_step_loss`, where labels are classes, that of all steps."""
+        """With `config.per_step_loss`, where labels are classes, the loss of all steps."""
         if not self.config.per_step_loss:
             return super().sequence_loss(hidden, logits, labels, attention_mask, num_items_in_batch)
         losses = self._losses_of_steps(hidden, labels, attention_mask)
         return losses.mean() if num_items_in_batch is None else losses.sum() / num_items_in_batch
 
     def _losses_of_steps(self, hidden, labels, attention_mask) -> torch.Tensor:
-        """Each sequence's mean cross-entropy over its real steps, (B,)."""
+        """Mean cross-entropy of each sequence over its real steps, (B,)."""
         logits = self.score(hidden)
         steps = labels.unsqueeze(1).expand(hidden.shape[:2])
         losses = nn.functional.cross_entropy(upcast(logits).transpose(1, 2), steps, reduction="none")

@@ -1,7 +1,7 @@
 """Memora: a recurrent-only language model of gated linear recurrent units (Memora, section 4).
 
-Reads like the paper's section: the gated recurrent block, the gated MLP, the layer, the model.
-LN is LayerNorm without parameters, M model width, S state width, N layers.
+In the order of the paper's section: the gated recurrent block, the gated MLP, the layer, the model. LN is LayerNorm
+without parameters.
 """
 
 import torch
@@ -40,7 +40,7 @@ class MemoraRecurrentBlock(nn.Module):
 
     def compile_step(self, step: StepCompiler, hidden, onto) -> None:
         """One step, added to `onto`."""
-        recurrent = self.recurrent_unit.compile_step(step, hidden)
+        recurrent = step.module(self.recurrent_unit, hidden)
         product = step.gated_norm(step.linear(self.gate_proj, hidden), recurrent, self.eps)
         step.contract(self.out_proj, product, onto, self.eps if self.norm_after_contraction else None)
 
@@ -84,8 +84,8 @@ class MemoraLayer(GradientCheckpointingLayer):
 
     def compile_step(self, step: StepCompiler, hidden) -> None:
         """One step, in place of `hidden`."""
-        self.recurrent_block.compile_step(step, step.rms_norm(self.recurrent_norm, hidden), hidden)
-        self.mlp.compile_step(step, step.rms_norm(self.mlp_norm, hidden), hidden)
+        step.module(self.recurrent_block, step.rms_norm(self.recurrent_norm, hidden), hidden)
+        step.module(self.mlp, step.rms_norm(self.mlp_norm, hidden), hidden)
 
 
 class MemoraPreTrainedModel(RecurrentPreTrainedModel):

@@ -1,7 +1,7 @@
 """mGRADE: delay convolution, minimal gated recurrence and MLP in every layer (mGRADE, section 3).
 
-The convolution remembers the last Γ inputs as they were, the recurrence all before them in compressed form. Without
-the one it is the paper's minGRU, without the other its TCN. M (the paper's H) is the model width, K taps, N layers.
+The convolution keeps the last Γ inputs exactly, the recurrence all earlier ones in compressed form. Without the
+convolution it is the paper's minGRU, without the recurrence its TCN. M is the model width (the paper's H).
 """
 
 from typing import NamedTuple
@@ -90,12 +90,12 @@ class MgradeLayer(GradientCheckpointingLayer):
             hidden = hidden + recurrent.to(hidden.dtype)
         if self.mlp is not None:
             hidden = hidden + self.mlp(hidden)
-        # In the order they came in: another order would be another graph to a compiled model.
+        # In the order of the inputs: a compiled model would build another graph for another order.
         return self.norm(hidden), {part: state[part] for part in inputs.state}
 
 
 class MgradePreTrainedModel(RecurrentPreTrainedModel):
-    """Initialisation, loading and saving of mGRADE models, and what they take at inference."""
+    """Initialisation, loading and saving of mGRADE models, and their memory at inference."""
 
     config_class = MgradeConfig
     _no_split_modules = ["MgradeLayer"]  # noqa: RUF012 (transformers' own name and form)
@@ -114,8 +114,8 @@ class MgradePreTrainedModel(RecurrentPreTrainedModel):
     def memory_footprint(self) -> MemoryFootprint:
         """Parameters and buffered activations, in floats, as appendix B counts them.
 
-        The buffer is what the convolutions carry, M · Σ_l Γ_l for each stream; the recurrent state, M floats a layer,
-        is not in the paper's count.
+        The buffer holds the inputs of the convolutions, M · Σ_l Γ_l for each stream; the recurrent state, M floats a
+        layer, is not in the paper's count.
         """
         buffer = self.config.hidden_size * sum(self.config.receptive_fields())
         return MemoryFootprint(self.num_parameters(), buffer)

@@ -1,9 +1,9 @@
 """The RNNs of Supervised Memory Training: m_{t+1} = f(m_t, x_{t+1}), and a readout of the memory (SMT, appendix E).
 
 The update f is a Transformer, an MLP or a stack of GRU layers; the readout is a Transformer over the memory tokens
-whose last one predicts. A memory is M tokens × D, zero at the start of an episode, and the whole state of the model.
+whose last one predicts. A memory is Z tokens × D, zero at the start of an episode, and the whole state of the model.
 
-Shape letters: B streams, T steps, V vocabulary, H width, M memory tokens, D their width, R rows (streams or more).
+Shape letters: B streams, T steps, M model width, V vocabulary, Z memory tokens, D width of a memory token.
 """
 
 import math
@@ -30,7 +30,7 @@ from .recurrent_state import RecurrentState, check_state, state_dtype
 
 
 class TransformerUpdate(nn.Module):
-    """A bidirectional Transformer over the memory tokens and, behind them, the input token."""
+    """A bidirectional Transformer over the memory tokens, followed by the input token."""
 
     def __init__(self, config: SmtRnnConfig):
         super().__init__()
@@ -39,11 +39,11 @@ class TransformerUpdate(nn.Module):
         if config.memory_size != config.hidden_size:
             self.memory_in = nn.Linear(config.memory_size, config.hidden_size, bias=False)
             self.memory_out = nn.Linear(config.hidden_size, config.memory_size, bias=False)
-        # Gradient checkpointing takes whole runs of steps here.
+        # Gradient checkpointing recomputes whole runs of steps here.
         self.transformer = MemoryTransformer(config, config.num_hidden_layers, block_class=MemoryTransformerBlock)
 
     def prepare(self, embeds: torch.Tensor) -> tuple[torch.Tensor, Rotary]:
-        """What does not depend on the memory, for all steps at once: inputs (…, H) and the tables of positions."""
+        """The part without the memory, for all steps at once: inputs (…, M) and the tables of positions."""
         return embeds, rotary_tables(self.config, self.config.num_memory_tokens + 1, embeds)
 
     def forward(self, memory: torch.Tensor, inputs: torch.Tensor, rotary: Rotary) -> torch.Tensor:
@@ -56,8 +56,8 @@ class TransformerUpdate(nn.Module):
 class MlpUpdate(nn.Module):
     """An MLP of N hidden layers over the flattened memory and the input.
 
-    The paper says no more of it. Here a hidden layer is a linear map, RMSNorm, which keeps eight of them trainable,
-    and GELU; the first map is in two parts, each of its own fan-in, so that the input weighs as much as the memory.
+    The paper leaves the rest open. Here a hidden layer is a linear map, RMSNorm, which keeps eight layers trainable,
+    and GELU; the first map is in two parts with separate fan-in, so that the input weighs as much as the memory.
     """
 
     def __init__(self, config: SmtRnnConfig):
@@ -72,7 +72,7 @@ class MlpUpdate(nn.Module):
         self.out_proj = nn.Linear(width, flat, bias=False)
 
     def prepare(self, embeds: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """What does not depend on the memory, for all steps at once: the inputs' part of the first map, (…, width)."""
+        """The part without the memory, for all steps at once: the inputs' share of the first map, (…, width)."""
         return self.input_proj(embeds), None
 
     def forward(self, memory: torch.Tensor, inputs: torch.Tensor, _: None) -> torch.Tensor:
@@ -84,7 +84,7 @@ class MlpUpdate(nn.Module):
 
 
 class GruUpdate(nn.Module):
-    """A stack of M GRU layers: layer l keeps memory token l, and reads the new token of the layer below."""
+    """A stack of Z GRU layers: layer l keeps memory token l and reads the new token of the layer below."""
 
     def __init__(self, config: SmtRnnConfig):
         super().__init__()
@@ -92,7 +92,7 @@ class GruUpdate(nn.Module):
         self.cells = nn.ModuleList([nn.GRUCell(width, config.memory_size) for width in widths])
 
     def prepare(self, embeds: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """What does not depend on the memory: the inputs."""
+        """The part without the memory: the inputs."""
         return embeds, None
 
     def forward(self, memory: torch.Tensor, inputs: torch.Tensor, _: None) -> torch.Tensor:
@@ -135,12 +135,12 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         return {"memory": torch.Size((batch_size, self.config.num_memory_tokens, self.config.memory_size))}
 
     def update(self, memory: torch.Tensor, input_ids: torch.LongTensor) -> torch.Tensor:
-        """One step for any number of rows: memory (…, M, D) and input (…) → the next memory (…, M, D).
+        """One step for any number of memories: memory (…, Z, D) and input (…) → the next memory (…, Z, D).
 
-        The memory that comes out has the type of states, float32 or wider.
+        The new memory has the type of states.
 
         Raises:
-            ValueError: the memory is not (…, M, D), or there is not one input for each.
+            ValueError: the memory is not (…, Z, D), or there is not one input for each memory.
         """
         self._check_memory(memory)
         if memory.shape[:-2] != input_ids.shape:
@@ -153,13 +153,13 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
     def unroll(
         self, memory: torch.Tensor, input_ids: torch.LongTensor, reset_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Step by step from `memory` (B, M, D) through `input_ids` (B, T): the memory after each, (B, T, M, D).
+        """Step by step from `memory` (B, Z, D) through `input_ids` (B, T): the memory after each, (B, T, Z, D).
 
         `reset_mask` (B, T) bool is true where the memory is set to zero first. With gradient checkpointing the steps
-        between √T memories are computed again in the backward pass.
+        between √T memories are recomputed in the backward pass.
 
         Raises:
-            ValueError: a shape does not fit.
+            ValueError: a shape does not match.
         """
         embeds = self._embed(input_ids, None)
         check_state({"memory": memory}, self.state_shapes(len(embeds)))
@@ -168,7 +168,7 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         return self._unroll(memory, embeds, reset_mask, None)[0]
 
     def readout_states(self, memory: torch.Tensor) -> torch.Tensor:
-        """What the head reads of memories (…, M, D): (…, H)."""
+        """The input of the head, (…, M), from memories (…, Z, D)."""
         self._check_memory(memory)
         return self.decoder(memory.flatten(0, -3))[-1].view(*memory.shape[:-2], -1)
 
@@ -178,8 +178,8 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         new_state: RecurrentState = {"memory": memory}
         if not output_hidden_states:
             return self.readout_states(memories[:, kept]), new_state, None
-        rows = self.decoder(memories.flatten(0, 1), output_hidden_states=True)
-        hidden_states = [hidden, *(row.view(*hidden.shape[:2], -1) for row in rows)]
+        outputs = self.decoder(memories.flatten(0, 1), output_hidden_states=True)
+        hidden_states = [hidden, *(output.view(*hidden.shape[:2], -1) for output in outputs)]
         return hidden_states[-1][:, kept], new_state, hidden_states
 
     def _check_memory(self, memory: torch.Tensor) -> None:
@@ -198,7 +198,7 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         reset_mask: torch.Tensor | None,
         padded: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The memories after every step (B, T, M, D), unchanged where `padded` (B, T) is true, and after the last."""
+        """The memories after every step (B, T, Z, D), unchanged where `padded` (B, T) is true, and after the last."""
         inputs, constants = self.memory_update.prepare(embeds)
         memory = memory.to(state_dtype(inputs.dtype))
         if reset_mask is not None and padded is not None:
@@ -237,17 +237,17 @@ class SmtRnnForCausalLM(SmtRnnPreTrainedModel, RecurrentForCausalLM):
     backbone_class = SmtRnnModel
 
     def update(self, memory: torch.Tensor, input_ids: torch.LongTensor) -> torch.Tensor:
-        """One step for any number of rows: memory (…, M, D) and input (…) → the next memory (…, M, D)."""
+        """One step for any number of memories: memory (…, Z, D) and input (…) → the next memory (…, Z, D)."""
         return self.model.update(memory, input_ids)
 
     def unroll(
         self, memory: torch.Tensor, input_ids: torch.LongTensor, reset_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The memory (B, T, M, D) after each of `input_ids` (B, T). See [`SmtRnnModel.unroll`]."""
+        """The memory (B, T, Z, D) after each of `input_ids` (B, T). See [`SmtRnnModel.unroll`]."""
         return self.model.unroll(memory, input_ids, reset_mask)
 
     def readout(self, memory: torch.Tensor) -> torch.Tensor:
-        """Logits (…, V) of the output that follows each memory (…, M, D)."""
+        """Logits (…, V) of the output that follows each memory (…, Z, D)."""
         return self.lm_head(self.model.readout_states(memory))
 
     @torch.no_grad()
@@ -269,7 +269,7 @@ class SmtRnnForCausalLM(SmtRnnPreTrainedModel, RecurrentForCausalLM):
         self.lm_head.load_state_dict(teacher.lm_head.state_dict())
 
 
-# Fields of the student → of the teacher that must be the same for the decoder to become the readout.
+# Fields of the student → of the teacher that must be equal for the decoder to become the readout.
 _SHARED_FIELDS = {
     name: name
     for name in (
@@ -286,7 +286,7 @@ _SHARED_FIELDS = {
 
 
 def teacher_fields(student: SmtRnnConfig) -> dict[str, Any]:
-    """What the configuration of a teacher needs to fit a student; its encoder is as deep as the student's update."""
+    """Fields for a teacher that matches a student; its encoder is as deep as the student's update."""
     fields = {theirs: getattr(student, mine) for mine, theirs in _SHARED_FIELDS.items()}
     return fields | {
         "num_encoder_layers": student.num_hidden_layers,

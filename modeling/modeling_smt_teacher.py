@@ -1,9 +1,9 @@
-"""The teacher of Supervised Memory Training: what to remember of a context, learned by predicting its future.
+"""The teacher of Supervised Memory Training: memories of contexts, learned by predicting their futures.
 
 The encoder turns a context x_{t-Tc+1} … x_t into the memory m_t; the decoder predicts y_t, y_{t+1}, … from m_t and
 the future inputs x_{t+1}, … (SMT, section 2.2 and appendix E).
 
-Shape letters: B contexts, Tc and Tf their and their futures' lengths, V vocabulary, H width, M memory tokens × D.
+Shape letters: B batch, Tc context, Tf future, M model width, V vocabulary, Z memory tokens, D width of a memory token.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class SmtTeacherOutput(ModelOutput):
     Args:
         loss: the decoding loss L_dec in nats per target, if there are labels.
         logits: (B, Tf, V).
-        memory: (B, M, D).
+        memory: (B, Z, D).
     """
 
     loss: torch.Tensor | None = None
@@ -41,7 +41,7 @@ class SmtTeacherOutput(ModelOutput):
 
 
 class MemoryEncoder(nn.Module):
-    """A bidirectional Transformer over the context and, behind it, M learned registers, which become the memory."""
+    """A bidirectional Transformer over the context and then Z learned registers, which become the memory."""
 
     def __init__(self, config: SmtTeacherConfig):
         super().__init__()
@@ -53,7 +53,7 @@ class MemoryEncoder(nn.Module):
             self.memory_proj = nn.Linear(config.hidden_size, config.memory_size, bias=False)
 
     def forward(self, embeds: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, Tc, H), and (B, Tc) where a position is real → the memory (B, M, D)."""
+        """Embeddings (B, Tc, M) and mask (B, Tc) → the memory (B, Z, D)."""
         registers = self.registers.weight.to(embeds.dtype).expand(len(embeds), -1, -1)
         hidden = torch.cat([embeds, registers], dim=1)
         key_mask = None
@@ -86,15 +86,15 @@ class SmtTeacherModel(PreTrainedModel):
         init_memory_weights(module, self.config)
 
     def encode(self, input_ids: torch.LongTensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """The memory (B, M, D) of every context, in the type of states.
+        """The memory (B, Z, D) of every context, in the type of states.
 
         Args:
             input_ids: (B, Tc); the last one is x_t.
-            attention_mask: (B, Tc), 0 where a position is padding, on the left: the memory is that of the context
-                alone. A context may be padding only.
+            attention_mask: (B, Tc), 0 where a position is padding, on the left, and has no effect. A context may
+                be padding only.
 
         Raises:
-            ValueError: a shape does not fit, there is padding behind a real position, or a token id is outside the
+            ValueError: a shape does not match, there is padding after a real position, or a token id is outside the
                 vocabulary.
         """
         embeds = self._embed("input_ids", input_ids)
@@ -106,11 +106,11 @@ class SmtTeacherModel(PreTrainedModel):
         """Logits (B, Tf, V): those at i predict y_{t+i} from the memory m_t and the inputs x_{t+1} … x_{t+i}.
 
         Args:
-            memory: (B, M, D).
-            input_ids: (B, Tf), x_{t+1} … x_{t+Tf}; no prediction needs the last one, which is not read.
+            memory: (B, Z, D).
+            input_ids: (B, Tf), x_{t+1} … x_{t+Tf}; the last one is not needed and not read.
 
         Raises:
-            ValueError: a shape does not fit, or a token id is outside the vocabulary.
+            ValueError: a shape does not match, or a token id is outside the vocabulary.
         """
         embeds = self._embed("input_ids", input_ids)[:, :-1]
         expected = (len(input_ids), self.config.num_memory_tokens, self.config.memory_size)
@@ -138,8 +138,8 @@ class SmtTeacherModel(PreTrainedModel):
             kwargs: `num_items_in_batch`, by which the summed loss is divided; others are ignored.
 
         Raises:
-            ValueError: a shape does not fit, there is padding behind a real position, a token id is outside the
-                vocabulary, or there are labels and no futures.
+            ValueError: a shape does not match, there is padding after a real position, a token id is outside the
+                vocabulary, or there are labels without futures.
         """
         return_dict = self.config.return_dict if return_dict is None else return_dict
         memory = self.encode(context_ids, context_mask)
@@ -162,11 +162,11 @@ def _check_left_padding(attention_mask: torch.Tensor, shape: torch.Size) -> None
     if attention_mask.shape != shape:
         raise ValueError(f"`attention_mask` has shape {tuple(attention_mask.shape)}; the inputs need {tuple(shape)}.")
     if attention_mask.device.type == "cpu" and not torch.compiler.is_compiling():
-        behind = (attention_mask[:, :-1] != 0) & (attention_mask[:, 1:] == 0)
-        if behind.any():
-            row = int(behind.any(1).nonzero()[0])
+        late = (attention_mask[:, :-1] != 0) & (attention_mask[:, 1:] == 0)
+        if late.any():
+            row = int(late.any(1).nonzero()[0])
             raise ValueError(
-                f"`attention_mask` has padding behind a real position in row {row}; contexts are padded on the left."
+                f"`attention_mask` has padding after a real position in row {row}; contexts are padded on the left."
             )
 
 

@@ -1,43 +1,55 @@
-"""Noticing that a network was changed since something was derived from it."""
+"""Detection of changes to a network, for caches that depend on it."""
 
+from operator import attrgetter, call, is_, itemgetter
+
+import torch
 from torch import nn
+
+_INTERNAL = vars(nn.Module()).keys() - {"training"}
+_PLAIN = (bool, int, float, str, type(None))
+_dtype = attrgetter("dtype")
 
 
 class ModuleWatch:
-    """Whether a network is still what it was: the same modules, parameters and attributes, no hooks.
+    """Notices changed modules, parameters, buffers, attributes and hooks; values of parameters may change in place.
 
-    What stands for its `forward` has to ask before it does. The values of parameters may change in place.
+    Call `unchanged()` before using the cache. It runs once a byte, so everything is compared in `map`, without a loop
+    in Python.
     """
 
     def __init__(self, root: nn.Module):
-        parents = [(parent._modules, name) for parent in root.modules() for name in parent._modules]
-        self.modules = [
-            (children, name, child, child.__class__, len(child.__dict__))
-            for children, name in parents
-            if (child := children[name]) is not None
-        ]
-        self.parameters = [
-            (module._parameters, name, parameter, parameter.data_ptr(), parameter.dtype)
-            for module in root.modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        ]
-        # What stands in front of a method of the class, such as another `forward`.
-        self.shadowed = any(callable(getattr(type(m), name, None)) for m in root.modules() for name in m.__dict__)
+        modules = list(root.modules())
+        self.modules = modules[1:]  # without the root: a reference to it would keep it alive
+        self.sized = [vars(module) for module in modules]
+        self.sized += [module._modules for module in modules if module._modules]
+        self.hooks = [hooks for module in self.modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        plain, others = [], []
+        for module in modules:
+            names = vars(module).keys() - _INTERNAL
+            values = [name for name in names if isinstance(vars(module)[name], _PLAIN)]
+            plain += [(vars(module), values)] if values else []
+            others += [(vars(module), name) for name in names.difference(values)]
+            others += [
+                (table, name) for table in (module._modules, module._parameters, module._buffers) for name in table
+            ]
+        self.plain_tables, self.getters = [table for table, _ in plain], [itemgetter(*names) for _, names in plain]
+        self.tables, self.names = zip(*others, strict=True)
+        self.objects = [table[name] for table, name in others]
+        self.tensors = [value for value in self.objects if isinstance(value, torch.Tensor)]
+        self.seen = self._look()
+        # Hooks, and attributes that hide a method of the class, such as another `forward`.
+        self.overridden = any(self.hooks) or any(
+            callable(getattr(type(module), name, None)) for module in modules for name in vars(module)
+        )
 
     def unchanged(self) -> bool:
-        if self.shadowed:
+        try:
+            return all(map(is_, map(dict.get, self.tables, self.names), self.objects)) and self._look() == self.seen
+        except (KeyError, RuntimeError, ValueError):  # an attribute is gone, or has become a tensor
             return False
-        for children, name, child, kind, attributes in self.modules:
-            if (
-                children.get(name) is not child
-                or child.__class__ is not kind
-                or child._forward_hooks
-                or child._forward_pre_hooks
-                or len(child.__dict__) != attributes  # something may stand in front of a method
-            ):
-                return False
-        for parameters, name, parameter, address, dtype in self.parameters:
-            if parameters.get(name) is not parameter or parameter.data_ptr() != address or parameter.dtype != dtype:
-                return False
-        return True
+
+    def _look(self) -> tuple:
+        values = [*map(call, self.getters, self.plain_tables)]
+        addresses = [*map(torch.Tensor.data_ptr, self.tensors)]
+        dtypes, classes, sizes = [*map(_dtype, self.tensors)], [*map(type, self.modules)], [*map(len, self.sized)]
+        return any(self.hooks), values, addresses, dtypes, classes, sizes

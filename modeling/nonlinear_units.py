@@ -1,4 +1,4 @@
-"""Recurrent units whose element-wise step is not linear in the state: one step after the other, no parallel scan.
+"""Recurrent units whose element-wise step is not linear in the state: sequential steps, no parallel scan.
 
 Shape letters: B streams or batch, T steps, S state width.
 """
@@ -12,10 +12,10 @@ from .recurrent_unit import RecurrentUnit, sample_ring_rate
 
 
 class SequentialUnit(RecurrentUnit):
-    """Base class of the units with h_t = step(h_{t-1}, projections), one step after the other.
+    """Base class of the units with h_t = step(h_{t-1}, projections), computed sequentially.
 
     Raises:
-        ValueError: `allow_negative_eigenvalues` is set; it is for decays that are positive otherwise.
+        ValueError: `allow_negative_eigenvalues` is set; it applies to positive decays only.
     """
 
     def __init__(self, input_size: int, state_size: int, **options):
@@ -49,8 +49,8 @@ class IndRNN(SequentialUnit):
 
     h_t = tanh(W x_t + u ∘ h_{t-1}).
 
-    The published non-linearity is ReLU, with |u| clipped to what the known length of the sequences allows; a stream
-    has no end, so it is tanh here, and the states stay bounded whatever u is. u starts on the linear units' ring.
+    The published non-linearity is ReLU, with |u| clipped by the known length of the sequences; streams are endless, so
+    it is tanh here, and the states stay bounded for every u. u starts on the linear units' ring.
     """
 
     def __init__(self, input_size: int, state_size: int, **options):

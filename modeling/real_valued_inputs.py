@@ -1,4 +1,4 @@
-"""Real values in place of tokens: for the families whose papers read pixels, bits and measurements.
+"""Real values instead of tokens, for the families whose papers read pixels, bits and measurements.
 
 Shape letters: B streams or batch, T steps, M model width.
 """
@@ -21,7 +21,7 @@ def check_reads_tokens(config: PreTrainedConfig) -> None:
 
 
 class RealValuedInputs:
-    """For a `RecurrentModel`: where `config.input_size` is set, a linear encoder takes the embedding's place."""
+    """For a `RecurrentModel`: where `config.input_size` is set, a linear encoder replaces the embedding."""
 
     encoder_bias = False
 
@@ -49,7 +49,7 @@ class RealValuedInputs:
         See [`RecurrentForCausalLM.forward`] for the other arguments.
 
         Raises:
-            ValueError: what is given is not what the encoder reads, or a shape does not fit.
+            ValueError: the inputs are not those of the encoder, or a shape does not match.
         """
         if input_values is not None:
             if input_ids is not None or inputs_embeds is not None:
@@ -82,7 +82,7 @@ class RealValuedInputs:
 
 
 class RealValuedSequences:
-    """For a `RecurrentForSequenceClassification` over such a model: names the argument, by which trainers go."""
+    """For a `RecurrentForSequenceClassification` over such a model: names the argument, which trainers look for."""
 
     def forward(
         self,

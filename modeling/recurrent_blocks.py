@@ -52,7 +52,7 @@ class TemporalConvolution(nn.Module):
         padded = torch.cat([taps.to(inputs.dtype), inputs], dim=1)
         episode = None
         if reset_mask is not None:
-            # Number of the episode at each step: a tap counts where it belongs to the same one.
+            # Number of the episode at each step; only taps of the same episode count.
             episode = nn.functional.pad(reset_mask.cumsum(1), (history, 0))
 
         output = inputs * self.weight[0].to(inputs.dtype)
@@ -65,7 +65,7 @@ class TemporalConvolution(nn.Module):
             output = output + delayed * self.weight[lag].to(inputs.dtype)
 
         if lengths is None:
-            # A tensor of its own: a slice would keep the whole block in memory.
+            # A copy: a slice would keep the whole block in memory.
             last = padded[:, steps:].clone(memory_format=torch.contiguous_format)
             last_episode = None if episode is None else episode[:, steps:]
             current = None if episode is None else episode[:, -1:]
@@ -82,14 +82,14 @@ class TemporalConvolution(nn.Module):
 class Padding:
     """Moves the real steps of each row to its front, and the results back to where they came from.
 
-    With the padding behind, a row's state after its last real step is what the row alone would have left,
-    whether it was padded on the left or on the right.
+    With the padding at the end, a row's state after its last real step is that of the row alone, padded on the left or
+    on the right.
 
     Args:
         attention_mask: (B, T), non-zero where a step is real.
 
     Raises:
-        ValueError: a row has padding between real steps, so that nobody can say what was meant.
+        ValueError: a row has padding between real steps.
     """
 
     def __init__(self, attention_mask: torch.Tensor):
@@ -100,7 +100,7 @@ class Padding:
                 row = int((starts > 1).nonzero()[0])
                 raise ValueError(
                     f"`attention_mask` has padding between real positions in row {row}; "
-                    "padding may stand on the left or on the right of a row only."
+                    "padding is allowed only on the left or on the right of a row."
                 )
         self.lengths = real.sum(1)
         self._order = torch.argsort(~real, dim=1, stable=True)

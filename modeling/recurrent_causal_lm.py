@@ -23,7 +23,7 @@ from .single_step import run_single_step
 
 
 class LayerInputs(NamedTuple):
-    """What a layer needs beside its hidden states."""
+    """Inputs of a layer in addition to its hidden states."""
 
     state: RecurrentState
     reset_mask: torch.Tensor | None
@@ -37,9 +37,9 @@ class RecurrentModelOutput(ModelOutput):
 
     Args:
         last_hidden_state: (B, T, M), after the final norm; fewer steps with `logits_to_keep`.
-        state: the state after the last real step of every row, if asked for.
-        hidden_states: N + 1 tensors (B, T, M), if asked for: the embedding, then every layer's output, the last one
-            after the final norm.
+        state: the state after the last real step of every row, with `use_cache`.
+        hidden_states: N + 1 tensors (B, T, M), with `output_hidden_states`: the embedding, then every layer's
+            output, the last one after the final norm.
     """
 
     last_hidden_state: torch.Tensor | None = None
@@ -54,8 +54,8 @@ class RecurrentCausalLMOutput(ModelOutput):
     Args:
         loss: nats per target byte, if there are labels.
         logits: (B, T, V), or fewer steps with `logits_to_keep`.
-        state: the state after the last real step of every row, if asked for.
-        hidden_states: N + 1 tensors (B, T, M), if asked for.
+        state: the state after the last real step of every row, with `use_cache`.
+        hidden_states: N + 1 tensors (B, T, M), with `output_hidden_states`.
     """
 
     loss: torch.Tensor | None = None
@@ -83,7 +83,7 @@ class RecurrentPreTrainedModel(PreTrainedModel):
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            # As the head that it is tied to: LeCun's fan-in is the model width.
+            # As the head that it is tied to, with the model width as fan-in.
             init.normal_(module.weight, mean=0.0, std=lecun_std(module.embedding_dim))
         elif isinstance(module, TemporalConvolution):
             init.normal_(module.weight, mean=0.0, std=lecun_std(module.kernel_size))
@@ -93,7 +93,7 @@ class RecurrentPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
 
     def parameters_without_weight_decay(self) -> set[str]:
-        """Names of the parameters that decay would pull to where they mean nothing; trainers leave them out."""
+        """Names of the parameters without a neutral value at zero, which trainers exclude from weight decay."""
         return {
             f"{prefix}.{name}"
             for prefix, module in self.named_modules()
@@ -102,10 +102,7 @@ class RecurrentPreTrainedModel(PreTrainedModel):
 
 
 class RecurrentBackbone(RecurrentPreTrainedModel):
-    """What every recurrent model does with its inputs and its state, whatever lies between embedding and output.
-
-    A model gives `embed_tokens`, `state_shapes` and `read_block`.
-    """
+    """Inputs and state of every recurrent model; a model gives `embed_tokens`, `state_shapes` and `read_block`."""
 
     def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
         """Name and shape of every tensor of the state."""
@@ -124,20 +121,20 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
 
         Args:
             hidden: (B, T, M), the embedded inputs.
-            state: checked to be of these streams.
+            state: of these streams, already checked.
             reset_mask: (B, T) bool, or None.
-            padding: where steps are padding, or None.
-            kept: the steps whose output is asked for.
-            output_hidden_states: whether to return the hidden states of all layers and steps.
+            padding: None without padding.
+            kept: the steps whose output is returned.
+            output_hidden_states: return the hidden states of all layers and steps.
 
         Returns:
-            The outputs (B, kept steps, M), the state after the last real step of every row, and the hidden states if
-            they are asked for.
+            The outputs (B, kept steps, M), the state after the last real step of every row, and the hidden states or
+            None.
         """
         raise NotImplementedError
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
-        """The zero state of `batch_size` streams: what every episode starts from."""
+        """The zero state of `batch_size` streams, the start of every episode."""
         if batch_size < 1:
             raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
         options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
@@ -158,7 +155,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
     ) -> RecurrentModelOutput | tuple:
         """Read a block. See [`RecurrentForCausalLM.forward`] for the arguments.
 
-        `logits_to_keep` says here which steps `last_hidden_state` holds; 0 for all.
+        `logits_to_keep` selects the steps of `last_hidden_state` here; 0 for all.
         """
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if output_hidden_states is None:
@@ -199,7 +196,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
     def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
         if attention_mask is None:
             return None
-        # While generating, the mask covers the prompt as well: the last T columns are this call's.
+        # In generation, the mask covers the prompt too: the last T columns are those of this call.
         mask = check_mask("attention_mask", attention_mask[:, -steps:], batch_size, steps)
         if not torch.compiler.is_compiling() and bool((mask != 0).all()):
             return None
@@ -217,7 +214,7 @@ def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None
 
 
 def check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> torch.Tensor:
-    """`mask`, once it is known to be (B, T)."""
+    """`mask`; raises a ValueError unless it is (B, T)."""
     if mask.shape != (batch_size, steps):
         raise ValueError(f"`{name}` has shape {tuple(mask.shape)}; the inputs need {(batch_size, steps)}.")
     return mask
@@ -239,11 +236,11 @@ class RecurrentModel(RecurrentBackbone):
         raise NotImplementedError
 
     def build_final_norm(self, config) -> nn.Module:
-        """The norm in front of the head."""
+        """The norm before the head."""
         raise NotImplementedError
 
     def layer_state_shapes(self, layer_index: int) -> dict[str, tuple[int, ...]]:
-        """Shape, without the batch, of every part of that layer's state."""
+        """Shape of every part of that layer's state, without the batch."""
         return {"recurrent": (self.config.state_size,)}
 
     def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
@@ -275,7 +272,7 @@ class RecurrentModel(RecurrentBackbone):
         reset_mask: torch.Tensor | None = None,
         padding: Padding | None = None,
     ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor]]:
-        """All layers and the final norm, on inputs that are packed if they have padding.
+        """All layers and the final norm, on packed inputs.
 
         Returns:
             The output (B, T, M), the new state, and the hidden states of all layers.
@@ -305,7 +302,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
-        """The zero state of `batch_size` streams: what every episode starts from."""
+        """The zero state of `batch_size` streams, the start of every episode."""
         return self.model.init_state(batch_size, device)
 
     def forward(
@@ -327,21 +324,21 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: (B, T).
-            attention_mask: (B, T) or longer, of which the last T columns count; a step where it is 0 leaves the state
-                as it was. Padding stands on the left or on the right.
-            state: what an earlier call returned for these streams; zeros by default.
+            attention_mask: (B, T) or longer, of which the last T columns count; 0 where a step is padding, on the left
+                or on the right, and leaves the state unchanged.
+            state: from an earlier call for these streams; zeros by default.
             reset_mask: (B, T) bool, true where a byte is the first of its episode: the state before it is zero.
-            inputs_embeds: (B, T, M), in place of `input_ids`.
+            inputs_embeds: (B, T, M), instead of `input_ids`.
             labels: (B, T), the same bytes as `input_ids`; shifted inside, -100 is ignored.
-            shift_labels: (B, T), already the next bytes, so that T = 1 trains too; in place of `labels`.
-            use_cache: whether to return the state; `config.use_cache` by default.
-            output_hidden_states: whether to return the hidden states of all layers.
-            logits_to_keep: how many of the last steps get logits, or which; 0 for all.
+            shift_labels: (B, T), already the next bytes, so that T = 1 trains too; instead of `labels`.
+            use_cache: return the state; `config.use_cache` by default.
+            output_hidden_states: return the hidden states of all layers.
+            logits_to_keep: number of last steps with logits, or their indices; 0 for all.
             return_dict: False for a plain tuple.
             kwargs: `num_items_in_batch`, by which the summed loss is divided; others are ignored.
 
         Raises:
-            ValueError: a shape does not fit, a token id is outside the vocabulary, or padding has a hole.
+            ValueError: a shape does not match, a token id is outside the vocabulary, or padding has a hole.
         """
         return_dict = self.config.return_dict if return_dict is None else return_dict
         outputs = self.model(
@@ -369,10 +366,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         return False
 
     def prepare_inputs_for_generation(self, input_ids, inputs_embeds=None, **kwargs):
-        """A given state has read everything before the prompt: the whole prompt goes in first, then single bytes."""
+        """A given state has read everything before the prompt: first the whole prompt is read, then single bytes."""
         reads_one_byte = kwargs.get("state") is not None and kwargs.get("next_sequence_length") == 1
         if reads_one_byte and not kwargs.get("is_first_iteration"):
-            # The byte, and all else as it is: looking for more would cost as much as a small model.
+            # Only the byte changes: the general way costs as much as a small model.
             left_out = ("next_sequence_length", "is_first_iteration", "position_ids", "labels")
             inputs = {name: value for name, value in kwargs.items() if name not in left_out}
             return {**inputs, "input_ids": input_ids[:, -1:], "logits_to_keep": 1}
@@ -381,7 +378,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         return inputs
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=1):
-        # What was padding lies in the state now; a mask that grows with every byte would only cost memory.
+        # The state has read the padding; a mask that grows with every byte would only cost memory.
         if outputs.get("state") is not None:
             model_kwargs["attention_mask"] = None
         return super()._update_model_kwargs_for_generation(

@@ -18,10 +18,10 @@ class RecurrentSequenceClassifierOutput(ModelOutput):
     """Output of a recurrent sequence classifier.
 
     Args:
-        loss: cross-entropy in nats, mean over the batch, if there are labels; what `config.problem_type` says for
-            regression and for several labels.
+        loss: cross-entropy in nats, mean over the batch, if there are labels; for regression and several
+            labels, the loss of `config.problem_type`.
         logits: (B, number of labels).
-        hidden_states: N + 1 tensors (B, T, M), if asked for.
+        hidden_states: N + 1 tensors (B, T, M), with `output_hidden_states`.
     """
 
     loss: torch.Tensor | None = None
@@ -40,7 +40,7 @@ def pool_steps(hidden: torch.Tensor, attention_mask: torch.Tensor | None, poolin
     real = attention_mask != 0
     if not torch.compiler.is_compiling() and not bool(real.any(1).all()):
         row = int((~real.any(1)).nonzero()[0])
-        raise ValueError(f"`attention_mask` leaves nothing of row {row}; a sequence needs at least one real step.")
+        raise ValueError(f"`attention_mask` masks all of row {row}; a sequence needs at least one real step.")
     if pooling == "mean":
         return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True)
     last = (real * torch.arange(real.shape[1], device=real.device)).argmax(1)
@@ -79,7 +79,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
             attention_mask: (B, T), 0 where a step is padding, on the left or on the right.
             inputs_embeds: (B, T, M), in place of `input_ids`.
             labels: (B,), the class of each sequence.
-            output_hidden_states: whether to return the hidden states of all layers.
+            output_hidden_states: return the hidden states of all layers.
             return_dict: False for a plain tuple.
             kwargs: other inputs of the family's model; `num_items_in_batch`, by which the summed loss is divided.
 
@@ -114,7 +114,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         attention_mask: torch.Tensor | None,
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor:
-        """What is asked of the model's outputs `hidden` (B, T, M) or of the logits (B, number of labels)."""
+        """The loss from the model's outputs `hidden` (B, T, M) or the logits (B, number of labels)."""
         return self.loss_function(
             labels=labels, pooled_logits=upcast(logits), config=self.config, num_items_in_batch=num_items_in_batch
         )

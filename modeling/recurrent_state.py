@@ -1,9 +1,7 @@
-"""The state of a recurrent model: what it remembers, as a flat dictionary of tensors.
+"""The state of a recurrent model, its memory, as a flat dictionary of tensors.
 
 The state goes into `forward` and comes out; it never lives on a module. Every tensor's first dimension is the
-batch (B streams), so that selecting, reordering and storing streams is one line whatever the family of the model.
-
-Shape letters: B streams or batch, T steps, M model width, S state width, N layers, V vocabulary, K convolution taps.
+batch (B streams), so that selecting, reordering and storing streams is one line for every family.
 """
 
 import os
@@ -17,7 +15,7 @@ RecurrentState = dict[str, torch.Tensor]
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that states are kept in: float64 for a float64 model, float32 for every narrower one."""
+    """The type of states: float64 for a float64 model, float32 for every narrower one."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -32,7 +30,7 @@ def supports_recurrent_state(model: torch.nn.Module) -> bool:
 
 
 def detach_state(state: RecurrentState) -> RecurrentState:
-    """The same state cut from the graph: what one block hands to the next (truncated backpropagation)."""
+    """The same state cut from the graph, to carry to the next block (truncated backpropagation)."""
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
@@ -42,7 +40,7 @@ def select_state(state: RecurrentState, index: torch.Tensor) -> RecurrentState:
 
 
 def concatenate_states(states: Sequence[RecurrentState]) -> RecurrentState:
-    """States of several groups of streams as one, in the order given."""
+    """States of several groups of streams as one, in the given order."""
     return {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
 
@@ -52,7 +50,7 @@ def state_size(state: RecurrentState) -> int:
 
 
 def check_state(state: RecurrentState, expected: Mapping[str, torch.Size]) -> None:
-    """Raise a ValueError that names the first part of `state` which is missing, unknown or of another shape."""
+    """Raise a ValueError that names the first part of `state` that is missing, unknown or of another shape."""
     for name, shape in expected.items():
         if name not in state:
             raise ValueError(f"`state` has no `{name}`; this model's state holds {sorted(expected)}.")
@@ -65,7 +63,7 @@ def check_state(state: RecurrentState, expected: Mapping[str, torch.Size]) -> No
 
 
 def save_state(state: RecurrentState, path: str | os.PathLike, metadata: dict[str, str] | None = None) -> None:
-    """Write a state to one safetensors file, beside the old one and then renamed over it."""
+    """Write a state to one safetensors file, through a temporary file that is renamed."""
     partial = f"{os.fspath(path)}.partial"
     tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
     save_file(tensors, partial, metadata=metadata)
@@ -76,8 +74,8 @@ def load_state(path: str | os.PathLike, device: str | torch.device = "cpu") -> R
     """Read a state that [`save_state`] wrote.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or is no safetensors file.
+        FileNotFoundError: `path` does not exist.
+        ValueError: the file is damaged or not a safetensors file.
     """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"There is no saved state at `{os.fspath(path)}`.")

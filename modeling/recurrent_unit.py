@@ -1,6 +1,6 @@
-"""What every recurrent unit is: projections of the block's input and one element-wise step.
+"""Base classes of the recurrent units: projections of the block's input and one element-wise step.
 
-`coefficients` is that step's only definition where it is linear in the state: the parallel scan, a single step and the
+`coefficients` is the only definition of a step that is linear in the state: the parallel scan, a single step and the
 sensitivities of real-time recurrent learning use it.
 
 Shape letters: B streams or batch, T steps, M model width, S state width.
@@ -41,14 +41,14 @@ class RecurrentUnit(nn.Module):
     Args:
         input_size: width of the unit's input.
         state_size: S, real numbers in the state and in the output.
-        layer_index: number of the layer that the unit is in, from 0.
+        layer_index: number of the unit's layer, from 0.
         num_layers: N, layers of the model.
-        bias: whether the maps of the input have biases; they start at zero.
-        allow_negative_eigenvalues: a = 2 r - 1 in place of the published a = r ≥ 0, which lets a unit count modulo
-            two (Grazzi et al. 2024).
+        bias: the maps of the input have biases, which start at zero.
+        allow_negative_eigenvalues: a = 2 r - 1 instead of the published a = r ≥ 0, so that a unit can count
+            modulo two (Grazzi et al. 2024).
 
     Raises:
-        ValueError: the unit cannot have such sizes, or its eigenvalues cannot be negative.
+        ValueError: the unit does not support these sizes or negative eigenvalues.
     """
 
     has_real_eigenvalues = True
@@ -81,16 +81,16 @@ class RecurrentUnit(nn.Module):
 
     @property
     def no_weight_decay(self) -> list[str]:
-        """The unit's own vectors (rates, phases, bounds): zero is no natural place for them."""
+        """The unit's own vectors (rates, phases, bounds), for which zero is no neutral value."""
         return [name for name, _ in self.named_parameters(recurse=False)]
 
     @property
     def channel_groups(self) -> int:
-        """G, the number of groups of channels that know nothing of each other.
+        """G, the number of independent groups of channels.
 
         Channel c of the state, of a projection or of a vector belongs to group c mod G: with G = S every channel is
-        on its own, and with G = S/2 real and imaginary part go together. Real-time recurrent learning is exact and
-        cheap because of this.
+        independent, with G = S/2 each pair of real and imaginary part. This makes real-time recurrent learning exact
+        and cheap.
         """
         return self.state_size
 
@@ -107,7 +107,7 @@ class RecurrentUnit(nn.Module):
         return states
 
     def to_scan(self, state: torch.Tensor) -> torch.Tensor:
-        """The carried state, (…, S) real numbers, as the step sees it."""
+        """The carried state, (…, S) real numbers, in the form of the step."""
         return state
 
     def from_scan(self, state: torch.Tensor) -> torch.Tensor:
@@ -115,10 +115,10 @@ class RecurrentUnit(nn.Module):
         return state
 
     def reset_parameters(self) -> None:
-        """Initialise the parameters that are no linear map, as the unit's source does."""
+        """Initialise the parameters outside of linear maps as in the unit's source."""
 
     def sample_rate(self, like: torch.Tensor) -> torch.Tensor:
-        """-log r at initialisation: |a| on the ring; of either sign, in turns, where eigenvalues may be negative."""
+        """-log r at initialisation: |a| on the ring, with alternating signs where eigenvalues may be negative."""
         rate = sample_ring_rate(like)
         if not self.allow_negative_eigenvalues:
             return rate
@@ -126,7 +126,7 @@ class RecurrentUnit(nn.Module):
         return -torch.log((1 + sign * torch.exp(-rate)) / 2)
 
     def decay_and_normalizer(self, log_decay: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """a and γ = sqrt(1 - a²) from log r, without loss where |a| → 1."""
+        """a and γ = sqrt(1 - a²) from log r, exact where |a| → 1."""
         decay = torch.exp(log_decay)
         if not self.allow_negative_eigenvalues:
             return decay, input_normalizer(log_decay)
@@ -182,7 +182,7 @@ class ComplexRecurrentUnit(RecurrentUnit):
     (Memora, appendix G.5); inputs and outputs of the two halves stay free.
 
     Raises:
-        ValueError: S is odd, or no multiple of four where eigenvalues come in conjugate pairs.
+        ValueError: S is odd, or not a multiple of four where eigenvalues come in conjugate pairs.
     """
 
     has_real_eigenvalues = False

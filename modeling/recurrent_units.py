@@ -1,4 +1,4 @@
-"""The recurrent units by name: the interchangeable parts of a block that carry the state (`config.recurrent_unit`)."""
+"""The recurrent units by name (`config.recurrent_unit`): interchangeable parts of a block, which carry the state."""
 
 from .configuration_recurrent import RecurrentConfig
 from .dense_units import GRU, DenseLinear
@@ -30,7 +30,7 @@ def build_recurrent_unit(name: str, input_size: int, state_size: int, **options)
     """The unit of that name; `options` are the keyword arguments of [`RecurrentUnit`].
 
     Raises:
-        ValueError: there is no such unit (the message names them), or it cannot be built in these sizes.
+        ValueError: `name` is unknown, or the unit does not support these sizes.
     """
     if name not in RECURRENT_UNITS:
         raise ValueError(f"`recurrent_unit` is {name!r}; it must be one of {sorted(RECURRENT_UNITS)}.")
@@ -38,7 +38,7 @@ def build_recurrent_unit(name: str, input_size: int, state_size: int, **options)
 
 
 def build_block_unit(config: RecurrentConfig, input_size: int, layer_index: int) -> RecurrentUnit:
-    """The unit of one layer's block, as the configuration has it."""
+    """The unit of one layer's block, by the configuration."""
     return build_recurrent_unit(
         config.recurrent_unit,
         input_size,

@@ -1,4 +1,4 @@
-"""Recurrent units with a decay of their own for every channel, the same at all steps, and a dense read-out.
+"""Recurrent units with a decay for every channel that is the same at all steps, and a dense read-out.
 
 Shape letters: B streams or batch, T steps, S state width.
 """
@@ -51,8 +51,8 @@ class ComplexLRU(ComplexRecurrentUnit):
 
     λ = exp(-e^ν + i e^θ),  γ = sqrt(1 - |λ|²),  h_t = λ ∘ h_{t-1} + γ ∘ (B u),  y_t = Re(C h_t), B and C complex.
 
-    As the counts of Memora's Table 2 have it, γ follows λ and is no parameter, and the block's gate takes the place of
-    the direct path D u.
+    As in the counts of Memora's Table 2, γ follows from λ and is not a parameter, and the block's gate replaces the
+    direct path D u.
     """
 
     def __init__(self, input_size: int, state_size: int, **options):
@@ -92,7 +92,7 @@ class LRU(ComplexRecurrentUnit):
 
     λ = exp(-e^ν + i e^θ),  h_t = λ ∘ h_{t-1} + γ ∘ (B u).
 
-    γ starts as sqrt(1 - |λ|²) and is then learned, as its logarithm. The output is h: Re(C h) + D u is the layer's.
+    γ starts as sqrt(1 - |λ|²) and is then learned as its logarithm. The layer computes Re(C h) + D u from h.
 
     Args:
         r_min: smallest |λ| at initialisation.
@@ -118,7 +118,7 @@ class LRU(ComplexRecurrentUnit):
         self.log_gamma = nn.Parameter(torch.empty(self.free_channels))
 
     def reset_parameters(self) -> None:
-        # Logarithms of neither end of the interval: |λ| = 0, |λ| = 1 and a phase of 0 have none.
+        # Without the ends of the interval: |λ| = 0, |λ| = 1 and a phase of 0 have no logarithm.
         u, v = torch.rand(2, self.free_channels, dtype=torch.float64, device=self.nu.device).clamp(1e-7, 1 - 1e-7)
         copy_log(self.nu, -0.5 * torch.log(u * (self.r_max**2 - self.r_min**2) + self.r_min**2))
         copy_log(self.theta, self.max_phase * v)
@@ -169,7 +169,7 @@ class S5(ComplexRecurrentUnit):
         )
         step, rate = torch.exp(log_step), torch.exp(log_rate)
         log_decay, phase = -step * rate, step * frequency
-        # λ - 1 without the cancellation of nearly equal numbers.
+        # λ - 1 without cancellation.
         decay = torch.exp(log_decay)
         real = torch.expm1(log_decay) * torch.cos(phase) - 2 * torch.sin(phase / 2) ** 2
         gain = torch.complex(real, decay * torch.sin(phase)) / torch.complex(-rate, frequency)

@@ -310,8 +310,8 @@ class AlphabetTokenizer(PreTrainedTokenizer):
                 self._check_ids(ids)
                 return ids, None
         raise ValueError(
-            f"`text` is of type {type(sequence).__name__}; it must be a str, bytes, a list of token ids, a list of words"
-            " with `is_split_into_words=True`, or for a batch a list of these."
+            f"`text` is of type {type(sequence).__name__}; it must be a str, bytes, a list of token ids, a list of"
+            " words with `is_split_into_words=True`, or for a batch a list of these."
         )
 
     def _split_batch(self, text: Any, text_pair: Any, is_split_into_words: bool) -> tuple[bool, list[tuple[Any, Any]]]:

@@ -1,7 +1,7 @@
-"""How fast streams are read, beside how fast a model could train on them.
+"""Time of loading a block as a share of the time of a training step.
 
-python scripts/benchmark_data.py                      # beside a stated, very fast training step
-python scripts/benchmark_data.py --model memora-s0    # beside forward and backward of a model, measured here
+python scripts/benchmark_data.py                      # compared with a stated, very fast training step
+python scripts/benchmark_data.py --model memora-s0    # compared with forward and backward of a model, measured here
 """
 
 import argparse
@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
 
-from hf_recurrent.data.iid import IIDDataset
-from hf_recurrent.data.loading import load_corpus
-from hf_recurrent.data.streams import MultiStreamDataset
+from hf_recurrent import IIDDataset, MultiStreamDataset, config_from_preset, load_corpus
 
 SHAPES = ((1, 1), (1024, 1), (8, 2), (64, 8), (64, 128), (8, 1024), (1, 65536), (8, 65536))
 DATASETS = {"multi_stream": MultiStreamDataset, "iid": IIDDataset}
 
 
 def shape(text: str) -> tuple[int, int]:
-    """ "8x1024" as (8, 1024)."""
+    """Parse BxT, such as 8x1024."""
     try:
         num_streams, block_size = map(int, text.split("x"))
     except ValueError:
@@ -39,10 +38,10 @@ def parse_arguments() -> argparse.Namespace:
         "--step-milliseconds",
         type=float,
         default=5.0,
-        help="stated: the shortest step, however few bytes it has (default: %(default)s)",
+        help="stated: the shortest step, for any number of bytes (default: %(default)s)",
     )
     parser.add_argument(
-        "--training-rate", type=float, default=2.0, help="stated: MB a second of large steps (default: %(default)s)"
+        "--training-rate", type=float, default=2.0, help="stated: MB per second of large steps (default: %(default)s)"
     )
     parser.add_argument("--model", help="measure the step of this preset instead of stating it, e.g. memora-s0")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of --model")
@@ -50,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def seconds_per_call(call: Callable[[], object], seconds: float) -> float:
-    """Mean time of a call, after one that does not count."""
+    """Mean time of a call, after one warm-up call."""
     call()
     count, begin = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds or not count:
@@ -78,10 +77,6 @@ def main() -> None:
     corpus = load_corpus(arguments.source)
     model = None
     if arguments.model:
-        from transformers import AutoModelForCausalLM
-
-        from hf_recurrent import config_from_preset
-
         config = config_from_preset(arguments.model, vocab_size=corpus.vocab_size)
         model = AutoModelForCausalLM.from_config(config).to(arguments.device)
         print(f"training step: {arguments.model} on {arguments.device}, forward and backward, measured")

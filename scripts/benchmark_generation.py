@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Bytes per second of `generate()`, next to one pass over the weights and the stock models of the same row.
+"""Bytes per second of `generate()`, compared with one pass over the weights and the stock models of the same size.
 
 The limit is the time of reading all weights once, or of the products with all streams where that takes longer, at the
-bandwidth and the rate measured in the same run. Llama continues from a key-value cache of --position bytes, whose
-numbers are made up; the others have a state of constant size, so that the position does not matter. One CPU thread is
-measured in CPU time. Models take turns; the median step of the best round counts.
+bandwidth and the rate measured in the same run. Llama continues from a key-value cache of --position random keys and
+values; the others have a state of constant size, so that the position does not matter. One CPU thread is measured in
+CPU time. Models take turns; the median step of the best round counts.
 
     python scripts/benchmark_generation.py
     python scripts/benchmark_generation.py --rows s4 --families memora llama --streams 64 --device cuda
@@ -15,14 +15,14 @@ import itertools
 import statistics
 
 import torch
+from benchmarking import add_shared_options, clock, conditions, matrix_rate, read_bandwidth, report
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.benchmarking import add_shared_options, clock, conditions, matrix_rate, read_bandwidth, report
 
 
 class Stopwatch(StoppingCriteria):
-    """Notes when each byte of all streams was there; never stops."""
+    """Records the time of every step; never stops."""
 
     def __init__(self, device: torch.device):
         self.device, self.times = device, []
@@ -33,7 +33,7 @@ class Stopwatch(StoppingCriteria):
 
 
 def filled_cache(model: PreTrainedModel, streams: int, position: int) -> DynamicCache:
-    """A key-value cache of so many positions with made-up numbers."""
+    """A key-value cache with random numbers at `position` positions."""
     config, cache = model.config, DynamicCache(config=model.config)
     shape = (streams, config.num_key_value_heads, position, config.head_dim)
     for layer in range(config.num_hidden_layers):
@@ -42,8 +42,8 @@ def filled_cache(model: PreTrainedModel, streams: int, position: int) -> Dynamic
     return cache
 
 
-def tensor_bytes(thing) -> int:
-    """Bytes of all tensors in a state or cache, whatever it is made of."""
+def tensor_bytes(thing: object) -> int:
+    """Bytes of all tensors in a state or cache."""
     if isinstance(thing, torch.Tensor):
         return thing.nbytes
     if isinstance(thing, dict):
@@ -54,7 +54,7 @@ def tensor_bytes(thing) -> int:
 
 
 def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float, int]:
-    """Seconds per step, and bytes of state or cache per stream."""
+    """Median seconds per step, and bytes of state or cache per stream."""
     streams, watch, given, length = options.streams, Stopwatch(model.device), {}, 8
     if model.config.model_type == "llama":
         given["past_key_values"] = filled_cache(model, streams, options.position - 1)
@@ -77,7 +77,7 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
 
 
 def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
-    """The table's lines of one row, bytes per second of each model, and the limit of the first."""
+    """Lines of the table for one size, bytes per second of each model, and the limit of the first."""
     models = {
         family: AutoModelForCausalLM.from_config(config_from_preset(f"{family}-{row}")).to(options.device).eval()
         for family in options.families
@@ -108,14 +108,14 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shared_options(parser, rows=["s0", "s4"], streams=1, rounds=5)
-    parser.add_argument("--bytes", type=int, default=32, help="new bytes of a stream in a round (default 32)")
-    parser.add_argument("--position", type=int, default=4096, help="where Llama continues (default 4096)")
+    parser.add_argument("--bytes", type=int, default=32, help="new bytes per stream and round (default 32)")
+    parser.add_argument("--position", type=int, default=4096, help="position at which Llama continues (default 4096)")
     parser.add_argument("--bandwidth_bytes", type=int, default=1 << 28, help=argparse.SUPPRESS)
     return parser
 
 
 def main() -> None:
-    """Print the table, and save it with a plot if asked to."""
+    """Print the table; with --output, save it with a plot."""
     parser = build_parser()
     options = parser.parse_args()
     if options.bytes < 4:
@@ -123,8 +123,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rows = {row: measure_row(row, options) for row in options.rows}
-    columns = ["model", "parameters", "bytes/s", "µs a step", "limit µs", "of the limit"]
-    columns += [f"time / {options.families[0]}", "state KiB a stream"]
+    columns = ["model", "parameters", "bytes/s", "µs per step", "limit µs", "of the limit"]
+    columns += [f"time / {options.families[0]}", "state KiB per stream"]
     title = f"generate(), B {options.streams}, Llama from position {options.position:,}; {conditions(options.device)}"
     report(title, columns, rows, options.output)
 

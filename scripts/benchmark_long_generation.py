@@ -1,4 +1,4 @@
-"""Generates many bytes in one call and shows that memory and time per byte do not grow.
+"""Memory and time per byte over one long call of `generate()`; neither grows.
 
 python scripts/benchmark_long_generation.py                      # a fresh Memora of the default size
 python scripts/benchmark_long_generation.py --model runs/memora-tiny-python --bytes 100000
@@ -21,7 +21,7 @@ WINDOW = 1000
 
 
 class Stopwatch(BaseStreamer):
-    """Notes CPU time, which other jobs do not change, and resident memory of the process after every byte."""
+    """Records CPU time after every byte, and resident memory of the process after every thousand."""
 
     def __init__(self):
         self.seconds: list[float] = []
@@ -37,7 +37,7 @@ class Stopwatch(BaseStreamer):
 
 
 def resident_bytes() -> int:
-    """Resident memory now (Linux), or the process's peak where that cannot be told."""
+    """Resident memory now on Linux, elsewhere the process's peak."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -46,10 +46,10 @@ def resident_bytes() -> int:
 
 
 def main() -> None:
-    """Generate, and print the first and the last thousand bytes side by side."""
+    """Generate, and print time and memory at the beginning and at the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="memora-tiny", help="preset, directory or owner/name on the Hub")
-    parser.add_argument("--bytes", type=int, default=100_000, help="how many to generate")
+    parser.add_argument("--bytes", type=int, default=100_000, help="number of bytes to generate")
     parser.add_argument("--threads", type=int, default=1, help="one is fastest for a single small stream")
     arguments = parser.parse_args()
     if arguments.bytes < 3 * WINDOW:
@@ -66,7 +66,7 @@ def main() -> None:
         prompt, do_sample=True, max_new_tokens=arguments.bytes, eos_token_id=None, pad_token_id=0, streamer=watch
     )
     steps = [end - begin for begin, end in zip(watch.seconds[1:], watch.seconds[2:], strict=False)]
-    # The first thousand warms caches up, so the second one is the beginning.
+    # The first thousand bytes warm up caches.
     first, last = (statistics.median(part) * 1e6 for part in (steps[WINDOW : 2 * WINDOW], steps[-WINDOW:]))
     before, after = watch.resident[1] / 2**20, watch.resident[-1] / 2**20
     print(f"{arguments.bytes:,} bytes in {watch.seconds[-1] - watch.seconds[0]:.1f} s")

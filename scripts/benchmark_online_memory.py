@@ -1,4 +1,4 @@
-"""Resident memory of a learner over an endless stream: flat, however much it has read.
+"""Resident memory of a learner over a long stream; it does not grow.
 
 python scripts/benchmark_online_memory.py                               # a million bytes, an update after each: hours
 python scripts/benchmark_online_memory.py --bytes 50000 --stride 16     # a minute
@@ -20,11 +20,11 @@ SHARES = (10, 50, 100)  # per cent of the stream
 
 
 def main() -> None:
-    """Read the help topics of Python again and again, and print the memory at some places."""
+    """Read Python's help topics repeatedly, and print the memory after some shares of the stream."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="memora-tiny", help="preset")
-    parser.add_argument("--bytes", type=int, default=1_000_000, help="how many to read")
-    parser.add_argument("--stride", type=int, default=1, help="T, bytes that are learned from at once")
+    parser.add_argument("--bytes", type=int, default=1_000_000, help="number of bytes to read")
+    parser.add_argument("--stride", type=int, default=1, help="T, bytes per update")
     parser.add_argument("--rule", default="rtrl", choices=RULES)
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "rmsprop"])
     parser.add_argument("--threads", type=int, default=1, help="one is fastest for a single small stream")

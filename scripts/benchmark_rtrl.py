@@ -1,19 +1,18 @@
-"""Time of a step of real-time recurrent learning beside a one-step BPTT step and the memory bandwidth it cannot beat.
+"""Time of an RTRL step, compared with a one-step BPTT step and with the limit of memory bandwidth.
 
     python scripts/benchmark_rtrl.py                             # 6 layers, M 512, S 768, T 1, B 1 and 64
     python scripts/benchmark_rtrl.py --streams 1024 --device cuda
     python scripts/benchmark_rtrl.py --streams 1 --block_size 64  # the block form against 64 single steps
 
-A step is a forward and a backward pass; with RTRL the sensitivities are used and advanced in it. The bound is the time
+A step is a forward and a backward pass; an RTRL step also uses and advances the sensitivities. The bound is the time
 of reading all sensitivities once and writing them once, measured as an in-place multiplication of a tensor of their
-size. Kinds of steps take turns, and the best time of each counts.
+size. Kinds of steps take turns, and the best time of each counts. One CPU thread is measured in CPU time.
 """
 
 import argparse
-import time
-from collections.abc import Callable
 
 import torch
+from benchmarking import seconds_in_turns
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset
@@ -23,20 +22,20 @@ from hf_recurrent.learning_rules.rules import LearningRule, build_learning_rule
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the script."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", default="memora-s0", help="family; its widths are those below")
+    parser.add_argument("--preset", default="memora-s0", help="family; the options below replace its sizes")
     parser.add_argument("--unit", default="glru", help="recurrent unit")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--hidden_size", "--hidden-size", type=int, default=512, help="M")
     parser.add_argument("--state_size", "--state-size", type=int, default=768, help="S")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], help="B, one or several")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], help="B, one or more values")
     parser.add_argument("--block_size", "--block-size", type=int, default=1, help="T")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     return parser
 
 
 class Reader:
-    """One model that reads the same block again and again by one rule."""
+    """Step of one model that reads the same block repeatedly by one rule."""
 
     def __init__(self, model: torch.nn.Module, rule: LearningRule, streams: int, steps: int, stride: int):
         self.model, self.rule, self.stride = model, rule, stride
@@ -49,23 +48,8 @@ class Reader:
         self.model.zero_grad()
 
 
-def best_seconds(kinds: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, float]:
-    """Best time of each kind of step; the first round warms up."""
-    best = dict.fromkeys(kinds, float("inf"))
-    for number in range(rounds + 1):
-        for name, step in kinds.items():
-            begin = time.perf_counter()
-            step()
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-            elapsed = time.perf_counter() - begin
-            if number:
-                best[name] = min(best[name], elapsed)
-    return best
-
-
 def main() -> None:
-    """Print one row for each number of streams."""
+    """Print one row per number of streams."""
     options = build_parser().parse_args()
     config = config_from_preset(
         options.preset,
@@ -91,17 +75,12 @@ def main() -> None:
         kinds["bound"] = lambda flat=flat: flat.mul_(0.999)
         if steps > 1:
             kinds["single"] = Reader(model, rtrl, streams, steps, 1)
-        best = best_seconds(kinds, options.rounds, options.device)
+        turns = seconds_in_turns(kinds, options.rounds, options.device)
+        best = {kind: min(seconds) for kind, seconds in turns.items()}
         over = best["rtrl"] - best["bptt"]
-        row = [
-            f"{streams}",
-            f"{numbers * 4 / 1e6:.0f}",
-            *(f"{best[kind] * 1e3:.2f}" for kind in ("bptt", "rtrl", "bound")),
-        ]
-        row += [
-            f"{ratio:.2f}"
-            for ratio in (best["rtrl"] / best["bptt"], best["rtrl"] / best["bound"], over / best["bound"])
-        ]
+        ratios = (best["rtrl"] / best["bptt"], best["rtrl"] / best["bound"], over / best["bound"])
+        row = [f"{streams}", f"{numbers * 4 / 1e6:.0f}"]
+        row += [f"{best[kind] * 1e3:.2f}" for kind in ("bptt", "rtrl", "bound")] + [f"{ratio:.2f}" for ratio in ratios]
         if steps > 1:
             row += [f"{best['single'] * 1e3:.2f}", f"{best['single'] / best['rtrl']:.1f}"]
         print("".join(f"{value:>18}" for value in row), flush=True)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Time forward + backward of the linear recurrence, next to what the memory's bandwidth allows.
+"""Time of forward + backward of the linear recurrence, compared with the bandwidth of the memory.
 
 The bound is eight numbers per element (forward reads a and b and writes h, backward reads a, h and the gradient and
-writes da and db), divided by the bandwidth of a large copy by the same threads, measured anew before each shape. It is
-no bound in the strict sense: a copy pays for reading the lines that it then overwrites, and tensors that fit into a
-cache are not read from memory. Ratios are to this bound; `resets` is the time with a reset in one of 50 steps
-(--resets) over the time without. On a busy machine the best of many runs says more than their median.
+writes da and db), divided by the bandwidth of a large copy by the same threads, measured before each shape. It is not
+strict: a copy also reads the cache lines that it overwrites, and tensors that fit into a cache are not read from
+memory. Ratios are to this bound; `resets` is the time with a reset in one of 50 steps (--resets) over the time
+without. On a busy machine use the best of many runs, not their median. One CPU thread is measured in CPU time.
 
-Others' packages are installed for the run only, or into --peers_folder, where they stay. Each is given what it takes,
-in its own layout (logarithms of a, time last), before the clock runs, and is first checked on a small example.
+Other packages are installed for the run only, or into --peers_folder, where they stay. Each gets its inputs in its own
+layout (logarithms of a, time last) before the clock starts, and is first checked on a small example.
 
     python scripts/benchmark_scan.py
     python scripts/benchmark_scan.py --shape 4x2048x512 --shape 64x64x768 --backends torch cpu --threads 1 2
@@ -23,40 +23,33 @@ import math
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import scan_peers
 import torch
+from benchmarking import conditions, markdown_row, markdown_table, save_report, seconds_in_turns
 from scan_peers import PEERS
 
-from hf_recurrent.benchmarking import conditions, markdown_row, markdown_table, save_report
 from hf_recurrent.modeling.linear_scan import available_backends, linear_scan
 
 # The forward pass reads a and b and writes h; the backward pass reads a, h and the gradient and writes da and db.
 PASSES = 8
-# What is timed where no --shape is given. Beyond so many elements a GPU has no room for a peer's float32 gradients.
+# Default shapes. Above MOST_ELEMENTS a GPU has no room for a peer's float32 gradients.
 CPU_SHAPES = [(8, 1024, 768), (1, 16384, 768), (256, 1, 768)]
 GPU_SHAPES = list(itertools.product((1, 8, 64), (128, 2048, 65_536), (192, 768, 2560)))
 MOST_ELEMENTS = 1 << 31
 
 
-def seconds_of(function, repetitions: int, device: torch.device) -> tuple[float, float]:
-    """Best and median of `repetitions` runs after one that is not counted."""
-    times = []
-    for _ in range(repetitions + 1):
-        start = time.perf_counter()
-        function()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return min(times[1:]), statistics.median(times[1:])
+def seconds_of(function: Callable[[], object], repetitions: int, device: torch.device) -> tuple[float, float]:
+    """Best and median of `repetitions` runs, after one warm-up run."""
+    times = seconds_in_turns({"": function}, repetitions, device)[""]
+    return min(times), statistics.median(times)
 
 
 def bytes_per_second(device: torch.device, repetitions: int) -> tuple[float, float]:
-    """Bandwidth of a copy of 256 MiB, read and written: at its best, and the median."""
+    """Bandwidth of a copy of 256 MiB, read and written: best and median."""
     source = torch.ones(1 << 26, device=device)
     target = torch.ones_like(source)
     moved = 2 * source.numel() * source.element_size()
@@ -65,7 +58,7 @@ def bytes_per_second(device: torch.device, repetitions: int) -> tuple[float, flo
 
 
 def shape_of(text: str) -> tuple[int, int, int]:
-    """BxTxS, such as 8x1024x768."""
+    """Parse BxTxS, such as 8x1024x768."""
     sizes = tuple(int(size) for size in text.split("x"))
     if len(sizes) != 3 or min(sizes) < 1:
         raise ValueError(text)
@@ -81,20 +74,20 @@ def parse_arguments() -> argparse.Namespace:
         nargs="+",
         choices=(*available_backends(), *PEERS),
         default=[name for name in names if name != "reference"],
-        help="default: all that run here but the reference and the peers that take a while to compile or to install",
+        help="default: all available ones except the reference and peers that are slow to compile or install",
     )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of a, b and h")
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads (default 1)")
     parser.add_argument("--resets", type=float, default=0.02, help="share of steps with a reset (default 0.02)")
-    parser.add_argument("--repetitions", type=int, default=15, help="runs of which best and median are taken")
-    parser.add_argument("--peers_folder", "--peers-folder", type=Path, help="where others' packages are or stay")
+    parser.add_argument("--repetitions", type=int, default=15, help="runs, for best and median")
+    parser.add_argument("--peers_folder", "--peers-folder", type=Path, help="where other packages are or stay")
     parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
     return parser.parse_args()
 
 
 def ready_scan(backend: str, device: torch.device) -> Callable[..., torch.Tensor]:
-    """A function that returns h, of (a, b, state, reset_mask) or of what a peer takes; a peer is checked first."""
+    """A function that computes h from (a, b, state, reset_mask) or from a peer's inputs; a peer is checked first."""
     if backend not in PEERS:
         return lambda a, b, state, resets: linear_scan(a, b, state, resets, backend=backend)[0]
     scan = PEERS[backend].load()
@@ -103,7 +96,7 @@ def ready_scan(backend: str, device: torch.device) -> Callable[..., torch.Tensor
 
 
 class Measured(NamedTuple):
-    """Milliseconds of a backend at a shape and of the bound, both at their best and in the median."""
+    """Milliseconds of a backend at a shape, and of the bound, best and median."""
 
     threads: int
     shape: tuple[int, int, int]
@@ -115,11 +108,11 @@ class Measured(NamedTuple):
     best_with_resets: float | None
 
     def shape_name(self) -> str:
-        """As `shape_of` reads it."""
+        """The shape as BxTxS."""
         return "x".join(map(str, self.shape))
 
     def cells(self) -> list[str]:
-        """A line of the table."""
+        """One line of the table."""
         resets = "-" if self.best_with_resets is None else f"{self.best_with_resets / self.best:.2f}"
         times = (self.best, self.median, self.best_bound, self.best / self.best_bound, self.median / self.median_bound)
         return [str(self.threads), self.shape_name(), self.backend, *(f"{number:.2f}" for number in times), resets]
@@ -131,14 +124,14 @@ COLUMNS = ["threads", "BxTxS", "backend", "best ms", "median ms", "bound ms", "b
 def time_shape(
     shape: tuple[int, int, int], scans: dict[str, Callable[..., torch.Tensor]], arguments: argparse.Namespace
 ) -> Iterator[Measured]:
-    """Each backend in turn that takes the shape."""
+    """Time each backend that supports the shape."""
     device, dtype, (batch, steps, width) = arguments.device, getattr(torch, arguments.dtype), shape
     best_copy, median_copy = bytes_per_second(device, arguments.repetitions)
     a, b = torch.rand(shape, device=device, dtype=dtype), torch.randn(shape, device=device, dtype=dtype)
     state = torch.randn(batch, width, device=device)
     mask = torch.rand(batch, steps, device=device) < arguments.resets
     moved = a.numel() * a.element_size() * PASSES
-    # Small shapes are over before the clock has settled.
+    # Small shapes need more runs for a stable time.
     repetitions = max(arguments.repetitions, min(500, 10**9 // moved))
     for backend, scan in scans.items():
         peer = PEERS.get(backend)
@@ -160,7 +153,7 @@ def time_shape(
 
 
 def save(path: Path, title: str, rows: Sequence[Measured]) -> None:
-    """The table and a plot of the shapes' elements per second."""
+    """Save the table, and a plot of the shapes' elements per second."""
     rates: dict[str, dict[str, float]] = {}
     limits: dict[str, float] = {}
     for row in rows:
@@ -173,13 +166,13 @@ def save(path: Path, title: str, rows: Sequence[Measured]) -> None:
 
 
 def time_all(arguments: argparse.Namespace) -> list[Measured]:
-    """Print each line as soon as it is measured."""
+    """Time all backends, and print each line as soon as it is measured."""
     scans = {}
     for backend in arguments.backends:
         try:
             scans[backend] = ready_scan(backend, arguments.device)
-        except (ImportError, OSError, RuntimeError) as error:  # such as a peer that needs a compiler for GPUs
-            print(f"{backend} is left out: {error}", file=sys.stderr)
+        except (ImportError, OSError, RuntimeError) as error:  # for example a peer that needs a compiler for GPUs
+            print(f"{backend} is skipped: {error}", file=sys.stderr)
     shapes = arguments.shapes or (CPU_SHAPES if arguments.device.type == "cpu" else GPU_SHAPES)
     rows = []
     for threads in arguments.threads:
@@ -194,13 +187,13 @@ def time_all(arguments: argparse.Namespace) -> list[Measured]:
 
 
 def main() -> None:
-    """Time what was asked for, and save table and plot if asked to."""
+    """Print the table; with --output, save it with a plot."""
     arguments = parse_arguments()
     title = f"scan, forward + backward, {arguments.dtype}; {conditions(arguments.device, arguments.threads)}"
     print(f"{title}\n\n{markdown_table(COLUMNS, [])}")
-    with tempfile.TemporaryDirectory() as passing:
+    with tempfile.TemporaryDirectory() as temporary:
         peers = [name for name in arguments.backends if name in PEERS]
-        scan_peers.install(peers, arguments.peers_folder or Path(passing))
+        scan_peers.install(peers, arguments.peers_folder or Path(temporary))
         rows = time_all(arguments)
     if arguments.output:
         save(arguments.output, title, rows)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Time of an SMT step beside plain PyTorch modules that do the same products, and what it keeps for the backward pass.
+"""Time and memory of an SMT step, compared with plain PyTorch modules that do the same products, and with BPTT.
 
 A step is the loss of one timestep of each sequence and its gradients. The yardstick has the same matrix products at
-the same shapes in stock modules (Linear, RMSNorm, scaled dot product attention, and rotary positions as transformers'
-Llama has them) and no padding, episodes or checks. Both take turns, and the best time of each counts; one CPU thread
-is measured in CPU time. The limit is the step's own matrix products, forward and backward, at the rate of a large one.
-BPTT over as many steps as the context has bytes runs once. Memory is what the graph keeps, as bytes of different
-tensors: SMT's over Tc + M, and for comparison that of BPTT.
+the same shapes in stock modules (Linear, RMSNorm, scaled dot product attention, and rotary positions as in
+transformers' Llama) and no padding, episodes or checks. Both take turns, and the best time of each counts; one CPU
+thread is measured in CPU time. The limit is the step's own matrix products, forward and backward, at the rate of a
+large one. BPTT over Tc steps runs once. Memory is the bytes of the different tensors that the graph keeps: SMT's over
+Tc + Z, and for comparison that of BPTT.
 
     python scripts/benchmark_smt.py                            # width 256, 16 memory tokens, Tc 256, Tf 64, B 4
     python scripts/benchmark_smt.py --sequences 128 --device cuda --bf16
@@ -19,20 +19,20 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
-from transformers.models.llama.modeling_llama import rotate_half
-
-from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel
-from hf_recurrent.benchmarking import (
+from benchmarking import (
     best_seconds,
-    clock,
     conditions,
     kept_bytes,
     markdown_table,
     matrix_rate,
     save_tables,
+    seconds_in_turns,
 )
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.llama.modeling_llama import rotate_half
+
+from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel
 from hf_recurrent.trainers.smt.smt_objective import SmtObjective
 
 VOCABULARY, HEADS = 256, 8
@@ -41,8 +41,8 @@ VOCABULARY, HEADS = 256, 8
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden_size", "--hidden-size", type=int, default=256, help="H")
-    parser.add_argument("--memory_tokens", "--memory-tokens", type=int, default=16, help="M")
+    parser.add_argument("--hidden_size", "--hidden-size", type=int, default=256, help="M")
+    parser.add_argument("--memory_tokens", "--memory-tokens", type=int, default=16, help="Z")
     parser.add_argument("--layers", type=int, default=8, help="of the encoder and of the update")
     parser.add_argument("--readout_layers", "--readout-layers", type=int, default=4, help="of the decoder")
     parser.add_argument("--context_length", "--context-length", type=int, default=256, help="Tc")
@@ -51,14 +51,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=8, help="the best counts (default 8)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--bf16", action="store_true", help="all under bfloat16 autocast")
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help="also write OUTPUT.md")
     return parser
 
 
 class PlainLayer(nn.Module):
-    """A Transformer block of stock modules, the last `num_outputs` positions of it."""
+    """A Transformer block of stock modules; it outputs the last `num_outputs` positions."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -86,7 +86,7 @@ class PlainLayer(nn.Module):
 
 
 class Yardstick(nn.Module):
-    """The products of an SMT step: two memories a sequence, one of them decoded and the other updated."""
+    """The products of an SMT step: two memories per sequence, of which one is decoded and the other updated."""
 
     def __init__(self, options: argparse.Namespace):
         super().__init__()
@@ -100,7 +100,7 @@ class Yardstick(nn.Module):
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, contexts: Tensor, futures: Tensor, targets: Tensor) -> Tensor:
-        """Contexts (2B, Tc), futures and targets (B, Tf) → the loss."""
+        """Loss from contexts (2B, Tc), futures and targets (B, Tf)."""
         count = len(futures)
         registers = self.registers.expand(len(contexts), -1, -1)
         memories = self._run("encoder", torch.cat([self.embed(contexts), registers], 1), self.memory_tokens)
@@ -126,7 +126,7 @@ class Yardstick(nn.Module):
 
 
 def build_losses(options: argparse.Namespace) -> dict[str, Callable[[], Tensor]]:
-    """SMT, yardstick and BPTT over Tc steps: what makes the loss of one step of each, from the same tokens."""
+    """Functions that compute the loss of one step of SMT, yardstick and BPTT over Tc steps, from the same tokens."""
     shape = {
         "vocab_size": VOCABULARY,
         "hidden_size": options.hidden_size,
@@ -141,7 +141,7 @@ def build_losses(options: argparse.Namespace) -> dict[str, Callable[[], Tensor]]
     ).to(options.device)
     yardstick = Yardstick(options).to(options.device)
     before, after = options.context_length, options.future_length
-    # The timestep behind the first Tc + 1 tokens, so that the memory before it has a whole context too.
+    # The timestep after the first Tc + 1 tokens, so that the memory before it has a whole context too.
     ids = torch.randint(1, VOCABULARY, (options.sequences, before + after + 1), device=options.device)
     inputs, targets = ids[:, :-1], ids[:, 1:]
     contexts = torch.cat([inputs[:, 1 : before + 1], inputs[:, :before]])
@@ -165,17 +165,6 @@ def build_losses(options: argparse.Namespace) -> dict[str, Callable[[], Tensor]]
     }
 
 
-def best_in_turns(losses: dict[str, Callable[[], Tensor]], rounds: int, device: torch.device) -> dict[str, float]:
-    """The shortest of several forward and backward passes of each, in turns; the first round warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in losses}
-    for _ in range(rounds + 1):
-        for name, loss in losses.items():
-            begin = clock(device)
-            loss().backward()
-            seconds[name].append(clock(device) - begin)
-    return {name: min(times[1:]) for name, times in seconds.items()}
-
-
 def product_operations(loss: Callable[[], Tensor]) -> int:
     """Floating-point operations of the matrix products of a step."""
     with FlopCounterMode(display=False) as counter:
@@ -184,27 +173,23 @@ def product_operations(loss: Callable[[], Tensor]) -> int:
 
 
 def time_lines(losses: dict[str, Callable[[], Tensor]], options: argparse.Namespace) -> list[list[str]]:
-    """Lines of the table of times: step, milliseconds, of the yardstick, of the limit."""
+    """Lines of the table of times: step, milliseconds, ratio to the yardstick, limit, ratio to the limit."""
     dtype = torch.bfloat16 if options.bf16 else torch.float32
     rate = matrix_rate(options.device, size=options.matrix_size, dtype=dtype)
     limits = {name: product_operations(loss) / rate for name, loss in losses.items()}
-    steps = {name: losses[name] for name in ("SMT", "yardstick")}
-    seconds = best_in_turns(steps, options.rounds, options.device)
-    seconds["BPTT"] = best_seconds(lambda: losses["BPTT"]().backward(), 1, options.device)
-    return [
-        [
-            name,
-            f"{time * 1e3:,.1f}",
-            f"{time / seconds['yardstick']:.2f}",
-            f"{limits[name] * 1e3:,.1f}",
-            f"{limits[name] / time:.0%}",
-        ]
-        for name, time in seconds.items()
-    ]
+    steps = {name: lambda loss=loss: loss().backward() for name, loss in losses.items()}
+    bptt = steps.pop("BPTT")
+    seconds = {name: min(times) for name, times in seconds_in_turns(steps, options.rounds, options.device).items()}
+    seconds["BPTT"] = best_seconds(bptt, 1, options.device)
+    lines = []
+    for name, time in seconds.items():
+        cells = (f"{time * 1e3:,.1f}", f"{time / seconds['yardstick']:.2f}", f"{limits[name] * 1e3:,.1f}")
+        lines.append([name, *cells, f"{limits[name] / time:.0%}"])
+    return lines
 
 
 def memory_lines(options: argparse.Namespace) -> list[list[str]]:
-    """Lines of the table of memory: Tc, M, what a sequence keeps in SMT, per Tc + M, in BPTT, per Tc · M."""
+    """Lines of the table of memory: Tc, Z, memory per sequence in SMT, per Tc + Z, in BPTT, per Tc · Z."""
     context, memory = options.context_length, options.memory_tokens
     lines = []
     for length, tokens in [(context // 4, memory), (context // 2, memory), (context, memory), (context, 2 * memory)]:
@@ -217,12 +202,12 @@ def memory_lines(options: argparse.Namespace) -> list[list[str]]:
 
 
 def main() -> None:
-    """Print times and memory as tables, and save them if asked to."""
+    """Print times and memory as tables; with --output, save them."""
     options = build_parser().parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     title = (
-        f"SMT step, H {options.hidden_size}, M {options.memory_tokens}, Tc {options.context_length}, "
+        f"SMT step, M {options.hidden_size}, Z {options.memory_tokens}, Tc {options.context_length}, "
         f"Tf {options.future_length}, B {options.sequences}{', bfloat16' if options.bf16 else ''}; "
         f"{conditions(options.device)}"
     )
@@ -232,7 +217,7 @@ def main() -> None:
     )
     print(f"{title}\n\n{times}\n", flush=True)
     memory = markdown_table(
-        ["Tc", "M", "SMT keeps MB a sequence", "kB per Tc + M", "BPTT keeps MB", "kB per Tc · M"],
+        ["Tc", "Z", "SMT keeps MB per sequence", "kB per Tc + Z", "BPTT keeps MB", "kB per Tc · Z"],
         memory_lines(options),
     )
     print(memory)

@@ -1,4 +1,4 @@
-"""MB/s of encoding and decoding UTF-8 text with ByteTokenizer, beside transformers' byte-level tokenizers and NumPy.
+"""MB/s of encoding and decoding UTF-8 text with ByteTokenizer, compared with other byte-level tokenizers and NumPy.
 
     python scripts/benchmark_tokenizer.py                 # one text of 10 MB; a tenth of it for the slower peers
 
@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from benchmarking import best_seconds, conditions, markdown_table
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_recurrent import ByteTokenizer
-from hf_recurrent.benchmarking import best_seconds, conditions, markdown_table
 
 SENTENCE = "The quick brown fox; naïve 中文. "
 

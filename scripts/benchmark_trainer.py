@@ -1,8 +1,8 @@
-"""Bytes per second of MultiStreamTrainer beside a bare PyTorch loop with the same model, optimizer and blocks.
+"""Bytes per second of MultiStreamTrainer, compared with a bare PyTorch loop on the same model, optimizer and blocks.
 
     python scripts/benchmark_trainer.py                       # Memora S0, B 8, T 1024; the bar is 90 %
 
-Both run in turns, several times, and the medians are compared, so that a busy machine slows both.
+Both run in turns, several times, and the medians are compared, so that other jobs slow both.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from hf_recurrent import (
 
 
 class StepTimes(TrainerCallback):
-    """When each optimizer step ended."""
+    """Records the time of the end of each optimizer step."""
 
     def __init__(self, device: torch.device):
         self.device, self.times = device, []
@@ -43,20 +43,15 @@ def _now(device: torch.device) -> float:
 
 
 def bare_loop(model, corpus: Corpus, options: argparse.Namespace, device: torch.device) -> list[float]:
-    """Seconds of each step of the shortest loop that carries the state."""
+    """Seconds of each step of a minimal loop that carries the state."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     batches = iter(DataLoader(MultiStreamDataset(corpus, options.streams, options.block_size), batch_size=None))
     state, times = model.init_state(options.streams, device=device), []
     for _ in range(options.steps + 1):
         batch = {name: tensor.to(device) for name, tensor in next(batches).items()}
-        output = model(
-            input_ids=batch["input_ids"],
-            shift_labels=batch["shift_labels"],
-            reset_mask=batch["reset_mask"],
-            state=state,
-            use_cache=True,
-        )
+        inputs = {key: batch[key] for key in ("input_ids", "shift_labels", "reset_mask")}
+        output = model(**inputs, state=state, use_cache=True)
         output.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -67,7 +62,7 @@ def bare_loop(model, corpus: Corpus, options: argparse.Namespace, device: torch.
 
 
 def trainer_steps(model, corpus: Corpus, options: argparse.Namespace, directory: str) -> list[float]:
-    """Seconds of each step of the trainer, logging as often as by default."""
+    """Seconds of each step of the trainer, with the default logging."""
     args = MultiStreamTrainingArguments(
         output_dir=directory,
         per_device_train_batch_size=options.streams,
@@ -89,9 +84,9 @@ def main(argv: list[str] | None = None) -> float:
     parser.add_argument("--model", default="memora-s0", help="a preset")
     parser.add_argument("--streams", type=int, default=8, help="B")
     parser.add_argument("--block_size", type=int, default=1024, help="T")
-    parser.add_argument("--steps", type=int, default=10, help="measured steps of each turn")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps per turn")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--cpu", action="store_true", help="also where there is a GPU")
+    parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     options = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     generator = np.random.default_rng(0)
@@ -102,8 +97,7 @@ def main(argv: list[str] | None = None) -> float:
         for _ in range(options.turns):
             for name in seconds:
                 set_seed(0)
-                config = config_from_preset(options.model)
-                model = AutoModelForCausalLM.from_config(config).to(device)
+                model = AutoModelForCausalLM.from_config(config_from_preset(options.model)).to(device)
                 if name == "bare loop":
                     seconds[name] += bare_loop(model, corpus, options, device)
                 else:

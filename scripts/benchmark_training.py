@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Bytes per second of a training step, next to the matrix products alone and the stock models of the same row.
+"""Bytes per second of a training step, compared with its matrix products and the stock models of the same size.
 
-A step is forward, backward and AdamW on B streams × T bytes. The limit is six floating-point operations per parameter
+A step is forward, backward and AdamW on B streams of T bytes. The limit is six floating-point operations per parameter
 and byte at the rate of a large matrix product, measured in the same run. Memory is what autograd keeps for the
-backward pass, without parameters, per byte trained; on a GPU the peak is printed too. One CPU thread is measured in
+backward pass, without parameters, per trained byte; on a GPU the peak is printed too. One CPU thread is measured in
 CPU time. Models take turns; the best round counts. Without its GPU kernels Mamba2 in `transformers` takes gigabytes,
 so on a CPU it reads one stream at a time.
 
@@ -15,14 +15,14 @@ so on a CPU it reads one stream at a time.
 import argparse
 
 import torch
+from benchmarking import add_shared_options, clock, conditions, kept_bytes, matrix_rate, report
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.benchmarking import add_shared_options, clock, conditions, kept_bytes, matrix_rate, report
 
 
 class TrainedModel:
-    """One model, its optimizer and its blocks."""
+    """A model with its optimizer and its block."""
 
     def __init__(self, family: str, row: str, options: argparse.Namespace):
         self.model = AutoModelForCausalLM.from_config(config_from_preset(f"{family}-{row}")).to(options.device)
@@ -46,7 +46,7 @@ class TrainedModel:
 
 
 def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
-    """The table's lines of one row, bytes per second of each model, and the limit of the first."""
+    """Lines of the table for one size, bytes per second of each model, and the limit of the first."""
     models = {family: TrainedModel(family, row, options) for family in options.families}
     kept = {family: kept_bytes(trained.loss) for family, trained in models.items()}
     operations, dtype = [], torch.bfloat16 if options.bf16 else torch.float32
@@ -72,19 +72,19 @@ def build_parser() -> argparse.ArgumentParser:
     add_shared_options(parser, rows=["s0"], streams=8, rounds=3)
     parser.add_argument("--block_size", "--block-size", type=int, default=1024, help="T (default 1024)")
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    parser.add_argument("--compile", action="store_true", help="torch.compile of every model, as --torch_compile does")
+    parser.add_argument("--compile", action="store_true", help="torch.compile every model, as --torch_compile does")
     parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
     return parser
 
 
 def main() -> None:
-    """Print the table, and save it with a plot if asked to."""
+    """Print the table; with --output, save it with a plot."""
     options = build_parser().parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "B", "bytes/s", "limit bytes/s", "of the limit"]
-    columns += [f"{options.families[0]} is … times as fast", "KiB kept a byte"]
+    columns += [f"{options.families[0]} is … times as fast", "KiB kept per byte"]
     ways = [f"T {options.block_size}", *["bfloat16"] * options.bf16, *["compiled"] * options.compile]
     title = f"Training step, {', '.join(ways)}; {conditions(options.device)}"
     if options.device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Continue texts with a model: the same as `hf-recurrent generate`."""
+"""Continue texts with a model; the same as `hf-recurrent generate`."""
 
 from hf_recurrent.cli.generate import main
 

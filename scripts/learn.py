@@ -1,4 +1,4 @@
-"""Learn from an endless stream while it is read: the same as `hf-recurrent learn`."""
+"""Learn from an endless stream while reading it; the same as `hf-recurrent learn`."""
 
 from hf_recurrent.cli.learn import main
 

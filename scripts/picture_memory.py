@@ -1,10 +1,10 @@
-"""The memory of an SMT-RNN while it reads an image, as colours over the image and as a path.
+"""Draw the memory of an SMT-RNN while it reads an image, as colours over the image and as a path.
 
     python scripts/picture_memory.py runs/smt-mnist mnist:data/mnist
     python scripts/picture_memory.py runs/smt-mnist mnist:data/mnist --split test --images 3 5 --projection tsne
 
-A row of the picture is an image: the image, the memory after each token projected to three numbers (as red, green and
-blue in the token's place), and its path projected to two (SMT, appendix, figures of memory evolution).
+A row of the figure shows the image, the memory after each token projected to three numbers (as red, green and blue at
+the token's place), and its path projected to two (SMT, appendix, figures of memory evolution).
 """
 
 import argparse
@@ -35,13 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 @torch.no_grad()
 def memories(model: torch.nn.Module, tokens: np.ndarray) -> np.ndarray:
-    """The memory after each token, (T, M·D)."""
+    """The memory after each token, (T, Z·D)."""
     ids = torch.from_numpy(tokens.astype(np.int64))[None]
     return model.unroll(model.init_state(1)["memory"], ids)[0].flatten(1).float().numpy()
 
 
 def main() -> None:
-    """Write the picture. Bad input ends it with one sentence."""
+    """Save the figure. Bad input ends it with one sentence."""
     parser = build_parser()
     options = parser.parse_args()
     try:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def draw(model: torch.nn.Module, corpus, options: argparse.Namespace) -> None:
-    """A row of three panels for each image."""
+    """Draw a row of three panels for each image."""
     pyplot = require_pyplot()
     count = len(options.images)
     figure, axes = pyplot.subplots(count, 3, figsize=(9, 3 * count), layout="constrained", squeeze=False)
@@ -80,7 +80,7 @@ def draw(model: torch.nn.Module, corpus, options: argparse.Namespace) -> None:
         panel.set_title(title)
     figure.savefig(options.output, dpi=150)
     pyplot.close(figure)
-    print(f"Written: {options.output}")
+    print(f"Saved {options.output}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One table or figure of the papers, measured: the same as `hf-recurrent reproduce`.
+"""Measure one table or figure of the papers; the same as `hf-recurrent reproduce`.
 
 python scripts/reproduce.py --help                 # the experiments
 python scripts/reproduce.py selective-copying      # small: minutes on two cores

@@ -1,4 +1,4 @@
-"""What one could use instead of `linear_scan`, for `benchmark_scan.py` to time: others' packages, torch's, a loop."""
+"""Alternatives to `linear_scan` that `benchmark_scan.py` times: other packages, torch's own scan, a loop."""
 
 import importlib
 import subprocess
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class _Loop(torch.autograd.Function):
-    """What one would write first with a backward by hand: a loop over time, one fused operation a step."""
+    """A loop over time with a backward pass by hand, one fused operation per step."""
 
     @staticmethod
     def forward(ctx, a, b, state):
@@ -35,12 +35,12 @@ class _Loop(torch.autograd.Function):
 
 
 def _state_in_input(a: Tensor, b: Tensor, state: Tensor) -> Tensor:
-    """b with the initial state folded into its first step, for scans that begin from zero."""
+    """Fold the initial state into the first step of b, for scans that begin from zero."""
     return torch.cat((b[:, :1] + a[:, :1] * state.unsqueeze(1), b[:, 1:]), dim=1)
 
 
 def _associative_scan() -> Callable[..., Tensor]:
-    """torch's own scan for any associative operator, compiled for every shape by itself."""
+    """torch's scan for any associative operator, compiled for each shape."""
     from torch._higher_order_ops.associative_scan import associative_scan
 
     torch._dynamo.config.recompile_limit = 64
@@ -65,7 +65,7 @@ def _hgrn_recurrent() -> Callable[..., Tensor]:
 
 
 def _hgrn_chunk() -> Callable[..., Tensor]:
-    """It takes an initial state but has no gradient to it, so it begins from zero."""
+    """Begins from zero, because it has no gradient to its initial state."""
     scan = importlib.import_module("fla.ops.hgrn").chunk_hgrn
     return lambda x, g: scan(x, g)[0]
 
@@ -87,12 +87,12 @@ class Peer(NamedTuple):
     """Another scan, in its own layout.
 
     Attributes:
-        load: imports it: a function of its inputs that returns h.
-        inputs: from a, b (B,T,S) and the state before them (B,S) what it takes, made before the clock runs.
-        packages: what has to be installed for it.
-        h: from what it returns, h (B,T,S).
-        from_zero: whether it has no initial state.
-        takes: whether it runs on tensors of a shape (B,T,S).
+        load: imports it and returns the function from its inputs to its output.
+        inputs: makes its inputs from a, b (B, T, S) and the initial state (B, S), before the clock starts.
+        packages: packages that it needs.
+        h: makes h (B, T, S) from its output.
+        from_zero: it has no initial state.
+        takes: tells whether it supports a shape (B, T, S).
     """
 
     load: Callable[[], Callable[..., Tensor]]
@@ -122,34 +122,24 @@ PEERS = {
 
 
 def install(names: list[str], folder: Path) -> None:
-    """Make the packages of these peers importable, from a folder where those that are missing are installed.
+    """Make the packages of these peers importable from `folder`, and install the missing ones there.
 
     Raises:
-        subprocess.CalledProcessError: a package cannot be installed here.
+        subprocess.CalledProcessError: a package cannot be installed.
     """
     sys.path.append(str(folder))
     for package in dict.fromkeys(package for name in names for package in PEERS[name].packages):
         if not any(folder.glob(f"{package.replace('-', '_')}-*.dist-info")):
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--target",
-                str(folder),
-                package,
-            ]
-            subprocess.run(command, check=True)
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+            subprocess.run([*pip, "--target", str(folder), package], check=True)
     importlib.invalidate_caches()
 
 
 def check(name: str, scan: Callable[..., Tensor], device: torch.device) -> None:
-    """That a peer computes the recurrence, on a small example in float32.
+    """Check that a peer computes the recurrence, on a small example in float32.
 
     Raises:
-        ValueError: it does not.
+        ValueError: its result is wrong.
     """
     peer, generator = PEERS[name], torch.Generator().manual_seed(0)
     a = torch.rand(2, 32, 8, generator=generator).to(device)

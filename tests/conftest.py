@@ -1,4 +1,4 @@
-"""Files of tests side by side take a thread each."""
+"""Settings of every test process: no Hub, and one thread where processes run side by side."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The benchmarks of whole models run at the smallest sizes, and their tables and plots hold what they say."""
+"""The benchmarks of whole models run at the smallest sizes and make their tables and plots."""
 
 import runpy
 import sys
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from hf_recurrent.benchmarking import kept_bytes
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -45,7 +43,7 @@ def test_generation(run, tmp_path):
     arguments += ["--position", "100", "--bandwidth_bytes", "65536", "--output", str(tmp_path / "made" / "generation")]
     memora, hawk, llama = run("benchmark_generation", *arguments)
     assert memora[0] == "memora-selective-copying" and memora[6] == "1.00"
-    # Two layers: a state of 256 numbers; three taps beside it; keys and values of 105 positions × 192 numbers.
+    # Two layers: a state of 256 numbers; the same and three taps; keys and values of 105 positions × 192 numbers.
     assert [float(line[-1]) for line in (memora, hawk, llama)] == [2.0, 8.0, 315.0]
     saved = (tmp_path / "made" / "generation.md").read_text(encoding="utf-8")
     assert "| llama-selective-copying |" in saved and (tmp_path / "made" / "generation.png").stat().st_size > 5000
@@ -87,7 +85,10 @@ def test_scan_peers_that_cannot_run_or_are_wrong(run, capsys, monkeypatch, tmp_p
     assert [line[2] for line in run("benchmark_scan", *arguments)] == ["torch-loop", "torch"]
 
 
-def test_bytes_kept_for_the_backward_pass():
+def test_bytes_kept_for_the_backward_pass(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    from benchmarking import kept_bytes
+
     x, first, second = torch.randn(3, 4), torch.nn.Parameter(torch.randn(5, 4)), torch.nn.Parameter(torch.randn(2, 5))
     # The inputs (3, 4), and once the values (3, 5) that both relu and the second product need; no parameters.
     assert kept_bytes(lambda: ((x @ first.T).relu() @ second.T).sum()) == 4 * (3 * 4 + 3 * 5)

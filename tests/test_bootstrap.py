@@ -1,7 +1,8 @@
-"""The set-up script's decisions, without installing anything."""
+"""The decisions of bootstrap.py, without installing anything."""
 
 import importlib.util
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -89,6 +90,33 @@ def test_a_change_installs_again(bootstrap, capsys, monkeypatch, change):
     assert len(printed(bootstrap, capsys, "test")) > 1
 
 
+def test_the_oldest_versions_are_the_lower_bounds(bootstrap, capsys):
+    create, torch, project, job = printed(bootstrap, capsys, "test-oldest")
+    assert create[-1] == os.path.join(bootstrap.ROOT, ".venv-oldest") and job[0].startswith(create[-1])
+    bounds = re.findall(r'"([\w-]+)(?:\[.*\])?>=([\d.]+)', Path(bootstrap.ROOT, "pyproject.toml").read_text())
+    pins = [torch[-1], *project[project.index(f"{bootstrap.ROOT}[dev]") + 1 :]]
+    assert {pin.split(";")[0] for pin in pins} == {"==".join(bound) for bound in bounds if bound[0] != "setuptools"}
+    assert torch[-1].startswith("torch==") and len(pins) > 10
+
+
+def test_the_oldest_versions_run_the_short_suite_unless_arguments_are_given(bootstrap, capsys):
+    assert printed(bootstrap, capsys, "test-oldest")[-1][-1] == "@tests/oldest.txt"
+    assert printed(bootstrap, capsys, "test-oldest", "-x")[-1][-2:] == ["loadfile", "-x"]
+
+
+def test_a_dependency_without_a_lower_bound_is_named(bootstrap):
+    pyproject = Path(bootstrap.ROOT, "pyproject.toml")
+    pyproject.write_text(pyproject.read_text().replace('"numpy>=', '"numpy", "tqdm>='))
+    with pytest.raises(SystemExit, match="'numpy' needs a lower bound"):
+        bootstrap.main(["--print", "test-oldest"])
+
+
+def test_the_environments_do_not_mix(bootstrap, capsys):
+    pretend_environment(bootstrap)
+    stamp(bootstrap, "dev")
+    assert len(printed(bootstrap, capsys, "test-oldest")) == 4
+
+
 def test_a_failing_step_is_named_and_leaves_no_stamp(bootstrap, monkeypatch, capfd):
     environment = pretend_environment(bootstrap)
     failing = [sys.executable, "-c", "import sys; print('no such package'); sys.exit(3)"]
@@ -114,13 +142,13 @@ def test_a_complete_installation_is_stamped_and_becomes_the_job(bootstrap, monke
 def test_an_old_python_is_told_so(bootstrap, monkeypatch):
     monkeypatch.setattr(bootstrap.sys, "version_info", (3, 10, 4))
     monkeypatch.setattr(bootstrap.sys, "version", "3.10.4 (main)")
-    with pytest.raises(SystemExit, match=r"Python 3\.11 or newer is needed; this is 3\.10\.4"):
+    with pytest.raises(SystemExit, match=r"Python 3\.11 or newer is required; this is 3\.10\.4"):
         bootstrap.main(["train"])
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["--print"], ["--print", "fly"]])
 def test_an_unknown_word_is_refused(bootstrap, arguments):
-    with pytest.raises(SystemExit, match="must be train or test"):
+    with pytest.raises(SystemExit, match=r"unknown command .* \(choose from train, test, test-oldest\)"):
         bootstrap.main(arguments)
 
 
@@ -136,4 +164,5 @@ def test_ci_runs_the_readme_command_after_the_style_checks():
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", str(script)], check=True)
     lines = script.read_text().splitlines()
-    assert "set -euo pipefail" in lines and lines[-1] == "python3 bootstrap.py test"
+    assert "set -euo pipefail" in lines
+    assert lines[-2:] == ["python3 bootstrap.py test", "python3 bootstrap.py test-oldest"]

@@ -1,4 +1,4 @@
-"""Training on blocks of an episode source: the loader, positions of streams, logs and evaluation."""
+"""`BlockTrainer`: training on blocks of an episode source, with stream positions, logs and evaluation."""
 
 import copy
 import math
@@ -31,27 +31,29 @@ logger = logging.get_logger(__name__)
 
 
 class BlockTrainer(RecurrentTrainer):
-    """Base of the trainers that read blocks of many parallel streams.
+    """Base class of the trainers that read blocks of many parallel streams.
 
-    Streams = `per_device_train_batch_size` × processes × `gradient_accumulation_steps`: an accumulation step is
-    another group of streams. A position is where a stream stands after the last block that was trained on.
+    Number of streams = `per_device_train_batch_size` × processes × `gradient_accumulation_steps`; each accumulation
+    step reads another group of streams. Checkpoints hold the position of every stream after its last trained block.
 
     Logs hold `bits_per_byte`, `bytes_per_second`, `state_resets`, `bytes_seen` and the training metrics of the source;
-    `epoch` is bytes seen / bytes of the source. `evaluate()` reads held-out data, every process its share.
+    `epoch` is bytes seen / bytes of the source. `evaluate()` splits the held-out data between the processes.
 
-    A trainer defines `compute_loss`, and sets `carried` where streams hand something from block to block.
+    Subclasses define `compute_loss`, and `carries_state` and `build_carried` if streams pass tensors from block to
+    block.
 
     Args:
-        model: the module that is trained.
+        model: the model to train; its vocabulary must cover the token ids of the sources.
         args: [`MultiStreamTrainingArguments`]; the trainer works on a copy.
         train_corpus: episodes to train on: a corpus, a task or any other [`EpisodeSource`].
-        eval_corpus: held-out episodes, or a dictionary of several sources by name.
-        processing_class: the tokenizer; saved with the model, and needed for samples.
-        callbacks: further callbacks.
-        optimizers: an optimizer and a schedule of your own.
+        eval_corpus: held-out episodes, or a dictionary of sources by name.
+        processing_class: the tokenizer; saved with the model, and required for samples.
+        callbacks: additional callbacks.
+        optimizers: a custom optimizer and learning rate schedule.
 
     Raises:
-        ValueError: a source does not fit the model or the arguments, or there is no tokenizer to print samples with.
+        ValueError: a source is empty, has no end without a given number of steps, or has more token ids than the
+            model; a block is longer than the model's positions; or `sample_every` is set without a tokenizer.
     """
 
     args: MultiStreamTrainingArguments
@@ -69,8 +71,11 @@ class BlockTrainer(RecurrentTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         args = copy.copy(args)
+        carries_state = self.carries_state(model, args)
+        if train_corpus is not None:
+            train_corpus.check_training(args, carries_state)
         if args.n_gpu > 1:
-            # nn.DataParallel would split the streams anew at every block.
+            # nn.DataParallel would distribute the streams differently at every block.
             logger.warning("Using one of %d GPUs; start one process per GPU with `accelerate launch`.", args.n_gpu)
             args._n_gpu = 1
         evaluated = eval_corpus.values() if isinstance(eval_corpus, dict) else (eval_corpus,)
@@ -79,7 +84,7 @@ class BlockTrainer(RecurrentTrainer):
                 source.check_model(argument, model, args.eval_block_size)
         check_window("block_size", args.block_size, model)
         if args.sample_every and processing_class is None:
-            raise ValueError(f"`sample_every` is {args.sample_every}, but samples need a `processing_class`.")
+            raise ValueError(f"`processing_class` is None; `sample_every` {args.sample_every} needs a tokenizer.")
         super().__init__(
             model=model,
             args=args,
@@ -94,34 +99,28 @@ class BlockTrainer(RecurrentTrainer):
             self._progress = BytesProgressCallback()
             self.add_callback(self._progress)
         if args.sample_every:
-            self.add_callback(
-                SampleCallback(
-                    processing_class,
-                    args.sample_prompts,
-                    args.sample_every,
-                    args.sample_bytes,
-                    self._throughput,
-                    self.synced_model,
-                )
-            )
-        self.carried: CarriedState | None = None
+            self.add_callback(SampleCallback(processing_class, args, self._throughput, self.synced_model))
+        self.carried: CarriedState | None = self.build_carried() if carries_state else None
         self._start_run()
+
+    def carries_state(self, model: torch.nn.Module, args: MultiStreamTrainingArguments) -> bool:
+        """True if streams pass tensors from block to block."""
+        return False
+
+    def build_carried(self) -> CarriedState:
+        """Build the carried tensors; called at the end of the constructor."""
+        raise NotImplementedError
 
     # ---- Streams ----
 
     @property
-    def num_streams(self) -> int:
-        """Streams over all processes and accumulation steps."""
-        return self.step_rows
-
-    @property
     def step_bytes(self) -> int:
-        """Bytes that one optimizer step reads."""
+        """Bytes read by one optimizer step."""
         return self.num_streams * self.args.block_size
 
     @property
     def num_training_steps(self) -> int:
-        """`max_steps`, else as many as `train_bytes` or `num_train_epochs` need."""
+        """Optimizer steps: `max_steps`, else computed from `train_bytes`, else from `num_train_epochs`."""
         if self.args.max_steps > 0:
             return self.args.max_steps
         budget = self.args.train_bytes or self.args.num_train_epochs * self.train_dataset.tokens_per_epoch
@@ -129,7 +128,7 @@ class BlockTrainer(RecurrentTrainer):
 
     @property
     def data_seed(self) -> int:
-        """The seed of the order of episodes: `data_seed`, by default `seed`."""
+        """Seed of the order of episodes: `data_seed`, by default `seed`."""
         return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
     def _local_streams(self) -> torch.Tensor:
@@ -140,11 +139,11 @@ class BlockTrainer(RecurrentTrainer):
 
     def _require_train_corpus(self) -> EpisodeSource:
         if self.train_dataset is None:
-            raise ValueError("`train_corpus` is None; training needs a corpus.")
+            raise ValueError("`train_corpus` is None; training needs a source of episodes.")
         return self.train_dataset
 
     def get_train_dataloader(self) -> DataLoader:
-        """Ready batches of this process's streams; not prepared by accelerate, which would deal the rows anew."""
+        """Batches of this process's streams; not prepared by accelerate, which would redistribute the streams."""
         args = self.args
         blocks = self._require_train_corpus().blocks(
             self.num_streams,
@@ -163,42 +162,42 @@ class BlockTrainer(RecurrentTrainer):
             pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
             prefetch_factor=args.dataloader_prefetch_factor if workers else None,
             persistent_workers=args.dataloader_persistent_workers and workers > 0,
-            # Its own generator: starting a loader draws a number, which would change dropout.
+            # Starting a loader draws a random number; from the global generator it would change dropout.
             generator=torch.Generator().manual_seed(self.data_seed),
         )
 
     # ---- Steps ----
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        """Targets of one optimizer step, over all micro-batches and processes."""
+        """Number of targets of one optimizer step, over all micro-batches and processes."""
         count = sum(int(batch["shift_labels"].ne(IGNORE_INDEX).sum()) for batch in batch_samples)
         total = self.accelerator.reduce(torch.tensor([count], device=device), reduction="sum")
         return total.squeeze(0).clamp(min=1)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """Gradients of one micro-batch."""
+        """Compute the gradients of one micro-batch, then record the positions of its streams."""
         self._resets += int(inputs["reset_mask"].sum())
         loss = self.learn_block(model, inputs, num_items_in_batch)
-        # Only now: a position is where the stream stands after what was trained on, not after what was fetched.
+        # Not when the batch is fetched: prefetched batches have not been trained on.
         self._positions |= zip(inputs["stream_indices"].tolist(), inputs["stream_positions"], strict=True)
         return loss
 
     def learn_block(self, model, inputs: dict[str, torch.Tensor], num_items_in_batch) -> torch.Tensor:
-        """Forward and backward pass of one micro-batch; a trainer that carries something extends this."""
+        """Run forward and backward on one micro-batch; subclasses that carry tensors extend this."""
         return super().training_step(model, self.model_inputs(inputs), num_items_in_batch)
 
     def model_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """The part of a micro-batch that the model gets."""
-        return {name: inputs[name] for name in ("input_ids", "shift_labels", "reset_mask")}
+        """Arguments of the model for a micro-batch: (B, T) tensors, and the state if one is carried."""
+        return {name: inputs[name] for name in ("input_ids", "shift_labels", "reset_mask", "state") if name in inputs}
 
     def count_training(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add a block to the training metrics of the source."""
+        """Add a block to the training metrics of the source: logits (B, T, V), labels (B, T)."""
         counts = self.train_dataset.count_training(logits.detach(), labels)
-        if counts is not None:  # stays on the device: reading it would make every step wait
+        if counts is not None:  # stays on the device: reading it would synchronize every step
             self._counts = counts if self._counts is None else self._counts + counts
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the metrics of streams; called by all processes."""
+        """Add the metrics of the streams; called by all processes."""
         self._set_epoch()
         if "loss" in logs:
             logs |= self.training_metrics(logs["loss"])
@@ -208,7 +207,7 @@ class BlockTrainer(RecurrentTrainer):
         super().log(logs, start_time)
 
     def training_metrics(self, loss: float) -> dict[str, float]:
-        """Metrics since the last log, whose mean loss is given; called by all processes."""
+        """Metrics since the last log, given its mean loss in nats; called by all processes."""
         metrics = {"bits_per_byte": loss / math.log(2)}
         if self._counts is not None:
             metrics |= self.train_dataset.training_metrics([self._sum(count) for count in self._counts.tolist()])
@@ -241,7 +240,7 @@ class BlockTrainer(RecurrentTrainer):
         )
 
     def _save_run(self, directory: str) -> None:
-        """Write positions and carried state of every stream."""
+        """Write position and carried tensors of every stream."""
         if self.args.should_save:
             save_stream_run(self._stream_run(), self.state.global_step, directory)
         streams = self._local_streams()
@@ -251,7 +250,7 @@ class BlockTrainer(RecurrentTrainer):
         save_streams(directory, self.args.process_index, streams, positions, state)
 
     def _load_run(self, checkpoint: str) -> None:
-        """Check that the streams are the same, and take over positions and carried state."""
+        """Check that the streams are the same, then restore positions and carried tensors."""
         self._require_train_corpus()
         stored = check_stream_run(checkpoint, self._stream_run())
         self._start_positions = load_positions(checkpoint, stored)
@@ -279,9 +278,12 @@ class BlockTrainer(RecurrentTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Metrics of held-out episodes from zero states; training is left untouched.
+        """Evaluate on held-out episodes, starting from zero states; training is not affected.
 
-        Every process reads its own share of the episodes, so the result does not depend on the number of processes.
+        Each process evaluates its share of the episodes, so the result does not depend on the number of processes.
+
+        Raises:
+            ValueError: there is no source, or the model cannot read it.
         """
         source = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(source, dict):
@@ -290,7 +292,7 @@ class BlockTrainer(RecurrentTrainer):
                 metrics |= self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
         if source is None:
-            raise ValueError("`eval_dataset` is None; evaluation needs a corpus.")
+            raise ValueError("`eval_dataset` is None; evaluation needs a source of episodes.")
         source.check_model("eval_dataset", self.model)
         self.sync_trained_model()
         self._memory_tracker.start()
@@ -325,8 +327,8 @@ class BlockTrainer(RecurrentTrainer):
         return source.evaluation_metrics({name: self._sum(value) for name, value in sums.items()})
 
     def _evaluation_model(self) -> PreTrainedModel:
-        """The trained model, as evaluation runs it."""
+        """The trained model as it is run in evaluation."""
         if self.accelerator._models:
             return self.model
-        # Outside training nothing has prepared the model for mixed precision yet.
+        # Before training, the model is not prepared for mixed precision yet.
         return self.accelerator.prepare_model(self.model, evaluation_mode=True)

@@ -1,4 +1,4 @@
-"""DAgger Memory Training: the RNN runs on its own memories and is drawn back to its teacher's."""
+"""DAgger Memory Training: the RNN runs on its own memories and learns to stay close to its teacher's."""
 
 import numpy as np
 from torch import nn
@@ -12,22 +12,21 @@ from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments
 class DmtTrainer(MemoryTrainer):
     """DAgger Memory Training (SMT, section 2.3): a short phase after [`SmtTrainer`], with a small learning rate.
 
-    The teacher is frozen. From its memory after a context (zero where an episode begins) the RNN reads on by itself,
-    and its memories have to stay those that the teacher makes of the same bytes; the readout alone learns to predict
-    the next byte from them.
+    The teacher is frozen. The RNN starts from the teacher's memory of a context (zero where an episode begins) and
+    reads on by itself; its memories are trained to match the teacher's memories of the same bytes. The next-byte loss
+    trains the readout only.
 
     Logs hold `memory_loss`, `readout_loss` (nats per target) and `drift`, 1 - R² of the labelled memories;
     `bits_per_byte` is the readout's loss in bits.
 
     Args:
-        model: the RNN, after [`SmtTrainer`].
+        model: the RNN, trained by [`SmtTrainer`].
         teacher: the teacher that it was trained with.
         args: [`DmtTrainingArguments`]; the trainer works on a copy.
-        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`MultiStreamTrainer`].
+        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`BlockTrainer`].
 
     Raises:
-        ValueError: the two do not match, or blocks are shorter than context and rollout; and the errors of
-            [`MultiStreamTrainer`].
+        ValueError: see [`BlockTrainer`]; or the two models do not match, or blocks are shorter than context + rollout.
     """
 
     args: DmtTrainingArguments

@@ -1,9 +1,7 @@
-"""Common base of the two phases of training on memories: an RNN, its teacher, and positions of blocks."""
+"""`MemoryTrainer`: base class of `SmtTrainer` and `DmtTrainer`, which train an RNN on its teacher's memories."""
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from hf_recurrent.data.episode_source import EpisodeSource
+from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM, check_readout_match
 from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.block_trainer import BlockTrainer
@@ -24,16 +23,15 @@ TEACHER_FOLDER = "teacher"
 
 
 class MemoryTrainer(BlockTrainer):
-    """Trains a [`StudentAndTeacher`] on independent blocks; base of [`SmtTrainer`] and [`DmtTrainer`].
+    """Trains a [`StudentAndTeacher`] on independent blocks; base class of [`SmtTrainer`] and [`DmtTrainer`].
 
-    A checkpoint, like the final model, is the RNN's, as `from_pretrained` reads it; the teacher is in its directory
-    `teacher`. `evaluate()` is that of [`MultiStreamTrainer`] for the RNN on its own, and adds a comparison with its
-    teacher ([`measure_memories`]) on `eval_windows` held-out blocks.
+    Checkpoints and the final model hold the RNN, loadable by `from_pretrained`, and the teacher in the subdirectory
+    `teacher`. `evaluate()` runs the RNN on its own, as [`MultiStreamTrainer`] does, and compares it with the teacher
+    ([`measure_memories`]) on `eval_windows` held-out blocks. See the subclasses for arguments and errors.
     """
 
     args: MemoryTrainingArguments
-    # The loss that the progress bar shows in bits.
-    predictive_loss: str
+    predictive_loss: str  # the loss that logs report as bits per byte
 
     def __init__(
         self,
@@ -54,44 +52,32 @@ class MemoryTrainer(BlockTrainer):
         elif episode_length is None and args.block_size < args.shortest_block:
             parts = " + ".join(f"`{name}` {getattr(args, name)}" for name in args.block_parts)
             raise ValueError(f"`block_size` is {args.block_size}; it must be {args.shortest_block} or more ({parts}).")
-        if train_corpus is not None:
-            train_corpus.check_training(args, carries_state=False)
         self.student, self.teacher = model, teacher
-        # No context is longer than the blocks.
         self._context_length = min(args.context_length, args.block_size)
-        super().__init__(
-            self._build_objective(args),
-            args,
-            train_corpus,
-            eval_corpus,
-            processing_class,
-            callbacks,
-            optimizers,
-        )
+        objective = self._build_objective(args)
+        super().__init__(objective, args, train_corpus, eval_corpus, processing_class, callbacks, optimizers)
 
-    # ---- What the phases differ in ----
+    # ---- Defined by the subclasses ----
 
     def _build_objective(self, args: MemoryTrainingArguments) -> StudentAndTeacher:
-        """The module whose forward pass gives the losses."""
+        """Build the module whose forward pass returns the losses."""
         raise NotImplementedError
 
     def _frozen(self) -> list[nn.Module]:
-        """Modules that this phase does not train."""
+        """Modules that are not trained."""
         raise NotImplementedError
 
     def _last_anchor(self, first: int) -> int:
-        """Last position of a block that can be used, where `first` is the first."""
+        """Last usable position of a block, given the first."""
         raise NotImplementedError
 
-    # ---- Steps ----
-
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
-        """Train, from a checkpoint where one is given; see [`RecurrentTrainer.train`]."""
-        with _without_gradients(self._frozen()):
+        """Train, optionally from a checkpoint; see [`RecurrentTrainer.train`]."""
+        with frozen(*self._frozen()):
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def model_inputs(self, inputs):
-        """The block, its anchors, and resets where an episode is taken to begin."""
+        """The block (B, T), its `anchors` (B, positions), and additional resets where a context is cut."""
         batch = super().model_inputs(inputs)
         streams, positions = (inputs[name].cpu().numpy() for name in ("stream_indices", "stream_positions"))
         first = self.train_dataset.first_anchor(self._context_length)
@@ -106,11 +92,11 @@ class MemoryTrainer(BlockTrainer):
         return batch
 
     def _choose_cuts(self, streams: np.ndarray, positions: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-        """Where an episode is taken to begin in each block, (B,), or -1."""
+        """Position of each block (B,) at which an episode is made to begin; -1 for none."""
         return choose_cuts(streams, positions, self.data_seed, anchors, self._context_length, self.args.start_share)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The mean over the blocks of a micro-batch, divided by the number of micro-batches of a step."""
+        """Mean loss of the blocks of a micro-batch, divided by the number of micro-batches."""
         losses = model(**inputs)
         parts = {name: value.detach() for name, value in vars(losses).items() if name != "total"}
         if model.training:
@@ -127,11 +113,8 @@ class MemoryTrainer(BlockTrainer):
         metrics = {name: self._sum(float(value)) / count for name, value in parts.items()}
         return {"bits_per_byte": metrics[self.predictive_loss] / math.log(2), **metrics}
 
-    # ---- Evaluation ----
-
     @property
     def trained_model(self) -> SmtRnnForCausalLM:
-        """The RNN."""
         return self.student
 
     def _evaluation_model(self) -> PreTrainedModel:
@@ -139,12 +122,11 @@ class MemoryTrainer(BlockTrainer):
 
     def measure(self, source: EpisodeSource) -> dict[str, float]:
         metrics = super().measure(source)
-        return metrics | self._memory_metrics(source) if self.args.eval_windows else metrics
-
-    def _memory_metrics(self, source: EpisodeSource) -> dict[str, float]:
-        """Drift and the teacher's loss, on the same blocks whatever the number of processes: there are few."""
+        if not self.args.eval_windows:
+            return metrics
+        # Every process measures all of the few blocks.
         blocks = source.held_out_blocks(self.args.eval_windows, self.args.block_size)
-        return measure_memories(
+        return metrics | measure_memories(
             self.student,
             self.teacher,
             **blocks,
@@ -153,12 +135,9 @@ class MemoryTrainer(BlockTrainer):
             batch_size=self.args.per_device_eval_batch_size,
         )
 
-    # ---- Checkpoints ----
-
     def _start_run(self) -> None:
         super()._start_run()
-        # Sums of losses since the last log, and how many there are.
-        self._loss_parts: dict[str, Any] = {}
+        self._loss_parts: dict[str, Any] = {}  # sums of losses since the last log, and their count
 
     def _process_state(self) -> dict[str, Any]:
         return super()._process_state() | {"unlogged_parts": self._loss_parts}
@@ -172,15 +151,3 @@ class MemoryTrainer(BlockTrainer):
 
     def _saved_models(self) -> dict[str, PreTrainedModel]:
         return {"": self.student, TEACHER_FOLDER: self.teacher}
-
-
-@contextmanager
-def _without_gradients(modules: list[nn.Module]) -> Iterator[None]:
-    parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)

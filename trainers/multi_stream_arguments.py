@@ -1,12 +1,18 @@
-"""Arguments of [`MultiStreamTrainer`]: TrainingArguments with the defaults and the few fields that streams need."""
+"""Arguments of [`MultiStreamTrainer`]: `TrainingArguments` with other defaults and the fields that streams need."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
-Regime = Literal["multi_stream", "iid"]
+REGIMES = ("multi_stream", "iid")
+
+
+def argument(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
+    """A dataclass field of `HfArgumentParser`."""
+    return field(default=default, metadata={"help": help} | ({"choices": list(choices)} if choices else {}))
 
 
 @dataclass
@@ -14,8 +20,8 @@ class MultiStreamTrainingArguments(TrainingArguments):
     """`TrainingArguments` for training on continuous streams.
 
     Number of streams = `per_device_train_batch_size` × processes × `gradient_accumulation_steps`; an optimizer step
-    reads `block_size` bytes of each. `max_steps`, where positive, wins over `train_bytes`, which wins over
-    `num_train_epochs`.
+    reads `block_size` bytes of each. A positive `max_steps` takes precedence over `train_bytes`, and `train_bytes`
+    over `num_train_epochs`.
 
     Own fields: `regime`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`, `sample_every`,
     `sample_bytes`, `sample_prompts`.
@@ -28,108 +34,98 @@ class MultiStreamTrainingArguments(TrainingArguments):
     | `adam_beta2` | 0.95 | 0.999 | the usual value for language models from scratch |
     | `weight_decay` | 0.1 | 0.0 | the same |
     | `lr_scheduler_type` | cosine | linear | the same |
-    | `warmup_steps` | 0.02 (of all steps) | 0 | a cold start at the full rate can diverge |
+    | `warmup_steps` | 0.02 (of all steps) | 0 | training can diverge without warm-up |
     | `num_train_epochs` | 1 | 3 | every byte once |
-    | `logging_steps` | 10 | 500 | the progress bar shows what is logged |
-    | `save_total_limit` | 2 | all | a checkpoint holds optimizer and states: three models' worth |
-    | `use_cache` | True | False | the saved config keeps returning the state; training asks for it explicitly |
-    | `remove_unused_columns` | False | True | the batches are ready as they come |
-    | `label_names` | ["shift_labels"] | ["labels"] | the targets are already the next bytes |
-    | `ignore_data_skip` | True | False | streams seek to their positions: skipping batches would skip data |
+    | `logging_steps` | 10 | 500 | the progress bar shows the logged values |
+    | `save_total_limit` | 2 | all | with optimizer and states, a checkpoint is three times as large as the model |
+    | `use_cache` | True | False | the saved config keeps returning the state; training sets it explicitly |
+    | `remove_unused_columns` | False | True | the data set yields complete batches |
+    | `label_names` | ["shift_labels"] | ["labels"] | the targets are already shifted |
+    | `ignore_data_skip` | True | False | streams seek to their positions; skipping batches would skip data |
     | `ddp_find_unused_parameters` | False | None | every parameter is used in every block |
 
     Raises:
-        ValueError: `regime` is unknown, or a number is below what it can be.
+        ValueError: `regime` is unknown, a number is below its minimum, or an option is not supported.
     """
 
-    regime: str = field(
-        default="multi_stream",
-        metadata={
-            "help": "multi_stream: every stream goes through its documents in order and the state is carried from "
-            "block to block. iid: blocks at random starts, the state zero at each. Example: --regime iid",
-            "choices": list(get_args(Regime)),
-        },
+    regime: str = argument(
+        "multi_stream",
+        "multi_stream: each stream reads its documents in order, and the state is carried from block to block. iid: "
+        "blocks at random starts, each from a zero state. Example: --regime iid",
+        choices=REGIMES,
     )
-    block_size: int = field(
-        default=256,
-        metadata={"help": "T, bytes of each stream between two updates, 1 or more. Example: --block_size 64"},
+    block_size: int = argument(256, "T, bytes of each stream between two updates, 1 or more. Example: --block_size 64")
+    train_bytes: float | None = argument(
+        None,
+        "Number of bytes to train on, over all streams; sets the number of steps unless --max_steps is given. "
+        "Example: --train_bytes 20e6",
     )
-    train_bytes: float | None = field(
-        default=None,
-        metadata={
-            "help": "Bytes to train on, over all streams; decides the number of steps when --max_steps is not given. "
-            "Example: --train_bytes 20e6"
-        },
+    eval_block_size: int = argument(
+        1024,
+        "T in evaluation. With a carried state it changes speed and memory only. It is the context window of models "
+        "without a state (Llama, Mamba2), and of all models with --eval_carry_state false.",
     )
-    eval_block_size: int = field(
-        default=1024,
-        metadata={
-            "help": "T of evaluation: with the state carried it changes speed and memory only; for models without a "
-            "state (Llama, Mamba2), and with --eval_carry_state false, it is the window that they see."
-        },
+    eval_carry_state: bool = argument(
+        True, "Carry the state over whole episodes in evaluation. False: zero at each block, as in iid."
     )
-    eval_carry_state: bool = field(
-        default=True,
-        metadata={"help": "Carry the state over whole episodes in evaluation. False: zero at each block, as in iid."},
-    )
-    sample_every: int = field(
-        default=0,
-        metadata={"help": "Print samples every so many steps, 0 for never. Training is the same with and without."},
-    )
-    sample_bytes: int = field(default=200, metadata={"help": "Length of a sample in bytes."})
+    sample_every: int = argument(0, "Print samples every N steps; 0 for never. Does not affect training.")
+    sample_bytes: int = argument(200, "Length of a sample in bytes. Example: 500")
     sample_prompts: list[str] = field(
         default_factory=lambda: ["def ", "The "],
-        metadata={"help": 'What samples begin with. Example: --sample_prompts "Once upon a time" "She said"'},
+        metadata={"help": 'Prompts of the samples. Example: --sample_prompts "Once upon a time" "She said"'},
     )
 
-    learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate of AdamW. Example: 3e-3"})
-    adam_beta2: float = field(default=0.95, metadata={"help": "AdamW's second decay rate."})
-    weight_decay: float = field(
-        default=0.1, metadata={"help": "AdamW's weight decay; not on biases, norms and the rates of recurrent units."}
+    learning_rate: float = argument(3e-4, "Peak learning rate of AdamW. Example: 3e-3")
+    adam_beta2: float = argument(0.95, "Second decay rate (beta2) of AdamW.")
+    weight_decay: float = argument(
+        0.1, "Weight decay of AdamW; not applied to biases, norms and rates of recurrent units."
     )
-    lr_scheduler_type: str = field(
-        default="cosine", metadata={"help": "Schedule after the warm-up: cosine, linear, constant_with_warmup, ..."}
+    lr_scheduler_type: str = argument(
+        "cosine", "Schedule after the warm-up: cosine, linear, constant_with_warmup, ..."
     )
-    warmup_steps: float = field(
-        default=0.02, metadata={"help": "Linear warm-up: a number of steps, or below 1 a share of all steps."}
+    warmup_steps: float = argument(0.02, "Linear warm-up: number of steps, or a fraction of all steps if below 1.")
+    num_train_epochs: float = argument(
+        1.0, "Passes over the corpus; used when neither --max_steps nor --train_bytes is given."
     )
-    num_train_epochs: float = field(
-        default=1.0, metadata={"help": "Passes over the corpus; decides only when nothing else gives the steps."}
-    )
-    logging_steps: float = field(default=10, metadata={"help": "Steps between two lines of the log."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept, the newest ones."})
-    use_cache: bool = field(default=True, metadata={"help": "The `use_cache` of the saved configuration."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Batches are ready as they come."})
+    logging_steps: float = argument(10, "Steps between two log entries.")
+    save_total_limit: int | None = argument(2, "Number of most recent checkpoints to keep.")
+    use_cache: bool = argument(True, "`use_cache` of the saved configuration.")
+    remove_unused_columns: bool = argument(False, "Keep False: batches are complete.")
     label_names: list[str] | None = field(
-        default_factory=lambda: ["shift_labels"], metadata={"help": "Where the targets are in a batch."}
+        default_factory=lambda: ["shift_labels"], metadata={"help": "Keys of the targets in a batch."}
     )
-    ignore_data_skip: bool = field(default=True, metadata={"help": "Streams seek to their positions by themselves."})
-    ddp_find_unused_parameters: bool | None = field(
-        default=False, metadata={"help": "Every parameter is used in every block."}
-    )
+    ignore_data_skip: bool = argument(True, "Keep True: streams resume at their positions.")
+    ddp_find_unused_parameters: bool | None = argument(False, "Keep False: every parameter is used in every block.")
+
+    def _check_minimum(self, least: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ValueError(f"`{name}` is {value}; it must be {least} or more.")
 
     def __post_init__(self):
-        if self.regime not in get_args(Regime):
-            raise ValueError(f"`regime` is {self.regime!r}; it must be one of {', '.join(get_args(Regime))}.")
-        for name, least in (("block_size", 1), ("eval_block_size", 1), ("sample_every", 0), ("sample_bytes", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be {least} or more.")
+        if self.regime not in REGIMES:
+            raise ValueError(f"`regime` is {self.regime!r}; it must be one of {', '.join(REGIMES)}.")
+        self._check_minimum(1, "block_size", "eval_block_size", "sample_bytes")
+        self._check_minimum(0, "sample_every")
         if self.train_bytes is not None and not self.train_bytes > 0:
             raise ValueError(f"`train_bytes` is {self.train_bytes}; it must be more than 0.")
         if self.bf16 and not torch.accelerator.is_available():
-            self.use_cpu = True  # Trainer asks for this flag where there is nothing else
+            self.use_cpu = True  # `TrainingArguments` requires this flag for bfloat16 without an accelerator
         super().__post_init__()
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be 1 or more.")
+        self._check_minimum(
+            1, "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"
+        )
         if self.label_smoothing_factor:
             raise ValueError(
                 f"`label_smoothing_factor` is {self.label_smoothing_factor}; it must be 0, because bits per byte are "
                 "measured with the true targets."
             )
         if self.auto_find_batch_size:
-            raise ValueError("`auto_find_batch_size` must be off: another batch size would be another set of streams.")
-        if self.fp16_full_eval or self.bf16_full_eval:
-            raise ValueError("`fp16_full_eval` and `bf16_full_eval` must be off; evaluation runs as training does.")
-        if self.deepspeed or self.fsdp:
-            raise ValueError("`deepspeed` and `fsdp` are not supported; run one process per GPU (DDP) instead.")
+            raise ValueError("`auto_find_batch_size` is True; it must be False: the batch size sets the streams.")
+        for name in ("fp16_full_eval", "bf16_full_eval"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` is True; it must be False: evaluation uses the precision of training.")
+        for name in ("deepspeed", "fsdp"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` is not supported; run one process per GPU (DDP) instead.")

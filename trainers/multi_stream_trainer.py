@@ -1,9 +1,8 @@
 """Multi-stream training: truncated backpropagation through time with the state carried from block to block."""
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel
 
-from hf_recurrent.data.episode_source import EpisodeSource
 from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, supports_recurrent_state
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.carried_state import CarriedState
@@ -12,55 +11,37 @@ from hf_recurrent.trainers.next_token_loss import next_token_loss
 
 
 class MultiStreamTrainer(BlockTrainer):
-    """A `Trainer` whose batches are blocks of continuous streams, with the recurrent state carried between them.
+    """A `Trainer` on blocks of continuous streams that carries the recurrent state from block to block.
 
-    The state is carried detached: gradients reach back one block. An accumulation step is another group of streams
-    with a state of its own, and the loss is the mean over all targets of a step, so that 8 × 1, 4 × 2 accumulated and
-    two processes of 4 are the same training.
+    The state is carried detached: gradients reach back one block. The loss is the mean over all targets of an
+    optimizer step, so 8 streams at once, 4 × 2 accumulated, and two processes of 4 are the same training.
 
-    Models without `supports_recurrent_state` (stock Llama, Mamba2) are trained on the same batches with nothing to
-    carry: each block is all they see. The regime "iid" carries nothing either.
+    Models without a recurrent state (stock Llama, Mamba2) train on the same batches, each block on its own. The regime
+    "iid" carries no state either.
 
-    A checkpoint ([`RecurrentTrainer`]) can be continued with another number of processes as long as the streams are
-    the same. `evaluate()` on a corpus reports `eval_loss` (nats per target) and `eval_bits_per_byte`
-    ([`evaluate_bits_per_byte`]); on a task `eval_accuracy`, `eval_exact_match` and `eval_loss` ([`evaluate_task`]),
-    whose logs hold the `accuracy` of the answers since the last one.
+    A checkpoint ([`RecurrentTrainer`]) can be resumed with another number of processes if the number of streams stays
+    the same. `evaluate()` reports `eval_loss` (nats per target) and `eval_bits_per_byte` for a corpus
+    ([`evaluate_bits_per_byte`]); `eval_accuracy`, `eval_exact_match` and `eval_loss` for a task ([`evaluate_task`]).
 
     Args:
-        model: a causal language model over the token ids of the source.
+        model: a causal language model.
         args: [`MultiStreamTrainingArguments`]; the trainer works on a copy.
-        train_corpus: episodes to train on: a corpus, a task or any other [`EpisodeSource`].
-        eval_corpus: held-out episodes, or a dictionary of several sources by name.
-        processing_class: the tokenizer; saved with the model, and needed for samples.
-        callbacks: further callbacks.
-        optimizers: an optimizer and a schedule of your own.
+        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`BlockTrainer`].
 
     Raises:
-        ValueError: a source is empty or has more token ids than the model's vocabulary, a block is longer than the
-            model's positions, there is no tokenizer to print samples with, or a task is endless and nothing says how
-            long to train, or has not one block per example where that is needed.
+        ValueError: see [`BlockTrainer`]; or a task needs blocks of its examples' length because no state is carried.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        args: MultiStreamTrainingArguments,
-        train_corpus: EpisodeSource | None = None,
-        eval_corpus: EpisodeSource | dict[str, EpisodeSource] | None = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
-        carries_state = supports_recurrent_state(model) and args.regime == "multi_stream"
-        if train_corpus is not None:
-            train_corpus.check_training(args, carries_state)
-        super().__init__(model, args, train_corpus, eval_corpus, processing_class, callbacks, optimizers)
-        if carries_state:
-            self.carried = CarriedState(self.model.init_state, self.args.device)
-        self._final_state: RecurrentState | None = None
+    _final_state: RecurrentState | None = None  # of the last micro-batch
+
+    def carries_state(self, model: PreTrainedModel, args: MultiStreamTrainingArguments) -> bool:
+        return supports_recurrent_state(model) and args.regime == "multi_stream"
+
+    def build_carried(self) -> CarriedState:
+        return CarriedState(self.model.init_state, self.args.device)
 
     def learn_block(self, model, inputs, num_items_in_batch) -> torch.Tensor:
-        """One micro-batch: the state of its group of streams goes in, and the state after it is kept."""
+        """Run one micro-batch from the carried state of its group of streams, then carry the final state."""
         if self.carried is None:
             return super().learn_block(model, inputs, num_items_in_batch)
         group = int(inputs["stream_indices"][0])
@@ -70,18 +51,14 @@ class MultiStreamTrainer(BlockTrainer):
         self._final_state = None
         return loss
 
-    def model_inputs(self, inputs):
-        return super().model_inputs(inputs) | ({} if self.carried is None else {"state": inputs["state"]})
-
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Nats of a micro-batch / targets of the whole step; keeps the final state, detached."""
-        loss, outputs = next_token_loss(
-            model, self.model, inputs, num_items_in_batch, returns_state=self.carried is not None
-        )
-        if self.carried is not None:
+        """Nats of a micro-batch / targets of the optimizer step; keeps the final state, detached."""
+        carries = self.carried is not None
+        loss, outputs = next_token_loss(model, self.model, inputs, num_items_in_batch, returns_state=carries)
+        if carries:
             self._final_state = detach_state(outputs.state)
         if model.training:
             self.count_training(outputs.logits, inputs["shift_labels"])
-        # Processes average their gradients, but each has already divided by the targets of all.
+        # DDP averages the gradients, but each loss is already divided by the targets of all processes.
         loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss

@@ -1,4 +1,4 @@
-"""The loss of a language model on a block of streams."""
+"""Next-token loss of a language model on a block of streams."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ def next_token_loss(
     *,
     returns_state: bool,
 ) -> tuple[torch.Tensor, Any]:
-    """Nats of a block divided by the targets of the whole step, and the model's output.
+    """Return the nats of a block / targets of the optimizer step, and the model's output.
 
     Args:
         model: the model, possibly wrapped for several processes.
-        plain_model: the same without its wrapper.
-        inputs: `input_ids`, `shift_labels`, `reset_mask` (B, T); `state` where one is carried.
-        num_targets: targets of the optimizer step, over all micro-batches and processes; None for those of the block.
-        returns_state: whether the output has to hold the state after the block.
+        plain_model: the same model without the wrapper.
+        inputs: `input_ids`, `shift_labels`, `reset_mask` (B, T); `state` if one is carried.
+        num_targets: targets of the optimizer step over all micro-batches and processes; None for those of the block.
+        returns_state: include the state after the block in the output.
     """
     if num_targets is None:
         num_targets = inputs["shift_labels"].ne(IGNORE_INDEX).sum().clamp(min=1)

@@ -1,61 +1,55 @@
-"""Arguments of [`OnlineTrainer`]: those of the stream trainer with the defaults of learning while reading."""
+"""Arguments of [`OnlineTrainer`]: those of the stream trainer with defaults for online learning."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA
 from hf_recurrent.learning_rules.rules import RULES
-from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
-
-RMSPROP_ARGUMENTS = f"alpha={RMSPROP_ALPHA}"
+from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments, argument
 
 
 @dataclass
 class OnlineTrainingArguments(MultiStreamTrainingArguments):
-    """[`MultiStreamTrainingArguments`] for learning while reading: by default, an update after every byte.
+    """[`MultiStreamTrainingArguments`] for online learning: by default, an update after every byte.
 
     Own fields: `method`, `stride`.
 
-    Defaults that differ from those of [`MultiStreamTrainingArguments`], the paper's for one byte at a time unless
-    another reason is given:
+    Defaults that differ from [`MultiStreamTrainingArguments`]; those of `block_size` and `learning_rate` are the
+    paper's for updates after every byte (Memora, appendix F.5):
 
     | argument | here | there | why |
     |---|---|---|---|
     | `block_size` | 1 | 256 | an update after every byte of every stream |
-    | `learning_rate` | 3e-5 | 3e-4 | many more updates, each from less |
-    | `lr_scheduler_type` | constant | cosine | a stream need not end |
+    | `learning_rate` | 3e-5 | 3e-4 | many more updates, each from fewer bytes |
+    | `lr_scheduler_type` | constant | cosine | a stream may have no end |
     | `warmup_steps` | 0 | 0.02 | the same |
     | `logging_steps` | 100 | 10 | steps are short |
-    | `save_steps` | 10,000 | 500 | steps are short, and sensitivities large |
+    | `save_steps` | 10,000 | 500 | steps are short, and sensitivities are large |
 
-    With `optim="rmsprop"`, `optim_args` are "alpha=0.9999" unless they are given.
+    With `optim="rmsprop"`, `optim_args` defaults to "alpha=0.9999".
 
     Raises:
-        ValueError: `method` is unknown, `stride` does not divide `block_size`, or an argument does not go with online
-            learning.
+        ValueError: `method` is unknown, `stride` does not divide `block_size`, or an argument is incompatible with
+            online learning.
     """
 
-    method: str = field(
-        default="rtrl",
-        metadata={
-            "help": "rtrl: exact credit inside each recurrent layer for all of the past. snap1: the same, approximate "
-            "where a recurrence mixes channels (gru, dense_linear). truncated: backpropagation inside the stride "
-            "only. spatial: no credit through time at all. Example: --method truncated",
-            "choices": list(RULES),
-        },
+    method: str = argument(
+        "rtrl",
+        "rtrl: exact gradients of each recurrent layer through its whole past. snap1: approximate RTRL (SnAp-1) for "
+        "units that mix channels (gru, dense_linear). truncated: backpropagation inside the stride only. spatial: "
+        "no gradients through time. Example: --method truncated",
+        choices=RULES,
     )
-    stride: int | None = field(
-        default=None,
-        metadata={
-            "help": "T, steps that are read and backpropagated through at once; several strides make a block, after "
-            "which the weights are updated. The whole block by default. Example: --block_size 8 --stride 1"
-        },
+    stride: int | None = argument(
+        None,
+        "T, steps per forward and backward pass; must divide --block_size, after which the weights are updated. "
+        "Default: the whole block. Example: --block_size 8 --stride 1",
     )
-    block_size: int = field(default=1, metadata={"help": "Bytes of each stream between two updates, 1 or more."})
-    learning_rate: float = field(default=3e-5, metadata={"help": "Learning rate. Example: 3e-4"})
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "constant, cosine, linear, ..."})
-    warmup_steps: float = field(default=0, metadata={"help": "Linear warm-up: steps, or below 1 a share of all."})
-    logging_steps: float = field(default=100, metadata={"help": "Steps between two lines of the log."})
-    save_steps: float = field(default=10_000, metadata={"help": "Steps between two checkpoints."})
+    block_size: int = argument(1, "Bytes of each stream between two updates, 1 or more. Example: 8")
+    learning_rate: float = argument(3e-5, "Learning rate. Example: 3e-4")
+    lr_scheduler_type: str = argument("constant", "constant, cosine, linear, ...")
+    warmup_steps: float = argument(0, "Linear warm-up: number of steps, or a fraction of all steps if below 1.")
+    logging_steps: float = argument(100, "Steps between two log entries.")
+    save_steps: float = argument(10_000, "Steps between two checkpoints.")
 
     def __post_init__(self):
         if self.method not in RULES:
@@ -65,10 +59,10 @@ class OnlineTrainingArguments(MultiStreamTrainingArguments):
         if self.stride < 1 or self.block_size % self.stride:
             raise ValueError(f"`stride` is {self.stride}; it must divide `block_size`, which is {self.block_size}.")
         if self.optim == "rmsprop" and self.optim_args is None:
-            self.optim_args = RMSPROP_ARGUMENTS
+            self.optim_args = f"alpha={RMSPROP_ALPHA}"
         super().__post_init__()
         if self.regime != "multi_stream":
-            raise ValueError(f"`regime` is {self.regime!r}; learning while reading needs multi_stream.")
+            raise ValueError(f"`regime` is {self.regime!r}; it must be multi_stream for online learning.")
         for name in ("gradient_checkpointing", "torch_compile"):
             if getattr(self, name):
-                raise ValueError(f"`{name}` must be off: `method` {self.method!r} looks into the forward pass.")
+                raise ValueError(f"`{name}` must be off: `method` {self.method!r} hooks into the forward pass.")

@@ -1,4 +1,4 @@
-"""Weight decay and learning rate of each parameter, as the model declares them."""
+"""`ParameterGroupsTrainer`: weight decay and learning rate of each parameter as the model declares them."""
 
 import torch
 from transformers import Trainer
@@ -7,13 +7,13 @@ from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 
 
 class ParameterGroupsTrainer(Trainer):
-    """A `Trainer` that honours the model's `parameters_without_weight_decay` and `parameter_learning_rate_factors`.
+    """A `Trainer` that applies the model's `parameters_without_weight_decay` and `parameter_learning_rate_factors`.
 
-    An optimizer that is given is left as it is.
+    A custom optimizer is not changed.
     """
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-        """Names of `Trainer`, without the model's `parameters_without_weight_decay`."""
+        """Names of parameters with weight decay, without the model's `parameters_without_weight_decay`."""
         names = super().get_decay_parameter_names(model)
         if not hasattr(self.model, "parameters_without_weight_decay"):
             return names
@@ -21,7 +21,7 @@ class ParameterGroupsTrainer(Trainer):
         return [name for name in names if name not in exempt]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """The optimizer of `Trainer`, with a group of its own for every learning-rate factor of the model."""
+        """Create the optimizer of `Trainer`, with a separate group for each learning-rate factor of the model."""
         made_here = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if made_here:

@@ -1,22 +1,19 @@
-"""What our trainers have in common: checkpoints that are whole and execute nothing, exact resuming, our model card."""
+"""`RecurrentTrainer`: complete checkpoints that execute nothing when loaded, and exact resuming."""
 
 import json
 import os
 import random
 import shutil
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import HfApi
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import HubStrategy, rotate_checkpoints
-from transformers.utils import PushInProgress
+from transformers.trainer_utils import rotate_checkpoints
 
 from hf_recurrent.checkpoint_files import (
     STAGING_PREFIX,
@@ -29,108 +26,84 @@ from hf_recurrent.checkpoint_files import (
     save_tree,
     write_json,
 )
-from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
+from hf_recurrent.trainers.checkpoint_tensors import load_weights
+from hf_recurrent.trainers.hub_trainer import HubTrainer
 from hf_recurrent.trainers.training_callbacks import Throughput
 
 MANIFEST_FILE = "manifest.json"
-TRAINER_STATE_FILE = "trainer_state.json"
-WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-ADAPTER_FILE = "adapter_model.safetensors"
 
 
-class RecurrentTrainer(ParameterGroupsTrainer):
-    """A `Trainer` of recurrent models, as the base of those that say what is read and what the loss is.
+class RecurrentTrainer(HubTrainer):
+    """A `Trainer` with complete checkpoints: a resumed run equals the uninterrupted run bit for bit.
 
-    A checkpoint holds everything that training depends on, so that continuing it is the uninterrupted run, bit for
-    bit. It appears under its name only when it is complete, holds tensors as safetensors and everything else as JSON,
-    and reading it executes nothing.
+    Checkpoints are written to a temporary directory, then renamed. Tensors are stored as safetensors and everything
+    else as JSON, so loading a checkpoint executes nothing.
 
-    A subclass has one endless pass over its data, cut after `num_training_steps`, and adds to a checkpoint in
-    `_save_run` and `_load_run` what its data need to go on, and in `_process_state` and `_load_process_state` what
-    each process counts.
+    Subclasses make one endless pass over their data, which ends after `num_training_steps`. They save and restore the
+    state of the data in `_save_run` and `_load_run`, and counters of each process in `_process_state` and
+    `_load_process_state`.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        args: TrainingArguments,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            callbacks=callbacks,
-            optimizers=optimizers,
-        )
-        self._throughput = Throughput()
-        self._eval_metrics: dict[str, float] = {}
-        self._operations_per_token: int | None = None
+    _operations_per_token: int | None = None
+
+    @cached_property
+    def _throughput(self) -> Throughput:
+        return Throughput()
 
     @property
     def num_training_steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Number of optimizer steps of the whole run."""
         raise NotImplementedError
 
     @property
-    def step_rows(self) -> int:
-        """Rows of input that one optimizer step reads, over all processes and accumulation steps."""
+    def num_streams(self) -> int:
+        """Streams, or rows of the batches of one optimizer step, over all processes and accumulation steps."""
         return self.args.per_device_train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
 
-    @property
-    def trained_model(self) -> PreTrainedModel:
-        """The plain model that is saved, evaluated, sampled from and pushed."""
-        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-
     def sync_trained_model(self) -> None:
-        """Bring [`trained_model`] up to date before it is used, where training works on other weights."""
+        """Update `trained_model` before it is used, if training works on other weights."""
 
     def synced_model(self) -> PreTrainedModel:
-        """[`trained_model`], up to date."""
+        """Return the up-to-date `trained_model`."""
         self.sync_trained_model()
         return self.trained_model
 
     def _save_run(self, directory: str) -> None:
-        """Write what the data of this run need to go on; called by every process."""
+        """Save the state of the data; called by every process."""
         raise NotImplementedError
 
     def _load_run(self, checkpoint: str) -> None:
-        """Check that this run can continue the checkpoint, and take over where its data stand."""
+        """Restore the state of the data; a ValueError if this run cannot continue the checkpoint."""
         raise NotImplementedError
 
     def _start_run(self) -> None:
-        """Forget what an earlier call of [`train`] left."""
+        """Reset the state of an earlier call of [`train`]."""
 
     def _process_state(self) -> dict[str, Any]:
-        """What this process has counted and not logged yet."""
+        """Counters of this process since the last log: numbers, tensors and dictionaries of them."""
         return {}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
-        """Take over what was counted: of the form that `_process_state` gave, tensors on the CPU."""
+        """Restore the counters that `_process_state` returned; tensors are on the CPU."""
 
     def _set_epoch(self) -> None:
-        """Give `self.state.epoch` the share of the data that was read."""
+        """Set `self.state.epoch` to the number of passes over the data so far."""
 
     def set_initial_training_values(self, args, dataloader):
-        """One endless pass, cut after `num_training_steps`."""
-        steps = self.num_training_steps
-        return (sys.maxsize, steps, steps * self.step_rows, steps * self.step_rows, self.step_rows,
-                steps * args.gradient_accumulation_steps, steps)  # fmt: skip
+        """One endless pass that ends after `num_training_steps`."""
+        steps, rows = self.num_training_steps, self.num_streams
+        return sys.maxsize, steps, steps * rows, steps * rows, rows, steps * args.gradient_accumulation_steps, steps
 
     # ---- Steps ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
-        """Train, from a checkpoint where one is given: a path, or True for the last complete one in `output_dir`.
+        """Train, optionally from a checkpoint.
+
+        Args:
+            resume_from_checkpoint: path of a checkpoint, or True for the last complete one in `output_dir`.
 
         Raises:
-            ValueError: there is no such checkpoint, it is incomplete or damaged, or it belongs to other data or to a
-                model of another shape.
+            ValueError: the checkpoint is missing, incomplete or damaged, or is of other data or another model.
         """
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         self._start_run()
@@ -142,22 +115,22 @@ class RecurrentTrainer(ParameterGroupsTrainer):
 
     def _run_epoch(self, *args, **kwargs):
         if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True  # the checkpoint is of a finished run
+            self.control.should_training_stop = True  # resumed from the checkpoint of a finished run
             return
         self._throughput.start(self.state.global_step)
         if self.args.device.type != "mps":
-            # Sums of losses are exact in float64, so logs do not depend on which process added what first.
+            # In float64 the sum of losses does not depend on the order in which processes add them.
             self._tr_loss = self._tr_loss.double()
         super()._run_epoch(*args, **kwargs)
 
     def _sum(self, value: float) -> float | int:
-        """The sum of a number over all processes."""
+        """Sum of a number over all processes."""
         dtype = torch.float64 if isinstance(value, float) and self.args.device.type != "mps" else None
         total = self.accelerator.reduce(torch.tensor([value], dtype=dtype, device=self.args.device), reduction="sum")
         return total.item()
 
     def floating_point_ops(self, inputs: dict[str, torch.Tensor | Any]) -> int:
-        """Those of a step, as `Trainer` has them; the parameters are counted once, which at T = 1 takes long."""
+        """The estimate of `Trainer`, but with the parameters counted only once: at T = 1 that takes long."""
         main_input = inputs.get(getattr(self.model, "main_input_name", "input_ids"))
         if main_input is None:
             return 0
@@ -168,11 +141,11 @@ class RecurrentTrainer(ParameterGroupsTrainer):
     # ---- Saving ----
 
     def _saved_models(self) -> dict[str, PreTrainedModel]:
-        """What a checkpoint holds, by the folder in it: in the empty one the model that training is for."""
+        """Models of a checkpoint by subdirectory; the trained model is at ""."""
         return {"": self.trained_model}
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        """Models and tokenizer, written beside and moved in; no pickled arguments."""
+        """Save models and tokenizer through a temporary directory, without pickled arguments."""
         output_dir = self.args.output_dir if output_dir is None else output_dir
         if not self.args.should_save:
             return
@@ -212,9 +185,9 @@ class RecurrentTrainer(ParameterGroupsTrainer):
             self._save_trainer_state(staging)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            write_json(
-                {"num_processes": self.args.world_size, "files": _files(staging)}, os.path.join(staging, MANIFEST_FILE)
-            )
+            files = sorted(path.relative_to(staging).as_posix() for path in Path(staging).rglob("*") if path.is_file())
+            manifest = {"num_processes": self.args.world_size, "files": files}
+            write_json(manifest, os.path.join(staging, MANIFEST_FILE))
             publish_directory(staging, final)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
@@ -234,9 +207,9 @@ class RecurrentTrainer(ParameterGroupsTrainer):
                     self.state.stateful_callbacks[name].append(callback.state())
                 else:
                     self.state.stateful_callbacks[name] = callback.state()
-        self.state.save_to_json(os.path.join(directory, TRAINER_STATE_FILE))
-        with open(os.path.join(directory, "training_args.json"), "w", encoding="utf-8") as file:
-            json.dump(self.args.to_dict(), file, indent=1, default=str)
+        self.state.save_to_json(os.path.join(directory, "trainer_state.json"))
+        arguments = json.dumps(self.args.to_dict(), indent=1, default=str)
+        Path(directory, "training_args.json").write_text(arguments, encoding="utf-8")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.args.should_save:
@@ -248,19 +221,18 @@ class RecurrentTrainer(ParameterGroupsTrainer):
             write_json(self.accelerator.scaler.state_dict(), os.path.join(output_dir, "scaler.json"))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """What is this process's own: random states, and the losses that are not logged yet."""
-        numpy_state = np.random.get_state(legacy=False)
+        """Save the state of this process: random states, and losses and counters since the last log."""
+        kind, key, *numpy_state = np.random.get_state()
         tree = {
             "python": random.getstate(),
-            "numpy": [numpy_state["bit_generator"], numpy_state["state"]["key"].tolist(), numpy_state["state"]["pos"],
-                      numpy_state["has_gauss"], numpy_state["gauss"]],
+            "numpy": [kind, key.tolist(), *numpy_state],
             "torch": torch.random.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if self.args.device.type == "cuda" else None,
             "unlogged_loss": self._tr_loss,
             "last_logged_step": self._globalstep_last_logged,
             "counts": self._process_state(),
-        }  # fmt: skip
-        save_tree(tree, output_dir, _process_file(self.args.process_index))
+        }
+        save_tree(tree, output_dir, f"process_rank{self.args.process_index}")
 
     # ---- Resuming ----
 
@@ -278,13 +250,13 @@ class RecurrentTrainer(ParameterGroupsTrainer):
         return checkpoint
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        """Weights from safetensors, shapes checked first."""
-        if os.path.isfile(os.path.join(resume_from_checkpoint, ADAPTER_FILE)):
+        """Load the weights after checking names and shapes."""
+        if os.path.isfile(os.path.join(resume_from_checkpoint, "adapter_model.safetensors")):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         models = self._saved_models() if model is None else {"": model}
         for folder, part in models.items():
-            _load_weights(part, os.path.join(resume_from_checkpoint, folder))
+            load_weights(part, os.path.join(resume_from_checkpoint, folder))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -298,157 +270,49 @@ class RecurrentTrainer(ParameterGroupsTrainer):
                 self.accelerator.scaler.load_state_dict(read_json(path))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Random states, and the losses not logged yet; called when everything else stands ready for the next step."""
+        """Restore the state of this process; `Trainer` calls this last, right before the next step."""
         if checkpoint is None:
             return
         stored_processes = read_json(os.path.join(checkpoint, MANIFEST_FILE))["num_processes"]
-        trees = [load_tree(checkpoint, _process_file(rank)) for rank in range(stored_processes)]
+        trees = [load_tree(checkpoint, f"process_rank{rank}") for rank in range(stored_processes)]
         tree = trees[min(self.args.process_index, stored_processes - 1)]
         random.setstate(tree["python"])
-        kind, key, position, has_gauss, gauss = tree["numpy"]
-        np.random.set_state((kind, np.array(key, dtype=np.uint32), position, has_gauss, gauss))
+        kind, key, *numpy_state = tree["numpy"]
+        np.random.set_state((kind, np.array(key, dtype=np.uint32), *numpy_state))
         torch.random.set_rng_state(tree["torch"])
         if tree["cuda"] is not None and self.args.device.type == "cuda":
             torch.cuda.set_rng_state(tree["cuda"])
-        # Logs average the losses of all processes.
+        # Logs average the losses over the processes, and sum the counters.
         same = stored_processes == self.args.world_size
         losses = tree["unlogged_loss"] if same else torch.stack([other["unlogged_loss"] for other in trees]).mean(0)
         self._tr_loss = losses.to(self.args.device)
-        # They add what they counted: where their number changed, the first one takes it all over.
-        mine = [tree["counts"]] if same else [other["counts"] for other in trees]
-        self._load_process_state(_added(mine, times=int(same or self.args.process_index == 0)))
+        counts = [tree["counts"]] if same else [other["counts"] for other in trees]
+        self._load_process_state(_sum_of_trees(counts, times=int(same or self.args.process_index == 0)))
         self._globalstep_last_logged = tree["last_logged_step"]
-        # `train_loss` is the mean of the steps of this call: the restored ones belong to the call before.
+        # `train_loss` is the mean over the steps of this call, without the restored losses.
         self._total_loss_scalar = -self._sum(float(self._tr_loss)) / self.args.world_size
-
-    # ---- Hub ----
-
-    def create_model_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: str | list[str] | None = None,
-        model_name: str | None = None,
-        recipe: str | None = None,
-        **kwargs,
-    ) -> None:
-        """Our card with what was measured, in place of the Trainer's "fine-tuned version of"."""
-        if not self.is_world_process_zero():
-            return
-        from hf_recurrent.hub.model_card import create_model_card
-
-        card = create_model_card(
-            self.trained_model,
-            self.args,
-            None if self.train_dataset is None else self.train_dataset.name,
-            {name: value for name, value in self._eval_metrics.items() if name.startswith("eval_")},
-            repo_id=self.hub_model_id,
-            model_name=model_name,
-            recipe=recipe,
-            train_steps=self.state.global_step or None,
-            license=license or "apache-2.0",
-            language=language,
-            tags=[tags] if isinstance(tags, str) else tags,
-        )
-        card.save(os.path.join(self.args.output_dir, "README.md"))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Upload what was just saved, in the background."""
-        args = self.args
-        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
-            return
-        busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if busy and not args.hub_always_push:
-            return
-        self.callback_handler.on_push_begin(args, self.state, self.control)
-        self._save(args.output_dir)
-        self.create_model_card()
-        message = f"Training in progress, step {self.state.global_step}"
-        api = HfApi(token=args.hub_token)
-        upload = {"repo_id": self.hub_model_id, "run_as_future": True, "revision": args.hub_revision}
-        jobs = [
-            api.upload_folder(
-                folder_path=args.output_dir, commit_message=message, ignore_patterns=["_*", "checkpoint-*"], **upload
-            )
-        ]
-        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            last = args.hub_strategy == HubStrategy.CHECKPOINT
-            jobs.append(
-                api.upload_folder(
-                    folder_path=checkpoint_folder,
-                    path_in_repo="last-checkpoint" if last else os.path.basename(checkpoint_folder),
-                    commit_message=f"{message}, checkpoint",
-                    **upload,
-                )
-            )
-        if busy:
-            self.push_in_progress.jobs.extend(jobs)
-        else:
-            self.push_in_progress = PushInProgress(jobs)
 
 
 def find_last_complete_checkpoint(output_dir: str | os.PathLike) -> str | None:
-    """Where `resume_from_checkpoint=True` continues, or None."""
+    """Path of the checkpoint that `resume_from_checkpoint=True` resumes, or None."""
     return find_last_checkpoint(output_dir, lambda path: _missing_part(path) is None)
 
 
-def _process_file(rank: int) -> str:
-    return f"process_rank{rank}"
-
-
-def _added(trees: list[Any], times: int) -> Any:
-    """`times` the sum of numbers, tensors and dictionaries of such; None where all have None."""
+def _sum_of_trees(trees: list[Any], times: int) -> Any:
+    """`times` × the sum of numbers, tensors or dictionaries of them; None if all are None."""
     trees = [tree for tree in trees if tree is not None]
     if not trees:
         return None
     if isinstance(trees[0], dict):
         names = dict.fromkeys(name for tree in trees for name in tree)
-        return {name: _added([tree.get(name) for tree in trees], times) for name in names}
+        return {name: _sum_of_trees([tree.get(name) for tree in trees], times) for name in names}
     return sum(trees[1:], trees[0]) * times
 
 
-def _files(directory: str) -> list[str]:
-    """All files below a directory, by their names relative to it."""
-    return sorted(path.relative_to(directory).as_posix() for path in Path(directory).rglob("*") if path.is_file())
-
-
 def _missing_part(checkpoint: str) -> str | None:
-    """The first file that the checkpoint was complete with and has no longer."""
+    """First file of the manifest that a checkpoint lacks, or None."""
     manifest = os.path.join(checkpoint, MANIFEST_FILE)
     if not os.path.isfile(manifest):
         return MANIFEST_FILE
-    return next(
-        (name for name in read_json(manifest)["files"] if not os.path.isfile(os.path.join(checkpoint, name))), None
-    )
-
-
-def _load_weights(model: PreTrainedModel, directory: str) -> None:
-    index = os.path.join(directory, WEIGHTS_INDEX_FILE)
-    names = sorted(set(read_json(index)["weight_map"].values())) if os.path.isfile(index) else [WEIGHTS_FILE]
-    paths = [os.path.join(directory, name) for name in names]
-    _check_weights(paths, model.state_dict(), set(getattr(model, "all_tied_weights_keys", None) or ()), directory)
-    for path in paths:
-        model.load_state_dict(load_file(path), strict=False)
-    model.tie_weights()
-
-
-def _check_weights(paths: list[str], own: dict[str, torch.Tensor], tied: set[str], checkpoint: str) -> None:
-    """Raise a ValueError that names the first weight that a checkpoint lacks or has in another shape."""
-    found = set()
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dictionary)
-                    shape = tuple(file.get_slice(name).get_shape())
-                    if name not in own:
-                        raise ValueError(f"The checkpoint {checkpoint!r} has a weight `{name}`; the model has none.")
-                    if shape != tuple(own[name].shape):
-                        raise ValueError(
-                            f"`{name}` has shape {shape} in the checkpoint {checkpoint!r}, but "
-                            f"{tuple(own[name].shape)} in the model."
-                        )
-                    found.add(name)
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"The checkpoint file `{path}` is missing or damaged: {error}.") from error
-    if missing := sorted(set(own) - found - tied):
-        raise ValueError(f"The checkpoint {checkpoint!r} lacks the weight `{missing[0]}` of the model.")
+    files = read_json(manifest)["files"]
+    return next((name for name in files if not os.path.isfile(os.path.join(checkpoint, name))), None)

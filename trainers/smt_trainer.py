@@ -1,13 +1,8 @@
-"""Supervised Memory Training: an RNN learns single steps between memories that a teacher learns to need."""
+"""Supervised Memory Training: an RNN learns single steps between the memories of a teacher."""
 
-import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 
-from hf_recurrent.data.episode_source import EpisodeSource
-from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
-from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.memory_trainer import MemoryTrainer
 from hf_recurrent.trainers.smt.smt_objective import SmtObjective
 from hf_recurrent.trainers.smt_arguments import SmtTrainingArguments
@@ -16,66 +11,37 @@ logger = logging.get_logger(__name__)
 
 
 class SmtTrainer(MemoryTrainer):
-    """Supervised Memory Training (SMT, section 2.2): no step is ever unrolled, whatever the length.
+    """Supervised Memory Training (SMT, section 2.2): trains an RNN without unrolling it over time.
 
-    The teacher's encoder makes memories of contexts, its decoder predicts the future from them, and the RNN learns to
-    make each memory from the one before and the next byte. Blocks of a corpus begin anywhere; those of a task are its
-    examples. The RNN's readout is the teacher's decoder ([`sync_readout`]): its prediction from a teacher's memory
-    equals the teacher's of the first future byte.
+    The teacher's encoder turns contexts into memories, its decoder predicts the future from a memory, and the RNN
+    learns to compute each memory from the previous one and the next byte. Blocks of a corpus begin anywhere; those of
+    a task are its examples. The RNN's readout is a copy of the teacher's decoder ([`sync_readout`]), so from a
+    teacher's memory both predict the same next byte.
 
-    Logs hold `decoder_loss`, `dynamics_loss`, `uniformity` (0 is collapse, about -4 is uniform), and `teacher_loss`,
-    the teacher's nats of the first future byte, which the RNN can reach; `bits_per_byte` is the latter in bits.
-    A following [`DmtTrainer`] closes the gap between the two when the RNN runs on its own memories.
+    Logs hold `decoder_loss`, `dynamics_loss`, `uniformity` (0: memories have collapsed; about -4: uniform) and
+    `teacher_loss`, the teacher's nats of the next byte, which the RNN can reach; `bits_per_byte` is `teacher_loss` in
+    bits. A following [`DmtTrainer`] reduces the gap that opens when the RNN runs on its own memories.
 
     Args:
         model: the RNN.
-        teacher: its teacher, of the same memory and vocabulary, and with a decoder of the readout's shape.
+        teacher: its teacher, with the same memory, vocabulary and decoder shape.
         args: [`SmtTrainingArguments`]; the trainer works on a copy.
-        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`MultiStreamTrainer`].
+        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`BlockTrainer`].
 
     Raises:
-        ValueError: the two do not match, or blocks are shorter than context and future; and the errors of
-            [`MultiStreamTrainer`].
+        ValueError: see [`BlockTrainer`]; or the two models do not match, or blocks are shorter than context + future.
     """
 
     args: SmtTrainingArguments
     predictive_loss = "teacher_loss"
 
-    def __init__(
-        self,
-        model: SmtRnnForCausalLM,
-        teacher: SmtTeacherModel,
-        args: SmtTrainingArguments,
-        train_corpus: EpisodeSource | None = None,
-        eval_corpus: EpisodeSource | dict[str, EpisodeSource] | None = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
-        super().__init__(model, teacher, args, train_corpus, eval_corpus, processing_class, callbacks, optimizers)
-        self.sync_readout()
-        if model.config.backbone == "gru":
-            logger.warning(
-                "A GRU makes the memories collapse under SMT (SMT, section 3.3): watch `uniformity`, which is then "
-                "near 0, and prefer the Transformer or MLP backbone, or backpropagation through time."
-            )
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
-        """Train, and give the RNN the decoder as its readout; see [`RecurrentTrainer.train`]."""
-        output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        self.sync_readout()
-        return output
-
-    def sync_readout(self) -> None:
-        """Copy the teacher's decoder to the RNN's readout."""
-        self.student.load_readout(self.teacher)
-
-    def sync_trained_model(self) -> None:
-        # Afterwards the readout may be DMT's.
-        if self.is_in_train:
-            self.sync_readout()
-
     def _build_objective(self, args: SmtTrainingArguments) -> SmtObjective:
+        self.sync_readout()
+        if self.student.config.backbone == "gru":
+            logger.warning(
+                "`backbone` is 'gru'; memories collapse when a GRU is trained by SMT (SMT, section 3.3). Watch "
+                "`uniformity` (near 0: collapsed), or use the Transformer or MLP backbone."
+            )
         return SmtObjective(
             self.student,
             self.teacher,
@@ -88,9 +54,23 @@ class SmtTrainer(MemoryTrainer):
             uniformity_over=args.uniformity_over,
         )
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
+        """Train, then copy the decoder to the RNN's readout; see [`RecurrentTrainer.train`]."""
+        output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+        self.sync_readout()
+        return output
+
+    def sync_readout(self) -> None:
+        """Copy the teacher's decoder to the RNN's readout."""
+        self.student.load_readout(self.teacher)
+
+    def sync_trained_model(self) -> None:
+        if self.is_in_train:  # after training, the readout may be DMT's
+            self.sync_readout()
+
     def _frozen(self) -> list[nn.Module]:
         return [self.student.model.decoder, self.student.lm_head]
 
     def _last_anchor(self, first: int) -> int:
-        # Blocks that begin with an episode end with it: every position has its future.
+        # In a block that is a whole episode, every position has its whole future.
         return self.args.block_size - (self.args.future_length if first else 1)

@@ -1,4 +1,4 @@
-"""Output of a run while it trains: a progress bar in bytes, and samples."""
+"""Output during training: a progress bar in bytes, and samples."""
 
 import sys
 import time
@@ -11,10 +11,11 @@ from transformers.trainer_callback import ProgressCallback
 
 from hf_recurrent.data.episode_source import with_unit
 from hf_recurrent.evaluation.samples import generate_samples
+from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 
 
 class Throughput:
-    """Seconds spent training since it was last asked, evaluation, saving and samples left out."""
+    """Measures steps per second of training alone: evaluation, saving and sampling are `paused()`."""
 
     def __init__(self):
         self.start(0)
@@ -31,23 +32,17 @@ class Throughput:
             self._paused += time.perf_counter() - begin
 
     def steps_per_second(self, step: int) -> float:
-        """Since the last call, or since [`start`]."""
+        """Rate since the last call, or since [`start`]."""
         seconds = max(time.perf_counter() - self._since - self._paused, 1e-9)
         rate = (step - self._step) / seconds
         self.start(step)
         return rate
 
 
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
 class BytesProgressCallback(ProgressCallback):
-    """A bar with bits per byte, bytes per second, state resets and time left; plain lines where there is no terminal.
+    """Progress bar with bits per byte, bytes per second, state resets and time left; plain lines without a terminal.
 
-    It stands in for the Trainer's own bar. Only the first process shows anything.
+    Replaces the bar of `Trainer`. Only the first process prints.
     """
 
     def __init__(self):
@@ -79,7 +74,7 @@ class BytesProgressCallback(ProgressCallback):
             self.training_bar.set_postfix_str(text)
             if not self._terminal:
                 rate = (time.perf_counter() - self._begin) / max(state.global_step - self._first_step, 1)
-                left = _clock(rate * (state.max_steps - state.global_step))
+                left = tqdm.format_interval(rate * (state.max_steps - state.global_step))
                 print(f"step {state.global_step}/{state.max_steps}: {text}, {left} left", file=sys.stderr, flush=True)
 
     def show_evaluation(self, state: TrainerState, words: str) -> None:
@@ -89,38 +84,31 @@ class BytesProgressCallback(ProgressCallback):
 
 
 class SampleCallback(TrainerCallback):
-    """Prints what the model writes after a few prompts, every `every` steps, from the first process.
+    """Prints samples of the model every `args.sample_every` steps, in the first process.
 
-    Random states and the mode of the model are put back: training is the same, bit for bit, with and without it.
+    Random states and the model's mode are restored: training is bit for bit the same with and without samples.
 
     Args:
-        tokenizer: encodes the prompts and decodes what follows.
-        prompts: what the samples begin with.
-        every: steps between samples.
-        length: bytes of a sample.
-        throughput: told that sampling is not training.
-        trained_model: gives the model to sample from, where the one that is trained holds more than that.
+        tokenizer: encodes the prompts and decodes the samples.
+        args: the fields `sample_every`, `sample_prompts` and `sample_bytes`.
+        throughput: paused while sampling.
+        synced_model: returns the model to sample from.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        prompts: list[str],
-        every: int,
-        length: int,
-        throughput: Throughput | None = None,
-        trained_model: Callable[[], PreTrainedModel] | None = None,
+        args: MultiStreamTrainingArguments,
+        throughput: Throughput,
+        synced_model: Callable[[], PreTrainedModel],
     ):
-        self.tokenizer, self.prompts, self.every, self.length = tokenizer, prompts, every, length
-        self.throughput = throughput or Throughput()
-        self.trained_model = trained_model
+        self.tokenizer, self.args, self.throughput, self.synced_model = tokenizer, args, throughput, synced_model
 
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        if state.global_step % self.every or not state.is_world_process_zero:
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % self.args.sample_every or not state.is_world_process_zero:
             return
-        model = self.trained_model() if self.trained_model else model
+        prompts = self.args.sample_prompts
         with self.throughput.paused():
-            for prompt, text in zip(
-                self.prompts, generate_samples(model, self.tokenizer, self.prompts, self.length), strict=True
-            ):
+            texts = generate_samples(self.synced_model(), self.tokenizer, prompts, self.args.sample_bytes)
+            for prompt, text in zip(prompts, texts, strict=True):
                 tqdm.write(f"--- step {state.global_step}: sample after {prompt!r}\n{prompt}{text}\n---")

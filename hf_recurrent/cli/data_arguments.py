@@ -1,8 +1,10 @@
-"""Data that `pretrain` and `evaluate` read: the same arguments, so that the same values give the same split."""
+"""The data arguments that `pretrain` and `evaluate` share, so that the same values give the same split."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from transformers.hf_argparser import HfArg
 
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus
@@ -17,49 +19,37 @@ CORPUS_HELP = (
 
 @dataclass
 class DataArguments:
-    """Where episodes come from, and which of them are held out."""
+    """The source of episodes, and the part of them that is held out."""
 
-    corpus: list[str] = field(
+    corpus: list[str] = HfArg(  # noqa: RUF009 (a field)
         default_factory=lambda: ["python"],
-        metadata={
-            "help": f"{CORPUS_HELP}. Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
-            "--corpus hub:roneneldan/TinyStories, --corpus mnist:digits/, --corpus task:retrieval,length=128"
-        },
+        help=f"{CORPUS_HELP}. Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
+        "--corpus hub:roneneldan/TinyStories, --corpus mnist:digits/, --corpus task:retrieval,length=128",
     )
-    text_column: str = field(default="text", metadata={"help": "Where rows of JSONL, Parquet and datasets have text."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of a dataset, or of images, to read."})
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "Configuration of a Hub dataset. Example: --dataset_config sample-10BT"}
-    )
-    streaming: bool = field(
-        default=False, metadata={"help": "Read a Hub dataset over the network instead of downloading it first."}
-    )
-    binary: bool = field(default=False, metadata={"help": "Byte 0 is data; episodes have no end byte."})
-    max_corpus_bytes: float | None = field(
-        default=None, metadata={"help": "How much of the corpus to read. Example: --max_corpus_bytes 1e9"}
-    )
-    validation_fraction: float = field(default=0.05, metadata={"help": "Share of the documents that is held out."})
-    split_seed: int = field(default=0, metadata={"help": "Decides which documents are held out."})
-    max_eval_bytes: float | None = field(
-        default=None,
-        metadata={
-            "help": "Evaluate on whole held-out documents while they fit in. Example: 2e6",
-            "aliases": ["--max_bytes"],
-        },
+    text_column: str = HfArg(default="text", help="Column with the text in JSONL, Parquet and datasets.")
+    dataset_split: str = HfArg(default="train", help="Split of a dataset, or of images, to read.")
+    dataset_config: str | None = HfArg(default=None, help="Configuration of a Hub dataset. Example: sample-10BT")
+    streaming: bool = HfArg(default=False, help="Stream a Hub dataset instead of downloading it first.")
+    binary: bool = HfArg(default=False, help="Byte 0 is data; episodes have no end byte.")
+    max_corpus_bytes: float | None = HfArg(default=None, help="Bytes of the corpus to read at most. Example: 1e9")
+    validation_fraction: float = HfArg(default=0.05, help="Share of the documents to hold out.")
+    split_seed: int = HfArg(default=0, help="Seed of the choice of held-out documents.")
+    max_eval_bytes: float | None = HfArg(
+        default=None, aliases=["--max_bytes"], help="Bytes of whole held-out documents to evaluate. Example: 2e6"
     )
 
     def __post_init__(self):
         for name in ("max_corpus_bytes", "max_eval_bytes"):
             value = getattr(self, name)
             if value is not None and not (value >= 1 and value == int(value)):
-                raise ValueError(f"`{name}` is {value}; it must be a whole number of at least 1.")
+                raise ValueError(f"`--{name}` is {value}; it must be a whole number of at least 1.")
 
 
 def token_vocabulary(corpus: Sequence[str]) -> int | None:
-    """V where images or a task bring tokens of their own, none of which ends an episode; None for text.
+    """V of images and tasks, which have token ids of their own and no end token; None for text.
 
     Raises:
-        ValueError: images or a task beside something else.
+        ValueError: images or a task are combined with other sources.
     """
     from hf_recurrent.data.pixel_readers import pixel_format
 
@@ -73,17 +63,17 @@ def load_training_sources(
     """Training and held-out data.
 
     Args:
-        validation_corpus: held-out data of its own; then nothing of `arguments.corpus` is held out.
+        validation_corpus: separate held-out data; then all of `arguments.corpus` is training data.
 
     Raises:
-        FileNotFoundError, ValueError, ImportError: one sentence that names the problem.
+        FileNotFoundError, ValueError, ImportError: the data cannot be read.
     """
     task = _task(arguments.corpus)
     if task is not None:
         held_out = _task(validation_corpus or arguments.corpus)
         if held_out is None:
-            raise ValueError(f"`--validation_corpus` is {validation_corpus}, but `--corpus` is a task.")
-        # The number of validation examples is part of a task's fingerprint, by which checkpoints know it.
+            raise ValueError(f"`--validation_corpus` is {validation_corpus}; if `--corpus` is a task, it must be one.")
+        # The number of validation examples is part of a task's fingerprint, which checkpoints compare.
         return _limited(task, arguments), _limited(held_out, arguments)
     if validation_corpus:
         train, held_out = (_documents(arguments, names, tokenizer) for names in (arguments.corpus, validation_corpus))
@@ -93,7 +83,7 @@ def load_training_sources(
 
 
 def load_evaluation_source(arguments: DataArguments, tokenizer: Any, split: str) -> "EpisodeSource":
-    """Data to evaluate: the split "validation", "train" or "all"; a task is always asked its validation examples."""
+    """Data to evaluate: the split "validation", "train" or "all"; of a task, always its validation examples."""
     source = _task(arguments.corpus)
     if source is None and split == "all":
         source = _documents(arguments, arguments.corpus, tokenizer)
@@ -115,29 +105,24 @@ def _task(corpus: Sequence[str]) -> "EpisodeSource | None":
 def _documents(arguments: DataArguments, names: Sequence[str], tokenizer: Any) -> "Corpus":
     from hf_recurrent.data.loading import load_corpus
 
-    return load_corpus(*_one(names), tokenizer=tokenizer, **_loading_options(arguments))
+    return load_corpus(_source(names), **_loading_options(arguments, tokenizer))
 
 
 def _split_documents(arguments: DataArguments, tokenizer: Any) -> "tuple[Corpus, Corpus]":
     from hf_recurrent.data.loading import load_splits
 
-    return load_splits(
-        *_one(arguments.corpus),
-        validation_fraction=arguments.validation_fraction,
-        split_seed=arguments.split_seed,
-        tokenizer=tokenizer,
-        **_loading_options(arguments),
-    )
+    split = {"validation_fraction": arguments.validation_fraction, "split_seed": arguments.split_seed}
+    return load_splits(_source(arguments.corpus), **split, **_loading_options(arguments, tokenizer))
 
 
-def _one(names: Sequence[str]) -> list:
-    # A single source goes by its name, which is what a corpus of it is called.
-    return [names[0] if len(names) == 1 else names]
+def _source(names: Sequence[str]) -> str | Sequence[str]:
+    return names[0] if len(names) == 1 else names
 
 
-def _loading_options(arguments: DataArguments) -> dict[str, Any]:
+def _loading_options(arguments: DataArguments, tokenizer: Any) -> dict[str, Any]:
     limit = arguments.max_corpus_bytes
     return {
+        "tokenizer": tokenizer,
         "text_column": arguments.text_column,
         "split": arguments.dataset_split,
         "config_name": arguments.dataset_config,

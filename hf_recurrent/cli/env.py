@@ -1,4 +1,4 @@
-"""`hf-recurrent env`: what a bug report needs to say about the machine."""
+"""`hf-recurrent env`: versions and devices for bug reports."""
 
 import argparse
 import importlib
@@ -6,26 +6,24 @@ import importlib.metadata
 import platform
 from collections.abc import Sequence
 
+from hf_recurrent.cli.parsing import run_command
+
 PACKAGES = (
-    "hf-recurrent",
-    "torch",
-    "transformers",
-    "accelerate",
-    "safetensors",
-    "huggingface_hub",
-    "numpy",
-    "datasets",
-    "peft",
-    "triton",
-)
+    "hf-recurrent", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "datasets",
+    "peft", "triton",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print versions, devices and the backends of the linear scan."""
-    argparse.ArgumentParser(prog="hf-recurrent env", description=main.__doc__).parse_args(argv)
+    parser = argparse.ArgumentParser(prog="hf-recurrent env", description=main.__doc__)
+    run_command(parser, argv, lambda arguments: _print_environment())
+
+
+def _print_environment() -> None:
     import torch
 
-    from hf_recurrent.modeling.linear_scan import available_backends
+    from hf_recurrent.modeling.linear_scan import available_backends, how_to_install
 
     lines = {"python": platform.python_version(), "platform": platform.platform()}
     lines |= {package: _version(package) for package in PACKAGES}
@@ -34,32 +32,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         "CPU threads": str(torch.get_num_threads()),
         "GPUs": ", ".join(gpus) or "none",
         "scan backends": ", ".join(available_backends()),
-        "CPU scan kernel": _cpu_kernel(),
-        "CPU step kernel": _other_kernel("step_cpu"),
-        "CPU sensitivities kernel": _other_kernel("sensitivities_cpu"),
+        "CPU scan kernel": _kernel("linear_scan_cpu", f"to install it: {how_to_install('cpu')}"),
+        "CPU step kernel": _kernel("step_cpu", "torch is used instead"),
+        "CPU sensitivities kernel": _kernel("sensitivities_cpu", "torch is used instead"),
     }
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))
 
 
-def _cpu_kernel() -> str:
-    """The instructions that the compiled CPU kernel uses, or why it is not there and how to get it."""
-    from hf_recurrent.modeling.linear_scan import how_to_install
-
+def _kernel(name: str, otherwise: str) -> str:
+    """The instruction set of a compiled kernel if it says so, or why the kernel is missing."""
     try:
-        from hf_recurrent.kernels.linear_scan_cpu import instruction_set
+        module = importlib.import_module(f"hf_recurrent.kernels.{name}")
     except ImportError as error:
-        return f"not there ({error}); to get it: {how_to_install('cpu')}"
-    return instruction_set()
-
-
-def _other_kernel(name: str) -> str:
-    """Whether a compiled kernel is there: of single bytes (`step_cpu`) or of online learning (`sensitivities_cpu`)."""
-    try:
-        importlib.import_module(f"hf_recurrent.kernels.{name}")
-    except ImportError as error:
-        return f"not there ({error}); plain torch serves"
-    return "there"
+        return f"not available ({error}); {otherwise}"
+    return module.instruction_set() if hasattr(module, "instruction_set") else "available"
 
 
 def _version(package: str) -> str:
@@ -67,7 +54,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-if __name__ == "__main__":
-    main()

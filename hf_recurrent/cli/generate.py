@@ -1,12 +1,12 @@
-"""`hf-recurrent generate MODEL`: continue prompts, books and saved states."""
+"""`hf-recurrent generate MODEL`: continue prompts, files and saved states."""
 
 import argparse
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
+from hf_recurrent.cli.parsing import check_at_least, check_file, check_parent, run_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,61 +18,59 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = argparse.ArgumentParser(
         prog="hf-recurrent generate",
-        description="Continue texts. New text goes to standard output, everything else to standard error.",
+        description="Continue texts. New text is printed to standard output, everything else to standard error.",
     )
     add_loading_arguments(parser)
-    text = parser.add_argument_group("what to continue: the state, then the file, then the prompt")
-    text.add_argument("--prompt", nargs="+", default=[], help="one or several texts")
-    text.add_argument("--prompt_file", type=Path, help="a file to read first, a book for instance, of any size")
-    text.add_argument("--state", type=Path, help="a state that --save_state wrote")
-    text.add_argument("--save_state", type=Path, help="write the state after the new text here")
+    text = parser.add_argument_group("text to continue: the state, then the file, then the prompt")
+    text.add_argument("--prompt", nargs="+", default=[], help="one or more texts")
+    text.add_argument("--prompt_file", type=Path, help="a file of any size to read first")
+    text.add_argument("--state", type=Path, help="a file written by --save_state")
+    text.add_argument("--save_state", type=Path, help="save the state after the new text to this file")
     new = parser.add_argument_group("new text")
-    new.add_argument("--max_new_tokens", type=int, default=200, help="0 reads only, for --save_state")
+    new.add_argument("--max_new_tokens", type=int, default=200, help="0 only reads, for --save_state (default: 200)")
     new.add_argument("--temperature", type=float, default=1.0)
-    new.add_argument("--top_k", type=int, default=0, help="sample from the best so many tokens; 0 for all")
-    new.add_argument("--top_p", type=float, default=1.0, help="sample from the best tokens of this probability")
-    new.add_argument("--greedy", action="store_true", help="always the most probable token")
-    new.add_argument("--num_beams", type=int, default=1, help="beam search, shown when it is done")
-    new.add_argument("--seed", type=int, help="makes sampling repeatable")
-    new.add_argument("--quiet", action="store_true", help="no progress bar while reading")
+    new.add_argument("--top_k", type=int, default=0, help="sample only from the k most likely tokens; 0 for all")
+    new.add_argument(
+        "--top_p", type=float, default=1.0, help="sample only from the most likely tokens of this probability"
+    )
+    new.add_argument("--greedy", action="store_true", help="always take the most likely token")
+    new.add_argument("--num_beams", type=int, default=1, help="beam search, printed when finished")
+    new.add_argument("--seed", type=int, help="make sampling reproducible")
+    new.add_argument("--quiet", action="store_true", help="hide the progress bar while reading")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the process's arguments. Bad input ends it with one sentence."""
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
-    try:
-        _check(arguments)
-        model, tokenizer = load_model_and_tokenizer(arguments)
-        if arguments.seed is not None:
-            from transformers import set_seed
+    """Run the command with `argv`, by default the arguments of the process."""
+    run_command(build_parser(), argv, _generate)
 
-            set_seed(arguments.seed)
-        if getattr(model, "supports_recurrent_state", False):
-            _generate_recurrent(arguments, model, tokenizer)
-        else:
-            _generate_stock(arguments, model, tokenizer)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+
+def _generate(arguments: argparse.Namespace) -> None:
+    _check(arguments)
+    model, tokenizer = load_model_and_tokenizer(arguments)
+
+    from transformers import set_seed
+
+    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+
+    if arguments.seed is not None:
+        set_seed(arguments.seed)
+    generate = _generate_recurrent if supports_recurrent_state(model) else _generate_stock
+    generate(arguments, model, tokenizer)
 
 
 def _check(arguments: argparse.Namespace) -> None:
     if not arguments.prompt and not arguments.prompt_file and not arguments.state:
-        raise ValueError("There is nothing to continue: give --prompt, --prompt_file or --state.")
-    for name, least in (("max_new_tokens", 0), ("top_k", 0), ("num_beams", 1)):
-        if getattr(arguments, name) < least:
-            raise ValueError(f"--{name} is {getattr(arguments, name)}; it must be at least {least}.")
+        raise ValueError("There is nothing to continue; give --prompt, --prompt_file or --state.")
+    check_at_least(0, arguments, "max_new_tokens", "top_k")
+    check_at_least(1, arguments, "num_beams")
     if not arguments.temperature > 0:
-        raise ValueError(f"--temperature is {arguments.temperature}; it must be more than 0 (--greedy for the limit).")
+        raise ValueError(f"`--temperature` is {arguments.temperature}; it must be more than 0. For 0, use --greedy.")
     if not 0 < arguments.top_p <= 1:
-        raise ValueError(f"--top_p is {arguments.top_p}; it must be more than 0 and at most 1.")
-    for name in ("prompt_file", "state"):
-        path = getattr(arguments, name)
-        if path is not None and not path.is_file():
-            raise FileNotFoundError(f"--{name} is `{path}`, which is no file.")
-    if arguments.save_state is not None and not arguments.save_state.absolute().parent.is_dir():
-        raise FileNotFoundError(f"--save_state is `{arguments.save_state}`, whose directory does not exist.")
+        raise ValueError(f"`--top_p` is {arguments.top_p}; it must be more than 0 and at most 1.")
+    check_file("--prompt_file", arguments.prompt_file)
+    check_file("--state", arguments.state)
+    check_parent("--save_state", arguments.save_state)
 
 
 def _generation_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -101,19 +99,19 @@ def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel",
     progress = not arguments.quiet
     if arguments.prompt_file:
         if not arguments.prompt_file.stat().st_size:
-            raise ValueError(f"--prompt_file is `{arguments.prompt_file}`, which is empty.")
+            raise ValueError(f"`--prompt_file` is {str(arguments.prompt_file)!r}; it must not be empty.")
         if text is not None and len(text.pending) > 1:
-            raise ValueError(f"--state holds {len(text.pending)} texts, but --prompt_file continues only one.")
+            raise ValueError(f"`--state` has {len(text.pending)} texts; with --prompt_file, it must have one.")
         text = read_texts(model, [_FileTokens(arguments.prompt_file, tokenizer)], text, progress=progress)
     if arguments.prompt:
         prompts = [_encode(tokenizer, prompt) for prompt in arguments.prompt]
         if text is not None and len(text.pending) == 1:
             text = repeat_text(text, len(prompts))
         elif text is not None and len(text.pending) != len(prompts):
-            raise ValueError(f"--state holds {len(text.pending)} texts, but there are {len(prompts)} prompts.")
+            raise ValueError(f"`--state` has {len(text.pending)} texts; `--prompt` must have as many, or one.")
         text = read_texts(model, prompts, text)
     if all(token is None for token in text.pending):
-        raise ValueError("The text in --state has ended with the end byte; give a --prompt to begin a new one.")
+        raise ValueError("The text in `--state` ends with the end byte; give a --prompt to begin a new text.")
     if arguments.max_new_tokens:
         stream = len(text.pending) == 1 and arguments.num_beams == 1
         streamer = ByteStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if stream else None
@@ -125,7 +123,7 @@ def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel",
 
 
 def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> None:
-    """For models without a state: prompt and file in front of every new text, all of it in the cache."""
+    """For models without a state: file and prompt are the prefix of every new text, all of it in the cache."""
     import torch
     from transformers import TextStreamer
 
@@ -134,17 +132,18 @@ def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tok
 
     for name in ("state", "save_state"):
         if getattr(arguments, name) is not None:
-            raise ValueError(f"--{name} needs a recurrent model, but MODEL is a {type(model).__name__}.")
+            raise ValueError(f"`--{name}` needs a recurrent model, but `MODEL` is a {type(model).__name__}.")
     if not arguments.max_new_tokens:
-        raise ValueError("--max_new_tokens is 0, which is of use only with --save_state.")
+        raise ValueError("`--max_new_tokens` is 0; without --save_state, it must be at least 1.")
     book = arguments.prompt_file.read_bytes() if arguments.prompt_file else b""
     texts = [book.decode("utf-8", "surrogateescape") + prompt for prompt in arguments.prompt or [""]]
     rows = [torch.as_tensor(tokenizer(text)["input_ids"], dtype=torch.long) for text in texts]
-    longest = max(map(len, rows))
-    if not min(map(len, rows)):
-        raise ValueError("A prompt is empty; give at least one byte.")
-    inputs = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0)) for row in rows])
-    mask = torch.stack([torch.nn.functional.pad(torch.ones_like(row), (longest - len(row), 0)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    longest = int(lengths.max())
+    if not lengths.min():
+        raise ValueError("`--prompt` is empty; it must have at least one byte.")
+    inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
+    mask = (torch.arange(longest) >= longest - lengths[:, None]).long()
     stream = len(rows) == 1 and arguments.num_beams == 1
     kind = ByteStreamer if hasattr(tokenizer, "decode_bytes") else TextStreamer
     output = model.generate(
@@ -159,7 +158,7 @@ def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tok
 
 
 def _encode(tokenizer: Any, text: str) -> "np.ndarray":
-    # Arguments that are not UTF-8 come from the shell with the same escapes that byte tokenizers use.
+    # Arguments from the shell that are not UTF-8 hold surrogate escapes (PEP 383).
     return tokenizer.encode_bytes(text.encode("utf-8", "surrogateescape"))
 
 
@@ -168,27 +167,19 @@ def _show(arguments: argparse.Namespace, tokenizer: Any, rows: "Sequence[torch.T
         if len(rows) > 1:
             name = repr(arguments.prompt[row]) if arguments.prompt else f"text {row}"
             print(f"=== {name}")
-        options = {"errors": "replace"} if hasattr(tokenizer, "decode_bytes") else {}
-        print(tokenizer.decode(ids, skip_special_tokens=True, **options))
-    sys.stdout.flush()
+        print(tokenizer.decode(ids, skip_special_tokens=True), flush=True)
 
 
 class _FileTokens:
-    """A file as a row of token ids that is never in memory as a whole."""
+    """Token ids of a file, encoded slice by slice: the file is never in memory as a whole."""
 
     def __init__(self, path: Path, tokenizer: Any) -> None:
         import numpy as np
 
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
-        self._tokenizer = tokenizer
+        self._bytes, self._tokenizer = np.memmap(path, dtype=np.uint8, mode="r"), tokenizer
 
     def __len__(self) -> int:
         return len(self._bytes)
 
-    def __getitem__(self, index: int | slice) -> "np.ndarray | int":
-        if isinstance(index, slice):
-            return self._tokenizer.encode_bytes(self._bytes[index])
-        return int(self._tokenizer.encode_bytes(self._bytes[index : index + 1 or None])[0])
-
-    def __iter__(self) -> Iterator[int]:
-        return (int(token) for token in self[:])
+    def __getitem__(self, index: slice) -> "np.ndarray":
+        return self._tokenizer.encode_bytes(self._bytes[index])

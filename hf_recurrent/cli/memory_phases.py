@@ -1,4 +1,4 @@
-"""`pretrain --method smt` and `dmt`: the teacher, and the second phase behind the first."""
+"""`pretrain --method smt` and `dmt`: the teacher, and DMT after SMT."""
 
 import os
 
@@ -14,14 +14,14 @@ from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.memory_trainer import TEACHER_FOLDER, MemoryTrainer
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 
-# Where the second phase keeps its checkpoints; what it makes is saved where the first one's model is.
+# Folder of the checkpoints of DMT in the output directory of SMT, where its model is saved as well.
 DMT_FOLDER = "dmt"
 _SHARED_ARGUMENTS = (
     "bf16", "context_length", "data_seed", "dataloader_num_workers", "disable_tqdm", "eval_block_size", "eval_windows",
     "fp16", "gradient_accumulation_steps", "logging_steps", "max_grad_norm",
     "per_device_eval_batch_size", "report_to", "save_steps", "save_strategy", "save_total_limit", "seed",
     "start_share", "use_cpu", "weight_decay",
-    # transformers 5.23 has given it another name and warns of the old one.
+    # transformers 5.23 has renamed it, and warns about the old name.
     "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient_checkpointing",
 )  # fmt: skip
 
@@ -29,16 +29,16 @@ _SHARED_ARGUMENTS = (
 def build_teacher(
     arguments: TeacherArguments, model: PreTrainedModel, model_name: str, is_new: bool
 ) -> SmtTeacherModel:
-    """The teacher of `model`: a preset, a saved one, or by default a new one of the same memory.
+    """The teacher of `model`: a preset, a saved teacher, or by default a new one with matching memories.
 
     Args:
-        arguments: which.
+        arguments: the choice of the teacher.
         model: the RNN.
-        model_name: `--model`, where a saved RNN's own teacher lies.
-        is_new: whether a new teacher is allowed: dmt needs one that has learned.
+        model_name: `--model`; a saved RNN may have its teacher in it.
+        is_new: True if a new teacher is allowed; dmt needs a trained one.
 
     Raises:
-        ValueError: the model is no RNN of SMT, or the teacher is missing or does not load.
+        ValueError: the model is not an RNN of SMT, or the teacher cannot be loaded.
     """
     if not isinstance(model.config, SmtRnnConfig):
         raise ValueError(f"`--model` is {model_name!r}; it must be an RNN of SMT, such as smt-rnn-tiny.")
@@ -49,20 +49,22 @@ def build_teacher(
     if is_new and name in preset_names():
         return SmtTeacherModel(config_from_preset(name, vocab_size=model.config.vocab_size, **overrides))
     if overrides:
-        raise ValueError("`--teacher_overrides` changes a new teacher; a saved one keeps its shape.")
+        raise ValueError(
+            f"`--teacher_overrides` is {arguments.teacher_overrides}; with a saved teacher it must be empty."
+        )
     name = name or model_name
     folder = TEACHER_FOLDER if os.path.isfile(os.path.join(name, TEACHER_FOLDER, "config.json")) else ""
     try:
         teacher = AutoModel.from_pretrained(os.path.join(name, folder) if folder else name)
     except OSError as error:
-        raise ValueError(f"`--teacher` {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"`--teacher` is {name!r}; it cannot be loaded: {str(error).splitlines()[0]}") from error
     if not isinstance(teacher, SmtTeacherModel):
-        raise ValueError(f"`--teacher` {name!r} is a {type(teacher).__name__} without a teacher in it.")
+        raise ValueError(f"`--teacher` is {name!r}, a {type(teacher).__name__}; it must be a teacher of SMT.")
     return teacher
 
 
 def second_phase(trainer: MemoryTrainer, arguments: TeacherArguments) -> DmtTrainer:
-    """The trainer that follows a finished [`SmtTrainer`] with the same data, seed and precision."""
+    """The trainer of DMT after a finished [`SmtTrainer`], with the same data, seed and precision."""
     first: SmtTrainingArguments = trainer.args
     args = DmtTrainingArguments(
         output_dir=os.path.join(first.output_dir, DMT_FOLDER),

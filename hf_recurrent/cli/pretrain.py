@@ -1,4 +1,4 @@
-"""`hf-recurrent pretrain`: train on streams, evaluate on held-out documents, save, and say what to do next."""
+"""`hf-recurrent pretrain`: train on streams, evaluate on held-out documents and save the model."""
 
 import math
 import os
@@ -9,30 +9,19 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
-from hf_recurrent.cli.pretrain_arguments import (
-    ModelArguments,
-    PretrainArguments,
-    parse_arguments,
-    parse_overrides,
-)
-from hf_recurrent.cli.pretrain_report import (
-    describe_result,
-    describe_run,
-    draw_samples,
-    print_samples,
-    print_summary,
-)
+from hf_recurrent.cli.pretrain_arguments import ModelArguments, PretrainArguments, parse_arguments, parse_overrides
+from hf_recurrent.cli.pretrain_report import describe_result, describe_run, draw_samples, print_samples, print_summary
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import config_from_preset, preset_names
@@ -46,10 +35,7 @@ from hf_recurrent.trainers.recurrent_trainer import find_last_complete_checkpoin
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.smt_trainer import SmtTrainer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-# Not uploaded with the model, because of the underscore: it may name local files.
+# The underscore keeps it from being uploaded with the model: it may name local files.
 ARGUMENTS_FILE = "_recipe.yaml"
 _TRAINERS = {
     MultiStreamTrainingArguments: MultiStreamTrainer,
@@ -61,7 +47,7 @@ _TRAINERS = {
 
 @dataclass
 class Run:
-    """A run that is ready to start: everything that could be wrong with its arguments has been checked."""
+    """A run that is ready to start, with checked arguments."""
 
     arguments: PretrainArguments
     trainer: BlockTrainer
@@ -69,7 +55,7 @@ class Run:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the process's arguments. Bad input ends it with one sentence."""
+    """Run the command with `argv`, by default the arguments of the process; bad input exits with one sentence."""
     begin = time.time()
     try:
         run = prepare(argv)
@@ -82,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         if trainer.state.global_step:
             raise
-        _exit(error)  # a checkpoint that does not fit: nothing was trained yet
+        _exit(error)  # a checkpoint of another run
     metrics = trainer.evaluate()
     if isinstance(trainer, SmtTrainer) and run.arguments.teacher.dmt_steps:
         metrics = _run_second_phase(run, metrics)
@@ -104,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
-    """DAgger Memory Training of what was just trained; from where it was stopped, if the command is repeated."""
+    """Train by DMT after SMT, resuming from its last checkpoint if the command is repeated."""
     second = second_phase(run.trainer, run.arguments.teacher)
     words = describe_run(run.arguments.model.model, second)
     _say(run, f"before: {describe_result(second, before)}, drift {before.get('eval_drift', math.nan):.3f}\n{words}")
@@ -113,22 +99,22 @@ def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
 
 
 def prepare(argv: Sequence[str] | None = None) -> Run:
-    """Arguments, corpus, model and trainer.
+    """Check the arguments and build corpus, model and trainer.
 
     Raises:
-        FileNotFoundError, ValueError, ImportError: one sentence that names what is wrong.
+        FileNotFoundError, ValueError, ImportError: bad input.
     """
     arguments = parse_arguments(argv)
     training = arguments.training
     logging.set_verbosity(training.get_process_log_level())
-    logging.disable_progress_bar()  # of saving: it would break the bar of training
+    logging.disable_progress_bar()  # of saving, because it breaks the bar of training
     if training.process_index:
         warnings.filterwarnings("ignore")
     checkpoint = _choose_output(arguments)
     set_seed(training.seed)
     vocab_size = token_vocabulary(arguments.data.corpus)
     if vocab_size is not None:
-        training.sample_every, training.sample_prompts = 0, []  # there is no text to show
+        training.sample_every, training.sample_prompts = 0, []  # the tokens are not text
     model, tokenizer = build_model(arguments.model, vocab_size)
     with training.main_process_first(desc="packing the corpus"):
         data = arguments.data
@@ -142,7 +128,7 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
 
 
 def _choose_output(arguments: PretrainArguments) -> str | None:
-    """Settle `output_dir`, so that nothing in it is overwritten, and return the checkpoint to resume from."""
+    """Choose an `output_dir` in which nothing is overwritten, and return the checkpoint to resume from."""
     training = arguments.training
     resume = str(training.resume_from_checkpoint or "").strip()
     wants_last = resume.lower() in ("true", "1", "yes", "last")
@@ -151,25 +137,25 @@ def _choose_output(arguments: PretrainArguments) -> str | None:
             training.output_dir = os.path.dirname(os.path.abspath(resume))
         return resume
     if not arguments.names_output_dir:
-        # Processes start at different times, and the first may make the directory: one of them decides for all.
+        # The first process decides for all: they start at different times, and it may create the directory.
         number = torch.tensor([_number_of_run(training.output_dir, wants_last)], device=training.device)
         number = int(broadcast(number)) if training.world_size > 1 else int(number)
         training.output_dir += f"-{number}" if number > 1 else ""
     if wants_last:
         checkpoint = find_last_complete_checkpoint(training.output_dir)
         if checkpoint is None and training.process_index == 0:
-            print(f"There is no complete checkpoint in {training.output_dir}: starting anew.", file=sys.stderr)
+            print(f"No complete checkpoint in {training.output_dir}; starting a new run.", file=sys.stderr)
         return checkpoint
     if _holds_model(training.output_dir):
         raise ValueError(
-            f"`--output_dir` {training.output_dir!r} holds a model or checkpoints already; add "
-            "--resume_from_checkpoint true to go on, or choose another directory."
+            f"`--output_dir` is {training.output_dir!r}, which has a model or checkpoints; add "
+            "--resume_from_checkpoint true to continue, or choose another directory."
         )
     return None
 
 
 def _number_of_run(directory: str, resume: bool) -> int:
-    """The first free one of DIRECTORY, DIRECTORY-2, DIRECTORY-3, …; to resume, the last that is taken."""
+    """Number of the first free of DIRECTORY, DIRECTORY-2, DIRECTORY-3, …; to resume, of the last existing one."""
     number = 1
     while _holds_model(directory if number == 1 else f"{directory}-{number}"):
         number += 1
@@ -187,15 +173,15 @@ def _holds_model(directory: str) -> bool:
 
 def build_model(
     arguments: ModelArguments, vocab_size: int | None = None
-) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """A preset with fresh weights, or a saved model; and the tokenizer.
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A preset with new weights, or a saved model; and its tokenizer.
 
     Args:
-        arguments: which.
-        vocab_size: V of data whose tokens are no text: then a preset has no end token, and bytes stand for tokens.
+        arguments: the choice of the model.
+        vocab_size: V of data that is not text; then a preset has no end token, and token ids are written as bytes.
 
     Raises:
-        ValueError: the model is neither, or the overrides or the tokenizer do not fit.
+        ValueError: the model does not exist, or overrides or tokenizer do not apply to it.
     """
     overrides = parse_overrides(arguments.config_overrides)
     name = arguments.model
@@ -207,7 +193,7 @@ def build_model(
         elif arguments.tokenizer is None:
             tokenizer, own = ByteTokenizer(eos_token=None), {"vocab_size": vocab_size, "eos_token_id": None}
         else:
-            raise ValueError(f"`--tokenizer` is {arguments.tokenizer!r}, but the tokens of `--corpus` are no text.")
+            raise ValueError(f"`--tokenizer` is {arguments.tokenizer!r}, but `--corpus` is not text; leave it out.")
         return AutoModelForCausalLM.from_config(config_from_preset(name, **own | overrides)), tokenizer
     if not os.path.isdir(name) and name.count("/") != 1:
         raise ValueError(
@@ -215,15 +201,15 @@ def build_model(
             f"{', '.join(preset_names())}."
         )
     if overrides:
-        raise ValueError("`--config_overrides` changes presets; a saved model keeps its shape.")
+        raise ValueError(f"`--config_overrides` is {arguments.config_overrides}; with a saved model it must be empty.")
     try:
         model = AutoModelForCausalLM.from_pretrained(name, **remote)
         return model, _tokenizer(arguments.tokenizer or name, remote)
     except OSError as error:
-        raise ValueError(f"`--model` {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"`--model` is {name!r}; it cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
-def _tokenizer(name: str, remote: dict[str, bool]) -> "PreTrainedTokenizerBase":
+def _tokenizer(name: str, remote: dict[str, bool]) -> PreTrainedTokenizerBase:
     own = {"byte": ByteTokenizer, "dna": DNATokenizer}
     return own[name]() if name in own else AutoTokenizer.from_pretrained(name, **remote)
 
@@ -237,7 +223,3 @@ def _exit(error: Exception) -> NoReturn:
 def _say(run: Run, text: str) -> None:
     if run.trainer.is_world_process_zero():
         print(text, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,26 +1,28 @@
-"""The arguments of `hf-recurrent pretrain`: dataclasses, recipes, and how the two meet the command line."""
+"""The arguments of `hf-recurrent pretrain`: dataclasses, recipes and the command line."""
 
 import argparse
 import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from transformers import HfArgumentParser
+from transformers.hf_argparser import HfArg
 
 from hf_recurrent.cli.data_arguments import DataArguments
+from hf_recurrent.cli.parsing import check_at_least, check_recognized, did_you_mean
 from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 
 DEFAULT_RECIPE = "default"
-# Backpropagation inside each block, by the stream trainer; RULES are those of the online trainer.
+# Truncated backpropagation through each block; RULES are the methods of the online trainer.
 DEFAULT_METHOD = "bptt"
 SMT, DMT = "smt", "dmt"
 METHODS = (DEFAULT_METHOD, *RULES, SMT, DMT)
@@ -29,46 +31,40 @@ _TRAINING_ARGUMENTS = {
     SMT: SmtTrainingArguments,
     DMT: DmtTrainingArguments,
 } | dict.fromkeys(RULES, OnlineTrainingArguments)
-# The recipe where none is named; the default one is a Memora's.
+# Default recipes of methods that do not train a Memora.
 _DEFAULT_RECIPES = {SMT: "smt", DMT: "dmt"}
-# Belong to one run or one machine: a recipe that is written down again leaves them out.
+# These belong to one run or one machine, and are left out of a saved recipe.
 _NOT_IN_RECIPES = {"output_dir", "resume_from_checkpoint", "hub_token", "local_rank", "recipe"}
 
 
 @dataclass
 class ModelArguments:
-    """What is trained."""
+    """The model to train."""
 
-    model: str = field(
+    model: str = HfArg(
         default="memora-tiny",
-        metadata={
-            "help": "A preset, trained from scratch (memora-s0, hawk-s0, llama-s0, mamba2-s0, ...), or the "
-            "directory or Hub name of a model to go on with. Example: --model runs/memora-tiny-python"
-        },
+        help="A preset, trained from scratch (memora-s0, hawk-s0, llama-s0, mamba2-s0, ...), or the directory or Hub "
+        "name of a model to train further. Example: --model runs/memora-tiny-python",
     )
-    config_overrides: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Change a preset. Example: --config_overrides hidden_size=192 num_hidden_layers=4"},
+    config_overrides: list[str] = HfArg(  # noqa: RUF009 (a field)
+        default_factory=list, help="Change a preset. Example: --config_overrides hidden_size=192 num_hidden_layers=4"
     )
-    tokenizer: str | None = field(
-        default=None,
-        metadata={"help": "byte, dna, or a directory; by default byte for presets and the model's own for others."},
+    tokenizer: str | None = HfArg(
+        default=None, help="byte, dna, or a directory; by default byte for presets, else the tokenizer of the model."
     )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Run the code that comes with --model; Memora and Hawk do not need it."}
+    trust_remote_code: bool = HfArg(
+        default=False, help="Run the code in the repository of --model; models of this package do not need it."
     )
 
 
 @dataclass
 class PretrainDataArguments(DataArguments):
-    """The data that a model is trained on, and held-out data of its own."""
+    """The training data, and separate held-out data."""
 
-    validation_corpus: list[str] = field(
+    validation_corpus: list[str] = HfArg(  # noqa: RUF009 (a field)
         default_factory=list,
-        metadata={
-            "help": "Held-out documents, or a task, of their own; then nothing of --corpus is held out. Images with "
-            "test files are validated on those anyway."
-        },
+        help="Separate held-out documents, or a task; then all of --corpus is training data. Images with test files "
+        "are validated on those by default.",
     )
 
 
@@ -76,45 +72,39 @@ class PretrainDataArguments(DataArguments):
 class TeacherArguments:
     """The teacher of an RNN's memories, and the second phase (`--method smt` and `dmt`)."""
 
-    teacher: str | None = field(
+    teacher: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "A preset (smt-teacher-paper, ...), or the directory or Hub name of a teacher or of an RNN that "
-            "has one. By default a new one that fits --model, and for dmt the one that lies in --model."
-        },
+        help="A preset (smt-teacher-paper, ...), or the directory or Hub name of a teacher or of an RNN saved with "
+        "one. By default a new one that matches --model; for dmt, the one saved in --model.",
     )
-    teacher_overrides: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Change a new teacher. Example: --teacher_overrides num_encoder_layers=4"},
+    teacher_overrides: list[str] = HfArg(  # noqa: RUF009 (a field)
+        default_factory=list, help="Change a new teacher. Example: --teacher_overrides num_encoder_layers=4"
     )
-    dmt_steps: int = field(
-        default=0, metadata={"help": "Steps of DAgger Memory Training behind SMT, in the same command; 0 for none."}
-    )
-    dmt_learning_rate: float = field(default=3e-5, metadata={"help": "Learning rate of that phase."})
-    dmt_batch_size: int | None = field(default=None, metadata={"help": "Blocks of its steps; by default as in SMT."})
-    dmt_rollout_length: int = field(default=256, metadata={"help": "Bytes that the RNN reads by itself there."})
+    dmt_steps: int = HfArg(default=0, help="DMT steps after SMT (DAgger Memory Training); 0 for none.")
+    dmt_learning_rate: float = HfArg(default=3e-5, help="Learning rate of DMT.")
+    dmt_batch_size: int | None = HfArg(default=None, help="Blocks per DMT step; by default as in SMT.")
+    dmt_rollout_length: int = HfArg(default=256, help="Bytes that the RNN reads without its teacher in DMT.")
 
     def __post_init__(self):
-        for name, least in (("dmt_steps", 0), ("dmt_rollout_length", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be {least} or more.")
+        check_at_least(0, self, "dmt_steps")
+        check_at_least(1, self, "dmt_rollout_length")
 
 
 class _Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
-        # Without argparse's usage, which would be a page of training arguments.
+        # Without the usage, which is a page long.
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
-    """The arguments of training by `method`; all but bptt have a few more, and defaults of their own."""
+    """The arguments of training by `method`; each method has its own defaults, and all but bptt more arguments."""
     own = (TeacherArguments,) if method in (SMT, DMT) else ()
     parser = _Parser(
         (ModelArguments, PretrainDataArguments, _TRAINING_ARGUMENTS[method], *own),
         prog="hf-recurrent pretrain",
         usage="hf-recurrent pretrain [--recipe RECIPE] [--model MODEL] [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",
         description="Train a byte-level model on continuous streams, evaluate it on held-out documents and save it. "
-        "Without arguments: the default recipe, a small Memora on the Python standard library, a few minutes.",
+        "The default recipe trains a small Memora on the Python standard library in a few minutes.",
         epilog="Examples:\n"
         "  hf-recurrent pretrain\n"
         "  hf-recurrent pretrain --recipe memora-s0 --corpus my_files/ --train_bytes 50e6\n"
@@ -128,26 +118,26 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
     parser.add_argument(
         "--recipe",
         default=_DEFAULT_RECIPES.get(method, DEFAULT_RECIPE),
-        help=f"Name ({', '.join(recipe_names())}) or YAML file of a recipe, `none` for the defaults below; "
-        "what stands on the command line wins. (default: %(default)s)",
+        help=f"Name ({', '.join(recipe_names())}) or YAML file of a recipe, or `none` for the defaults below; "
+        "command-line flags take precedence. (default: %(default)s)",
     )
-    if method not in RULES:  # whose arguments have it
+    if method not in RULES:  # their dataclass has the argument
         parser.add_argument(
             "--method",
             default=method,
             choices=METHODS,
-            help="bptt: backpropagation inside each block. rtrl: learning while reading, with exact credit inside "
-            "each recurrent layer for all of the past. snap1: an approximation for units that mix channels. "
-            "truncated, spatial: what rtrl is compared with. smt: an RNN learns steps between a teacher's memories, "
-            "without unrolling; dmt: then on its own memories. `--method NAME --help` lists what each has more. "
-            "(default: bptt)",
+            help="bptt: backpropagation through each block. rtrl: real-time recurrent learning, exact gradients "
+            "within each recurrent layer over the whole past. snap1: approximate RTRL (SnAp-1), for units that mix "
+            "channels. truncated, spatial: baselines of rtrl. smt: an RNN learns single steps between memories of a "
+            "teacher, without unrolling. dmt: the same on its own memories, after smt. `--method NAME --help` lists "
+            "the arguments of each. (default: bptt)",
         )
     return parser
 
 
 @dataclass
 class PretrainArguments:
-    """Everything that one run was asked for; `given` is what differs from the defaults, as a recipe."""
+    """All arguments of a run; `given` are those that differ from the defaults, as a recipe."""
 
     model: ModelArguments
     data: PretrainDataArguments
@@ -159,10 +149,10 @@ class PretrainArguments:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
-    """Recipe and command line, the latter winning.
+    """Arguments of recipe and command line; the command line takes precedence.
 
     Raises:
-        FileNotFoundError: there is no such recipe.
+        FileNotFoundError: the recipe does not exist.
         ValueError: an argument or a key of the recipe is unknown, or a value is not allowed.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -178,12 +168,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     parser = build_parser(method)
     fields = {f.name for part in parser.dataclass_types for f in dataclasses.fields(part) if f.init} | {"method"}
     if unknown := sorted(set(recipe) - fields):
-        raise ValueError(f"The recipe {name!r} sets `{unknown[0]}`, which is no argument; --help lists them.")
+        raise ValueError(f"The recipe {name!r} has the unknown key `{unknown[0]}`{did_you_mean(unknown[0], fields)}")
     defaults = vars(parser.parse_known_args([])[0])
     parser.set_defaults(**recipe)
     namespace, remaining = parser.parse_known_args(argv)
-    if remaining:
-        raise ValueError(f"`{remaining[0]}` is no argument; --help lists them.")
+    check_recognized(parser, remaining)
     values = {key: value for key, value in vars(namespace).items() if key in fields}
     given = {key: value for key, value in values.items() if value != defaults[key] and key not in _NOT_IN_RECIPES}
     names_output_dir = values["output_dir"] is not None
@@ -192,7 +181,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     if method not in RULES:
         del values["method"]
     if method != DEFAULT_METHOD:
-        given["method"] = method  # a default of these arguments, but not of a recipe
+        given["method"] = method  # a default of this parser, but not of recipes
     model, data, training, *teacher = parser.parse_dict(values)
     return PretrainArguments(model, data, training, name, given, names_output_dir, *teacher)
 
@@ -203,17 +192,17 @@ def _run_name(model: str, corpus: list[str]) -> str:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
+    """The recipes of the package."""
     folder = files("hf_recurrent").joinpath("recipes")
     return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def load_recipe(name: str) -> dict[str, Any]:
-    """A recipe's arguments by its name, or from a YAML file; `none` has none.
+    """The arguments of a recipe, by its name or from a YAML file; `none` is empty.
 
     Raises:
-        FileNotFoundError: there is neither a recipe nor a file of this name.
-        ValueError: the file is not YAML, or no mapping of arguments to values.
+        FileNotFoundError: neither a recipe nor a file has this name.
+        ValueError: the file is not YAML, or not a mapping.
     """
     if name == "none":
         return {}
@@ -228,18 +217,18 @@ def load_recipe(name: str) -> dict[str, Any]:
     try:
         recipe = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise ValueError(f"The recipe {name!r} is not YAML: {' '.join(str(error).split())}.") from error
+        raise ValueError(f"The recipe {name!r} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(recipe, dict):
-        raise ValueError(f"The recipe {name!r} must map arguments to values, but it is a {type(recipe).__name__}.")
+        raise ValueError(f"The recipe {name!r} is a {type(recipe).__name__}; it must map arguments to values.")
     return recipe
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
-    """["hidden_size=64", "a=true"] → {"hidden_size": 64, "a": True}; ValueError for anything else."""
+    """["hidden_size=64", "a=true"] → {"hidden_size": 64, "a": True}; other texts raise a ValueError."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise ValueError(f"`--config_overrides` holds {pair!r}; each must be name=value.")
+            raise ValueError(f"`--config_overrides` has {pair!r}; it must be NAME=VALUE.")
         overrides[key] = yaml.safe_load(value)
     return overrides

@@ -1,4 +1,4 @@
-"""What `pretrain` says: before training, between its phases and at its end."""
+"""Messages of `pretrain` before, between and after its phases."""
 
 import os
 import shlex
@@ -18,12 +18,12 @@ _IMAGES_DRAWN = 32
 
 
 def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None = None) -> str:
-    """What is about to be trained, on what, how and from where.
+    """Model, data and method of a run that is about to start.
 
     Args:
-        model_name: as the user named it.
+        model_name: `--model`.
         trainer: ready to start.
-        checkpoint: what it resumes from.
+        checkpoint: the checkpoint to resume from.
     """
     args = trainer.args
     train, held_out = trainer.train_dataset, trainer.eval_dataset
@@ -31,9 +31,9 @@ def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None 
     if isinstance(args, OnlineTrainingArguments):
         manner = f"{args.method} at stride {args.stride}"
     elif isinstance(args, SmtTrainingArguments):
-        manner = f"supervised memories of {args.context_length} bytes that predict {args.future_length}"
+        manner = f"SMT, memories of {args.context_length} bytes that predict {args.future_length}"
     elif isinstance(args, DmtTrainingArguments):
-        manner = "the RNN on its own memories"
+        manner = "DMT, the RNN on its own memories"
     lines = [
         f"{model_name}: {trainer.model.num_parameters():,} parameters",
         f"{train.name}: {train.describe()} to train on; {held_out.describe(held_out=True)} held out",
@@ -48,7 +48,7 @@ def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None 
 
 
 def print_samples(trainer: BlockTrainer) -> None:
-    """Texts that the model writes behind the prompts of the arguments."""
+    """Print continuations of the prompts in the arguments."""
     args = trainer.args
     samples = generate_samples(trainer.trained_model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
     for prompt, sample in zip(args.sample_prompts, samples, strict=True):
@@ -56,7 +56,7 @@ def print_samples(trainer: BlockTrainer) -> None:
 
 
 def draw_samples(trainer: BlockTrainer) -> None:
-    """A sheet of images from a model that was trained on images."""
+    """Save a sheet of images sampled from a model of images."""
     path = os.path.join(trainer.args.output_dir, _SHEET_FILE)
     try:
         import_pillow(f"drawing {path}")
@@ -70,7 +70,7 @@ def draw_samples(trainer: BlockTrainer) -> None:
 
 
 def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
-    """What `hf-recurrent evaluate` needs to find the same held-out documents."""
+    """Flags with which `hf-recurrent evaluate` reads the same held-out documents."""
     data, given = arguments.data, arguments.given
     flags = ["--corpus", *(data.validation_corpus or data.corpus)]
     if data.validation_corpus:
@@ -91,12 +91,11 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
 
 def describe_result(trainer: BlockTrainer, metrics: dict[str, float]) -> str:
     """Held-out metrics in words."""
-    plain = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-    return trainer.eval_dataset.describe_result(plain)
+    return trainer.eval_dataset.describe_result({name.removeprefix("eval_"): metrics[name] for name in metrics})
 
 
 def print_summary(arguments: PretrainArguments, result: str, seconds: float) -> None:
-    """The result, where it lies, and commands to go on with."""
+    """Print the result, its location, and commands to try next."""
     output_dir, prompts = arguments.training.output_dir, arguments.training.sample_prompts
     minutes, seconds = divmod(round(seconds), 60)
     generate = f'  hf-recurrent generate {output_dir} --prompt "{prompts[0]}"\n' if prompts else ""

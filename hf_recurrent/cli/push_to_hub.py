@@ -1,56 +1,47 @@
-"""`hf-recurrent push_to_hub PATH REPO_ID`: upload a checkpoint with its tokenizer, code and model card."""
+"""`hf-recurrent push_to_hub PATH REPO_ID`: upload a checkpoint with its tokenizer, its code and a model card."""
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import ModelCard
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
+
+from hf_recurrent.cli.parsing import check_checkpoint, check_file, run_command
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command. There is none for the token: it would show in the list of processes."""
+    """The arguments of the command, without the token: arguments are visible in the list of processes."""
     parser = argparse.ArgumentParser(
         prog="hf-recurrent push_to_hub",
-        description="Upload a checkpoint with its tokenizer, the code that it needs and a model card. The token is "
-        "read from HF_TOKEN or from what `hf auth login` stored.",
+        description="Upload a checkpoint with its tokenizer, its code and a model card. The token is read from "
+        "HF_TOKEN, or from the login of `hf auth login`.",
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="directory of a checkpoint that pretrain wrote")
+    parser.add_argument("path", type=Path, metavar="PATH", help="directory of a checkpoint")
     parser.add_argument("repo_id", metavar="REPO_ID", help="repository on the Hub, as owner/name")
-    parser.add_argument("--private", action="store_true", help="make the repository private when it is created")
-    parser.add_argument("--corpus_name", help="what it was trained on, for the card (python, hub:owner/name, a path)")
+    parser.add_argument("--private", action="store_true", help="if the repository is new, make it private")
+    parser.add_argument("--corpus_name", help="training data for the card (python, hub:owner/name, a path)")
     parser.add_argument("--metrics", type=Path, help="JSON file with the measured bits_per_byte, for the card")
     parser.add_argument("--commit_message", default="Upload model, tokenizer, code and card")
-    parser.add_argument("--dry_run", action="store_true", help="show the files and the card, and upload nothing")
+    parser.add_argument("--dry_run", action="store_true", help="print the files and the card without uploading")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the process's arguments. Bad input ends it with one sentence."""
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
-    try:
-        _push(arguments)
-    except LocalTokenNotFoundError:
-        parser.error("there is no token: set HF_TOKEN or run `hf auth login` first.")
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        hint = " Check that the token may write there." if status in (401, 403) else ""
-        parser.exit(1, f"{parser.prog}: error: the Hub refused `{arguments.repo_id}` with status {status}.{hint}\n")
-    except (FileNotFoundError, HFValidationError, ValueError) as error:
-        parser.error(str(error))
+    """Run the command with `argv`, by default the arguments of the process."""
+    run_command(build_parser(), argv, _push)
 
 
 def _push(arguments: argparse.Namespace) -> None:
     validate_repo_id(arguments.repo_id)
-    if not (arguments.path / "config.json").is_file():
-        raise FileNotFoundError(f"PATH is `{arguments.path}`, where no checkpoint is: it has no `config.json`.")
+    check_checkpoint("PATH", arguments.path)
     metrics = _read_metrics(arguments.metrics) if arguments.metrics else None
 
-    # Loading torch takes seconds, so it comes after what can go wrong at once.
+    # After the checks, because importing torch takes seconds.
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import hf_recurrent  # noqa: F401 (registers our classes)
@@ -73,25 +64,27 @@ def _push(arguments: argparse.Namespace) -> None:
                 print(f"{Path(directory, name).stat().st_size:>12,}  {name}")
             print(f"\n{Path(directory, 'README.md').read_text(encoding='utf-8')}")
         return
-    print(
-        push_checkpoint_to_hub(
-            model,
-            tokenizer,
-            arguments.repo_id,
-            card,
-            private=arguments.private or None,
-            commit_message=arguments.commit_message,
+    options = {"private": arguments.private or None, "commit_message": arguments.commit_message}
+    try:
+        print(push_checkpoint_to_hub(model, tokenizer, arguments.repo_id, card, **options))
+    except LocalTokenNotFoundError as error:
+        raise ValueError("There is no Hub token; set HF_TOKEN or run `hf auth login`.") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        hint = " Check that the token has write access." if status in (401, 403) else ""
+        print(
+            f"hf-recurrent push_to_hub: error: the Hub refused {arguments.repo_id!r} with status {status}.{hint}",
+            file=sys.stderr,
         )
-    )
+        raise SystemExit(1) from error
 
 
 def _read_metrics(path: Path) -> dict[str, float]:
-    if not path.is_file():
-        raise FileNotFoundError(f"--metrics is `{path}`, which is no file.")
+    check_file("--metrics", path)
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"--metrics is `{path}`, which is no JSON: {error}.") from error
+        raise ValueError(f"`--metrics` is {str(path)!r}; it must be JSON: {error}.") from error
     if not isinstance(metrics, dict) or not {"bits_per_byte", "eval_bits_per_byte"} & metrics.keys():
-        raise ValueError(f"--metrics is `{path}`, which has no `bits_per_byte`.")
+        raise ValueError(f"`--metrics` is {str(path)!r}; it must have the key `bits_per_byte`.")
     return metrics

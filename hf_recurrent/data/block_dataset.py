@@ -1,4 +1,4 @@
-"""Common base of endless blocks: arguments, groups of streams and their positions."""
+"""`BlockDataset`: base class of endless blocks, with groups of streams and their positions."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class GroupReader(Protocol):
-    """Reads one group of streams."""
+    """Reader of one group of streams."""
 
     def block(self, index: int) -> Block:
         """Block `index` of every stream of the group, counted from the positions."""
 
 
 class BlockDataset(IterableDataset):
-    """Base class of endless blocks; [`MultiStreamDataset`] describes the arguments.
+    """Base class of endless blocks of the source `corpus`; subclasses define `group_reader`.
 
-    A subclass gives `group_reader`. Blocks are read through `self.corpus`, the source that they belong to.
+    See [`MultiStreamDataset`] for the arguments.
 
     Attributes:
         stream_groups: global numbers of the streams of each accumulation group.
-        group_positions: (streams, 2) of each group, where its streams begin.
+        group_positions: start positions (B, 2) of the streams of each group.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class BlockDataset(IterableDataset):
         self.prepare()
 
     def prepare(self) -> None:
-        """Called at the end of `__init__`: raise a ValueError for positions that do not belong to the source."""
+        """Called at the end of `__init__`; a ValueError if the positions do not belong to the source."""
 
     def group_reader(self, group: int) -> GroupReader:
-        """The reader of a group of streams, from the positions of the group on."""
+        """Return the reader of a group of streams that starts at the positions of the group."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches from `positions` on, each time anew."""
+        """Batches from `positions` on; each iterator starts over."""
         worker, num_workers = worker_share()
         num_groups = len(self.stream_groups)
-        readers: dict[int, GroupReader] = {}  # a worker may never come to some groups
+        readers: dict[int, GroupReader] = {}  # built when needed: a worker may not read all groups
         batch = worker
         while True:
             index, group = divmod(batch, num_groups)

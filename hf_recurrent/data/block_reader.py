@@ -1,7 +1,7 @@
-"""Rows of episodes cut into blocks (B, T): where every byte, target and reset of a stream comes from.
+"""`BlockReader`: cuts sequences of episodes into blocks (B, T) of bytes, targets and resets.
 
-Rows are read ahead by many blocks at once, a slice copy for each piece of an episode, so that T = 1 costs no Python
-for each byte. Only what the asked blocks need is kept: nothing read ahead is part of a position.
+Many blocks are read ahead with one slice copy per episode, so that T = 1 costs no Python per byte. Positions do not
+depend on what was read ahead.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ _BYTES_AHEAD, _BLOCKS_AHEAD, _BYTES_AHEAD_OF_ALL_ROWS = 4096, 512, 1 << 24
 _EPISODES_AHEAD = 32
 
 Schedule = Callable[[np.ndarray, np.ndarray, int], list[np.ndarray]]
-"""(rows, first numbers, count) → for each row the episodes first, first + 1, … of it: at most `count`, fewer only
-where the row ends."""
+"""(sequences, first numbers, count) → for each sequence, its episodes first, first + 1, …: `count`, or fewer at its
+end."""
 
 
 @dataclass
 class Block:
-    """T bytes of every row: inputs, targets (B, T) int64; resets, attended (B, T) bool; the positions after it
-    (B, 2) int64 as pairs (number of the episode within the row, offset in the episode)."""
+    """T bytes of B streams: inputs, targets (B, T) int64; resets, attended (B, T) bool; positions after the block
+    (B, 2) int64, as pairs (number of the episode in the stream, offset in the episode)."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -38,22 +38,22 @@ class Block:
     positions: np.ndarray
 
     def rows(self, part: slice) -> "Block":
-        """A copy of some rows, in memory of its own: what is sent to another process must not drag the rest along."""
+        """A copy of some rows: a view sent to another process would take the whole block along."""
         return Block(*(getattr(self, field.name)[part].copy() for field in fields(self)))
 
 
 class BlockReader:
-    """Reads blocks of B rows; each row is a sequence of episodes.
+    """Reads blocks of B streams, each a sequence of episodes.
 
     Args:
-        corpus: where the episodes are.
+        corpus: the episodes.
         block_size: T.
-        schedule: which episodes a row is made of.
-        positions: (B, 2), where the rows begin.
-        first_offsets: (B,), the offset at which a row at position (0, 0) begins.
+        schedule: gives the episodes of each stream.
+        positions: (B, 2) start positions.
+        first_offsets: (B,) offsets at which streams at position (0, 0) start.
 
     Raises:
-        ValueError: a position outside its episode.
+        ValueError: a position is outside its episode.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BlockReader:
         self._corpus, self._schedule, self._block_size = corpus, schedule, block_size
         self._rows = len(positions)
         self._positions = positions.copy()
-        self._resets = positions[:, 1] == 0  # whether the row's next byte is one
+        self._resets = positions[:, 1] == 0  # the next byte of the row is a reset
         if first_offsets is not None:
             fresh = (positions == 0).all(axis=1)
             self._positions[fresh, 1] = first_offsets[fresh]
@@ -87,13 +87,12 @@ class BlockReader:
             bounds = self._episode(row, number)
             if offset and (bounds is None or offset >= bounds[1] - bounds[0]):
                 raise ValueError(
-                    f"positions holds offset {offset} in episode {number} of row {row}, which is not that long: "
-                    "they belong to another corpus, seed or number of streams"
+                    f"`positions` has offset {offset} in episode {number} of row {row}, beyond its end; it belongs to "
+                    "another corpus, seed or number of streams."
                 )
 
     def block(self, index: int) -> Block:
-        """Block `index`, counted from the positions. Indices must grow from call to call; blocks that are left out
-        are skipped without reading them."""
+        """Block `index`, counted from the positions; indices must increase, and skipped blocks are not read."""
         while index >= self._next_block:
             self._first_block = self._next_block
             self._next_block += self._blocks
@@ -117,7 +116,7 @@ class BlockReader:
         return self._corpus.starts[episodes].tolist(), self._corpus.ends[episodes].tolist()
 
     def _episode(self, row: int, number: int) -> tuple[int, int] | None:
-        """Where episode `number` of the row begins and ends in the store, or None after the row's last."""
+        """Start and end in the store of episode `number` of the row; None after its last."""
         place = number - int(self._ahead_first[row])
         starts, ends = self._ahead[row]
         if place >= len(starts):
@@ -133,7 +132,7 @@ class BlockReader:
     def _read_ahead(self, copy: bool) -> None:
         size = self._blocks * self._block_size
         block_ends = np.arange(1, self._blocks + 1) * self._block_size
-        # Right for rows that stay inside their episode; the others are written over.
+        # Correct for rows that stay inside their episode; overwritten for the others.
         self._after[:, :, 0] = self._positions[:, 0]
         np.add(block_ends[:, None], self._positions[:, 1], out=self._after[:, :, 1])
         if copy:
@@ -154,7 +153,7 @@ class BlockReader:
             np.putmask(self._kinds[:, 0], first_resets & (self._kinds[:, 0] == _INSIDE), _START)
 
     def _read_row(self, row: int, number: int, offset: int, block_ends: np.ndarray, copy: bool) -> None:
-        """Fill a row that episodes begin or end in, and the positions after its blocks."""
+        """Fill a row with more than one episode, and the positions after its blocks."""
         size = self._blocks * self._block_size
         inputs, kinds, store = self._inputs[row], self._kinds[row], self._corpus.store
         first_number, filled = number, 0
@@ -182,12 +181,12 @@ class BlockReader:
             offsets[pieces == len(piece_begins) - 1] = 0
         self._after[:, row, 0] = first_number + pieces
         self._after[:, row, 1] = offsets
-        # The byte after the last block is read again next time, as its first.
+        # The byte after the last block is read again as the first byte of the next.
         self._resets[row] = offsets[-1] == 0
 
 
 def to_batch(block: Block, streams: np.ndarray) -> dict[str, torch.Tensor]:
-    """A block as the tensors of a batch."""
+    """The tensors of a batch, see [`MultiStreamDataset`]."""
     return {
         "input_ids": torch.from_numpy(block.inputs),
         "shift_labels": torch.from_numpy(block.targets),

@@ -1,4 +1,4 @@
-"""A corpus: episodes, one after another, in one row of token ids that usually lies in a memory-mapped file."""
+"""`Corpus`: episodes concatenated in one array of token ids, usually memory-mapped."""
 
 import hashlib
 import math
@@ -17,13 +17,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.episode_losses import carried_losses, evaluation_mode, window_losses
-from hf_recurrent.data.episode_source import (
-    EpisodeSource,
-    EvaluationShare,
-    check_vocabulary,
-    check_window,
-    with_unit,
-)
+from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_vocabulary, check_window, with_unit
 from hf_recurrent.data.iid import IIDDataset
 from hf_recurrent.data.packing import open_packed
 from hf_recurrent.data.streams import MultiStreamDataset
@@ -32,21 +26,23 @@ from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
 
 
 class Corpus(EpisodeSource):
-    """Episodes as token ids. `corpus[i]` is episode i, `len(corpus)` their number.
+    """Episodes as token ids. `corpus[i]` is episode i, `len(corpus)` the number of episodes.
 
     Args:
-        tokens: (total length,) uint8 or uint16 ids below `vocab_size`, all episodes one after another.
-        offsets: (episodes + 1,) integers, where each episode begins, and the end of the last.
+        tokens: (total length,) uint8 or uint16 ids below `vocab_size`, all episodes concatenated.
+        offsets: (episodes + 1,) integers, the start of each episode and the end of the last.
         vocab_size: V.
-        end_token_id: the id that the last byte of an episode predicts; it occurs in no episode. `None` for binary
-            corpora, where episodes end without one.
-        name: for messages, model cards and progress bars.
-        fingerprint: differs for any other content; by default computed from the content when first needed.
-        unit: what a token is: "byte", "symbol" or "pixel".
+        end_token_id: target of the last byte of an episode; occurs in no episode. None for binary corpora, whose last
+            bytes have no target.
+        name: name in messages, model cards and progress bars.
+        fingerprint: identifies the content; by default computed from it when first needed.
+        unit: "byte", "symbol" or "pixel", the meaning of one token.
 
     Raises:
-        ValueError: an array of another type or shape, no episode, or an empty one.
+        ValueError: an array has another type or shape, or there are no episodes, or an empty one.
     """
+
+    end_token_id: int | None
 
     def __init__(
         self,
@@ -60,43 +56,34 @@ class Corpus(EpisodeSource):
         unit: str = "byte",
     ) -> None:
         if tokens.ndim != 1 or tokens.dtype not in (np.uint8, np.uint16):
-            raise ValueError(f"tokens is {tokens.dtype} {tokens.shape}, allowed is a row of uint8 or uint16")
+            raise ValueError(f"`tokens` is {tokens.dtype} {tokens.shape}; it must be one-dimensional uint8 or uint16.")
         offsets = np.asarray(offsets)
         if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 2:
-            raise ValueError(f"offsets is {offsets.dtype} {offsets.shape}, allowed are at least two integers")
+            raise ValueError(f"`offsets` is {offsets.dtype} {offsets.shape}; it must be at least two integers.")
         if offsets[0] != 0 or offsets[-1] != len(tokens):
-            raise ValueError(f"offsets run from {offsets[0]} to {offsets[-1]}, allowed is from 0 to {len(tokens)}")
+            raise ValueError(f"`offsets` go from {offsets[0]} to {offsets[-1]}; they must go from 0 to {len(tokens)}.")
         starts, ends = offsets[:-1], offsets[1:]
         if not (ends > starts).all():
-            raise ValueError(f"offsets do not grow at episode {int(np.argmin(ends > starts))}: episodes are not empty")
-        self._set(tokens, starts, ends, vocab_size, end_token_id, name, fingerprint, unit)
-
-    def _set(
-        self,
-        store: np.ndarray,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        vocab_size: int,
-        end_token_id: int | None,
-        name: str,
-        fingerprint: str | None,
-        unit: str,
-    ) -> None:
-        # A selection shares the store of the corpus it was made from, so that nothing large is ever copied.
-        self._store, self.starts, self.ends = store, starts, ends
-        self.store = np.asarray(store)  # the same memory; slices of a plain array cost less than those of a memmap
-        self.vocab_size, self.end_token_id, self.name, self.unit = vocab_size, end_token_id, name, unit
+            raise ValueError(f"`offsets` make episode {int(np.argmin(ends > starts))} empty; they must increase.")
+        self._set(tokens, starts, ends, vocab_size=vocab_size, end_token_id=end_token_id, name=name, unit=unit)
         if fingerprint is not None:
             self.fingerprint = fingerprint
+
+    def _set(self, store: np.ndarray, starts: np.ndarray, ends: np.ndarray, **properties: Any) -> "Corpus":
+        # A selection shares the store of the corpus that it was made from: nothing large is copied.
+        self._store, self.starts, self.ends = store, starts, ends
+        self.store = np.asarray(store)  # the same memory; slices of a plain array cost less than those of a memmap
+        self.__dict__.update(properties)
+        return self
 
     @classmethod
     def from_documents(
         cls, documents: Iterable[bytes | str], tokenizer: Any = None, *, name: str = "documents", binary: bool = False
     ) -> "Corpus":
-        """A corpus in memory. Empty documents are left out; text is encoded as UTF-8.
+        """Build a corpus in memory. Empty documents are skipped; text is encoded as UTF-8.
 
         Raises:
-            ValueError: all documents are empty, or one holds the end id (byte 0) although `binary` is not set.
+            ValueError: all documents are empty, or one contains the end id (byte 0) and `binary` is not set.
         """
         encoding = TokenEncoding(tokenizer, binary)
         pieces = []
@@ -105,40 +92,26 @@ class Corpus(EpisodeSource):
             if data:
                 pieces.append(encoding.encode(data, f"document {number}"))
         if not pieces:
-            raise ValueError(f"corpus {name!r} is empty: there is not one byte in its documents")
+            raise ValueError(f"Corpus {name!r} is empty; its documents must have at least one byte.")
         offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
-        return cls(
-            np.concatenate(pieces),
-            offsets,
-            vocab_size=encoding.vocab_size,
-            end_token_id=encoding.end_token_id,
-            name=name,
-        )
+        ids = {"vocab_size": encoding.vocab_size, "end_token_id": encoding.end_token_id}
+        return cls(np.concatenate(pieces), offsets, name=name, **ids)
 
     @classmethod
     def open(cls, directory: Path, name: str, unit: str = "byte") -> "Corpus":
-        """The corpus that [`pack_once`] wrote to a directory."""
+        """Open the corpus that [`pack_once`] wrote to a directory."""
         tokens, offsets, metadata = open_packed(directory)
-        corpus = cls.__new__(cls)  # what packing wrote is consistent: looking at every offset again would be slow
-        corpus._set(
-            tokens,
-            offsets[:-1],
-            offsets[1:],
-            metadata["vocab_size"],
-            metadata["end_token_id"],
-            name,
-            metadata["fingerprint"],
-            unit,
-        )
-        return corpus
+        properties = {key: metadata[key] for key in ("vocab_size", "end_token_id", "fingerprint")}
+        # Without `__init__`: packed corpora are consistent, and checking every offset would be slow.
+        return cls.__new__(cls)._set(tokens, offsets[:-1], offsets[1:], name=name, unit=unit, **properties)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """The token ids of one episode, a read-only view of uint8 or uint16."""
+        """Token ids of one episode, a read-only view, uint8 or uint16."""
         if not -len(self) <= index < len(self):
-            raise IndexError(f"episode {index} of {len(self)}")
+            raise IndexError(f"`index` is {index}; the corpus has {len(self)} episodes.")
         episode = self.store[self.starts[index] : self.ends[index]]
         episode.flags.writeable = False
         return episode
@@ -151,7 +124,7 @@ class Corpus(EpisodeSource):
 
     @cached_property
     def num_bytes(self) -> int:
-        """The length of all episodes together, without end ids."""
+        """Total length of the episodes, without end ids."""
         return int((self.ends - self.starts).sum())
 
     @property
@@ -160,13 +133,12 @@ class Corpus(EpisodeSource):
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """Where each episode begins in `tokens`, and the end of the last: (episodes + 1,) int64."""
+        """Start of each episode in `tokens`, and the end of the last: (episodes + 1,) int64."""
         return np.concatenate([[0], np.cumsum(self.ends - self.starts)]).astype(np.int64)
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """All episodes one after another. Memory-mapped as a whole corpus is; of a selection whose episodes do not
-        lie side by side this is a copy, made when it is first asked for. Streams never ask for it."""
+        """All episodes concatenated: memory-mapped if they are adjacent in the store, otherwise a copy."""
         if (self.starts[1:] == self.ends[:-1]).all():
             first, last = int(self.starts[0]), int(self.ends[-1])
             return self._store if last - first == len(self._store) else self.store[first:last]
@@ -174,7 +146,7 @@ class Corpus(EpisodeSource):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells the content of this corpus from that of any other."""
+        """Hash of the content."""
         content = hashlib.blake2b(digest_size=16)
         content.update(f"{self.vocab_size} {self.end_token_id}".encode())
         content.update(self.offsets.tobytes())
@@ -183,31 +155,30 @@ class Corpus(EpisodeSource):
         return content.hexdigest()
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "Corpus":
-        """The corpus of these episodes, in this order. Nothing is copied but 16 bytes for each.
+        """Select episodes, in the given order, without copying them.
 
         Raises:
-            ValueError: no index, or one outside the corpus.
+            ValueError: there is no index, or one is out of range.
         """
         chosen = np.asarray(indices)
         if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
-            raise ValueError(f"indices is {chosen.dtype} {chosen.shape}, allowed is a list of at least one integer")
+            raise ValueError(f"`indices` is {chosen.dtype} {chosen.shape}; it must be a list of at least one integer.")
         if chosen.min() < 0 or chosen.max() >= len(self):
-            raise ValueError(
-                f"indices run from {chosen.min()} to {chosen.max()}, allowed are 0 to {len(self) - 1} (all episodes)"
-            )
+            least, most = chosen.min(), chosen.max()
+            raise ValueError(f"`indices` are from {least} to {most}; they must be from 0 to {len(self) - 1}.")
         return self._part(self.starts[chosen], self.ends[chosen])
 
     def split(self, validation_fraction: float = 0.05, seed: int = 0) -> tuple["Corpus", "Corpus"]:
-        """Training and validation corpus: every episode is in exactly one of them, and neither is empty.
+        """Split into training and validation corpus, neither of them empty; every episode is in exactly one.
 
-        Which episodes are held out depends on their number, the seed and the fraction, and on no platform. A corpus
-        of one episode (one big book) is cut: its last `validation_fraction` is held out.
+        The held-out episodes depend on the number of episodes, the seed and the fraction, not on the platform. A
+        single episode is cut, and its last `validation_fraction` held out.
 
         Raises:
-            ValueError: a fraction that is not between 0 and 1, or a single episode of a single byte.
+            ValueError: the fraction is not between 0 and 1, or there is a single episode of a single byte.
         """
         if not 0 < validation_fraction < 1:
-            raise ValueError(f"validation_fraction is {validation_fraction}, allowed is more than 0 and less than 1")
+            raise ValueError(f"`validation_fraction` is {validation_fraction}; it must be between 0 and 1.")
         total = len(self)
         if total == 1:
             return self._cut(validation_fraction)
@@ -220,29 +191,20 @@ class Corpus(EpisodeSource):
     def _cut(self, validation_fraction: float) -> tuple["Corpus", "Corpus"]:
         length = self.num_bytes
         if length == 1:
-            raise ValueError(f"corpus {self.name!r} is one episode of one byte, which cannot be split")
+            raise ValueError(f"Corpus {self.name!r} is one episode of one byte, which cannot be split.")
         place = self.starts[:1] + min(max(length - round(length * validation_fraction), 1), length - 1)
         return self._part(self.starts, place), self._part(place, self.ends)
 
     def _part(self, starts: np.ndarray, ends: np.ndarray) -> "Corpus":
-        part = Corpus.__new__(Corpus)
-        # The fingerprint comes from this corpus's own, so that a part of a large one is never read through.
+        # A hash of this corpus's fingerprint: the content of the part is not read.
         content = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
         content.update(np.stack([starts, ends]).astype("<i8").tobytes())
-        part._set(
-            self._store,
-            np.asarray(starts, dtype=np.int64),
-            np.asarray(ends, dtype=np.int64),
-            self.vocab_size,
-            self.end_token_id,
-            self.name,
-            content.hexdigest(),
-            self.unit,
-        )
-        return part
+        properties = {key: getattr(self, key) for key in ("vocab_size", "end_token_id", "name", "unit")}
+        starts, ends = (np.asarray(part, dtype=np.int64) for part in (starts, ends))
+        return Corpus.__new__(Corpus)._set(self._store, starts, ends, fingerprint=content.hexdigest(), **properties)
 
     def __getstate__(self) -> dict:
-        # Sent to a worker process, a mapped file is its name, not its content.
+        # A memory-mapped file is pickled as its name: worker processes map it again.
         state = {key: value for key, value in self.__dict__.items() if key not in ("store", "tokens", "_store")}
         store = self._store
         if isinstance(store, np.memmap) and isinstance(store.base, mmap.mmap) and store.filename is not None:
@@ -274,7 +236,7 @@ class Corpus(EpisodeSource):
         check_window("eval_block_size", window, model)
 
     def limit(self, max_tokens: int) -> "Corpus":
-        """Whole episodes of at most `max_tokens` together, picked in a fixed random order.
+        """Select whole episodes with at most `max_tokens` in total, taken in a fixed random order.
 
         Raises:
             ValueError: every episode is longer than `max_tokens`.
@@ -289,11 +251,11 @@ class Corpus(EpisodeSource):
                 chosen.append(index)
                 total += lengths[index]
         if not chosen:
-            raise ValueError(f"`max_tokens` is {max_tokens}, but the shortest episode has {lengths.min()} bytes.")
+            raise ValueError(f"`max_tokens` is {max_tokens}; the shortest episode has {lengths.min()} {self.unit}s.")
         return self.select(np.sort(chosen))
 
     def evaluate(self, model: PreTrainedModel, share: EvaluationShare) -> dict[str, float]:
-        """`nats` of the share's episodes ([`evaluate_bits_per_byte`]); long episodes are dealt first."""
+        """Sum of `nats` over the episodes of a share, see [`evaluate_bits_per_byte`]."""
         corpus = self
         if share.count > 1:
             by_length = np.argsort(self.starts - self.ends, kind="stable")[share.index :: share.count]

@@ -1,4 +1,4 @@
-"""Files as chunks of bytes, decompressed on the way; damage becomes a ValueError that names the file."""
+"""Files as chunks of decompressed bytes; damage raises a ValueError that names the file."""
 
 import gzip
 import zlib
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK = 1 << 20
-# A few bytes of Zstandard can stand for very many: small pieces keep what one of them unpacks to small.
+# A few bytes of Zstandard can unpack to very many; small pieces bound the memory.
 _COMPRESSED_CHUNK = 1 << 14
 COMPRESSIONS = (".gz", ".zst")
 
 
 def content_suffix(path: Path) -> str:
-    """The suffix that tells the format, without the one of the compression: ".jsonl" for "a.jsonl.gz"."""
+    """The suffix of the format, without that of the compression: ".jsonl" for "a.jsonl.gz"."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
@@ -24,8 +24,8 @@ def read_chunks(path: Path) -> Iterator[bytes]:
     """The bytes of `path` in chunks of about a megabyte, decompressed if it ends in .gz or .zst.
 
     Raises:
-        ValueError: the compressed data are damaged or cut off.
-        ImportError: a .zst file without the zstandard package.
+        ValueError: the compressed data are damaged or truncated.
+        ImportError: the zstandard package is missing for a .zst file.
     """
     compression = path.suffix.lower()
     try:
@@ -59,4 +59,4 @@ def _zstandard_chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
             if frame.eof:
                 piece, frame = frame.unused_data, None
     if frame is not None:
-        raise ValueError(f"{path} is not a whole Zstandard file: it ends within a frame")
+        raise ValueError(f"{path} is not a whole Zstandard file: it ends within a frame.")

@@ -2,7 +2,7 @@
 
 A Feistel network permutes the integers below a power of two; cycle walking (applying it again while the result is
 out of range) restricts it to exactly the number of documents (Black and Rogaway, "Ciphers with Arbitrary Finite
-Domains", 2002). Nothing is stored per document, and any place of the order is found directly.
+Domains", 2002). Nothing is stored per document, and any place of the order is computed directly.
 """
 
 import numpy as np
@@ -19,9 +19,10 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def hash_integers(*parts: int | np.ndarray) -> np.ndarray:
-    """Well mixed uint64 numbers, at least one-dimensional, of integers or integer arrays that broadcast together.
+    """Hash integers or integer arrays that broadcast together: uint64, at least one-dimensional.
 
-    The same on every platform. For fixed other parts, different values of one part give different numbers.
+    The result is the same on every platform. If all parts but one are fixed, different values of it have different
+    hashes.
     """
     result = np.zeros(1, dtype=np.uint64)
     for part in parts:
@@ -31,11 +32,11 @@ def hash_integers(*parts: int | np.ndarray) -> np.ndarray:
 
 
 class DocumentOrder:
-    """The endless sequence D of documents: epoch e is a pseudo-random permutation of 0..num_documents-1.
+    """The endless sequence of documents: each epoch is a pseudo-random permutation of 0..num_documents-1.
 
     Args:
-        num_documents: how many there are, at least 1.
-        seed: any integer; another seed gives another order.
+        num_documents: number of documents, at least 1.
+        seed: any integer; each seed gives another order.
     """
 
     def __init__(self, num_documents: int, seed: int) -> None:
@@ -47,7 +48,7 @@ class DocumentOrder:
         self._high_mask = np.uint64(2 ** (bits - bits // 2) - 1)
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
-        """D[places]: the documents at these places (integers >= 0, any shape), int64 of the same shape."""
+        """The documents at these places of the sequence (integers ≥ 0, any shape): int64 of the same shape."""
         places = np.asarray(places, dtype=np.int64)
         epochs, ranks = np.divmod(places.ravel(), self.num_documents)
         keys = hash_integers(self.seed, epochs)

@@ -1,4 +1,4 @@
-"""Losses of a model over the episodes of a corpus, each byte once: with the state carried, or in windows.
+"""Losses of a model on the episodes of a corpus, with the state carried or in independent windows.
 
 Shape letters: B streams or batch, T steps, V vocabulary.
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def carried_losses(
     model: PreTrainedModel, corpus: "Corpus", num_streams: int, block_size: int
 ) -> Iterator[tuple[float, int]]:
-    """(nats, bytes read) of every block, the state handed from each to the next."""
+    """Yield (nats, bytes read) of every block, with the state carried from block to block."""
     state, reading = None, torch.ones(num_streams, dtype=torch.bool)
     for batch in EvaluationStreams(corpus, num_streams, block_size):
         attended = batch["attention_mask"].sum(1)
-        # A stream that has run out has nothing more to say: the others go on without it.
+        # Finished streams are dropped from the batch.
         if state is not None:
             state = select_state(state, attended[reading].nonzero().squeeze(1))
         reading = attended > 0
@@ -44,9 +44,9 @@ def carried_losses(
 def window_losses(
     model: PreTrainedModel, corpus: "Corpus", num_windows: int, block_size: int
 ) -> Iterator[tuple[float, int]]:
-    """(nats, bytes read) of every batch of windows; no window sees another."""
+    """Yield (nats, bytes read) of every batch of independent windows."""
     for inputs, labels, num_bytes in _window_batches(corpus, num_windows, block_size):
-        # Padding is on the right, so no causal model needs a mask to keep it out of the real positions.
+        # Causal models need no attention mask for padding on the right.
         output = model(input_ids=torch.from_numpy(inputs).to(model.device), use_cache=False)
         yield _sum_of_nats(output.logits, torch.from_numpy(labels).to(model.device)), num_bytes
 
@@ -54,7 +54,7 @@ def window_losses(
 def _window_batches(
     corpus: "Corpus", num_windows: int, block_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Inputs and targets, both (B, T) int64, and the bytes in them; long windows first so that little is padded."""
+    """Yield inputs and targets, both (B, T) int64, and their bytes; sorted by length to reduce padding."""
     lengths = np.diff(corpus.offsets)
     counts = -(-lengths // block_size)
     episode = np.repeat(np.arange(len(lengths)), counts)
@@ -76,14 +76,14 @@ def _window_batches(
 
 
 def _sum_of_nats(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    """Sum of -log p(label) over labels that are not -100; logits (B, T, V), labels (B, T)."""
+    """Sum of -log p(label) over labels other than -100; logits (B, T, V), labels (B, T)."""
     losses = F.cross_entropy(upcast(logits).flatten(0, 1), labels.flatten(), reduction="none")
     return losses.sum(dtype=torch.float64).item()
 
 
 @contextmanager
 def evaluation_mode(*models: nn.Module) -> Iterator[None]:
-    """Models in evaluation mode for a while, then back in their own."""
+    """Put models in evaluation mode inside the block, then restore their modes."""
     training = [model.training for model in models]
     for model in models:
         model.eval()

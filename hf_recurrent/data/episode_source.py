@@ -1,6 +1,6 @@
-"""`EpisodeSource`: all that trainers, evaluation and commands ask of data. Nothing else asks what kind data are.
+"""`EpisodeSource`: the interface between data and trainers, evaluation and commands.
 
-`Corpus` and `Task` implement it, and so does a user's own class: a sensor, a simulator, a database.
+`Corpus` and `Task` implement it. Users can implement it for other data, such as a sensor, a simulator or a database.
 """
 
 import math
@@ -19,14 +19,14 @@ from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
 
 @dataclass(frozen=True)
 class EvaluationShare:
-    """The part of held-out data that one process evaluates, and how it reads it.
+    """The share of the held-out data that one process evaluates, and how.
 
     Args:
         index: number of the share, below `count`.
-        count: number of shares; together they are all of the data, each part once.
-        batch_size: B, episodes read side by side.
-        block_size: T of a block; without a carried state it may be the window that a model sees.
-        carry_state: False resets the state at each block.
+        count: number of shares, which together cover the data once.
+        batch_size: B, number of episodes read in parallel.
+        block_size: T; the context window if no state is carried.
+        carry_state: carry the state from block to block; False resets it at each block.
         progress: show a progress bar.
     """
 
@@ -39,18 +39,18 @@ class EvaluationShare:
 
 
 class EpisodeSource(Protocol):
-    """Episodes to train and evaluate on. A class of your own inherits from this one.
+    """Episodes to train and evaluate on. Subclass it to use your own data.
 
-    It has to give the four attributes without a value, `blocks`, `evaluate` and `evaluation_metrics`; the defaults of
+    Required are the four attributes without a default, `blocks`, `evaluate` and `evaluation_metrics`; the defaults of
     the other methods suit most sources.
 
     Attributes:
-        name: for messages, model cards and progress bars.
-        fingerprint: differs for any other content; a checkpoint is resumed on the same fingerprint only.
+        name: name in messages, model cards and progress bars.
+        fingerprint: identifies the content; a checkpoint can be resumed only with the same fingerprint.
         vocab_size: V; token ids are below it.
-        tokens_per_epoch: tokens of an epoch; `math.inf` for a source without end.
-        unit: what one token is: "byte", "symbol" or "pixel".
-        episode_length: T of every episode where blocks may be whole episodes, as in tasks; None for any lengths.
+        tokens_per_epoch: number of tokens of an epoch; `math.inf` for an endless source.
+        unit: "byte", "symbol" or "pixel", the meaning of one token.
+        episode_length: T of every episode, if blocks can be whole episodes as in tasks; None if lengths vary.
     """
 
     name: str
@@ -74,74 +74,73 @@ class EpisodeSource(Protocol):
     ) -> IterableDataset:
         """Endless batches for training, with the arguments and keys of [`MultiStreamDataset`].
 
-        Stream k has to show the same tokens for the same seed, whatever the other arguments, and to go on from its
-        `positions`. Subclass `BlockDataset` for grouping, workers and checks.
+        The tokens of a stream must depend on the seed and the number of streams only, and continue from `positions`.
+        [`BlockDataset`] implements grouping, workers and checks.
 
         Args:
-            regime: "multi_stream", or "iid" for blocks that have nothing to do with each other.
+            regime: "multi_stream", or "iid" for independent blocks.
         """
 
     @abstractmethod
     def evaluate(self, model: PreTrainedModel, share: EvaluationShare) -> dict[str, float]:
-        """Sums over a share of the held-out data, which add up over shares. The model's mode is left as it was."""
+        """Sums over a share of the held-out data, to be added over all shares; keeps the model's mode."""
 
     @abstractmethod
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Metrics from the sums of all shares: `loss` in nats per target, `bits_per_byte`, `accuracy`, …"""
+        """Metrics from the sums over all shares: `loss` in nats per target, `bits_per_byte`, `accuracy`, …"""
 
     def check_model(self, argument: str, model: PreTrainedModel, window: int | None = None) -> None:
-        """Raise a ValueError that names `argument` where `model` cannot read this source.
+        """Raise a ValueError that names `argument` if `model` cannot read this source.
 
         Args:
-            window: T that a model without a state is evaluated with, or None.
+            window: T in the evaluation of a model without a state, or None.
         """
         check_vocabulary(argument, self, model)
         check_window("block_size", window, model)
 
     def check_training(self, args: TrainingArguments, carries_state: bool) -> None:
-        """Raise a ValueError where training with `args` has no end or cannot read these episodes."""
+        """Raise a ValueError if training with `args` has no end or does not suit these episodes."""
         if math.isinf(self.tokens_per_epoch) and args.max_steps <= 0 and not args.train_bytes:
             raise ValueError(f"`train_corpus` {self.name!r} is endless; give `max_steps` or `train_bytes`.")
 
     def count_training(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
-        """Counts of a block, (n,) on its device, that add up to [`training_metrics`]; None for none.
+        """Counts of a block for [`training_metrics`], a vector on its device; None for none.
 
         Args:
             logits: (B, T, V).
-            labels: (B, T), -100 where nothing is asked.
+            labels: (B, T); -100 is ignored.
         """
         return None
 
     def training_metrics(self, counts: Sequence[float]) -> dict[str, float]:
-        """Metrics for the log from the counts since the last one."""
+        """Logged metrics from the summed counts since the last log."""
         return {}
 
     def first_anchor(self, context_length: int) -> int:
-        """First position of a block that a memory may be made at (SMT): 0 where blocks begin with an episode."""
+        """First position of a block that can have a memory in SMT: 0 if blocks begin with an episode."""
         return context_length
 
     def held_out_blocks(self, num_blocks: int, block_size: int) -> dict[str, torch.Tensor]:
-        """The same blocks at every call: `input_ids`, `shift_labels` and `reset_mask`, (num_blocks, T) each."""
+        """Fixed held-out blocks: `input_ids`, `shift_labels` and `reset_mask`, each (num_blocks, T)."""
         batch = next(iter(self.blocks(num_blocks, block_size, seed=0, regime="iid")))
         return {name: batch[name] for name in ("input_ids", "shift_labels", "reset_mask")}
 
     def limit(self, max_tokens: int) -> "EpisodeSource":
-        """A part of the held-out data, always the same, of at most so many tokens."""
+        """A fixed part of the held-out data with at most `max_tokens`."""
         return self
 
     def describe(self, held_out: bool = False) -> str:
         """Size in words, for reports and model cards."""
-        return (
-            f"endless {self.unit}s" if math.isinf(self.tokens_per_epoch) else f"{self.tokens_per_epoch:,} {self.unit}s"
-        )
+        size = "endless" if math.isinf(self.tokens_per_epoch) else f"{self.tokens_per_epoch:,}"
+        return f"{size} {self.unit}s"
 
     def describe_result(self, metrics: dict[str, Any]) -> str:
-        """Evaluation metrics in words, with the size of the held-out data where the metrics have it."""
+        """Evaluation metrics in words, with the size of the held-out data if the metrics have it."""
         return ", ".join(f"{value:.4g} {name.replace('_', ' ')}" for name, value in metrics.items())
 
 
 def check_vocabulary(argument: str, source: EpisodeSource, model: PreTrainedModel) -> None:
-    """Raise a ValueError where a source has more token ids than the model's vocabulary."""
+    """Raise a ValueError if a source has more token ids than the model's vocabulary."""
     if source.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"`{argument}` {source.name!r} has {source.vocab_size} token ids, but the model's vocabulary has only "
@@ -150,13 +149,13 @@ def check_vocabulary(argument: str, source: EpisodeSource, model: PreTrainedMode
 
 
 def position_limit(model: PreTrainedModel) -> float:
-    """Positions that a model has: no end for a recurrent one."""
+    """Maximum number of positions of a model; `math.inf` for a recurrent one."""
     limit = getattr(model.config, "max_position_embeddings", None)
     return math.inf if limit is None or supports_recurrent_state(model) else limit
 
 
 def check_window(argument: str, window: int | None, model: PreTrainedModel) -> None:
-    """Raise a ValueError where a model without a recurrent state has fewer positions than a window."""
+    """Raise a ValueError if a window is longer than the maximum number of positions of a model."""
     if window is not None and window > position_limit(model):
         raise ValueError(f"`{argument}` is {window}; the model has {position_limit(model)} positions.")
 

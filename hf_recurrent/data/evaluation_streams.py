@@ -1,4 +1,4 @@
-"""Every episode exactly once, side by side in streams: for evaluation with the state carried."""
+"""`EvaluationStreams`: every episode exactly once in parallel streams, for evaluation with the state carried."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class EvaluationStreams(IterableDataset):
-    """Batches that show every episode of the corpus once, from its first byte to its end id, and then end.
+    """Batches with every episode of the corpus once, from its first byte to its end id.
 
-    Episodes are dealt to streams, the longest first, each to the stream with the fewest bytes so far. Streams that
-    have run out are padded: input 0, target -100, attention 0. Batches have the keys of `MultiStreamDataset` and
-    `attention_mask` (B, T) int64.
+    Episodes are assigned longest first, each to the stream with the fewest bytes so far. Finished streams are padded:
+    input 0, target -100, attention 0. Batches have the keys of [`MultiStreamDataset`] and `attention_mask` (B, T)
+    int64.
 
     Args:
         corpus: the episodes.
-        num_streams: B over all processes.
+        num_streams: number of streams over all processes.
         block_size: T.
-        stream_indices: the streams of this process; by default all.
+        stream_indices: streams of this process; by default all.
 
     Raises:
-        ValueError: an argument that is not allowed.
+        ValueError: an argument is invalid.
     """
 
     def __init__(
@@ -45,25 +45,20 @@ class EvaluationStreams(IterableDataset):
         self.num_streams = check_count("num_streams", num_streams)
         self.block_size = check_count("block_size", block_size)
         (self.stream_indices,) = stream_groups(self.num_streams, stream_indices, 1)
-        stream_of_episode, longest = _deal(corpus.ends - corpus.starts, self.num_streams)
+        stream_of_episode, longest = _assign(corpus.ends - corpus.starts, self.num_streams)
         by_stream = np.argsort(stream_of_episode, kind="stable")
         borders = np.searchsorted(stream_of_episode[by_stream], np.arange(1, self.num_streams))
         episodes = np.split(by_stream, borders)
         self._episodes = [episodes[stream] for stream in self.stream_indices.tolist()]
-        self._num_batches = -(-longest // self.block_size)
-
-    @property
-    def num_batches(self) -> int:
-        """How many batches there are: the same on all processes, whichever streams they have."""
-        return self._num_batches
+        self.num_batches = -(-longest // self.block_size)  # the same on all processes
 
     @property
     def step_bytes(self) -> int:
-        """What one batch of all processes reads, padding included."""
+        """Bytes of one batch over all processes, including padding."""
         return self.num_streams * self.block_size
 
     def __len__(self) -> int:
-        return self._num_batches
+        return self.num_batches
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker, num_workers = worker_share()
@@ -76,15 +71,14 @@ class EvaluationStreams(IterableDataset):
 
         positions = np.zeros((len(self.stream_indices), 2), dtype=np.int64)
         reader = BlockReader(self.corpus, self.block_size, schedule, positions)
-        for index in range(worker, self._num_batches, num_workers):
+        for index in range(worker, self.num_batches, num_workers):
             block = reader.block(index)
-            batch = to_batch(block, self.stream_indices)
-            batch["attention_mask"] = torch.from_numpy(block.attended.astype(np.int64))
-            yield batch
+            attention_mask = torch.from_numpy(block.attended.astype(np.int64))
+            yield to_batch(block, self.stream_indices) | {"attention_mask": attention_mask}
 
 
-def _deal(lengths: np.ndarray, num_streams: int) -> tuple[np.ndarray, int]:
-    """The stream of every episode, int32, and the number of bytes of the fullest stream."""
+def _assign(lengths: np.ndarray, num_streams: int) -> tuple[np.ndarray, int]:
+    """Stream of every episode, int32, and the length of the longest stream."""
     streams = np.empty(len(lengths), dtype=np.int32)
     loads = [(0, stream) for stream in range(num_streams)]
     order = np.argsort(-lengths, kind="stable")

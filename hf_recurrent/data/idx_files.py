@@ -1,4 +1,4 @@
-"""IDX, the format in which MNIST and data sets like it are published."""
+"""IDX, the file format of MNIST and similar data sets."""
 
 import gzip
 import math
@@ -12,29 +12,29 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def find_idx(directory: str | os.PathLike, stem: str, num_dimensions: int) -> Path:
-    """The file `<stem>-idx<D>-ubyte`, as it is or with .gz; some copies have a dot before `idx`.
+    """The file `STEM-idxN-ubyte` with N = `num_dimensions`, plain or .gz; some copies have a dot before `idx`.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: no such file.
     """
     directory = Path(directory).expanduser()
     names = [f"{stem}{mark}idx{num_dimensions}-ubyte{suffix}" for mark in "-." for suffix in ("", ".gz")]
     for name in names:
         if (directory / name).is_file():
             return directory / name
-    raise FileNotFoundError(f"{directory / names[0]} (or .gz) is not there")
+    raise FileNotFoundError(f"file not found: {directory / names[0]} (or .gz)")
 
 
 def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
-    """An IDX file of unsigned bytes, as it is or compressed with gzip (told by its first bytes).
+    """Read an IDX file of unsigned bytes, plain or compressed with gzip (recognized by its first bytes).
 
     Raises:
-        FileNotFoundError: it is not there.
-        ValueError: another magic number, a size that does not agree with the header, or damaged compression.
+        FileNotFoundError: no such file.
+        ValueError: another magic number, a size that differs from the header, or damaged compression.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there")
+        raise FileNotFoundError(f"file not found: {path}")
     data = path.read_bytes()
     if data[:2] == _GZIP_MAGIC:
         try:
@@ -45,17 +45,17 @@ def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
     magic = bytes([0, 0, 8, num_dimensions])
     if data[:4] != magic:
         raise ValueError(
-            f"{path} begins with the magic number 0x{data[:4].hex()}, allowed is 0x{magic.hex()} (IDX, unsigned "
-            f"bytes, {num_dimensions} dimensions)"
+            f"{path} begins with the magic number 0x{data[:4].hex()}; it must be 0x{magic.hex()} (IDX, unsigned "
+            f"bytes, {num_dimensions} dimensions)."
         )
     if len(data) < header:
-        raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes")
+        raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes.")
     shape = tuple(int.from_bytes(data[place : place + 4], "big") for place in range(4, header, 4))
     size = math.prod(shape)
     expected = header + size
     if len(data) != expected:
-        what = "truncated" if len(data) < expected else "too long"
-        raise ValueError(f"{path} is {what}: its header tells of {expected} bytes, but there are {len(data)}")
+        defect = "truncated" if len(data) < expected else "too long"
+        raise ValueError(f"{path} is {defect}: it has {len(data)} bytes, but {expected} by its header.")
     if not size:
-        raise ValueError(f"{path} is empty: its header tells of the shape {shape}")
+        raise ValueError(f"{path} is empty: its shape is {shape}.")
     return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)

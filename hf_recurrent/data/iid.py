@@ -1,4 +1,4 @@
-"""The usual regime, as the baseline: every block of T bytes begins anywhere in the corpus, and from a zero state."""
+"""The IID baseline: blocks of T bytes at random starts in the corpus, each from a zero state."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,32 +12,30 @@ from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.stream_arguments import worker_share
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 
-# Up to this T the rows of a batch are gathered with one indexing operation, above it with a slice each.
+# Up to this T, blocks are gathered with one indexing operation; above it, with one slice each.
 _GATHERED = 64
 _BATCHES_AHEAD, _ROWS_AHEAD = 64, 2048
 
 
 class IIDDataset(BlockDataset):
-    """Endless ready batches of independent blocks, with the arguments and keys of `MultiStreamDataset`.
+    """Endless complete batches of independent blocks; see [`MultiStreamDataset`] for arguments, keys and errors.
 
-    The bytes of a block lie one after another in the corpus, its episodes in order and the first after the last; all
-    beginnings are equally likely. `reset_mask` is true at the first byte of every block and of every episode in it.
-    A row depends on the seed, its stream and the step only; `stream_positions` is (steps done, 0).
-
-    Args and Raises: see `MultiStreamDataset`.
+    A block is a contiguous part of the corpus, which wraps around; all starts are equally likely. `reset_mask` is true
+    at the first byte of every block and of every episode in it. A block depends on the seed, its stream and the step
+    only; `stream_positions` is (steps done, 0).
     """
 
     def prepare(self) -> None:
         if any(first[:, 1].any() for first in self.group_positions):
-            raise ValueError("positions holds an offset other than 0: they belong to another regime")
+            raise ValueError("`positions` has an offset other than 0; it belongs to another regime.")
         self._ends = np.cumsum(self.corpus.ends - self.corpus.starts)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches from `positions` on, each time anew."""
+        """Batches from `positions` on; each iterator starts over."""
         worker, num_workers = worker_share()
         num_groups = len(self.stream_groups)
         size = len(self.stream_groups[0])
-        # For small T the cost of a batch is that of the calls it takes: many are made together.
+        # For small T, the overhead of calls dominates: many batches are made at once.
         ahead = max(1, min(_BATCHES_AHEAD, _ROWS_AHEAD // size)) if self.block_size <= _GATHERED else 1
         for first in itertools.count(worker, ahead * num_workers):
             batches = [divmod(first + number * num_workers, num_groups) for number in range(ahead)]

@@ -1,4 +1,4 @@
-"""From the name of a source to its corpus: packed once, memory-mapped from then on."""
+"""`load_corpus` and `load_splits`: documents are packed once, then memory-mapped."""
 
 import os
 from collections.abc import Sequence
@@ -26,51 +26,46 @@ def load_corpus(
 ) -> Corpus:
     """Read documents and pack them, once, into a memory-mapped corpus.
 
+    A packed corpus is reused while the options and the names, sizes and modification times of the files stay the same.
+    Empty documents are skipped. Packing uses constant memory, and shows a progress bar if it takes long.
+
     Args:
         source: one of these, or a list of them:
 
-            * `"python"`: the source of the running Python's standard library, one file an episode;
+            * `"python"`: the standard library of the running Python, one episode per file;
             * a path, a glob pattern (`**` for folders) or a directory (all files below it). Formats by suffix, each
-              also as .gz or .zst: .jsonl/.ndjson and .parquet (a row is an episode), .fasta/.fa/.fna (a record is
-              an episode); any other file is text, UTF-8, one episode;
+              also as .gz or .zst: .jsonl/.ndjson and .parquet (one episode per row), .fasta/.fa/.fna (one episode per
+              record); any other file is UTF-8 text, one episode;
             * a directory written by `datasets.Dataset.save_to_disk`;
             * `"hub:owner/name"`: a dataset of the Hub, or a local folder of the same layout;
-            * `"mnist:FOLDER"`: MNIST as it is published (IDX, also .gz), 784 grey levels an episode, V = 256;
-            * `"images:FOLDER"`: all images below, each as 64 × 64 binary pixels, of which 2 × 2 are a token: 1024 an
-              episode, V = 16. With the folders `train` and `test` in it, those are its splits. Needs Pillow.
-        tokenizer: `ByteTokenizer`, `DNATokenizer` or another of that kind; without one the ids are the bytes. Not
-            for images, whose tokens are given and have no end id.
-        text_column: where rows have their text.
-        split: the split of a dataset; of images, "train" or "test".
-        config_name: the configuration of a Hub dataset ("sample-10BT").
-        streaming: read a Hub dataset over the network while packing, without downloading it first. What was packed
-            is used again; a dataset that changed on the Hub since is not noticed.
-        max_bytes: take documents in order while they fit in, never a part of one.
+            * `"mnist:FOLDER"`: the published MNIST files (IDX, also .gz), 784 grey levels per episode, V = 256;
+            * `"images:FOLDER"`: all images below it, each as 64 × 64 binary pixels; a token is a patch of 2 × 2, so
+              1,024 tokens per episode, V = 16. Subfolders `train` and `test` are its splits. Requires Pillow.
+        tokenizer: a tokenizer like `ByteTokenizer` or `DNATokenizer`; None for bytes. Not for images, whose tokens are
+            fixed and have no end id.
+        text_column: name of the column with the text. Example: "content".
+        split: split of a dataset; for images, "train" or "test".
+        config_name: configuration of a Hub dataset. Example: "sample-10BT".
+        streaming: stream a Hub dataset while packing, without downloading it first. The packed corpus is reused even
+            after the dataset changes on the Hub.
+        max_bytes: take whole documents in order up to this total.
         binary: byte 0 is data: files are raw bytes, and episodes have no end byte.
-        cache_dir: where packed corpora lie; by default `hf_recurrent/corpora` in the Hugging Face cache.
-
-    A packed corpus is found again as long as the names, sizes and times of the files and the options are the same.
-    Empty documents are left out. Packing needs constant memory, and shows a progress bar when it takes long.
+        cache_dir: directory of packed corpora; by default `hf_recurrent/corpora` in the Hugging Face cache.
 
     Raises:
-        FileNotFoundError: the source is not there.
-        ValueError: the source is empty, damaged, not UTF-8, holds byte 0 without `binary`, or has no such column or
-            split; the message names the file and what is allowed.
+        FileNotFoundError: the source does not exist.
+        ValueError: the source is empty, damaged, not UTF-8, contains byte 0 without `binary`, or lacks the column or
+            split; the message names the file.
         ImportError: an optional package is missing.
     """
     if max_bytes is not None and max_bytes < 1:
-        raise ValueError(f"max_bytes is {max_bytes}, allowed is at least 1, or None for all")
+        raise ValueError(f"`max_bytes` is {max_bytes}; it must be 1 or more, or None for all documents.")
     if not isinstance(source, str | os.PathLike):
         source = list(source)
     pixels = pixel_format(source)
     encoding = TokenEncoding(tokenizer, binary) if pixels is None else pixels.encoding()
     parts = resolve(
-        source,
-        text_column=text_column,
-        split=split,
-        config_name=config_name,
-        streaming=streaming,
-        binary=binary,
+        source, text_column=text_column, split=split, config_name=config_name, streaming=streaming, binary=binary
     )
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else ", ".join(map(os.fspath, source))
     options = [FORMAT, encoding.key(), text_column, max_bytes, binary]
@@ -88,17 +83,17 @@ def load_splits(
     split: str = "train",
     **options: Any,
 ) -> tuple[Corpus, Corpus]:
-    """Training and validation corpus of a source.
+    """Load training and validation corpus of a source.
 
-    Images that come with test files (`mnist:`, `images:`) are validated on all of those; of anything else, a part is
-    held out by [`Corpus.split`].
+    The validation corpus of images with test files (`mnist:`, `images:`) is all of those; otherwise [`Corpus.split`]
+    holds out a part.
 
     Args:
         source, split, options: see [`load_corpus`].
         validation_fraction, split_seed: see [`Corpus.split`].
 
     Raises:
-        FileNotFoundError, ValueError, ImportError: those of [`load_corpus`] and [`Corpus.split`].
+        FileNotFoundError, ValueError, ImportError: see [`load_corpus`] and [`Corpus.split`].
     """
     train = load_corpus(source, split=split, **options)
     if split == "train" and has_test_files(source):

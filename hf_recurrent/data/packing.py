@@ -1,7 +1,7 @@
 """Documents packed once into a directory that is memory-mapped from then on.
 
-A packed corpus is three files: `tokens.bin`, all episodes one after another; `offsets.npy`, where each begins, and
-the end of the last; `corpus.json`, what they are.
+A packed corpus is three files: `tokens.bin`, all episodes concatenated; `offsets.npy`, the start of each and the end
+of the last; `corpus.json`, the metadata.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _ABANDONED_AFTER_SECONDS = 24 * 3600
 
 
 def fingerprint(parts: object) -> str:
-    """A short name for anything that is written as JSON."""
+    """A short hash of anything that can be written as JSON."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -38,34 +38,34 @@ def pack_once(
     name: str,
     max_bytes: int | None,
 ) -> None:
-    """Make `directory` a packed corpus, unless it is one. Other processes that want the same wait, and find it.
+    """Make `directory` a packed corpus, unless it is one. Other processes that need the same one wait for it.
 
-    It is written beside and renamed, so a directory of that name is always whole.
+    It is written to a temporary directory, then renamed, so that a directory of that name is always whole.
 
     Raises:
-        ValueError: there is no byte in the documents, or the first is longer than `max_bytes`.
+        ValueError: the documents hold no byte, or the first is longer than `max_bytes`.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(directory.with_name(directory.name + ".lock")):
         if is_packed(directory):
             return
         _remove_abandoned(directory)
-        beside = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}.incomplete")
-        beside.mkdir()
+        partial = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}.incomplete")
+        partial.mkdir()
         try:
-            _pack(beside, documents(), encoding, name, max_bytes)
+            _pack(partial, documents(), encoding, name, max_bytes)
             if directory.exists():  # damaged
                 shutil.rmtree(directory)
-            os.rename(beside, directory)
+            os.rename(partial, directory)
         except OSError:
-            if not is_packed(directory):  # otherwise another process was first, where locks do not work
+            if not is_packed(directory):  # otherwise another process was first on a file system without locks
                 raise
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def is_packed(directory: Path) -> bool:
-    """Whether `directory` holds a whole packed corpus."""
+    """True if `directory` holds a whole packed corpus."""
     try:
         open_packed(directory)
     except (OSError, ValueError, KeyError):
@@ -77,15 +77,15 @@ def open_packed(directory: Path) -> tuple[np.ndarray, np.ndarray, dict]:
     """Tokens and offsets, memory-mapped, and the metadata.
 
     Raises:
-        FileNotFoundError, ValueError, KeyError: it is not there, or not whole.
+        FileNotFoundError, ValueError, KeyError: it is missing or not whole.
     """
     metadata = json.loads((directory / _METADATA).read_text())
     tokens = np.memmap(directory / _TOKENS, dtype=np.dtype(metadata["dtype"]), mode="r")
     offsets = np.load(directory / _OFFSETS, mmap_mode="r", allow_pickle=False)
     if metadata["format"] != FORMAT or len(tokens) != metadata["num_bytes"]:
-        raise ValueError(f"{directory / _TOKENS} is damaged: remove {directory}")
+        raise ValueError(f"{directory / _TOKENS} is damaged; remove {directory}.")
     if len(offsets) != metadata["num_episodes"] + 1 or offsets[-1] != len(tokens):
-        raise ValueError(f"{directory / _OFFSETS} is damaged: remove {directory}")
+        raise ValueError(f"{directory / _OFFSETS} is damaged; remove {directory}.")
     return tokens, offsets, metadata
 
 
@@ -111,8 +111,8 @@ def _pack(
             if max_bytes is not None and end > max_bytes:
                 if not num_episodes:
                     raise ValueError(
-                        f"max_bytes is {max_bytes}, but the first document ({document}) is longer; "
-                        "documents are not cut"
+                        f"`max_bytes` is {max_bytes}, but the first document ({document}) is longer; "
+                        "documents are not cut."
                     )
                 break
             if end > begin:
@@ -123,7 +123,7 @@ def _pack(
         tokens_file.flush()
         os.fsync(tokens_file.fileno())
     if not num_episodes:
-        raise ValueError(f"corpus {name!r} is empty: there is not one byte in its documents")
+        raise ValueError(f"corpus {name!r} is empty: its documents hold no bytes.")
     _write_offsets(directory / _OFFSETS, starts, num_episodes, begin)
     starts.unlink()
     for piece in _pieces(np.memmap(directory / _TOKENS, dtype=np.uint8, mode="r")):
@@ -160,7 +160,7 @@ def _pieces(array: np.ndarray, size: int = 1 << 24) -> Iterator[np.ndarray]:
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Half-packed directories of processes that were killed; recent ones may be at work where locks do not work."""
+    """Remove directories that killed processes left; recent ones may be in use on a file system without locks."""
     for path in directory.parent.glob(f"{directory.name}.*.incomplete"):
         with contextlib.suppress(OSError):
             if time.time() - (path / _TOKENS).stat().st_mtime > _ABANDONED_AFTER_SECONDS:

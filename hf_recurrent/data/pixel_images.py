@@ -1,9 +1,7 @@
-"""Images as rows of tokens and back, and sheets of many.
+"""Images as sequences of tokens and back, and sheets of many images.
 
-Two alphabets: grey levels (V = 256, a pixel a token), and patches of 2 × 2 binary pixels (V = 16), whose bits are top
-left, top right, bottom left, bottom right, the first the most significant. Both run row by row from the top left.
-
-Shape letters: H rows and W columns of an image, T tokens of its sequence, n images.
+Two alphabets: grey levels (V = 256, one pixel per token), and patches of 2 × 2 binary pixels (V = 16), whose bits are
+top left, top right, bottom left, bottom right, the first the most significant. Both run row by row from the top left.
 """
 
 import math
@@ -18,33 +16,37 @@ _SHEET_GREY = 128
 
 
 def binary_patches(ink: np.ndarray) -> np.ndarray:
-    """Tokens of a binary image: (H, W) bool, both even, → (H/2 · W/2,) uint8 below 16."""
+    """Tokens of a binary image: (height, width) bool, both even, → (T,) uint8 below 16, T = height · width / 4."""
     rows, columns = (size // 2 for size in ink.shape)
     patches = ink.reshape(rows, 2, columns, 2).transpose(0, 2, 1, 3).reshape(-1, 4)
     return patches.astype(np.uint8) @ _BITS
 
 
 def tokens_to_images(tokens: Any, vocab_size: int = GREY_LEVELS) -> np.ndarray:
-    """Square images of the tokens of `mnist:` and `images:` corpora, also of generated ones.
+    """Square images from tokens of `mnist:` and `images:` corpora, read or generated.
 
     Args:
         tokens: (…, T) integers: an array, a tensor or a list.
         vocab_size: 256 for grey levels (T = 784 → 28 × 28), 16 for patches (T = 1024 → 64 × 64; ones are white).
 
     Returns:
-        (…, H, W) uint8.
+        (…, height, width) uint8.
 
     Raises:
-        ValueError: another vocabulary, tokens outside it, or a T that is no square number.
+        ValueError: another vocabulary, tokens outside it, or a T that is not a square number.
     """
     if vocab_size not in (GREY_LEVELS, PATCHES):
-        raise ValueError(f"vocab_size is {vocab_size}, allowed is {GREY_LEVELS} (grey levels) or {PATCHES} (patches)")
+        raise ValueError(
+            f"`vocab_size` is {vocab_size}; it must be {GREY_LEVELS} (grey levels) or {PATCHES} (patches)."
+        )
     tokens = np.asarray(tokens.detach().cpu() if hasattr(tokens, "detach") else tokens)
     if tokens.dtype.kind not in "iu" or not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ValueError(f"tokens is {tokens.dtype} {tokens.shape}, allowed are integers from 0 to {vocab_size - 1}")
+        raise ValueError(
+            f"`tokens` is {tokens.dtype} {tokens.shape}; it must hold integers from 0 to {vocab_size - 1}."
+        )
     side = math.isqrt(tokens.shape[-1])
     if side**2 != tokens.shape[-1]:
-        raise ValueError(f"tokens has {tokens.shape[-1]} steps, allowed is a square number: that of a whole image")
+        raise ValueError(f"`tokens` has {tokens.shape[-1]} steps; they must be a square number: a whole image.")
     images = tokens.reshape(*tokens.shape[:-1], side, side).astype(np.uint8)
     if vocab_size == GREY_LEVELS:
         return images
@@ -56,24 +58,26 @@ def tokens_to_images(tokens: Any, vocab_size: int = GREY_LEVELS) -> np.ndarray:
 def save_image_sheet(
     images: np.ndarray, path: str | os.PathLike, *, columns: int = 8, scale: int = 2, gap: int = 2
 ) -> None:
-    """Write images side by side, row after row, as one PNG.
+    """Write a grid of images as one PNG.
 
     Args:
-        images: (n, H, W) uint8 grey levels.
+        images: (B, height, width) uint8 grey levels.
         path: the file to write.
-        columns: images in a row; the last row may have fewer.
-        scale: how many times larger each pixel is drawn.
+        columns: images per row of the grid; the last may have fewer.
+        scale: the factor by which pixels are enlarged.
         gap: grey pixels between images.
 
     Raises:
-        ValueError: images of another type or shape, none, or a number below 1 (`gap` below 0).
+        ValueError: images of another type or shape, no images, or a number below 1 (`gap`: below 0).
         ImportError: Pillow is missing.
     """
     if images.ndim != 3 or images.dtype != np.uint8 or not images.size:
-        raise ValueError(f"images is {images.dtype} {images.shape}, allowed is uint8 (n, H, W) with n of at least 1")
+        raise ValueError(
+            f"`images` is {images.dtype} {images.shape}; it must be uint8 (B, height, width), and not empty."
+        )
     for name, value, least in (("columns", columns, 1), ("scale", scale, 1), ("gap", gap, 0)):
         if value < least:
-            raise ValueError(f"{name} is {value}, allowed is at least {least}")
+            raise ValueError(f"`{name}` is {value}; it must be at least {least}.")
     pillow = import_pillow(f"writing {os.fspath(path)}")
     count, height, width = images.shape
     columns = min(columns, count)
@@ -89,7 +93,7 @@ def save_image_sheet(
 
 
 def import_pillow(purpose: str) -> Any:
-    """The module `PIL.Image`, or an ImportError that says what it is needed for."""
+    """The module `PIL.Image`; an ImportError that names `purpose` if it is missing."""
     try:
         from PIL import Image
     except ImportError as error:

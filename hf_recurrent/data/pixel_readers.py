@@ -1,6 +1,6 @@
-"""Images as episodes of pixels, for corpora that a model learns to draw: `mnist:FOLDER` and `images:FOLDER`.
+"""Images as episodes of pixels, for models that learn to draw: `mnist:FOLDER` and `images:FOLDER`.
 
-Their tokens are pixels or patches of them whatever the tokenizer, and all ids are data: episodes have no end id.
+Their tokens are pixels or patches whatever the tokenizer. All ids are data: episodes have no end id.
 """
 
 import os
@@ -25,19 +25,19 @@ _INK_BELOW = 128
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """A kind of source: its files in a folder (of one split), their documents, and V."""
+    """A kind of source: how to find its files in a directory (of one split), how to read them, and V."""
 
     files: Callable[[Path, str], list[Path]]
     read: Callable[[Path], Iterator[Document]]
     vocab_size: int
 
     def encoding(self) -> TokenEncoding:
-        """What turns the documents' bytes, which are tokens already, into checked ids."""
+        """The encoding that only checks the documents' bytes, which are ids already."""
         return TokenEncoding(_Tokens(self.vocab_size), binary=True)
 
 
 class _Tokens:
-    """Stands where a tokenizer may: bytes below V are the ids."""
+    """In place of a tokenizer: bytes below V are the ids."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -47,38 +47,40 @@ class _Tokens:
 
 
 def pixel_format(source: str | os.PathLike | Iterable[str | os.PathLike]) -> PixelFormat | None:
-    """The format of a source of `load_corpus` whose episodes are images; None for any other.
+    """The format of a source of `load_corpus` whose episodes are images; None for any other source.
 
     Raises:
-        ValueError: a list with images and something else.
+        ValueError: a list that mixes images of one format with anything else.
     """
     names = _names(source)
     prefixes = {next((prefix for prefix in PIXEL_FORMATS if name.startswith(prefix)), None) for name in names}
     if len(prefixes) > 1:
-        raise ValueError(f"source is {', '.join(names)}, allowed are {' or '.join(PIXEL_FORMATS)} sources alone")
+        raise ValueError(
+            f"`source` is {', '.join(names)}; {' and '.join(PIXEL_FORMATS)} sources must not be mixed with others."
+        )
     return PIXEL_FORMATS.get(prefixes.pop()) if prefixes else None
 
 
 def pixel_files(name: str, split: str) -> tuple[PixelFormat, list[Path]] | None:
-    """The files of `mnist:FOLDER` or `images:FOLDER` and their format; None for other names.
+    """The format and the files of `mnist:FOLDER` or `images:FOLDER`; None for other names.
 
     Raises:
-        ValueError: another split than train and test.
-        FileNotFoundError: the folder, or the split, is not there.
+        ValueError: a split other than train and test.
+        FileNotFoundError: no such directory or split.
     """
     for prefix, kind in PIXEL_FORMATS.items():
         if name.startswith(prefix):
             if split not in _SPLITS:
-                raise ValueError(f"split is {split!r}, allowed for {prefix} sources is one of {', '.join(_SPLITS)}")
-            folder = Path(name.removeprefix(prefix)).expanduser()
-            if not folder.is_dir():
-                raise FileNotFoundError(f"source {name!r}: {folder} is not a folder; allowed is {prefix}FOLDER")
-            return kind, kind.files(folder, split)
+                raise ValueError(f"`split` is {split!r}; for {prefix} sources it must be one of {', '.join(_SPLITS)}.")
+            directory = Path(name.removeprefix(prefix)).expanduser()
+            if not directory.is_dir():
+                raise FileNotFoundError(f"`source` is {name!r}; directory not found: {directory}")
+            return kind, kind.files(directory, split)
     return None
 
 
 def has_test_files(source: str | os.PathLike | Iterable[str | os.PathLike]) -> bool:
-    """Whether all of a source are images with files of their own for the split "test"."""
+    """True if a source consists of images that have separate files for the split "test"."""
     try:
         return all(pixel_files(name, "test") is not None for name in _names(source))
     except FileNotFoundError:
@@ -89,49 +91,53 @@ def _names(source: str | os.PathLike | Iterable[str | os.PathLike]) -> list[str]
     return [os.fspath(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
 
 
-def _mnist_files(folder: Path, split: str) -> list[Path]:
+def _mnist_files(directory: Path, split: str) -> list[Path]:
     try:
-        return [find_idx(folder, _MNIST_NAMES[split], 3)]
+        return [find_idx(directory, _MNIST_NAMES[split], 3)]
     except FileNotFoundError as error:
         (other,) = set(_SPLITS) - {split}
         try:
-            find_idx(folder, _MNIST_NAMES[other], 3)
+            find_idx(directory, _MNIST_NAMES[other], 3)
         except FileNotFoundError:
             raise error from None
-        raise FileNotFoundError(f"{error}; those of the split {other!r} are") from None
+        raise FileNotFoundError(f"{error}; the directory holds only the split {other!r}") from None
 
 
 def _read_mnist(path: Path) -> Iterator[Document]:
     images = read_idx(path, num_dimensions=3)
     if images.shape[1:] != _MNIST_SHAPE:
         raise ValueError(
-            f"{path} holds images of {images.shape[1]} x {images.shape[2]} pixels, allowed is "
-            f"{_MNIST_SHAPE[0]} x {_MNIST_SHAPE[1]}"
+            f"{path} holds images of {images.shape[1]} x {images.shape[2]} pixels; they must be "
+            f"{_MNIST_SHAPE[0]} x {_MNIST_SHAPE[1]}."
         )
     for number, image in enumerate(images):
         yield f"{path}, image {number}", [image.tobytes()]
 
 
-def _image_files(folder: Path, split: str) -> list[Path]:
-    """Those below FOLDER/train and FOLDER/test where there are both folders; otherwise all are for training."""
-    if all((folder / each).is_dir() for each in _SPLITS):
-        folder = folder / split
+def _image_files(directory: Path, split: str) -> list[Path]:
+    """The files below train or test if there are both directories; otherwise all files are for training."""
+    if all((directory / each).is_dir() for each in _SPLITS):
+        directory = directory / split
     elif split != _SPLITS[0]:
-        raise FileNotFoundError(f"{folder} has no split {split!r}, which takes the folders {' and '.join(_SPLITS)}")
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file())
+        raise FileNotFoundError(
+            f"`split` is {split!r}, but {directory} does not have the directories {' and '.join(_SPLITS)}."
+        )
+    files = sorted(path for path in directory.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file())
     if not files:
-        raise FileNotFoundError(f"{folder} holds no image; allowed are files that end in {', '.join(_IMAGE_SUFFIXES)}")
+        raise FileNotFoundError(f"{directory} holds no images; their names must end in {', '.join(_IMAGE_SUFFIXES)}.")
     return files
 
 
 def _read_image(path: Path) -> Iterator[Document]:
-    """64 × 64 by Lanczos, then ink (darker than half) or paper, then patches of 2 × 2; "Supervised Memory Training",
-    appendix E.2. What is transparent is paper."""
+    """Resize to 64 × 64 with Lanczos, threshold to ink (darker than half) and paper, take patches of 2 × 2.
+
+    From "Supervised Memory Training", appendix E.2. Transparent pixels are paper.
+    """
     pillow = import_pillow(f"reading {path}")
     try:
         with pillow.open(path) as file:
             image = file.convert("RGBA")
-    except Exception as error:  # the library raises many kinds for a damaged file
+    except Exception as error:  # the library raises many types for a damaged file
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
     paper = pillow.new("RGBA", image.size, "white")
     paper.alpha_composite(image)

@@ -1,7 +1,7 @@
-"""One reader per file format: from a file to its documents, never holding more than a piece of it.
+"""One reader per file format: from a file to its documents, with never more than a piece of it in memory.
 
-A document is a pair (name, chunks): the name says where it stands, for error messages; the chunks are its bytes in
-order, to be consumed before the next document is asked for.
+A document is a pair (name, chunks). The name is its place, for error messages; the chunks are its bytes in order, to
+be consumed before the next document is requested.
 """
 
 import codecs
@@ -22,12 +22,12 @@ _NOT_A_SEQUENCE = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef
 
 
 def reader_of(path: Path, binary: bool) -> Reader:
-    """The reader for the format that the name of the file tells; any unknown one is text, or raw bytes if `binary`."""
+    """The reader for the suffix of `path`; a file with any other suffix is text, or raw bytes if `binary`."""
     return _READERS.get(content_suffix(path)) or (_read_binary if binary else _read_text)
 
 
 def column_bytes(value: object, column: str, name: str) -> bytes:
-    """One value of a text column as bytes; an absent value (null) is an empty document, which is skipped later."""
+    """One value of a text column as bytes; null is an empty document, which is skipped later."""
     if isinstance(value, str):
         try:
             return value.encode("utf-8")
@@ -35,13 +35,13 @@ def column_bytes(value: object, column: str, name: str) -> bytes:
             raise ValueError(f"{name}: column {column!r} is not valid Unicode: {error}") from error
     if isinstance(value, bytes | None):
         return value or b""
-    raise ValueError(f"{name}: column {column!r} holds {type(value).__name__}, only text or bytes are allowed")
+    raise ValueError(f"{name}: column {column!r} holds {type(value).__name__}; it must hold text or bytes.")
 
 
 def missing_column(name: str, column: str, columns: Iterable[str]) -> ValueError:
-    """The error for a text column that is not there."""
+    """The error for a missing text column."""
     present = ", ".join(map(repr, columns)) or "none"
-    return ValueError(f"text_column is {column!r}, which {name} does not have; its columns are {present}")
+    return ValueError(f"`text_column` is {column!r}; it must be a column of {name}, which has {present}.")
 
 
 def _read_text(path: Path, text_column: str) -> Iterator[Document]:
@@ -60,7 +60,7 @@ def _utf8_chunks(path: Path) -> Iterator[bytes]:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is not UTF-8 text ({error.reason} near byte {position + error.start}); "
-            "convert it, or pass binary=True to read raw bytes"
+            "convert it, or pass `binary=True` to read raw bytes."
         ) from error
 
 
@@ -78,7 +78,7 @@ def _read_json_lines(path: Path, text_column: str) -> Iterator[Document]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise ValueError(f"{name} is a JSON {type(row).__name__}, only an object with columns is allowed")
+            raise ValueError(f"{name} is a JSON {type(row).__name__}; it must be an object with columns.")
         if text_column not in row:
             raise missing_column(name, text_column, row)
         yield name, [column_bytes(row[text_column], text_column, name)]
@@ -103,7 +103,7 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
         raise ImportError(f"reading {path} needs the pyarrow package: pip install datasets") from error
     with tempfile.TemporaryFile() as unpacked:
         source: object = path
-        if path.suffix.lower() in COMPRESSIONS:  # Parquet is read from its end, so it has to lie there whole
+        if path.suffix.lower() in COMPRESSIONS:  # Parquet is read from its end, so it has to be unpacked first
             unpacked.writelines(read_chunks(path))
             unpacked.seek(0)
             source = unpacked
@@ -127,8 +127,10 @@ def _read_fasta(path: Path, text_column: str) -> Iterator[Document]:
 
 
 def _fasta_parts(path: Path) -> Iterator[tuple[int, str, bytes]]:
-    """Pieces (record number, record name, sequence bytes); the first of each record has no bytes. Lines may be of
-    any length, also a whole chromosome in one."""
+    """Pieces (record number, record name, sequence bytes); the first of each record has no bytes.
+
+    Lines may be of any length: some files hold a whole chromosome in one.
+    """
     record, name, header, at_line_start = 0, "", b"", True
     for chunk in read_chunks(path):
         data, header, position = header + chunk, b"", 0
@@ -146,9 +148,9 @@ def _fasta_parts(path: Path) -> Iterator[tuple[int, str, bytes]]:
             end = data.find(b"\n>", position) + 1 or len(data)
             piece = data[position:end]
             if not record and piece.strip():
-                raise ValueError(f"{path} is not FASTA: it does not begin with '>'")
+                raise ValueError(f"{path} is not FASTA: it does not begin with '>'.")
             if len(piece.translate(None, _NOT_A_SEQUENCE)) != len(piece):
-                raise ValueError(f"{name} is not FASTA: it holds something other than letters")
+                raise ValueError(f"{name} is not FASTA: it holds something other than letters.")
             if record:
                 yield record, name, piece.translate(None, b"\r\n\t ")
             at_line_start, position = piece.endswith(b"\n"), end

@@ -1,4 +1,4 @@
-"""What `load_corpus(source)` may name, resolved to parts that can be fingerprinted cheaply and then read."""
+"""Sources of `load_corpus`, resolved to parts that can be fingerprinted cheaply and then read."""
 
 import glob
 import os
@@ -20,7 +20,7 @@ class Source(Protocol):
     """One part of a corpus."""
 
     def key(self) -> list:
-        """What the documents depend on, as JSON: names, sizes, times."""
+        """Names, sizes and times that determine the documents, as JSON."""
 
     def documents(self) -> Iterator[Document]:
         """The documents, in an order that never changes."""
@@ -28,7 +28,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FileSource:
-    """A file; its name tells the format."""
+    """A file whose format is that of its suffix."""
 
     path: Path
     text_column: str
@@ -43,7 +43,7 @@ class FileSource:
 
 @dataclass(frozen=True)
 class PixelSource:
-    """A file of one image or of many, each an episode."""
+    """A file of one or more images, each an episode."""
 
     path: Path
     read: Callable[[Path], Iterator[Document]]
@@ -57,8 +57,10 @@ class PixelSource:
 
 @dataclass(frozen=True)
 class StandardLibrarySource:
-    """A Python source file of the standard library; left out if it is not UTF-8, very large, or holds byte 0, as
-    some of the library's own test data do."""
+    """A Python source file of the standard library.
+
+    It is left out if it is not UTF-8, is very large, or holds byte 0, as some of the library's own test data do.
+    """
 
     path: Path
 
@@ -81,14 +83,15 @@ class DatasetSource:
     """A split of a dataset of the `datasets` library.
 
     Args:
-        name: how error messages call it.
+        name: its name in error messages.
         dataset: a `Dataset` or an `IterableDataset`.
-        identity: what tells this dataset from others, as JSON.
+        identity: JSON that differs from that of every other dataset.
+        text_column: the column with the documents.
     """
 
     def __init__(self, name: str, dataset: Any, identity: list, text_column: str) -> None:
         self._name, self._dataset, self._identity, self._text_column = name, dataset, identity, text_column
-        columns = dataset.column_names  # None where a streamed dataset does not tell before it is read
+        columns = dataset.column_names  # None if a streamed dataset does not know them before it is read
         if columns is not None and text_column not in columns:
             raise missing_column(name, text_column, columns)
 
@@ -129,8 +132,8 @@ def resolve(
     """The parts that `source` names, in an order that never changes. See `load_corpus`.
 
     Raises:
-        ValueError: an empty list, a split or column that does not exist, a damaged dataset.
-        FileNotFoundError: nothing is there.
+        ValueError: an empty list, a split or column that does not exist, or a damaged dataset.
+        FileNotFoundError: no such file or directory.
         ImportError: an optional package is missing.
     """
     if not isinstance(source, str | os.PathLike):
@@ -147,7 +150,7 @@ def resolve(
             )
         ]
         if not parts:
-            raise ValueError("source is an empty list; name at least one file or dataset")
+            raise ValueError("`source` is an empty list; it must name at least one file or dataset.")
         return parts
     name = os.fspath(source)
     if name == "python":
@@ -173,19 +176,19 @@ def _files(path: Path, name: str) -> list[Path]:
     if path.is_dir():
         files = _files_below(path)
         if not files:
-            raise FileNotFoundError(f"source {name!r} is a directory without files")
+            raise FileNotFoundError(f"`source` is {name!r}, a directory without files.")
         return files
     files = sorted(found for found in map(Path, glob.glob(str(path), recursive=True)) if found.is_file())
     if not files:
         raise FileNotFoundError(
-            f"source {name!r} does not exist; allowed are 'python', a path or a glob pattern of files, a directory, "
-            f"'hub:owner/name' for a dataset of the Hub, 'mnist:FOLDER' or 'images:FOLDER'"
+            f"`source` is {name!r}, which does not exist; it must be 'python', a path or a glob pattern of files, a "
+            "directory, 'hub:owner/name' for a dataset of the Hub, 'mnist:FOLDER' or 'images:FOLDER'."
         )
     return files
 
 
 def _files_below(directory: Path) -> list[Path]:
-    """All files, sorted; those whose name or folder begins with a dot are left out."""
+    """All files, sorted, without those whose name or directory begins with a dot."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return sorted(path for path in files if not any(p.startswith(".") for p in path.relative_to(directory).parts))
 
@@ -195,7 +198,7 @@ def _standard_library() -> list[Source]:
     third_party = {"site-packages", "dist-packages", "__pycache__"}
     paths = sorted(path for path in root.rglob("*.py") if not third_party.intersection(path.relative_to(root).parts))
     if not paths:
-        raise FileNotFoundError(f"source 'python': no source of the standard library below {root}")
+        raise FileNotFoundError(f"`source` is 'python', but {root} holds no source files of the standard library.")
     return [StandardLibrarySource(path) for path in paths]
 
 
@@ -211,18 +214,18 @@ def _saved_dataset(path: Path, split: str, text_column: str) -> DatasetSource:
     datasets = _import_datasets(f"reading {path}")
     try:
         dataset = datasets.load_from_disk(str(path))
-    except Exception as error:  # the library raises many kinds for a damaged directory
+    except Exception as error:  # the library raises many types for a damaged directory
         raise ValueError(f"{path} is not a whole saved dataset: {error}") from error
     if isinstance(dataset, datasets.DatasetDict):
         if split not in dataset:
-            raise ValueError(f"{path} has no split {split!r}; it has {', '.join(map(repr, dataset))}")
+            raise ValueError(f"`split` is {split!r}; for {path} it must be one of {', '.join(map(repr, dataset))}.")
         dataset = dataset[split]
     return DatasetSource(str(path), dataset, [split, *map(_stamp, _files_below(path))], text_column)
 
 
 def _hub_dataset(name: str, config_name: str | None, split: str, streaming: bool, text_column: str) -> DatasetSource:
     if not name:
-        raise ValueError(f"source {HUB_PREFIX!r} names no dataset; allowed is 'hub:owner/name'")
+        raise ValueError(f"`source` is {HUB_PREFIX!r}; it must be 'hub:owner/name'.")
     datasets = _import_datasets(f"reading the Hub dataset {name!r}")
     try:
         dataset = datasets.load_dataset(name, config_name, split=split, streaming=streaming)

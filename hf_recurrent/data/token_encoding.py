@@ -1,4 +1,4 @@
-"""How the bytes of documents become token ids, and what a valid id is."""
+"""Encoding of the bytes of documents as token ids, and the check of these ids."""
 
 import hashlib
 from typing import Any
@@ -7,15 +7,15 @@ import numpy as np
 
 
 class TokenEncoding:
-    """Bytes to token ids, checked.
+    """Bytes to checked token ids.
 
     Args:
-        tokenizer: anything with `encode_bytes(data) -> ids`, one id for each byte whatever comes before and after,
-            `vocab_size` and `eos_token_id`. `None` means the bytes themselves, V = 256, byte 0 ends an episode.
-        binary: there is no end id, so every id may be data.
+        tokenizer: any object with `encode_bytes(data) -> ids`, one id per byte whatever its neighbours, `vocab_size`
+            and `eos_token_id`. `None`: ids are the bytes, V = 256, and byte 0 ends an episode.
+        binary: no end id; every id may be data.
 
     Raises:
-        ValueError: the tokenizer does not encode single bytes, or has no end id and `binary` is not set.
+        ValueError: the tokenizer does not encode single bytes, or has no end id although `binary` is False.
     """
 
     def __init__(self, tokenizer: Any = None, binary: bool = False) -> None:
@@ -25,24 +25,24 @@ class TokenEncoding:
         if tokenizer is not None:
             if not hasattr(tokenizer, "encode_bytes"):
                 raise ValueError(
-                    f"tokenizer is a {type(tokenizer).__name__}, which has no encode_bytes; allowed are "
-                    "ByteTokenizer, DNATokenizer and others of that kind"
+                    f"`tokenizer` is of type {type(tokenizer).__name__}; it must have `encode_bytes`, like "
+                    "ByteTokenizer and DNATokenizer."
                 )
             self.vocab_size = int(tokenizer.vocab_size)
             if not binary:
                 if tokenizer.eos_token_id is None:
                     raise ValueError(
-                        f"tokenizer {type(tokenizer).__name__} has no eos_token_id to end episodes with; "
-                        "set one, or pass binary=True"
+                        f"`tokenizer` is a {type(tokenizer).__name__} without an `eos_token_id` to end episodes; "
+                        "set one, or pass `binary=True`."
                     )
                 self.end_token_id = int(tokenizer.eos_token_id)
         self.dtype = np.dtype(np.uint8 if self.vocab_size <= 256 else np.uint16)
 
     def encode(self, data: bytes, name: str) -> np.ndarray:
-        """The ids of `data`, which is a piece of the document `name`.
+        """The ids of `data`, a piece of the document `name`: (T,).
 
         Raises:
-            ValueError: a byte outside the alphabet, an id that is not below V, or the end id within the document.
+            ValueError: a byte outside the alphabet, an id of V or more, or the end id within the document.
         """
         if self._tokenizer is None:
             ids = np.frombuffer(data, dtype=np.uint8)
@@ -52,16 +52,16 @@ class TokenEncoding:
             except ValueError as error:
                 raise ValueError(f"{name} cannot be encoded: {error}") from error
             if len(ids) and ids.max() >= self.vocab_size:
-                raise ValueError(f"{name} holds token id {ids.max()}, allowed are ids below {self.vocab_size}")
+                raise ValueError(f"{name} holds token id {ids.max()}; ids must be below {self.vocab_size}.")
         if self.end_token_id is not None and (ids == self.end_token_id).any():
             raise ValueError(
                 f"{name} holds token id {self.end_token_id} (byte 0 in byte corpora), which ends an episode; "
-                "pass binary=True for data where it has no meaning"
+                "pass `binary=True` if it is data."
             )
         return ids.astype(self.dtype, copy=False)
 
     def key(self) -> list:
-        """What the ids depend on, as JSON."""
+        """JSON that determines the ids."""
         if self._tokenizer is None:
             return [None, self.end_token_id]
         table = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Texts that a model writes after prompts."""
+"""Sample texts from a model."""
 
 import random
 
@@ -18,7 +18,7 @@ def generate_samples(
     temperature: float = 0.8,
     seed: int = 0,
 ) -> list[str]:
-    """One continuation of at most `length` bytes for each prompt; random states and mode are left as they were."""
+    """One continuation of at most `length` bytes per prompt; random states and the model's mode are restored."""
     python, array = random.getstate(), np.random.get_state()
     try:
         with evaluation_mode(model), torch.random.fork_rng(), torch.no_grad():
@@ -36,7 +36,7 @@ def generate_samples(
                     pad_token_id=tokenizer.pad_token_id,
                 )
                 new = output[0, inputs["input_ids"].shape[1] :]
-                samples.append(tokenizer.decode(new, skip_special_tokens=True, errors="replace"))
+                samples.append(tokenizer.decode(new, skip_special_tokens=True))
             return samples
     finally:
         random.setstate(python)

@@ -178,7 +178,7 @@ def _hub_dataset(corpus_name: str | None) -> str | None:
 
 def _public_corpus_name(corpus_name: str | None) -> str | None:
     if corpus_name == "python":
-        return f"the Python {platform.python_version()} standard library's source, one file an episode"
+        return f"the Python {platform.python_version()} standard library's source, one file per episode"
     if dataset_id := _hub_dataset(corpus_name):
         return f"[{dataset_id}](https://huggingface.co/datasets/{dataset_id})"
     return _last_part(corpus_name) if corpus_name else None

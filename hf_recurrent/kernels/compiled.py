@@ -1,4 +1,4 @@
-"""Loading the compiled kernels, which may be missing: plain C beside its Python module, called through ctypes."""
+"""Loading of the compiled kernels, which are optional: plain C, called through ctypes."""
 
 import ctypes
 import importlib.util

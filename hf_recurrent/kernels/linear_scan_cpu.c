@@ -1,10 +1,10 @@
 /* The linear recurrence h_t = a_t * h_{t-1} + b_t and its gradients on a CPU.
  *
- * Plain C without Python.h: linear_scan_cpu.py checks the tensors and hands over pointers. One thread takes a stream
+ * Plain C without Python.h: linear_scan_cpu.py checks the tensors and passes pointers. One thread takes a stream
  * at a time. Its state stays in the inner cache while whole rows of a, b and h go past once: upwards in the forward
  * pass, strictly downwards in the backward one (1.7 times as fast as downwards by rows but upwards within each).
- * Rows are not split among threads: two halves by two threads took longer than the whole by one, because memory is
- * fast only where it is read on and on.
+ * Rows are not split among threads: two halves by two threads took longer than the whole by one, because only
+ * sequential reads are fast.
  *
  * The kernels are this file included by itself, once for each element type and instruction set: see the end.
  */
@@ -84,7 +84,7 @@ INLINE uint16_t to_float16(float x)
 #define PASTE(x, y, z) PASTE3(x, y, z)
 #define NAME(x) PASTE(x, SUFFIX, LEVEL)
 
-/* ---- Instruction sets: what `put` does with one line of results, and how functions are compiled ---- */
+/* ---- Instruction sets: how `put` writes one line of results, and how functions are compiled ---- */
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define X86_LEVELS 1
@@ -297,7 +297,7 @@ static void *worker(void *unused)
     return NULL;
 }
 
-/* With `lock` held: start what is missing; a machine that gives fewer threads gets by with those. */
+/* With `lock` held: start what is missing; with fewer threads, those share the work. */
 static void start_workers(int count)
 {
     sigset_t all, before;
@@ -361,7 +361,7 @@ EXPORT void hf_scan_forward(const struct scan *scan) { run(scan, FORWARD); }
 
 EXPORT void hf_scan_backward(const struct scan *scan) { run(scan, BACKWARD); }
 
-/* 0: what every CPU of this architecture has; on x86-64 1: AVX2, 2: AVX-512. Sets the level to at most `level`, if
+/* 0: the baseline of this architecture; on x86-64 1: AVX2, 2: AVX-512. Sets the level to at most `level`, if
  * that is not negative, and returns the one in use. */
 EXPORT int hf_scan_instruction_level(int level)
 {

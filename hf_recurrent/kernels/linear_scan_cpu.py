@@ -1,6 +1,6 @@
 """The linear recurrence on a CPU: the compiled kernel behind `linear_scan(backend="cpu")`.
 
-`linear_scan_cpu.c` is plain C, loaded with ctypes, which lets go of the interpreter's lock while it computes. This
+`linear_scan_cpu.c` is plain C, loaded with ctypes, which releases the interpreter's lock while it computes. This
 module checks and prepares the tensors. Importing it raises ImportError where the kernel was not built, or was built
 from another version of its source.
 """
@@ -18,19 +18,19 @@ from .output_memory import OutputMemory
 _VERSION = 2  # of the struct in linear_scan_cpu.c
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_TYPES)}
-# From so many steps on, sums of these types are kept in float64: a state that decays slowly keeps every rounding, and
-# memory is slower than the wider arithmetic.
+# From this number of steps on, sums of these types are kept in float64: a state that decays slowly keeps every
+# rounding, and memory is slower than the wider arithmetic.
 _WIDE_STEPS = 1024
 _WIDE_STATES = {torch.float32: (6, torch.float64), torch.complex64: (7, torch.complex128)}
 
-# Fewer elements than this are done before another thread is awake.
+# Fewer elements than this are done before another thread wakes up.
 _SERIAL_ELEMENTS = 1 << 15
 # From here on T = 1 is faster than torch's own operations, whose calls cost less, and whose threads wait awake. Resets
 # are further operations there.
 _SINGLE_STEP_ELEMENTS = 1 << 17
 _SINGLE_STEP_ELEMENTS_OF_THREADS = 1 << 19
-# Outputs of this many bytes are written past the cache: whoever reads them next would not find them there anyway, and
-# the lines need not be read before they are written.
+# Outputs of this many bytes bypass the cache: they would be evicted before their next use, and their lines need not be
+# read before they are written.
 _BYPASS_BYTES = 1 << 23
 
 
@@ -59,13 +59,13 @@ def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
 
 
 def takes_single_steps(elements: int, has_resets: bool) -> bool:
-    """Whether T = 1 with so many elements is faster here than by autograd's own formulas."""
+    """True where T = 1 with `elements` elements is faster here than by autograd's own formulas."""
     threads_help_torch = torch.get_num_threads() > 1 and not has_resets
     return elements >= (_SINGLE_STEP_ELEMENTS_OF_THREADS if threads_help_torch else _SINGLE_STEP_ELEMENTS)
 
 
 def instruction_level(limit: int = -1) -> int:
-    """The instruction set in use: 0 is what every CPU of the architecture has; on x86-64 1 is AVX2 and 2 AVX-512.
+    """The instruction set in use: 0 is the baseline of the architecture; on x86-64 1 is AVX2 and 2 AVX-512.
 
     A `limit` of 0 or more sets it, for the whole process, to at most that.
     """
@@ -98,7 +98,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _call_options(shape: torch.Size, dtype: torch.dtype, state_dtype: torch.dtype) -> tuple[torch.dtype, tuple]:
-    """The type in which the kernel keeps the state, and its number, the threads, whether results bypass the cache."""
+    """The type of the kernel's state, and the type's number, the threads, and 1 where results bypass the cache."""
     number = _TYPE_NUMBERS[dtype]
     if shape[1] >= _WIDE_STEPS:
         number, state_dtype = _WIDE_STATES.get(dtype, (number, state_dtype))

@@ -1,8 +1,8 @@
 """The linear recurrence on a GPU: Triton kernels behind `linear_scan(backend="triton")`.
 
 One program, a single warp, walks a strip of channels of one stream through time, with the state in registers (float32
-or float64). It asks for several rows before it uses the first: memory answers after hundreds of cycles, and only what
-is on its way meanwhile makes bandwidth. Where streams and channels are too few to fill the GPU, time is cut into
+or float64). It requests several rows before it uses the first: memory answers after hundreds of cycles, and only
+concurrent requests use its bandwidth. Where streams and channels are too few to fill the GPU, time is cut into
 chunks and three passes run: every chunk from zero, which leaves its last row and the product of its decays; a scan
 over the chunks; and every chunk again from its true start. The backward pass is the same towards the past.
 
@@ -18,24 +18,24 @@ from torch import Tensor
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _STRIP = 64  # channels of one program: two a thread of a warp, so loads of one row are whole cache lines
-_BYTES_AT_ONCE = 2048  # of one tensor that a program asks for before it computes
+_BYTES_AT_ONCE = 2048  # of one tensor that a program requests before it computes
 _ENOUGH_PROGRAMS = 1024  # several for each of the 100 to 150 multiprocessors of a large GPU
 _SHORTEST_CHUNK = 128  # whose rows take about as long as the launches of two more kernels
 _FEWEST_CHUNKS = 4  # two passes and the one between take longer than one where there are fewer
 
 
 @triton.jit
-def _place(S, C, STRIP: tl.constexpr):
+def _place(S, chunks, STRIP: tl.constexpr):
     """The channels, the stream and the chunk of this program: neighbours read neighbouring memory."""
     strips = tl.cdiv(S, STRIP)
     row = tl.program_id(0) // strips
-    return tl.program_id(0) % strips * STRIP + tl.arange(0, STRIP), (row // C).to(tl.int64), row % C
+    return tl.program_id(0) % strips * STRIP + tl.arange(0, STRIP), (row // chunks).to(tl.int64), row % chunks
 
 
 @triton.jit
 def _read(tensor, at, step, rows, beyond, ROWS: tl.constexpr):
-    """ROWS rows of a strip, `step` elements apart, asked for at once; `beyond` stands for those from `rows` on, which
-    is 0 for channels outside."""
+    """ROWS rows of a strip, `step` elements apart, requested at once; `beyond` replaces those from `rows` on, which is
+    0 for channels outside."""
     read = ()
     for i in tl.static_range(ROWS):
         read += (tl.load(tensor + at + i * step, mask=i < rows, other=beyond),)
@@ -44,15 +44,16 @@ def _read(tensor, at, step, rows, beyond, ROWS: tl.constexpr):
 
 @triton.jit
 def _forward_summary(
-    a, b, resets, product, local, T, S, L, C, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr
-):
-    """Each chunk but the last from zero: the product of its decays and its last row, both (B,C,S)."""
-    channel, stream, chunk = _place(S, C - 1, STRIP)
+    a, b, resets, product, local, T, S, length, chunks,
+    HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Each chunk but the last from zero: the product of its decays and its last row, both (B, chunks, S)."""
+    channel, stream, chunk = _place(S, chunks - 1, STRIP)
     inside = channel < S
     state = tl.full((STRIP,), 0.0, product.dtype.element_ty)
     decay = tl.full((STRIP,), 1.0, product.dtype.element_ty)
-    stop = chunk * L + L
-    for t in range(chunk * L, stop, ROWS):
+    stop = chunk * length + length
+    for t in range(chunk * length, stop, ROWS):
         rows = tl.where(inside, stop - t, 0)
         at = (stream * T + t) * S + channel
         a_rows = _read(a, at, S, rows, 1.0, ROWS)
@@ -66,23 +67,24 @@ def _forward_summary(
                 decay = tl.where(reset_rows[i] != 0, 0.0, decay)
             state = a_t * state + b_t
             decay = a_t * decay
-    at = (stream * C + chunk) * S + channel
+    at = (stream * chunks + chunk) * S + channel
     tl.store(product + at, decay, mask=inside)
     tl.store(local + at, state, mask=inside)
 
 
 @triton.jit
 def _backward_summary(
-    a, grad_h, resets, product, local, T, S, L, C, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr
-):
-    """The same towards the past, for what each chunk but the first passes on to the state before it."""
-    channel, stream, previous = _place(S, C - 1, STRIP)
+    a, grad_h, resets, product, local, T, S, length, chunks,
+    HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The same towards the past: the gradient that each chunk but the first passes to the state before it."""
+    channel, stream, previous = _place(S, chunks - 1, STRIP)
     inside, chunk = channel < S, previous + 1
     carried = tl.full((STRIP,), 0.0, product.dtype.element_ty)
     decay = tl.full((STRIP,), 1.0, product.dtype.element_ty)
-    steps = min(chunk * L + L, T) - chunk * L
+    steps = min(chunk * length + length, T) - chunk * length
     for done in range(0, steps, ROWS):
-        t = chunk * L + steps - 1 - done
+        t = chunk * length + steps - 1 - done
         rows = tl.where(inside, steps - done, 0)
         at = (stream * T + t) * S + channel
         a_rows = _read(a, at, -S, rows, 1.0, ROWS)
@@ -96,23 +98,23 @@ def _backward_summary(
             if HAS_RESETS:
                 carried = tl.where(reset_rows[i] != 0, 0.0, carried)
                 decay = tl.where(reset_rows[i] != 0, 0.0, decay)
-    at = (stream * C + chunk) * S + channel
+    at = (stream * chunks + chunk) * S + channel
     tl.store(product + at, decay, mask=inside)
     tl.store(local + at, carried, mask=inside)
 
 
 @triton.jit
-def _combine(product, local, first, starts, S, C, REVERSE: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr):
-    """What enters each chunk (B,C,S), from what enters the first one (B,S)."""
+def _combine(product, local, first, starts, S, chunks, REVERSE: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr):
+    """The state before each chunk (B, chunks, S), from the one before the first (B,S)."""
     channel, stream, _ = _place(S, 1, STRIP)
     inside = channel < S
     state = tl.load(first + stream * S + channel, mask=inside, other=0.0)
-    for done in range(0, C, ROWS):
-        rows = tl.where(inside, C - done, 0)
+    for done in range(0, chunks, ROWS):
+        rows = tl.where(inside, chunks - done, 0)
         if REVERSE:
-            at, step = (stream * C + C - 1 - done) * S + channel, -S
+            at, step = (stream * chunks + chunks - 1 - done) * S + channel, -S
         else:
-            at, step = (stream * C + done) * S + channel, S
+            at, step = (stream * chunks + done) * S + channel, S
         # The last chunk passes nothing on and has no summary.
         product_rows = _read(product, at, step, rows - 1, 1.0, ROWS)
         local_rows = _read(local, at, step, rows - 1, 0.0, ROWS)
@@ -126,13 +128,14 @@ def _combine(product, local, first, starts, S, C, REVERSE: tl.constexpr, STRIP: 
 
 @triton.jit
 def _forward(
-    a, b, resets, starts, h, final, T, S, L, C, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr
-):
-    channel, stream, chunk = _place(S, C, STRIP)
+    a, b, resets, starts, h, final, T, S, length, chunks,
+    HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    channel, stream, chunk = _place(S, chunks, STRIP)
     inside = channel < S
-    state = tl.load(starts + (stream * C + chunk) * S + channel, mask=inside, other=0.0)
-    stop = min(chunk * L + L, T)
-    for t in range(chunk * L, stop, ROWS):
+    state = tl.load(starts + (stream * chunks + chunk) * S + channel, mask=inside, other=0.0)
+    stop = min(chunk * length + length, T)
+    for t in range(chunk * length, stop, ROWS):
         rows = tl.where(inside, stop - t, 0)
         at = (stream * T + t) * S + channel
         a_rows = _read(a, at, S, rows, 1.0, ROWS)
@@ -144,22 +147,22 @@ def _forward(
                 state = tl.where(reset_rows[i] != 0, 0.0, state)
             state = a_rows[i].to(state.dtype) * state + b_rows[i].to(state.dtype)
             tl.store(h + at + i * S, state.to(h.dtype.element_ty), mask=i < rows)
-    if chunk == C - 1:
+    if chunk == chunks - 1:
         tl.store(final + stream * S + channel, state, mask=inside)
 
 
 @triton.jit
 def _backward(
-    a, h, initial, resets, grad_h, starts, grad_a, grad_b, grad_state, T, S, L, C,
+    a, h, initial, resets, grad_h, starts, grad_a, grad_b, grad_state, T, S, length, chunks,
     HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    channel, stream, chunk = _place(S, C, STRIP)
+    channel, stream, chunk = _place(S, chunks, STRIP)
     inside = channel < S
-    carried = tl.load(starts + (stream * C + chunk) * S + channel, mask=inside, other=0.0)
+    carried = tl.load(starts + (stream * chunks + chunk) * S + channel, mask=inside, other=0.0)
     before = tl.load(initial + stream * S + channel, mask=inside, other=0.0)
-    steps = min(chunk * L + L, T) - chunk * L
+    steps = min(chunk * length + length, T) - chunk * length
     for done in range(0, steps, ROWS):
-        t = chunk * L + steps - 1 - done
+        t = chunk * length + steps - 1 - done
         rows = tl.where(inside, steps - done, 0)
         at = (stream * T + t) * S + channel
         a_rows = _read(a, at, -S, rows, 1.0, ROWS)
@@ -223,7 +226,7 @@ class _Launch:
         return (self.batch * chunks * self.strips,)
 
     def chunk_starts(self, summary: triton.JITFunction, a: Tensor, b: Tensor, first: Tensor, reverse: bool) -> Tensor:
-        """What enters each chunk (B,C,S), from what enters the first one (B,S): passes one and two."""
+        """The state before each chunk (B, chunks, S), from the one before the first (B,S): passes one and two."""
         if self.chunks == 1:
             return first
         product, local, starts = (first.new_empty(self.batch, self.chunks, self.width) for _ in range(3))

@@ -1,8 +1,8 @@
-"""Memory for large results, kept for the next ones.
+"""Reuse of the memory of large results.
 
-The operating system hands out fresh memory page by page, zeroed: for tensors of tens of megabytes that takes longer
-than computing what goes into them, and torch's CPU allocator returns such memory at once. Here a tensor's memory waits
-for the next tensor of the same size instead.
+The operating system provides fresh memory page by page, zeroed: for tensors of tens of megabytes that takes longer
+than computing what goes into them, and torch's CPU allocator returns such memory at once. Here a tensor's memory is
+reused by the next tensor of the same size.
 """
 
 import itertools
@@ -29,7 +29,7 @@ class OutputMemory:
     def __init__(self, on_new: Callable[[Tensor], object], kept: int = _KEPT):
         self._on_new, self._kept = on_new, kept
         self._used: dict[int, tuple[weakref.ref[np.ndarray], Tensor]] = {}
-        self._free: dict[int, Tensor] = {}  # the oldest first; every change is one step, safe between threads
+        self._free: dict[int, Tensor] = {}  # the oldest first; every change is atomic
         self._numbers = itertools.count()
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -38,7 +38,7 @@ class OutputMemory:
         if size < _SMALLEST:
             return torch.empty(shape, dtype=dtype, device="cpu")
         block = self._take(-(-size // _UNIT) * _UNIT)
-        array = block.numpy()  # what the tensor's storage holds on to; this one's end is the tensor's end
+        array = block.numpy()  # owned by the tensor's storage, so that both end together
         reference = weakref.ref(array, self._give_back)
         self._used[id(reference)] = reference, block  # an array has no hash, and so has no reference to it
         # set_, because a view would be a view to autograd too.
@@ -49,7 +49,7 @@ class OutputMemory:
 
     def _take(self, size: int) -> Tensor:
         for number, block in reversed(tuple(self._free.items())):
-            if block.nbytes == size and self._free.pop(number, None) is not None:  # else another thread was faster
+            if block.nbytes == size and self._free.pop(number, None) is not None:  # else another thread took it
                 return block
         block = torch.empty(size, dtype=torch.uint8, device="cpu")
         self._on_new(block)

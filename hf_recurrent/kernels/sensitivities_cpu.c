@@ -1,11 +1,11 @@
-/* One pass over the sensitivities of a matrix on a CPU after one step: S <- J S + e x^T, and gradient += sum_b d S of
- * before.
+/* One pass over the sensitivities of a matrix on a CPU after one step: S <- J S + e x^T, and gradient += sum_b d S with
+ * the old S.
  *
- * Plain C without Python.h: sensitivities_cpu.py checks the tensors and hands over pointers. Sensitivities are the
+ * Plain C without Python.h: sensitivities_cpu.py checks the tensors and passes pointers. Sensitivities are the
  * largest tensors of real-time recurrent learning, and plain torch goes over them three times; here every number is
  * read once and written once. Two streams go past together, so that a row of the gradient is fetched for both: with
- * one it took 1.2 times as long, with four, or with blocks of rows for all streams, 1.6 times, because memory is fast
- * only where it is read on and on.
+ * one it took 1.2 times as long, with four, or with blocks of rows for all streams, 1.6 times, because only sequential
+ * reads are fast.
  */
 #include <stdint.h>
 
@@ -19,14 +19,14 @@
 #define VECTOR
 #endif
 
-/* All contiguous: B streams, R rows, M columns, G groups; row r belongs to group r mod G. Pointers are integers. */
+/* All contiguous: B streams, R rows, I columns, G groups; row r belongs to group r mod G. Pointers are integers. */
 struct pass {
     int64_t batch, rows, columns, groups, first_row, end_row;
-    int64_t sensitivities;   /* (B, R, M) */
+    int64_t sensitivities;   /* (B, R, I) */
     int64_t transition;      /* J (B, G) */
-    int64_t of_rows, inputs; /* e (B, R), x (B, M) */
+    int64_t of_rows, inputs; /* e (B, R), x (B, I) */
     int64_t grad_state;      /* d (B, G) */
-    int64_t gradient;        /* (R, M), or null */
+    int64_t gradient;        /* (R, I), or null */
 };
 
 EXPORT int64_t hf_sensitivities_version(void) { return VERSION; }

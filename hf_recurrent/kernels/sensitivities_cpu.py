@@ -1,8 +1,10 @@
-"""The compiled pass over sensitivities on a CPU, behind [`SensitivityEngine`].
+"""The compiled pass over sensitivities on a CPU, used by [`SensitivityEngine`].
 
-`sensitivities_cpu.c` is plain C, loaded with ctypes, which lets go of the interpreter's lock while it computes. This
+`sensitivities_cpu.c` is plain C, loaded with ctypes, which releases the interpreter's lock while it computes. This
 module checks and prepares the tensors. Importing it raises ImportError where the kernel was not built, or was built
 from another version of its source.
+
+Shape letters: B streams, C channels of a group, G channel groups, I inputs of a linear map; P rows of the map a group.
 """
 
 import ctypes
@@ -30,7 +32,7 @@ _pack = struct.Struct("=12q").pack
 
 
 def can_advance(carried: torch.Tensor, steps: int) -> bool:
-    """Whether [`advance`] is for these sensitivities, (B, K, P, G, M), and a block of so many steps."""
+    """True where [`advance`] supports sensitivities (B, C, P, G, I) and blocks of `steps` steps."""
     return (
         steps == 1
         and carried.shape[1] == 1
@@ -48,19 +50,19 @@ def advance(
     grad_state: torch.Tensor | None,
     gradient: torch.Tensor | None,
 ) -> None:
-    """S ← J S + e xᵀ in place, and gradient += Σ_b grad_state ∘ S of before, all of one type.
+    """S ← J S + e xᵀ in place, and gradient += Σ_b grad_state ∘ S with the old S, all of one type.
 
     Args:
-        carried: S, (B, 1, P, G, M) for which [`can_advance`] holds.
+        carried: S, (B, 1, P, G, I) for which [`can_advance`] holds.
         transition: J, (B, 1, 1, G).
         of_rows: e, (B, 1, 1, P, G).
-        inputs: x, (B, 1, M).
-        grad_state: (B, 1, G); needed with a gradient.
-        gradient: contiguous (P, G, M), or None.
+        inputs: x, (B, 1, I).
+        grad_state: (B, 1, G); required with a gradient.
+        gradient: contiguous (P, G, I), or None.
     """
     batch_size, _, parts, groups, columns = carried.shape
     rows = parts * groups
-    # The list keeps what was copied alive.
+    # The list keeps copies alive.
     tensors = [carried, *(tensor.contiguous() for tensor in (transition, of_rows, inputs))]
     tensors += [] if gradient is None else [grad_state.contiguous(), gradient]
     pointers = [tensor.data_ptr() for tensor in tensors] + ([0, 0] if gradient is None else [])

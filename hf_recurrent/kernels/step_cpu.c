@@ -1,7 +1,7 @@
 /* One step of a recurrent network as a list of vector operations, run in one call on a CPU.
  *
  * With one byte and few streams a network is one pass over its weights, and calls of small operations would cost more
- * than that. Plain C without Python.h: step_cpu.py writes the list and hands over pointers. Whole rows of weights are
+ * than that. Plain C without Python.h: step_cpu.py writes the list and passes pointers. Whole rows of weights are
  * read once, in order, for all streams.
  *
  * The functions are this file included by itself, once for each element type and instruction set: see the end.
@@ -195,7 +195,7 @@ TARGET static void NAME(norm)(
 INLINE TARGET void NAME(at_least)(VECTOR *x, REAL least)
 {
     const VECTOR bound = least - (VECTOR){0};
-    const INTEGERS below = *x < bound; /* not where x is no number */
+    const INTEGERS below = *x < bound; /* false for NaN */
     *x = (VECTOR)((below & (INTEGERS)bound) | (~below & (INTEGERS)*x));
 }
 
@@ -298,7 +298,7 @@ TARGET static void NAME(convolution)(
     }
 }
 
-/* The first `count` numbers, or as many as there are lanes; the rest is zero, or stays as it is in memory. */
+/* The first `count` numbers, or as many as there are lanes; the rest is zero, or unchanged in memory. */
 INLINE TARGET void NAME(load)(VECTOR *lanes, const REAL *from, int64_t count)
 {
     if (count >= LANES) {

@@ -1,13 +1,15 @@
-"""A list of vector operations that a CPU runs in one call: one step of a recurrent network for few streams.
+"""Programs of vector operations that a CPU runs in one call: one step of a recurrent network for few streams.
 
-`step_cpu.c` is plain C, loaded with ctypes, which lets go of the interpreter's lock while it computes. Importing this
+`step_cpu.c` is plain C, loaded with ctypes, which releases the interpreter's lock while it computes. Importing this
 module raises ImportError where the kernel was not built, or was built from another version of its source.
 
-Shape letters: B streams, M model width, S state width, K convolution taps.
+Shape letters: B streams, S state width, K convolution taps.
 """
 
 import ctypes
 import struct
+from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ _LINEAR, _NORM, _GELU, _MULTIPLY, _ADD, _GLRU, _RG_LRU, _CONVOLUTION = range(8)
 _TYPES = {torch.float32: 0, torch.float64: 1}
 _COLUMNS = 11  # of an instruction: operation, width, depth, flag, six operands, a number
 _FIRST_OPERAND = 4
+_CACHE_LINE = 16  # numbers
+_MOST_IDLE = 64
 
 
 def _load() -> ctypes.CDLL:
@@ -31,123 +35,153 @@ def _load() -> ctypes.CDLL:
 
 _library = _load()
 
-# What an operation works on: a tensor that stays where it is, or the name of one that every run brings along.
-Operand = Tensor | str
+
+def is_supported(dtype: torch.dtype) -> bool:
+    """True for the types that the kernel computes in."""
+    return dtype in _TYPES
+
+
+class Vector(NamedTuple):
+    """`width` numbers of each stream: the tensor `name` of a call, or scratch memory from `offset` on."""
+
+    width: int
+    name: str | None = None
+    offset: int = 0
 
 
 class StepProgram:
-    """Operations on vectors of B streams, (B, width), written once and run many times.
+    """Operations on vectors of B streams, written once and run many times, by any number of threads at once.
 
-    Every operation returns its result, a buffer of the program that may be overwritten once the next layer has begun.
+    Weights are shared; each call has instructions and scratch memory of its own. Every operation returns its result,
+    which may be overwritten once the next layer has begun.
 
     Args:
-        dtype: float32 or float64, of all tensors.
-        batch_size: B.
-
-    Raises:
-        ValueError: the kernel has no version for the type.
+        dtype: of all tensors, one that [`is_supported`].
     """
 
-    def __init__(self, dtype: torch.dtype, batch_size: int):
-        if dtype not in _TYPES:
-            raise ValueError(f"`dtype` is {dtype}; the kernel has versions for {', '.join(map(str, _TYPES))}.")
-        self.dtype, self.batch_size = dtype, batch_size
-        self._rows: list[list[int]] = []
-        self._kept: list[Tensor] = []
-        self._places: dict[str, list[int]] = {}
-        self._widths: dict[str, int] = {}
-        self._buffers: list[Tensor] = []
-        self._used_buffers = 0
-        self._list: np.ndarray | None = None
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
+        self.instructions: list[int] = []
+        self.named: dict[str, list[int]] = {}  # name → its places in the instructions
+        self.scratch: dict[int, int] = {}  # place → offset
+        self.scratch_width = 0
+        self._weights: list[Tensor] = []
+        self._used_scratch = 0
+        self._idle: dict[int, deque[_Call]] = {}
 
     def begin_layer(self) -> None:
         """The results so far are no longer needed."""
-        self._used_buffers = 0
+        self._used_scratch = 0
 
-    def linear(self, weight: Tensor, x: Operand, onto: Operand | None = None) -> Operand:
+    def linear(self, weight: Tensor, x: Vector, onto: Vector | None = None) -> Vector:
         """W x for a weight (width, depth); added to `onto` if it is given."""
         width, depth = weight.shape
-        to = self._buffer(width) if onto is None else onto
-        return self._append(_LINEAR, width, to, weight, x, depth=depth, flag=onto is not None)
+        to = self._new(width) if onto is None else onto
+        _check_widths(weight, (depth, width), x, to)
+        return self._append(_LINEAR, to, weight, x, depth=depth, flag=onto is not None)
 
-    def layer_norm(self, x: Operand, eps: float) -> Operand:
+    def layer_norm(self, x: Vector, eps: float) -> Vector:
         """LayerNorm without parameters."""
-        width = self._width(x)
-        return self._append(_NORM, width, self._buffer(width), x, flag=True, number=eps)
+        return self._append(_NORM, self._new(x.width), x, flag=True, number=eps)
 
-    def rms_norm(self, x: Operand, width: int, weight: Tensor | None, eps: float, to: Operand | None = None):
+    def rms_norm(self, x: Vector, weight: Tensor | None, eps: float, to: Vector | None = None) -> Vector:
         """RMSNorm, written to `to` if that is given; it may be `x`."""
-        return self._append(_NORM, width, self._buffer(width) if to is None else to, x, weight, number=eps)
+        to = self._new(x.width) if to is None else to
+        if weight is not None:
+            _check_widths(weight, (len(weight),) * 2, x, to)
+        return self._append(_NORM, to, x, weight, number=eps)
 
-    def gelu(self, x: Operand) -> Operand:
+    def gelu(self, x: Vector) -> Vector:
         """The exact GeLU."""
-        width = self._width(x)
-        return self._append(_GELU, width, self._buffer(width), x)
+        return self._append(_GELU, self._new(x.width), x)
 
-    def multiply(self, x: Operand, y: Operand) -> Operand:
+    def multiply(self, x: Vector, y: Vector) -> Vector:
         """x ∘ y."""
-        width = self._width(x)
-        return self._append(_MULTIPLY, width, self._buffer(width), x, y)
+        return self._append(_MULTIPLY, self._new(x.width), x, y)
 
-    def add(self, onto: Operand, x: Tensor) -> Operand:
+    def add(self, onto: Vector, x: Vector) -> Vector:
         """onto + x, in place."""
-        return self._append(_ADD, self._width(x), onto, onto, x)
+        return self._append(_ADD, onto, onto, x)
 
-    def glru(self, to: str, recurrence_gate, input_gate, projection, state: str, nu: Tensor, scale, negative) -> str:
+    def glru(self, to: Vector, recurrence_gate, input_gate, projection, state, nu: Tensor, scale, negative) -> Vector:
         """The element-wise step of [`GLRU`] from its projections (B, S)."""
-        operands = (to, recurrence_gate, input_gate, projection, state, nu)
-        self._widths[to] = nu.shape[0]
-        return self._append(_GLRU, nu.shape[0], *operands, flag=negative, number=scale)
+        operands = (recurrence_gate, input_gate, projection, state)
+        _check_widths(nu, (len(nu),) * 5, to, *operands)
+        return self._append(_GLRU, to, *operands, nu, flag=negative, number=scale)
 
-    def rg_lru(self, to: str, recurrence_gate, input_gate, x, state: str, rate: Tensor, scale, negative) -> str:
+    def rg_lru(self, to: Vector, recurrence_gate, input_gate, x, state, rate: Tensor, scale, negative) -> Vector:
         """The element-wise step of [`RGLRU`] from its gates and input (B, S)."""
-        operands = (to, recurrence_gate, input_gate, x, state, rate)
-        self._widths[to] = rate.shape[0]
-        return self._append(_RG_LRU, rate.shape[0], *operands, flag=negative, number=scale)
+        operands = (recurrence_gate, input_gate, x, state)
+        _check_widths(rate, (len(rate),) * 5, to, *operands)
+        return self._append(_RG_LRU, to, *operands, rate, flag=negative, number=scale)
 
-    def convolution(self, x: Operand, taps: str, weight: Tensor, new_taps: str) -> Operand:
+    def convolution(self, x: Vector, taps: Vector, weight: Tensor, new_taps: Vector) -> Vector:
         """Depthwise causal convolution with a weight (K, S), whose taps are (B, K-1, S)."""
         depth, width = weight.shape
-        return self._append(_CONVOLUTION, width, self._buffer(width), x, taps, weight, new_taps, depth=depth)
+        _check_widths(weight, (width,) * 3, x, taps, new_taps)
+        return self._append(_CONVOLUTION, self._new(width), x, taps, weight, new_taps, depth=depth)
 
-    def run(self, tensors: dict[str, Tensor]) -> None:
-        """Run all operations on these tensors, contiguous and of the program's type, by the names used above."""
-        if self._list is None:
-            self._list = np.array(self._rows, dtype=np.int64)
-            self._flat = self._list.reshape(-1)
-            self._indices = np.concatenate([np.array(places) for places in self._places.values()])
-            self._repeats = [len(places) for places in self._places.values()]
-        addresses = [tensors[name].data_ptr() for name in self._places]
-        self._flat[self._indices] = np.repeat(addresses, self._repeats)
-        _library.hf_step_run(_TYPES[self.dtype], self.batch_size, len(self._rows), self._list.ctypes.data)
+    def run(self, tensors: dict[str, Tensor], batch_size: int) -> None:
+        """Run all operations on B streams.
 
-    def _width(self, operand: Operand) -> int:
-        return self._widths[operand] if isinstance(operand, str) else operand.shape[-1]
+        Args:
+            tensors: contiguous, of the program's type, by the names used above.
+            batch_size: B.
+        """
+        idle = self._idle.setdefault(batch_size, deque(maxlen=_MOST_IDLE))
+        try:
+            call = idle.pop()
+        except IndexError:
+            call = _Call(self, batch_size)
+        call.run(tensors)
+        idle.append(call)
 
-    def _buffer(self, width: int) -> Tensor:
-        number = self._used_buffers
-        self._used_buffers += 1
-        shape = (self.batch_size, width)
-        if number == len(self._buffers):
-            self._buffers.append(torch.empty(shape, dtype=self.dtype, device="cpu"))
-        elif self._buffers[number].shape != shape:
-            self._kept.append(self._buffers[number])
-            self._buffers[number] = torch.empty(shape, dtype=self.dtype, device="cpu")
-        return self._buffers[number]
+    def _new(self, width: int) -> Vector:
+        offset = self._used_scratch
+        self._used_scratch += -(-width // _CACHE_LINE) * _CACHE_LINE
+        self.scratch_width = max(self.scratch_width, self._used_scratch)
+        return Vector(width, offset=offset)
 
     def _append(
-        self, operation: int, width: int, *operands: Operand | None, depth=0, flag=False, number=0.0
-    ) -> Operand:
-        begin = len(self._rows) * _COLUMNS + _FIRST_OPERAND
-        row = [operation, width, depth, int(flag)]
-        for column in range(_COLUMNS - 1 - _FIRST_OPERAND):
-            operand = operands[column] if column < len(operands) else None
-            if isinstance(operand, str):
-                self._places.setdefault(operand, []).append(begin + column)
-                operand = None
+        self, operation: int, to: Vector, *operands: Vector | Tensor | None, depth=0, flag=False, number=0.0
+    ) -> Vector:
+        self.instructions += (operation, to.width, depth, int(flag))
+        for operand in (to, *operands, *[None] * (_COLUMNS - _FIRST_OPERAND - 2 - len(operands))):
+            place, address = len(self.instructions), 0
+            if isinstance(operand, Tensor):
+                self._weights.append(operand)
+                address = operand.data_ptr()
+            elif operand is not None and operand.name is not None:
+                self.named.setdefault(operand.name, []).append(place)
             elif operand is not None:
-                self._kept.append(operand)
-            row.append(0 if operand is None else operand.data_ptr())
-        row.append(*struct.unpack("=q", struct.pack("=d", number)))
-        self._rows.append(row)
-        return operands[0]
+                self.scratch[place] = operand.offset
+            self.instructions.append(address)
+        self.instructions += struct.unpack("=q", struct.pack("=d", number))
+        return to
+
+
+class _Call:
+    """The instructions with scratch memory of their own; one caller at a time."""
+
+    def __init__(self, program: StepProgram, batch_size: int):
+        self.scratch = torch.empty(batch_size * program.scratch_width, dtype=program.dtype, device="cpu")
+        self.instructions = np.array(program.instructions, dtype=np.int64)
+        stream_bytes = batch_size * program.dtype.itemsize
+        for place, offset in program.scratch.items():
+            self.instructions[place] = self.scratch.data_ptr() + offset * stream_bytes
+        self.names = tuple(program.named)
+        self.places = np.concatenate([np.array(places) for places in program.named.values()])
+        self.numbers = np.repeat(np.arange(len(self.names)), [len(places) for places in program.named.values()])
+        count = len(program.instructions) // _COLUMNS
+        self.arguments = (_TYPES[program.dtype], batch_size, count, self.instructions.ctypes.data)
+
+    def run(self, tensors: dict[str, Tensor]) -> None:
+        addresses = np.array([tensors[name].data_ptr() for name in self.names])
+        self.instructions[self.places] = addresses[self.numbers]
+        _library.hf_step_run(*self.arguments)
+
+
+def _check_widths(weight: Tensor, expected: tuple[int, ...], *vectors: Vector) -> None:
+    widths = tuple(vector.width for vector in vectors)
+    if widths != expected:
+        raise ValueError(f"a weight of shape {tuple(weight.shape)} needs vectors of widths {expected}, not {widths}")

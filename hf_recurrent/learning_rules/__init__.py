@@ -1,1 +1,1 @@
-"""Learning rules: how past inputs get credit, shared by the trainers and the online learner."""
+"""Learning rules: gradients through past inputs, shared by the trainers and the online learner."""

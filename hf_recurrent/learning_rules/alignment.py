@@ -1,4 +1,4 @@
-"""How close the gradient of an online learning rule is to that of backpropagation through all of the time."""
+"""Comparison of a learning rule's gradient with that of full backpropagation through time."""
 
 from typing import NamedTuple
 
@@ -12,13 +12,13 @@ REFERENCE = "bptt"
 
 
 class GradientAlignment(NamedTuple):
-    """One parameter's gradient by a rule against the true one.
+    """Comparison of one parameter's gradient with the true gradient.
 
     Args:
-        parameter: its name.
-        cosine: cosine of the angle between the two.
-        norm_ratio: the rule's norm / the true norm.
-        max_relative_difference: largest difference / largest true magnitude.
+        parameter: name of the parameter.
+        cosine: cosine of the angle between the gradients.
+        norm_ratio: norm of the rule's gradient / norm of the true gradient.
+        max_relative_difference: largest difference / largest magnitude of the true gradient.
     """
 
     parameter: str
@@ -38,31 +38,31 @@ def gradient_alignment(
 ) -> list[GradientAlignment]:
     """Compare a rule's gradient, summed over blocks with the weights frozen, with full backpropagation through time.
 
-    The streams start from a zero state. In float32 a perfect rule differs by rounding; use `model.double()` to see
-    whether it is exact. The model and its `.grad`s are left as they were.
+    The streams start from a zero state. In float32 an exact rule differs by rounding; use `model.double()` to test for
+    exactness. The model and its `.grad`s are not changed.
 
     Args:
         model: a recurrent language model.
-        input_ids: (B, L).
-        shift_labels: (B, L), the next bytes; -100 is ignored.
-        reset_mask: (B, L) bool, true where an episode starts.
-        rule: `rtrl`, `snap1`, `truncated`, `spatial`, or `bptt`, which is the reference itself.
-        stride: T, steps of a block; the last one may be shorter.
+        input_ids: (B, length).
+        shift_labels: (B, length), the next bytes; -100 is ignored.
+        reset_mask: (B, length) bool, true where an episode starts.
+        rule: `rtrl`, `snap1`, `truncated`, `spatial`, or `bptt`, the reference itself.
+        stride: T, steps of a block; the last block may be shorter.
 
     Returns:
-        A row for every parameter that learns.
+        one comparison for every trained parameter.
 
     Raises:
-        ValueError: there is no such rule, it cannot be had for this model, or the stride is below 1.
+        ValueError: the rule is unknown or not supported by the model, the stride is below 1, or there is no target.
     """
     if rule not in (*RULES, REFERENCE):
         raise ValueError(f"`rule` is {rule!r}; it must be one of {', '.join((*RULES, REFERENCE))}.")
     if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
         raise ValueError(f"`stride` is {stride!r}; it must be an integer of at least 1.")
     if not supports_recurrent_state(model):
-        raise ValueError(f"`model` is a {type(model).__name__}, which carries no state from block to block.")
+        raise ValueError(f"`model` is a {type(model).__name__}, which carries no state; it must be recurrent.")
     if not bool(shift_labels.ne(-100).any()):
-        raise ValueError("`shift_labels` holds no target: every one is -100.")
+        raise ValueError("`shift_labels` holds no target: all are -100.")
     reset_mask = torch.zeros_like(input_ids, dtype=torch.bool) if reset_mask is None else reset_mask
     batch = (input_ids, shift_labels, reset_mask)
     expected = _gradients(model, LearningRule(model), batch, input_ids.shape[1])
@@ -71,7 +71,7 @@ def gradient_alignment(
 
 
 def _gradients(model, rule, batch, stride) -> dict[str, torch.Tensor]:
-    """Gradient of the mean loss over all targets, read in blocks."""
+    """Gradient of the mean loss over all targets, computed in blocks."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     kept = {name: parameter.grad for name, parameter in parameters.items()}
     input_ids = batch[0]

@@ -1,32 +1,45 @@
-"""Optimizer settings that trainers and the online learner share."""
+"""Settings of the parameters that trainers and the online learner share: frozen modules, learning-rate factors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 # Second moment of RMSProp for a single stream (Memora, appendix F.5).
 RMSPROP_ALPHA = 0.9999
 
 
+@contextmanager
+def frozen(*modules: nn.Module) -> Iterator[None]:
+    """Disable gradients of the modules' parameters inside the block."""
+    parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
 def apply_learning_rate_factors(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, named: dict[str, torch.nn.Parameter]
+    optimizer: torch.optim.Optimizer, model: nn.Module, named: dict[str, nn.Parameter]
 ) -> None:
-    """Give the optimizer a group of its own for every learning-rate factor of the model, if it has any.
+    """Give each learning-rate factor of the model a parameter group of its own, after the present groups.
 
     Args:
-        optimizer: of the parameters `named`, all or some.
-        model: says by `parameter_learning_rate_factors` which parameters learn slower.
+        optimizer: an optimizer of all or some of the parameters `named`.
+        model: its method `parameter_learning_rate_factors`, if it has one, maps names to factors.
         named: parameters by their names in the model.
     """
-    if hasattr(model, "parameter_learning_rate_factors"):
-        factors = model.parameter_learning_rate_factors()
-        # An adapter's parameters have other names, and learn at the one rate.
-        factors = {named[name]: factor for name, factor in factors.items() if factor != 1 and name in named}
-        split_groups(optimizer, factors)
-
-
-def split_groups(optimizer: torch.optim.Optimizer, factors: dict[torch.nn.Parameter, float]) -> None:
-    """Move parameters whose learning rate has a factor into groups of their own, after the present ones."""
+    if not hasattr(model, "parameter_learning_rate_factors"):
+        return
+    factors = model.parameter_learning_rate_factors()
+    # Parameters of adapters have other names, and no factor.
+    factors = {named[name]: factor for name, factor in factors.items() if factor != 1 and name in named}
     for group in list(optimizer.param_groups):
-        slower: dict[float, list[torch.nn.Parameter]] = {}
+        slower: dict[float, list[nn.Parameter]] = {}
         for parameter in group["params"]:
             if parameter in factors:
                 slower.setdefault(factors[parameter], []).append(parameter)

@@ -1,49 +1,45 @@
-"""Rules for learning from blocks of T steps with the state carried: what each lets a step learn of its past.
+"""Learning rules for blocks of T steps with the state carried; they differ in the gradient through the past.
 
 | rule | gradient |
 |---|---|
-| `rtrl` | exact in each recurrent layer over all of the past, spatial between layers (Zucchet et al. 2023) |
-| `truncated` | backpropagation inside the block: truncated to T steps; at T = 1 the state before it is a constant |
-| `snap1` | `rtrl`; where the recurrence mixes channels, of ∂h_t/∂h_{t-1} only the diagonal (Menick et al. 2021) |
-| `spatial` | no temporal term: what a step keeps of its state is a constant, the rate at which it keeps it included |
+| `rtrl` | exact in each recurrent layer through the whole past, spatial between layers (Zucchet et al. 2023) |
+| `truncated` | backpropagation inside the block: truncated to T steps; at T = 1 the previous state is a constant |
+| `snap1` | as `rtrl`, but only the diagonal of ∂h_t/∂h_{t-1} if the recurrence mixes channels (Menick et al. 2021) |
+| `spatial` | no temporal term: the part of the state that a step keeps is a constant, and so is its rate |
 """
 
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Literal, get_args
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_recurrent.learning_rules.sensitivities import SensitivityEngine
-from hf_recurrent.learning_rules.snap1 import diagonal_recurrence, states_before
+from hf_recurrent.learning_rules.snap1 import diagonal_recurrence
 from hf_recurrent.learning_rules.traced_unit import shadowed
 from hf_recurrent.modeling.dense_units import DenseUnit
-from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, upcast
+from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
-
-RuleName = Literal["rtrl", "snap1", "truncated", "spatial"]
-RULES = get_args(RuleName)
 
 
 class NonFiniteLossError(ValueError):
-    """What is to be learned from is not finite; nothing was learned from it."""
+    """A NaN or infinite loss; the weights were not updated with it."""
 
 
 class LearningRule:
-    """`truncated`, and the base of the others: gradients inside the block, nothing carried beside the state."""
+    """`truncated`, and base class of the other rules: gradients inside the block, nothing carried but the state."""
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
 
     def init_carried(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
-        """What the rule carries from block to block of `batch_size` streams, batch first."""
+        """Tensors, batch first, that the rule carries from block to block in addition to the state."""
         return {}
 
     def block(self, carried: RecurrentState) -> AbstractContextManager:
-        """Forward and backward pass of one block go inside; what is carried advances in place.
+        """Context for the forward and backward pass of one block; updates `carried` in place.
 
-        An exception inside, before the backward pass, leaves what is carried as it was.
+        An exception before the backward pass leaves `carried` unchanged.
         """
         return nullcontext()
 
@@ -56,19 +52,19 @@ class LearningRule:
         reset_mask: torch.Tensor | None,
         num_targets: torch.Tensor | int,
     ) -> ModelOutput:
-        """Read one block, (B, T) each, and add its gradient to every parameter's `.grad`.
+        """Read one block and add its gradient to every parameter's `.grad`.
 
         Args:
-            carried: what the rule carries; advanced in place.
-            state: what the block starts from.
-            input_ids, shift_labels, reset_mask: as the model takes them.
-            num_targets: what the sum of the block's nats is divided by.
+            carried: tensors of [`init_carried`]; updated in place.
+            state: the state before the block.
+            input_ids, shift_labels, reset_mask: (B, T).
+            num_targets: divisor of the block's nats.
 
         Returns:
-            What the model returns, the state after the block detached.
+            the model's output, with the state after the block detached.
 
         Raises:
-            NonFiniteLossError: the loss is not finite; gradients and what is carried are as they were.
+            NonFiniteLossError: the loss is NaN or infinite; gradients and `carried` are unchanged.
         """
         with torch.enable_grad(), self.block(carried):
             output = self.model(
@@ -101,7 +97,7 @@ class RealTimeRecurrentLearning(LearningRule):
 
 
 class SnAp1(RealTimeRecurrentLearning):
-    """`snap1`: the sensitivities of units that mix channels, too, as if they did not ([`diagonal_recurrence`])."""
+    """`snap1`: approximate RTRL for units that mix channels, see [`diagonal_recurrence`]."""
 
     def __init__(self, model: PreTrainedModel):
         self.dense_units = [module for module in model.modules() if isinstance(module, DenseUnit)]
@@ -122,10 +118,9 @@ class SnAp1(RealTimeRecurrentLearning):
 
 
 class SpatialLearning(LearningRule):
-    """`spatial`: every step of a unit learns as if it had started from a zero state, at the true states' values.
+    """`spatial`: states have their true values, but gradients are those of steps from a zero state.
 
-    A unit that mixes channels learns its maps of the input from each step, at the true state, and its maps of the
-    state not at all.
+    A unit that mixes channels learns its maps of the input from single steps, and its maps of the state not at all.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -133,34 +128,18 @@ class SpatialLearning(LearningRule):
         self.units = [module for module in model.modules() if isinstance(module, RecurrentUnit)]
         if not self.units:
             raise ValueError(
-                f"`model` is a {type(model).__name__} without recurrent units of this package, so their temporal term "
-                "cannot be left out; use `bptt`."
+                f"`model` is a {type(model).__name__} without recurrent units of this package; `spatial` needs them. "
+                "Use `bptt`."
             )
 
     @contextmanager
     def block(self, carried: RecurrentState):
         with ExitStack() as stack:
             for unit in self.units:
-                recur = _spatial_dense(unit) if isinstance(unit, DenseUnit) else _spatial(unit.recur)
+                dense = isinstance(unit, DenseUnit)
+                recur = diagonal_recurrence(unit, temporal=False) if dense else _spatial(unit.recur)
                 stack.enter_context(shadowed(unit, recur=recur))
             yield
-
-
-def _spatial_dense(unit):
-    recur = unit.recur
-
-    def spatial(projections, state, reset_mask=None, padding_mask=None):
-        with torch.no_grad():
-            states, final_state = recur(projections, state, reset_mask, padding_mask)
-            before = states_before(states, state, reset_mask)
-            of_state = [upcast(state_map(before)) for state_map in unit.state_maps]
-        combined = unit.combine(before, *map(upcast, projections), *of_state)
-        change = combined - combined.detach()
-        if padding_mask is not None:
-            change = change.masked_fill(padding_mask.unsqueeze(-1), 0)
-        return states + change, final_state
-
-    return spatial
 
 
 def _spatial(recur):
@@ -180,14 +159,15 @@ _CLASSES: dict[str, type[LearningRule]] = {
     "truncated": LearningRule,
     "spatial": SpatialLearning,
 }
+RULES = tuple(_CLASSES)
 
 
 def build_learning_rule(name: str, model: PreTrainedModel) -> LearningRule:
-    """The rule of that name for a model.
+    """Build the rule of that name for a model.
 
     Raises:
-        ValueError: there is no such rule, or it cannot be had for this model.
+        ValueError: the rule is unknown or not supported by this model.
     """
     if name not in _CLASSES:
-        raise ValueError(f"The learning rule is {name!r}; it must be one of {', '.join(_CLASSES)}.")
+        raise ValueError(f"`name` is {name!r}; it must be one of {', '.join(RULES)}.")
     return _CLASSES[name](model)

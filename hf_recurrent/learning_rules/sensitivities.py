@@ -1,21 +1,20 @@
-"""Sensitivities of recurrent units: how the carried state depends on every parameter, for all of the past.
+"""Sensitivities of recurrent units: derivatives of the carried state with respect to every parameter.
 
-For a unit whose channels recur independently, the sensitivity of a map W to the state is one number for every weight
-and stream, so that the exact gradient of the past costs what the parameters cost (Memora, section 2.3 and appendix E;
-Zucchet et al. 2023, section 3). Nothing here knows any unit: over a block of T steps
+If the channels of a unit recur independently, the sensitivity of the state to a map W is one number per weight and
+stream, so the exact gradient through the whole past costs about as much as the parameters (Memora, section 2.3 and
+appendix E; Zucchet et al. 2023, section 3). Over a block of T steps, sensitivities advance by
 
-    S_T = (∂h_T/∂h_0) S_0 + Σ_t (∂h_T/∂p_t) x_tᵀ,    p_t = W x_t,
+    S_T = (∂h_T/∂h_0) S_0 + Σ_t (∂h_T/∂p_t) x_tᵀ,    p_t = W x_t.
 
-and both derivatives are the gradient of the block's last state, which automatic differentiation takes from the graph
-that the unit's own forward pass has built. Resets, padding, complex channels and non-linear steps are all in there.
+Both derivatives are gradients of the block's final state, which autograd computes from the graph of the unit's own
+forward pass. This covers every unit, resets, padding, complex channels and non-linear steps.
 
-The gradient of the loss is what backpropagation inside the block gives plus Σ_b (∂L/∂h_0) ∘ S_0. The latter is added
-during the backward pass, when both ∂L/∂h_0 and the parameter's own gradient are there, so that whatever works on
-gradients (accumulation, processes that average them, clipping) finds the whole. What is read of S_0 is advanced to
-S_T in the same pass, because sensitivities are large and reading them is what costs.
+The gradient of the loss is that of backpropagation inside the block plus Σ_b (∂L/∂h_0) ∘ S_0. The second term is added
+to the parameter's gradient during the backward pass, so that accumulation, DDP and clipping see the sum. The same pass
+over the memory advances S_0 to S_T, because the cost is dominated by reading the sensitivities.
 
-Shape letters: B streams or batch, T steps, M inputs of a map, S state width, G groups of channels, K channels of a
-group (S = K · G), P rows of a map in a group.
+Shape letters: B streams or batch, T steps, I inputs of a linear map, S state width, G channel groups, C channels of a
+group. S = C · G; `rows` is the number of outputs of a map in a group.
 """
 
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ try:
 except ImportError:
     sensitivities_cpu = None
 
-# Sensitivities of so many numbers stay in the cache from the first operation on them to the last.
+# Number of elements that stay in the CPU cache from the first operation on them to the last.
 _CPU_CHUNK_ELEMENTS = 1 << 17
 
 
@@ -53,20 +52,20 @@ class SensitivityEngine:
             state = detach_state(output.state)
         ```
 
-    The gradient of every parameter of a unit is then exact as far as the unit's own layer goes: it is that of
-    backpropagation through the whole past of the streams if nothing recurrent stands above. What lies before a unit
-    (the embedding, a norm, a convolution, the layers below) gets the gradient inside the block only. Sensitivities are
-    exact while the weights stand still; learning changes them slowly.
+    The gradient of a unit's parameters is exact within its layer: it equals that of backpropagation through the whole
+    past of the streams if no recurrent layer is above. Everything before a unit (embedding, norm, convolution, lower
+    layers) gets the gradient inside the block only. Sensitivities are exact for constant weights, and approximate
+    while the weights are slowly updated.
 
-    Sensitivities are a flat dictionary like the state, `parameter name → (B, K, P, G, …)`, float32 (float64 in float64
-    models); `trace` advances them in place.
+    Sensitivities are a flat dictionary like the state, `parameter name → (B, C, rows, G, …)`, float32 (float64 in
+    float64 models); `trace` updates them in place.
 
     Args:
-        model: any model whose recurrence stands in [`RecurrentUnit`]s.
+        model: any model whose recurrent parts are [`RecurrentUnit`]s.
 
     Raises:
-        ValueError: the model has no such unit, a unit mixes its channels, or it has parameters that are neither
-            vectors nor those of an `nn.Linear`.
+        ValueError: the model has no such unit, a unit mixes its channels, or it has parameters other than vectors and
+            those of an `nn.Linear`.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -75,14 +74,14 @@ class SensitivityEngine:
         units = [(name, module) for name, module in model.named_modules() if isinstance(module, RecurrentUnit)]
         if not units:
             raise ValueError(
-                f"`model` is a {type(model).__name__} without element-wise recurrent units, so exact real-time "
-                "recurrent learning cannot be done; use backpropagation through time (`bptt`) or, for a `DenseUnit`, "
-                "the approximation SnAp-1 (`snap1`)."
+                f"`model` is a {type(model).__name__} without element-wise recurrent units, which exact real-time "
+                "recurrent learning needs; use backpropagation through time (`bptt`) or, for a `DenseUnit`, the "
+                "approximation SnAp-1 (`snap1`)."
             )
         self.units = [find_traced_parameters(name, unit, self.dtype) for name, unit in units]
 
     def shapes(self, batch_size: int) -> dict[str, torch.Size]:
-        """Name and shape of every sensitivity."""
+        """Names and shapes of the sensitivities."""
         return {
             name: traced.sensitivity_shape(parameter, batch_size)
             for traced in self.units
@@ -90,7 +89,7 @@ class SensitivityEngine:
         }
 
     def init_sensitivities(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
-        """Zeros: what every episode starts from."""
+        """Zero sensitivities, for the start of an episode."""
         if batch_size < 1:
             raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
         options = {"dtype": self.dtype, "device": self.model.device if device is None else device}
@@ -98,13 +97,13 @@ class SensitivityEngine:
 
     @contextmanager
     def trace(self, sensitivities: RecurrentState) -> Iterator[None]:
-        """Read one block inside: forward and, if anything is to be learned, backward.
+        """Context for the forward and, optionally, backward pass of one block.
 
-        `backward` adds the gradient of the past to `.grad`; at the end the sensitivities are those after the block.
+        `backward` adds the gradient through the past to `.grad`; `sensitivities` end up as those after the block.
 
         Raises:
-            ValueError: the sensitivities are of another model or number of streams than the block, or a unit ran twice
-                in the block, as with gradient checkpointing.
+            ValueError: the sensitivities are of another model or number of streams, or a unit ran twice in the block,
+                as with gradient checkpointing.
         """
         blocks = [_UnitBlock(traced, sensitivities, self.dtype) for traced in self.units]
         with ExitStack() as stack:
@@ -117,7 +116,7 @@ class SensitivityEngine:
 
 
 class _UnitBlock(UnitRecorder):
-    """One unit's part in one block: derivatives of its last state, and the pass over its sensitivities."""
+    """One unit in one block: derivatives of its final state, and the pass over its sensitivities."""
 
     def __init__(self, traced: TracedUnit, sensitivities: RecurrentState, dtype: torch.dtype):
         super().__init__(traced, dtype)
@@ -126,11 +125,11 @@ class _UnitBlock(UnitRecorder):
         self.derivatives: dict[str, _Derivative] = {}
         self.transition: torch.Tensor | None = None
         self.grad_state: torch.Tensor | None = None
-        self.waiting: list[str] = []  # parameters whose sensitivities are still those before the block
+        self.waiting: list[str] = []  # parameters whose sensitivities are not advanced yet
 
     @contextmanager
     def joining_gradients(self) -> Iterator[None]:
-        """While it lasts, a backward pass gives every parameter the gradient of the past too."""
+        """Context in which a backward pass adds the gradient through the past to every parameter's gradient."""
         handles = [parameter.register_hook(partial(self.join, name)) for name, parameter in self.parameters.items()]
         try:
             yield
@@ -143,24 +142,23 @@ class _UnitBlock(UnitRecorder):
             shape = self.traced.sensitivity_shape(parameter, len(state))
             carried = self.sensitivities.get(name)
             if carried is None:
-                raise ValueError(f"`sensitivities` has no `{name}`; they are those of another model.")
+                raise ValueError(f"`sensitivities` has no `{name}`; it belongs to another model.")
             if carried.shape != shape:
                 raise ValueError(
-                    f"`sensitivities['{name}']` has shape {tuple(carried.shape)}, but {len(state)} streams of this "
-                    f"model need {tuple(shape)}; streams and their sensitivities are carried together, so their "
-                    "number cannot change."
+                    f"`sensitivities['{name}']` has shape {tuple(carried.shape)}; it must be {tuple(shape)} for "
+                    f"{len(state)} streams of this model. The number of streams cannot change."
                 )
         return differentiable(_CarriedState.apply(state, self, *self.parameters.values()))
 
     def leave(self) -> None:
-        """Derivatives of the last state, one backward pass of the step for each channel of a group."""
+        """Compute the derivatives of the final state, with one backward pass per channel of a group."""
         traced, groups = self.traced, self.traced.groups
         inputs, outputs = zip(*(self.projections[name] for name in traced.linears), strict=True)
         of = [self.state, *outputs, *self.vectors.values()]
         by_channel = []
         for channels in self.final_state.unflatten(-1, (-1, groups)).unbind(-2):
             by_channel.append(torch.autograd.grad(channels.sum(), of, retain_graph=True))
-        # (B, …, K, P, G) each: the channels of the last state that a row drives.
+        # Each (B, …, C, rows, G): derivatives of the C channels of the final state.
         of_state, *gradients = (
             torch.stack([gradient.unflatten(-1, (-1, groups)) for gradient in same], -3)
             for same in zip(*by_channel, strict=True)
@@ -171,17 +169,17 @@ class _UnitBlock(UnitRecorder):
             self.derivatives[f"{traced.name}.{name}.bias"] = _Derivative(gradient.sum(1), None)
         for name, gradient in zip(traced.vectors, gradients[len(inputs) :], strict=True):
             self.derivatives[f"{traced.name}.{name}"] = _Derivative(gradient.squeeze(1), None)
-        # The graph knows this block, which must not keep the graph.
+        # The graph references this block; drop the references back.
         self.projections, self.vectors, self.state, self.final_state = {}, {}, None, None
 
     def join(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
-        """A parameter's gradient inside the block is complete: add that of the past."""
+        """Hook of a parameter: add the gradient through the past to the complete gradient inside the block."""
         if self.grad_state is None:
-            return None  # not from this block
+            return None  # the backward pass of another block
         if name not in self.waiting:
-            raise ValueError(f"The sensitivities of `{name}` saw two backward passes in one block.")
+            raise ValueError(f"`{name}` got two backward passes in one block; only one is supported.")
         if gradient.dim() == 2 and gradient.dtype == self.dtype and gradient.is_contiguous():
-            # A product that is nobody else's; a vector's gradient may be a view of what others still need.
+            # In place: a matrix product is not shared, but a vector's gradient may be a view of another tensor.
             self.advance(name, gradient)
             return None
         past = torch.zeros(gradient.shape, dtype=self.dtype, device=gradient.device)
@@ -189,7 +187,7 @@ class _UnitBlock(UnitRecorder):
         return gradient + past.to(gradient.dtype)
 
     def advance(self, name: str, gradient: torch.Tensor | None) -> None:
-        """Bring one parameter's sensitivities behind the block, and add Σ_b (∂L/∂h_0) ∘ S_0 to `gradient`."""
+        """Advance one parameter's sensitivities past the block, and add Σ_b (∂L/∂h_0) ∘ S_0 to `gradient`."""
         self.waiting.remove(name)
         carried, derivative = self.sensitivities[name], self.derivatives[name]
         if gradient is not None:
@@ -198,7 +196,7 @@ class _UnitBlock(UnitRecorder):
         function(carried, self.transition, derivative, self.grad_state, gradient)
 
     def finish(self) -> None:
-        """Advance what no backward pass has advanced, for want of one or of a gradient inside the block."""
+        """Advance the sensitivities of parameters whose hook did not fire."""
         with torch.no_grad():
             for name in list(self.waiting):
                 if self.grad_state is None:
@@ -212,14 +210,14 @@ class _UnitBlock(UnitRecorder):
 
 
 class _Derivative(NamedTuple):
-    """∂h_T/∂p: (B, T, K, P, G) with the inputs (B, T, M) of a matrix, (B, K, P, G) of a vector."""
+    """∂h_T/∂p: (B, T, C, rows, G) with inputs (B, T, I) for a matrix, (B, C, rows, G) for a vector."""
 
     of_rows: torch.Tensor
     inputs: torch.Tensor | None
 
 
 class _CarriedState(torch.autograd.Function):
-    """The state that a block starts from, as a function of the parameters that made it."""
+    """The state before a block as a function of the parameters, so that they wait for its gradient."""
 
     @staticmethod
     def forward(ctx, state, block, *parameters):
@@ -231,22 +229,21 @@ class _CarriedState(torch.autograd.Function):
     def backward(ctx, grad_state):
         block = ctx.block
         block.grad_state = grad_state.unflatten(-1, (-1, block.traced.groups))
-        # Nothing to add here, but every parameter's gradient has waited for this.
         return (None,) * (2 + len(block.parameters))
 
 
 def _advance_vector(carried, transition, derivative, grad_state, gradient):
-    """S (B, K, P, G) ← J S + E in place; gradient (P, G) += Σ_b grad_state ∘ S of before."""
+    """S (B, C, rows, G) ← J S + E in place; gradient (rows, G) += Σ_b grad_state ∘ S before the update."""
     if gradient is not None:
-        gradient.add_(torch.einsum("bkg,bkpg->pg", grad_state, carried))
-    carried.copy_(torch.einsum("bkjg,bjpg->bkpg", transition, carried) + derivative.of_rows)
+        gradient.add_(torch.einsum("bcg,bcrg->rg", grad_state, carried))
+    carried.copy_(torch.einsum("bcdg,bdrg->bcrg", transition, carried) + derivative.of_rows)
 
 
 def _advance_matrix(carried, transition, derivative, grad_state, gradient):
-    """S (B, K, P, G, M) ← J S + Σ_t E_t x_tᵀ in place; gradient (P, G, M) += Σ_b grad_state ∘ S of before.
+    """S (B, C, rows, G, I) ← J S + Σ_t E_t x_tᵀ in place; gradient (rows, G, I) += Σ_b grad_state ∘ S before it.
 
-    The compiled kernel goes over them once. Plain torch takes a few streams at a time on a CPU, so that they are in
-    the cache from the first operation to the last.
+    The compiled kernel makes one pass over the memory. On a CPU, plain torch works on a few streams at a time, which
+    stay in the cache.
     """
     if sensitivities_cpu is not None and sensitivities_cpu.can_advance(carried, derivative.inputs.shape[1]):
         sensitivities_cpu.advance(carried, transition, *derivative, grad_state, gradient)
@@ -266,16 +263,16 @@ def _advance_matrix(carried, transition, derivative, grad_state, gradient):
 
 
 def _add_gradient(gradient: torch.Tensor, weight: torch.Tensor, part: torch.Tensor) -> None:
-    """gradient (P, G, M) += Σ_bk weight (B, K, G, 1) · part (B, K, P, G, M)."""
+    """gradient (rows, G, I) += Σ over B and C of weight (B, C, G, 1) · part (B, C, rows, G, I)."""
     if len(part) > 1:
-        gradient.add_(torch.einsum("bkg,bkpgm->pgm", weight.squeeze(-1), part))
+        gradient.add_(torch.einsum("bcg,bcrgi->rgi", weight.squeeze(-1), part))
         return
     for channel in range(part.shape[1]):
         gradient.addcmul_(part[0, channel], weight[0, channel])
 
 
 def _apply_transition(part: torch.Tensor, factors: torch.Tensor) -> None:
-    """part (B, K, P, G, M) ← factors (B, K, K, 1, G, 1) · part, in place."""
+    """part (B, C, rows, G, I) ← factors (B, C, C, 1, G, 1) · part, in place."""
     channels = part.shape[1]
     if channels == 1:
         part.mul_(factors[:, 0])
@@ -288,7 +285,7 @@ def _apply_transition(part: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def _add_products(part: torch.Tensor, rows: torch.Tensor, inputs: torch.Tensor) -> None:
-    """part (B, K, P, G, M) += Σ_t rows (B, T, K, P, G, 1) · inputs (B, T, 1, 1, 1, M)."""
+    """part (B, C, rows, G, I) += Σ_t rows (B, T, C, rows, G, 1) · inputs (B, T, 1, 1, 1, I)."""
     if rows.shape[1] == 1:
         part.addcmul_(rows[:, 0], inputs[:, 0])
         return

@@ -1,12 +1,12 @@
-"""SnAp-1: the recurrence of a unit that mixes channels as if each of them knew of its own past only.
+"""SnAp-1: gradients of a unit that mixes channels as if each channel depended on its own past only.
 
-Of the Jacobian J_t = ∂h_t/∂h_{t-1} only the diagonal D_t is kept (Menick et al. 2021, with one step), so that each
-weight has one sensitivity, to the channel that it drives:  S_t = D_t ∘ S_{t-1} + ∂h_t/∂θ  at h_{t-1} held fixed.
-That is the exact sensitivity of the element-wise recurrence
+Only the diagonal D_t of the Jacobian ∂h_t/∂h_{t-1} is kept (Menick et al. 2021, with one step), so each weight has one
+sensitivity, to the channel that it drives:  S_t = D_t ∘ S_{t-1} + ∂h_t/∂θ  with h_{t-1} held fixed. This is the exact
+sensitivity of the element-wise recurrence
 
     h_t = combine(h̄_{t-1}, W x_t, U h̄_{t-1}) + D̄_t ∘ (h_{t-1} - h̄_{t-1}),    bars: constants,
 
-which has the values of the true one, so that everything that learns from element-wise units learns from it by SnAp-1.
+which has the same values as the true one. RTRL of this recurrence is therefore SnAp-1.
 
 Shape letters: B streams or batch, T steps, S state width.
 """
@@ -20,8 +20,13 @@ from hf_recurrent.modeling.linear_scan import linear_scan
 from hf_recurrent.modeling.recurrent_state import upcast
 
 
-def diagonal_recurrence(unit: DenseUnit) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """A `recur` for a unit that gives the same states, and gradients by the diagonal of the Jacobian."""
+def diagonal_recurrence(unit: DenseUnit, *, temporal: bool = True) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """A replacement for `unit.recur` with the same states, and gradients by the diagonal of the Jacobian.
+
+    Args:
+        unit: a unit that mixes channels.
+        temporal: False cuts all gradients through the previous state, including those of the maps of the state.
+    """
     recur = unit.recur
 
     def diagonal(projections, state, reset_mask=None, padding_mask=None):
@@ -29,12 +34,17 @@ def diagonal_recurrence(unit: DenseUnit) -> Callable[..., tuple[torch.Tensor, to
             states, final_state = recur(projections, state, reset_mask, padding_mask)
         before = states_before(states, state, reset_mask)
         projections = [upcast(projection) for projection in projections]
-        of_state = [upcast(state_map(before)) for state_map in unit.state_maps]
+        with torch.set_grad_enabled(temporal and torch.is_grad_enabled()):
+            of_state = [upcast(state_map(before)) for state_map in unit.state_maps]
         combined = unit.combine(before, *projections, *of_state)
-        decay, change = _diagonal_of_jacobian(unit, before, projections, of_state), combined - combined.detach()
+        change = combined - combined.detach()
+        if padding_mask is not None:
+            change = change.masked_fill(padding_mask.unsqueeze(-1), 0)
+        if not temporal:
+            return states + change, final_state
+        decay = _diagonal_of_jacobian(unit, before, projections, of_state)
         if padding_mask is not None:
             decay = decay.masked_fill(padding_mask.unsqueeze(-1), 1)
-            change = change.masked_fill(padding_mask.unsqueeze(-1), 0)
         changes, final_change = linear_scan(decay, change, state - state.detach(), reset_mask)
         return states + changes, final_state + final_change
 
@@ -42,13 +52,13 @@ def diagonal_recurrence(unit: DenseUnit) -> Callable[..., tuple[torch.Tensor, to
 
 
 def states_before(states: torch.Tensor, state: torch.Tensor, reset_mask: torch.Tensor | None) -> torch.Tensor:
-    """The state that each step starts from, (B, T, S), as a constant."""
+    """State before each step, (B, T, S), detached; from `states` (B, T, S) and the initial `state` (B, S)."""
     before = torch.cat([state.detach().unsqueeze(1), states[:, :-1].detach()], 1)
     return before if reset_mask is None else before.masked_fill(reset_mask.unsqueeze(-1), 0)
 
 
 def _diagonal_of_jacobian(unit, before, projections, of_state) -> torch.Tensor:
-    """D_t of all steps, (B, T, S): through the state itself, and through each map's own weight of the channel."""
+    """D_t of all steps, (B, T, S): the direct part, plus the part through each map's diagonal weight."""
     with torch.enable_grad():
         parts = [tensor.detach().requires_grad_() for tensor in (before, *of_state)]
         combined = unit.combine(parts[0], *(projection.detach() for projection in projections), *parts[1:])

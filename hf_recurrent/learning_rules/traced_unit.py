@@ -1,7 +1,7 @@
-"""A recurrent unit taken apart: which of its parameters its state depends on, and what one run of it is made of.
+"""Parameters that the state of a recurrent unit depends on, and a recorder of the tensors of one forward pass.
 
-Shape letters: B streams or batch, T steps, M inputs of a map, S state width, G groups of channels, K channels of a
-group (S = K · G), P rows of a map in a group.
+Shape letters: B streams or batch, I inputs of a linear map, S state width, G channel groups, C channels of a group.
+S = C · G; `rows` is the number of outputs of a map in a group.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
 
 @dataclass
 class TracedUnit:
-    """One recurrent unit and those of its parameters that the state depends on; names are the model's."""
+    """A recurrent unit and those of its parameters that its state depends on; names are the model's."""
 
     name: str
     unit: RecurrentUnit
@@ -25,11 +25,11 @@ class TracedUnit:
 
     @property
     def groups(self) -> int:
-        """G."""
+        """G, number of channel groups."""
         return self.unit.channel_groups
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """All traced parameters by their name in the model."""
+        """Trained parameters that the state depends on, by their names in the model."""
         found = {}
         for name, linear in self.linears.items():
             found |= {f"{self.name}.{name}.{part}": parameter for part, parameter in linear.named_parameters()}
@@ -37,14 +37,18 @@ class TracedUnit:
         return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
 
     def sensitivity_shape(self, parameter: nn.Parameter, batch_size: int) -> torch.Size:
-        """(B, K, P, G) of a vector or bias, (B, K, P, G, M) of a matrix."""
+        """(B, C, rows, G) for a vector or bias, (B, C, rows, G, I) for a matrix."""
         channels = self.unit.state_size // self.groups
         rows = parameter.shape[0] // self.groups
         return torch.Size((batch_size, channels, rows, self.groups, *parameter.shape[1:]))
 
 
 def find_traced_parameters(name: str, unit: RecurrentUnit, dtype: torch.dtype) -> TracedUnit:
-    """Which parameters the unit's state depends on, found by running one step of it."""
+    """Find the parameters that the unit's state depends on by running one step.
+
+    Raises:
+        ValueError: the unit mixes its channels, or has parameters other than vectors and those of an `nn.Linear`.
+    """
     everything = TracedUnit(
         name,
         unit,
@@ -56,8 +60,8 @@ def find_traced_parameters(name: str, unit: RecurrentUnit, dtype: torch.dtype) -
     for parameter_name, parameter in unit.named_parameters():
         if id(parameter) not in known:
             raise ValueError(
-                f"`{name}.{parameter_name}` is neither a vector nor a parameter of an `nn.Linear`, so its sensitivity "
-                "cannot be traced; use `bptt`."
+                f"`{name}.{parameter_name}` is neither a vector nor a parameter of an `nn.Linear`, so it has no "
+                "sensitivity; use `bptt`."
             )
     probe = _Probe(everything, dtype)
     probe.check_channels()
@@ -70,7 +74,7 @@ def find_traced_parameters(name: str, unit: RecurrentUnit, dtype: torch.dtype) -
 
 
 class _Probe:
-    """One step of a unit from a made-up state and input, with the graph of its last state."""
+    """One step of a unit from pseudo-random state and input, with the graph of the final state."""
 
     def __init__(self, traced: TracedUnit, dtype: torch.dtype):
         self.traced, unit = traced, traced.unit
@@ -95,7 +99,7 @@ class _Probe:
         return list(torch.autograd.grad(self.final_state, inputs, cotangent, retain_graph=True, allow_unused=True))
 
     def check_channels(self) -> None:
-        """Raise a ValueError if a group of channels depends on another one."""
+        """Raise a ValueError if a channel group depends on another one."""
         traced = self.traced
         projections = [self.projections[name] for name in self.linears_of_state]
         vectors = [traced.vectors[name] for name in self.vectors_of_state]
@@ -116,25 +120,25 @@ class _Probe:
         if mixes:
             raise ValueError(
                 f"`{traced.name}` is a {type(traced.unit).__name__}, whose recurrence mixes its channels: exact "
-                "real-time recurrent learning would need a number for every weight and channel. Use backpropagation "
-                "through time (`bptt`) or, for a `DenseUnit`, the approximation SnAp-1 (`snap1`)."
+                "real-time recurrent learning would need a sensitivity for every pair of weight and channel. Use "
+                "backpropagation through time (`bptt`) or, for a `DenseUnit`, the approximation SnAp-1 (`snap1`)."
             )
 
 
 def _made_up(*shape: int, like: torch.Tensor) -> torch.Tensor:
-    """Numbers that look random and leave the random state alone."""
+    """Pseudo-random numbers that do not touch the random state."""
     count = torch.Size(shape).numel()
     return torch.sin(torch.arange(1, count + 1, dtype=torch.float64) ** 1.5).reshape(shape).to(like)
 
 
 def differentiable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor, also where the parameter that it comes from is frozen."""
+    """Return the tensor with `requires_grad` set, which it is not if it comes from a frozen parameter."""
     return tensor if tensor.requires_grad else tensor.requires_grad_()
 
 
 @contextmanager
 def shadowed(unit: RecurrentUnit, **attributes) -> Iterator[None]:
-    """Other attributes for a while; an instance's own attribute is found before a parameter or method of that name."""
+    """Temporarily override attributes; instance attributes take precedence over parameters and methods."""
     before = {name: unit.__dict__[name] for name in attributes if name in unit.__dict__}
     unit.__dict__.update(attributes)
     try:
@@ -146,10 +150,10 @@ def shadowed(unit: RecurrentUnit, **attributes) -> Iterator[None]:
 
 
 class UnitRecorder:
-    """Runs a unit as it is and keeps what its sensitivities are made of.
+    """Records the tensors that sensitivities are computed from, without changing the unit's outputs.
 
-    Inputs and outputs of its maps are noted, and every stream gets a copy of the vectors, so that their gradients stay
-    apart. The numbers are the same as without.
+    These are the inputs and outputs of the maps, and one copy of the vectors per stream, which separates the gradients
+    of the streams.
     """
 
     def __init__(self, traced: TracedUnit, dtype: torch.dtype):
@@ -173,7 +177,7 @@ class UnitRecorder:
                 )
             self.has_run = True
             self.state = self.enter(state)
-            # In the states' type before they are copied: a gradient in bfloat16 would be too coarse to add up.
+            # Cast before the expansion: a sum of gradients in bfloat16 would lose precision.
             self.vectors = {
                 name: differentiable(vector.to(self.dtype).expand(len(state), 1, -1))
                 for name, vector in self.traced.vectors.items()
@@ -201,8 +205,8 @@ class UnitRecorder:
         return hook
 
     def enter(self, state: torch.Tensor) -> torch.Tensor:
-        """The state that the block starts from."""
+        """Return the state before the block."""
         return state
 
     def leave(self) -> None:
-        """Called when the last state is known."""
+        """Called after the final state is computed."""

@@ -1,1 +1,1 @@
-"""Learning during use: one endless stream of bytes, predicted, scored and learned from in one pass."""
+"""Learning during use: one endless stream of bytes is predicted, scored and learned from in a single pass."""

@@ -1,11 +1,9 @@
-"""Learning during use: predict every byte of an endless stream, score the prediction, learn from it, in one pass."""
+"""Learning during use: predict every byte of an endless stream, score the prediction and learn from it."""
 
 import dataclasses
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,75 +11,32 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from hf_recurrent.checkpoint_files import STAGING_PREFIX, load_tree, publish_directory, save_tree
-from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA, apply_learning_rate_factors
-from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
+from hf_recurrent.checkpoint_files import load_tree, new_staging_directory, publish_directory, save_tree
+from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
+from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.recurrent_state import (
     RecurrentState,
     check_state,
     detach_state,
-    state_dtype,
     supports_recurrent_state,
+    upcast,
 )
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
+from hf_recurrent.online.settings import LearnerSettings
 
 _FILES = "learner"
-# So much of a chunk is decoded at once, however long it is.
+# Bytes that are encoded at a time.
 _PIECE = 1 << 16
-_OPTIMIZERS = ("adamw", "rmsprop")
-# What may be different when a learner goes on; everything else belongs to what it carries.
+# Settings that may change when a learner is loaded; the others determine the shape of what it carries.
 CHANGEABLE = ("learning_rate", "max_grad_norm", "learn")
 
 
-@dataclass(frozen=True)
-class LearnerSettings:
-    """How a stream is read.
-
-    Args:
-        rule: `rtrl`, `snap1`, `truncated` or `spatial` ([`build_learning_rule`]).
-        stride: T, bytes that are predicted and backpropagated through at once. A block waits until it is full.
-        update_every: blocks between two updates of the weights; their gradients add up to the mean over all bytes.
-        learning_rate: constant.
-        optimizer: `adamw` (β 0.9 and 0.999) or `rmsprop` (α 0.9999), both without weight decay.
-        max_grad_norm: longer gradients are cut to this norm; 0 for never.
-        window: bytes of the windowed bits per byte.
-        binary: whether byte 0 is data. Otherwise it ends an episode: state and sensitivities are zero after it.
-        learn: False reads and scores only.
-
-    Raises:
-        ValueError: a value is not allowed.
-    """
-
-    rule: str = "rtrl"
-    stride: int = 1
-    update_every: int = 1
-    learning_rate: float = 3e-5
-    optimizer: str = "adamw"
-    max_grad_norm: float = 1.0
-    window: int = 10_000
-    binary: bool = False
-    learn: bool = True
-
-    def __post_init__(self):
-        for name, allowed in (("rule", RULES), ("optimizer", _OPTIMIZERS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
-        for name in ("stride", "update_every", "window"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` is {value!r}; it must be a whole number of at least 1.")
-        if not 0 < self.learning_rate < float("inf"):
-            raise ValueError(f"`learning_rate` is {self.learning_rate!r}; it must be more than 0.")
-        if not self.max_grad_norm >= 0:
-            raise ValueError(f"`max_grad_norm` is {self.max_grad_norm!r}; it must be at least 0.")
-
-
 class OnlineLearner:
-    """Reads one stream of bytes, without end if need be: every byte is predicted, scored and learned from.
+    """Reads one stream of bytes, possibly endless: every byte is predicted, scored and learned from.
 
-    State, sensitivities and optimizer are inside, memory is bounded, and where the stream is cut into chunks, saved
-    and loaded changes nothing, bit for bit. The model is the caller's: it learns in place, in evaluation mode, and can
-    be asked, saved and pushed like any other.
+    The learner holds state, sensitivities and optimizer, and needs constant memory. Cutting the stream into chunks,
+    saving and loading change nothing, bit for bit. The model is trained in place, in evaluation mode, and can be
+    evaluated, saved and pushed like any other.
 
     Example:
         ```python
@@ -91,31 +46,31 @@ class OnlineLearner:
             print(record.windowed_bits_per_byte)
         learner.save("checkpoint")
         learner = OnlineLearner.load("checkpoint")
-        model.generate(**learner.context(), max_new_tokens=100)  # what may come next
+        learner.model.generate(**learner.context(), max_new_tokens=100)  # a continuation of the stream
         ```
 
     Args:
-        model: a recurrent language model; for `rtrl`, with units whose channels do not mix.
-        tokenizer: encodes bytes, one id each; None for the bytes themselves.
+        model: a recurrent language model; for `rtrl`, with units that do not mix channels.
+        tokenizer: a byte tokenizer; None to use the bytes as token ids.
         settings: fields of [`LearnerSettings`].
 
     Attributes:
         bytes_read: bytes taken from the stream.
-        updates: steps of the optimizer.
-        metadata: JSON values of the caller's own, saved with the rest.
+        updates: optimizer steps.
+        metadata: JSON values of the caller, saved with the learner.
 
     Raises:
-        ValueError: the model carries no state or cannot learn by this rule, the tokenizer does not encode single
+        ValueError: the model carries no state or does not support the rule, the tokenizer does not encode single
             bytes, or a setting is not allowed.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None, **settings: Any):
         if not supports_recurrent_state(model):
             raise ValueError(
-                f"`model` is a {type(model).__name__}, which carries no state; learning while reading needs one."
+                f"`model` is a {type(model).__name__}, which carries no state; it must be a recurrent model."
             )
         if tokenizer is not None and not hasattr(tokenizer, "encode_bytes"):
-            raise ValueError(f"`tokenizer` is a {type(tokenizer).__name__}, which does not encode single bytes.")
+            raise ValueError(f"`tokenizer` is a {type(tokenizer).__name__}; it must have `encode_bytes`.")
         self.settings = LearnerSettings(**settings)
         self.model, self.tokenizer = model.eval(), tokenizer
         for tensor in (*model.parameters(), *model.buffers()):
@@ -123,30 +78,30 @@ class OnlineLearner:
         self.bytes_read, self.updates, self.metadata = 0, 0, {}
         self._meter = PrequentialMeter(self.settings.window)
         self._end = None if self.settings.binary else 0 if tokenizer is None else tokenizer.eos_token_id
-        # The last byte, which nothing has followed yet, and whether it begins an episode.
+        # The last byte, whose successor is unknown, and True if it begins an episode.
         self._last: tuple[int, bool] | None = None
-        # (byte, the one after it, whether the first begins an episode) of a block that is not full yet.
+        # (byte, next byte, True if the first begins an episode) of an incomplete block.
         self._waiting: list[tuple[int, int, bool]] = []
         self._state = model.init_state(1)
         self._carried: RecurrentState = {}
-        self._summed_blocks, self._summed_bytes = 0, 0  # whose gradients wait for an update
+        self._summed_blocks, self._summed_bytes = 0, 0  # in the gradients since the last update
         if self.settings.learn:
             self._rule = build_learning_rule(self.settings.rule, model)
             self._carried = self._rule.init_carried(1)
             self._parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-            self._optimizer = _build_optimizer(self._parameters.values(), self.settings)
+            self._optimizer = self.settings.build_optimizer(self._parameters.values())
             apply_learning_rate_factors(self._optimizer, model, self._parameters)
             self._optimizer.zero_grad()
 
     # ---- Reading ----
 
     def read(self, data: bytes | bytearray | memoryview) -> PrequentialRecord:
-        """Read some bytes; those that do not fill a block wait for the next ones.
+        """Read some bytes; those that do not fill a block wait for more.
 
         Raises:
-            ValueError: `data` is no bytes, or holds what the model's vocabulary does not; nothing of it was read.
-            NonFiniteLossError: loss or gradient is not finite. The block was not learned from, the weights are as they
-                were before it, and `bytes_read` says how far the stream was read.
+            ValueError: `data` is not bytes, or is outside the model's vocabulary; none of it was read.
+            NonFiniteLossError: a NaN or infinite loss or gradient. The weights are unchanged since the block before,
+                and `bytes_read` is the position in the stream.
         """
         _check_bytes(data)
         for begin in range(0, len(data), _PIECE):
@@ -155,20 +110,20 @@ class OnlineLearner:
         return self.record()
 
     def learn(self, source: Iterable[bytes], report_every: int = 1000) -> Iterator[PrequentialRecord]:
-        """Read a source to its end, if it has one.
+        """Read a source to its end, or forever.
 
         Args:
-            source: chunks of bytes: a list, a generator, a binary file, what [`open_source`] returns. An empty chunk
-                says that there is nothing for now.
+            source: chunks of bytes: a list, a generator, a binary file, or the result of [`open_source`]. An empty
+                chunk means that no data has arrived.
             report_every: bytes between two records.
 
         Yields:
-            A record at every multiple of `report_every` bytes, at empty chunks, and at the end. Between two of them
-            the learner may be saved, asked or left: what was read has been learned, and no byte is read ahead. (An
-            interrupt in the middle of a step leaves that step half done; `hf-recurrent learn` stops between steps.)
+            A record at every multiple of `report_every` bytes, at empty chunks, and at the end. After each, the
+            learner may be saved, used or abandoned: no byte is read ahead. (An interrupt during a step leaves that
+            step half done; `hf-recurrent learn` stops between steps.)
 
         Raises:
-            ValueError: `report_every` is below 1, and what [`read`] raises. What the source raises is passed on.
+            ValueError: `report_every` is below 1, or an error of [`read`]. Exceptions of the source pass through.
         """
         if report_every < 1:
             raise ValueError(f"`report_every` is {report_every}; it must be at least 1.")
@@ -180,24 +135,28 @@ class OnlineLearner:
             seconds = max(time.perf_counter() - begin, 1e-9)
             return dataclasses.replace(self.record(), bytes_per_second=(self.bytes_read - first) / seconds)
 
-        for chunk in source:
-            _check_bytes(chunk)
-            if not len(chunk):
+        for piece in self._pieces(source, report_every):
+            self.read(piece)
+            if not piece or self.bytes_read % report_every == 0:
                 yield report()
                 begin, first = time.perf_counter(), self.bytes_read
-            place = 0
-            while place < len(chunk):
-                size = min(report_every - self.bytes_read % report_every, len(chunk) - place)
-                self.read(chunk[place : place + size])
-                place += size
-                if self.bytes_read % report_every == 0:
-                    yield report()
-                    begin, first = time.perf_counter(), self.bytes_read
         if self.bytes_read > first:
             yield report()
 
+    def _pieces(self, source: Iterable[bytes], report_every: int) -> Iterator[bytes | memoryview]:
+        """The chunks of a source, cut where the bytes read reach a multiple of `report_every`."""
+        for chunk in source:
+            _check_bytes(chunk)
+            if not chunk:
+                yield chunk
+            rest = memoryview(chunk)  # slices of it are not copies
+            while rest:
+                size = report_every - self.bytes_read % report_every
+                yield rest[:size]
+                rest = rest[size:]
+
     def flush(self) -> PrequentialRecord:
-        """Learn from what waits, though it is less than a block: where a stream ends."""
+        """Learn from an incomplete block, at the end of a stream."""
         if self._waiting:
             self._read_block(len(self._waiting))
         if self._summed_blocks:
@@ -205,20 +164,20 @@ class OnlineLearner:
         return self.record()
 
     def record(self) -> PrequentialRecord:
-        """Where the learner stands."""
+        """Bytes read, updates and bits per byte so far."""
         meter = self._meter
         return PrequentialRecord(self.bytes_read, self.updates, meter.bits_per_byte, meter.windowed_bits_per_byte)
 
     @property
     def has_context(self) -> bool:
-        """Whether there is text to continue; not at the beginning of an episode."""
+        """True if there is text to continue, False at the beginning of an episode."""
         return self._last is not None
 
     def context(self) -> dict[str, Any]:
-        """What `model.generate` needs to go on with the stream as read so far; the stream itself stays where it is.
+        """Arguments for `model.generate` to continue the stream; the learner is unchanged.
 
         Raises:
-            ValueError: an episode has ended, or nothing was read yet.
+            ValueError: nothing was read since the beginning of the episode.
         """
         if not self.has_context:
             raise ValueError("There is no text to continue: the stream is at the beginning of an episode.")
@@ -232,7 +191,7 @@ class OnlineLearner:
         tokens = list(data) if self.tokenizer is None else self.tokenizer.encode_bytes(data).tolist()
         vocab_size = self.model.config.vocab_size
         if tokens and max(tokens) >= vocab_size:
-            raise ValueError(f"A source gave the token {max(tokens)}, but the model's vocabulary has {vocab_size}.")
+            raise ValueError(f"`data` has the token {max(tokens)}; it must be below the vocabulary size {vocab_size}.")
         return tokens
 
     def _take(self, token: int) -> None:
@@ -244,7 +203,7 @@ class OnlineLearner:
             self._read_block(self.settings.stride)
 
     def _read_block(self, size: int) -> None:
-        """Predict, score and learn; where that raises, the block waits on and the weights are as they were."""
+        """Predict, score and learn; after an exception, the block still waits and the weights are unchanged."""
         columns = zip(*self._waiting[:size], strict=True)
         input_ids, labels, begins = (torch.tensor([column], device=self.model.device) for column in columns)
         reset_mask = begins if bool(begins.any()) else None
@@ -255,9 +214,9 @@ class OnlineLearner:
             with torch.no_grad():
                 output = self.model(input_ids, reset_mask=reset_mask, state=self._state, use_cache=True)
         logits = output.logits.detach()[0]
-        nats = F.cross_entropy(logits.to(state_dtype(logits.dtype)), labels[0], reduction="none").double().cpu()
+        nats = F.cross_entropy(upcast(logits), labels[0], reduction="none").double().cpu()
         if not bool(nats.isfinite().all()):
-            raise NonFiniteLossError("The loss is not finite; the model cannot predict this stream.")
+            raise NonFiniteLossError("The loss is NaN or infinite; the model cannot predict this stream.")
         if self.settings.learn:
             self._summed_blocks += 1
             self._summed_bytes += size
@@ -269,11 +228,11 @@ class OnlineLearner:
 
     def _update(self) -> None:
         parameters = list(self._parameters.values())
-        asked = self.settings.stride * self.settings.update_every
-        if self._summed_bytes != asked:  # the last block of a stream
+        expected = self.settings.stride * self.settings.update_every
+        if self._summed_bytes != expected:  # at the end of a stream
             for parameter in parameters:
                 if parameter.grad is not None:
-                    parameter.grad.mul_(asked / self._summed_bytes)
+                    parameter.grad.mul_(expected / self._summed_bytes)
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm or float("inf"))
         finite = bool(norm.isfinite())
         if finite:
@@ -282,34 +241,35 @@ class OnlineLearner:
         self._optimizer.zero_grad()
         self._summed_blocks, self._summed_bytes = 0, 0
         if not finite:
-            for sensitivity in self._carried.values():  # what has become too large, if anything carried has
+            for sensitivity in self._carried.values():  # they may have diverged
                 sensitivity.zero_()
             raise NonFiniteLossError(f"The norm of the gradient is {norm.item()}: nothing was learned from it.")
 
     # ---- Saving ----
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Write everything to a directory that holds the model too, beside the old one and then renamed.
+        """Write model, tokenizer and learner to a directory, atomically.
 
-        Tensors are safetensors and the rest JSON. `from_pretrained` and all commands read it as a model; [`load`] goes
-        on exactly here.
+        Tensors are safetensors and the rest JSON. `from_pretrained` and all commands read it as a model; [`load`]
+        continues exactly here.
 
         Raises:
-            ValueError: the directory holds something else.
+            ValueError: the directory contains other files.
         """
         directory = Path(directory).absolute()
-        if directory.is_file() or (
-            directory.is_dir() and any(directory.iterdir()) and not is_saved_learner(directory)
-        ):
-            raise ValueError(f"`directory` is `{directory}`, which holds something else; it would be replaced.")
-        staging = directory.with_name(STAGING_PREFIX + directory.name)
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        self.model.save_pretrained(staging)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(staging)
+        empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+        if not empty and not is_saved_learner(directory):
+            raise ValueError(f"`directory` is {str(directory)!r}; it must be new, empty or a saved learner.")
+        staging = new_staging_directory(directory)
+        self.save_model(staging)
         save_tree(self._tree(), staging, _FILES)
         publish_directory(staging, directory)
+
+    def save_model(self, directory: str | os.PathLike) -> None:
+        """Write only the model and its tokenizer."""
+        self.model.save_pretrained(directory)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(directory)
 
     def _tree(self) -> dict[str, Any]:
         tree = {
@@ -340,20 +300,20 @@ class OnlineLearner:
         tokenizer: Any = None,
         **changes: Any,
     ) -> "OnlineLearner":
-        """Go on from what [`save`] wrote, on any device.
+        """Continue from the files of [`save`], on any device.
 
         Args:
-            directory: where it was saved.
-            model: the model saved there, if it is loaded already.
+            directory: the saved learner.
+            model: the model saved there, if it is already loaded.
             tokenizer: its tokenizer, in the same case.
-            changes: other values of `learning_rate`, `max_grad_norm` and `learn`. Learning that was off begins with
-                sensitivities of zero.
+            changes: new values of `learning_rate`, `max_grad_norm` and `learn`. If learning was off, sensitivities
+                begin at zero.
 
         Raises:
-            ValueError: nothing was saved there, a file is damaged or of another model, or a setting cannot change.
+            ValueError: there is no saved learner, a file is damaged or from another model, or a setting cannot change.
         """
         if not is_saved_learner(directory):
-            raise ValueError(f"`directory` is `{os.fspath(directory)}`, where no learner was saved.")
+            raise ValueError(f"`directory` is {os.fspath(directory)!r}; it must be a saved learner.")
         tree = load_tree(directory, _FILES)
         for name, value in changes.items():
             if name not in CHANGEABLE and value != tree["settings"].get(name):
@@ -369,7 +329,7 @@ class OnlineLearner:
         try:
             learner._restore(tree)
         except (KeyError, ValueError) as error:
-            raise ValueError(f"`{os.fspath(directory)}` does not fit the model: {error}") from error
+            raise ValueError(f"The learner {os.fspath(directory)!r} does not match the model: {error}") from error
         return learner
 
     def _restore(self, tree: dict[str, Any]) -> None:
@@ -390,32 +350,23 @@ class OnlineLearner:
 
 
 def is_saved_learner(directory: str | os.PathLike) -> bool:
-    """Whether [`OnlineLearner.save`] wrote this directory."""
+    """True if the directory has the files of [`OnlineLearner.save`]."""
     return all(os.path.isfile(os.path.join(directory, f"{_FILES}.{kind}")) for kind in ("json", "safetensors"))
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers as an allocation gives them: where a tensor begins decides how sums over it are rounded, and
-    neither views nor what is mapped from files begin where tensors of a run that was never stopped do."""
+    """The tensor, or a copy aligned like a new one: alignment decides how sums are rounded, and a resumed run has to
+    round like an uninterrupted one."""
     aligned = tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
     return tensor if aligned else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _check_bytes(data: Any) -> None:
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise ValueError(f"A source gave a {type(data).__name__}; it must give bytes (text has `.encode()`).")
+        raise ValueError(f"The stream has a {type(data).__name__}; it must be bytes (for text, use `.encode()`).")
 
 
 def _like(stored: RecurrentState, own: RecurrentState) -> RecurrentState:
-    """What was stored, checked, with type and place of what is there."""
+    """A stored state, checked, with the types and device of the learner's own."""
     check_state(stored, {name: tensor.shape for name, tensor in own.items()})
     return {name: _aligned(stored[name].to(tensor)) for name, tensor in own.items()}
-
-
-def _build_optimizer(parameters: Iterable[torch.nn.Parameter], settings: LearnerSettings) -> torch.optim.Optimizer:
-    parameters = list(parameters)
-    if settings.optimizer == "rmsprop":
-        return torch.optim.RMSprop(parameters, lr=settings.learning_rate, alpha=RMSPROP_ALPHA)
-    # One pass over the weights instead of a dozen: at one byte a step that is a good part of the time.
-    fused = parameters[0].device.type in ("cpu", "cuda")
-    return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=0.0, fused=fused)

@@ -20,7 +20,7 @@ EXPERIMENTS = {
     "online-copy": ("online_learning.copying", "online learning, Table 1: learning rules on the copy task"),
     "gradient-alignment": (
         "online_learning.gradient_alignment",
-        "online learning, Figure 2: online gradients against the true ones, layer by layer",
+        "online learning, Figure 2: gradients compared",
     ),
     "drift": ("learner.drift", "a stream that changes its language, with learning on and off"),
     "mgrade-table1": ("mgrade.table1", "mGRADE, Table 1: TCNs and minGRU of equal size, image pixels as sequences"),
@@ -34,10 +34,7 @@ EXPERIMENTS = {
     "smt-drift": ("smt.drift", "SMT, section 3.6: drift from the teacher before and after DMT"),
     "smt-future-length": ("smt.future_length", "SMT, section 3.6: length of the future, joint and detached"),
     "smt-gradients": ("smt.gradients", "SMT, section 3.7: gradients of the memories over time, BPTT and SMT"),
-    "smt-length-generalization": (
-        "smt.length_generalization",
-        "SMT, section 3.7: RNN and teacher beyond the training length",
-    ),
+    "smt-length-generalization": ("smt.length_generalization", "SMT, section 3.7: beyond the training length"),
     "smt-memory-space": ("smt.memory_space", "SMT, section 3.7: memories of two numbers, drawn"),
 }
 

@@ -1,1 +1,1 @@
-"""Texts that a model has read, as states that are saved and continued."""
+"""Saved states of texts, and their continuation."""

@@ -1,8 +1,7 @@
-"""Texts that a recurrent model has read and continues, and their files.
+"""States of texts that a recurrent model reads and continues, in memory and in files.
 
-A text's file holds what the model remembers of everything read so far, and each row's pending token: the last one,
-which has been read or generated but not yet fed to the model. Continuing feeds it first, so that two runs joined are
-one run.
+A state comes with each row's pending token: the last one, read or generated but not yet fed to the model. Continuing
+feeds it first, so that an interrupted run gives the same result as a single one.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state, load_state, save_state, select_state
 
 CHUNK = 4096
-_FORMAT = "hf_recurrent.text_state.1"  # names what files hold, not this module
+_FORMAT = "hf_recurrent.text_state.1"  # the format of files, independent of the module's name
 
 
 @dataclass
@@ -29,8 +28,8 @@ class TextState:
     """B texts, read up to but without their pending token.
 
     Args:
-        state: what the model remembers, B rows.
-        pending: the last token of each text, or None where the text has ended (or nothing was read yet).
+        state: the recurrent state, B rows.
+        pending: the last token of each text; None if the text has ended or is empty.
     """
 
     state: RecurrentState
@@ -40,7 +39,7 @@ class TextState:
 def model_identity(model: PreTrainedModel) -> dict[str, str]:
     """Fingerprints of the architecture (names and shapes of the weights) and of the weights.
 
-    The second looks at 64 values of each weight, in bfloat16, so that loading in another type changes nothing.
+    The second uses 64 values of each weight in bfloat16, so that it does not depend on the type that is loaded.
     """
     architecture = hashlib.sha256(model.config.model_type.encode())
     weights = hashlib.sha256()
@@ -54,44 +53,35 @@ def model_identity(model: PreTrainedModel) -> dict[str, str]:
 
 
 def save_text_state(model: PreTrainedModel, text: TextState, path: str | Path) -> None:
-    """Write texts to one safetensors file, with the model's identity and the pending tokens as metadata.
-
-    Raises:
-        FileNotFoundError: the directory of `path` does not exist.
-    """
-    if not Path(path).absolute().parent.is_dir():
-        raise FileNotFoundError(f"path is `{path}`, whose directory does not exist.")
+    """Write texts to a safetensors file, with the model's identity and the pending tokens as metadata."""
     metadata = {"format": _FORMAT, "pending": json.dumps(text.pending), **model_identity(model)}
     save_state(text.state, path, metadata)
 
 
 def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
-    """Read texts that [`save_text_state`] wrote, for the same model.
+    """Read a file of [`save_text_state`], for the same model.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, is no saved text, or was written by another model.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, is not a saved text, or was saved by another model.
     """
-
     state = load_state(path, model.device)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
     if metadata.get("format") != _FORMAT:
-        raise ValueError(f"`{path}` is no state that `--save_state` wrote.")
+        raise ValueError(f"`{path}` is not a state file; it must be written by `--save_state`.")
     identity = model_identity(model)
     for part in ("architecture", "weights"):
         if metadata.get(part) != identity[part]:
-            raise ValueError(f"`{path}` was saved by a model with another {part}; a state is of use to its own only.")
+            raise ValueError(
+                f"`{path}` was saved by a model with another {part}; a state works only with the model that saved it."
+            )
     try:
-        pending = json.loads(metadata["pending"])
-        valid = isinstance(pending, list) and all(
-            token is None or (isinstance(token, int) and 0 <= token < model.config.vocab_size) for token in pending
-        )
-    except (KeyError, ValueError):
-        valid = False
-    if not valid or not pending:
-        raise ValueError(f"`{path}` is damaged: its pending tokens cannot be read.")
-    try:
+        pending = json.loads(metadata.get("pending", "[]"))
+        if not isinstance(pending, list) or not pending:
+            raise ValueError("there are no pending tokens.")
+        if not all(token is None or token in range(model.config.vocab_size) for token in pending):
+            raise ValueError("a pending token is outside the vocabulary.")
         check_state(state, model.model.state_shapes(len(pending)))
     except ValueError as error:
         raise ValueError(f"`{path}` is damaged: {error}") from error
@@ -99,7 +89,7 @@ def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
 
 
 def repeat_text(text: TextState, times: int) -> TextState:
-    """One text as `times` equal ones."""
+    """One text, repeated as `times` rows."""
     rows = {name: tensor.repeat_interleave(times, 0) for name, tensor in text.state.items()}
     return TextState(rows, text.pending * times)
 
@@ -116,21 +106,21 @@ def read_texts(
 
     Args:
         model: a recurrent model.
-        texts: B rows of token ids of any lengths, mapped from a file or not.
-        start: B texts that these continue; new ones by default. A text that has ended begins anew.
+        texts: B rows of token ids of any lengths, in memory or mapped from a file.
+        start: B texts to continue; new ones by default. A text that has ended begins anew.
         chunk: tokens of each row per call of the model.
-        progress: whether to show a progress bar.
+        progress: show a progress bar.
 
     Raises:
-        ValueError: a text has no token at all, or `start` has another number of rows.
+        ValueError: a text is empty, or `start` has another number of rows.
     """
     if start is None:
         start = TextState(model.init_state(len(texts)), [None] * len(texts))
     if len(start.pending) != len(texts):
-        raise ValueError(f"There are {len(texts)} texts for a state of {len(start.pending)}.")
+        raise ValueError(f"`texts` has {len(texts)} rows; `start` has {len(start.pending)}.")
     if any(token is None and not len(ids) for token, ids in zip(start.pending, texts, strict=True)):
-        raise ValueError("A text is empty, and there is nothing to continue; give a prompt of at least one byte.")
-    # The pending token of each row and then all its tokens but the last, aligned on the right.
+        raise ValueError("A text is empty; it must have at least one byte, because there is nothing to continue.")
+    # Each row is its pending token and all of its tokens but the last, aligned on the right.
     lengths = [len(ids) - (token is None) for token, ids in zip(start.pending, texts, strict=True)]
     longest = max(lengths)
     state = start.state
@@ -141,11 +131,11 @@ def read_texts(
             ids = np.zeros((len(texts), width), dtype=np.int64)
             mask = np.zeros((len(texts), width), dtype=np.int64)
             for row, (token, tokens, length) in enumerate(zip(start.pending, texts, lengths, strict=True)):
-                first = max(begin - (longest - length), 0)  # place in this row, its pending token being 0
+                first = max(begin - (longest - length), 0)  # position in this row; 0 is its pending token
                 last = begin + width - (longest - length)
                 if last <= first:
                     continue
-                shift = 0 if token is None else 1
+                shift = token is not None
                 part = tokens[max(first - shift, 0) : last - shift]
                 part = [token, *part] if shift and first == 0 else part
                 ids[row, width - len(part) :] = part
@@ -156,8 +146,8 @@ def read_texts(
                 input_ids=inputs, attention_mask=attention_mask, state=state, use_cache=True, logits_to_keep=1
             ).state
             bar.update(int(mask.sum()))
-    # A row without new tokens keeps its pending one: it was not fed.
-    pending = [int(ids[-1]) if len(ids) else token for token, ids in zip(start.pending, texts, strict=True)]
+    # A row without new tokens keeps its pending one, which was not fed.
+    pending = [int(ids[-1:][0]) if len(ids) else token for token, ids in zip(start.pending, texts, strict=True)]
     return TextState(state, pending)
 
 
@@ -168,22 +158,18 @@ def continue_texts(
 
     Args:
         model: a recurrent model.
-        text: B texts; one that has ended stays as it is.
-        streamer: gets the new tokens as they come; for one text and one beam.
-        generation_arguments: those of `generate()`, such as `max_new_tokens` and `do_sample`.
+        text: B texts; one that has ended is left unchanged.
+        streamer: receives each new token at once; for one text and one beam.
+        generation_arguments: arguments of `generate()`, such as `max_new_tokens` and `do_sample`.
 
     Returns:
-        The new tokens of each text, the end token included if it came, and the texts after them.
+        The new tokens of each text, including the end token, and the texts after them.
     """
-
     rows = [row for row, token in enumerate(text.pending) if token is not None]
     new = [torch.empty(0, dtype=torch.long) for _ in text.pending]
     if not rows:
         return new, text
-    start = TextState(
-        select_state(text.state, torch.tensor(rows)) if len(rows) < len(text.pending) else text.state,
-        [text.pending[row] for row in rows],
-    )
+    start = TextState(select_state(text.state, torch.tensor(rows)), [text.pending[row] for row in rows])
     inputs = torch.tensor(start.pending, device=model.device).unsqueeze(1)
     output = model.generate(
         inputs,
@@ -195,9 +181,9 @@ def continue_texts(
     )
     end = model.generation_config.eos_token_id
     generated = [until_end(sequence[1:].cpu(), end) for sequence in output.sequences]
-    ended = [_ends(ids, end) for ids in generated]
+    ended = [bool(len(ids)) and int(ids[-1]) in _end_ids(end) for ids in generated]
     if generation_arguments.get("num_beams", 1) > 1:
-        # The beams' states are those of the last step, not of the best beam: read its tokens once more.
+        # The states are those of the last step's beams: read the tokens of the best one again.
         after = read_texts(model, [ids.numpy() for ids in generated], start).state
     else:
         after = output.past_key_values
@@ -207,7 +193,7 @@ def continue_texts(
         new[row] = generated[place]
         pending[row] = None if ended[place] else int(generated[place][-1])
         for name, tensor in state.items():
-            # After its end a text remembers nothing: what comes next is a new episode.
+            # After the end token, a new episode begins with a zero state.
             tensor[row] = 0 if ended[place] else after[name][place]
     return new, TextState(state, pending)
 
@@ -217,10 +203,6 @@ def _end_ids(end: int | list[int] | None) -> list[int]:
 
 
 def until_end(ids: torch.Tensor, end: int | list[int] | None) -> torch.Tensor:
-    """The tokens up to and with the first end token; what follows is padding."""
+    """The tokens up to and including the first end token; the others are padding."""
     places = torch.isin(ids, torch.tensor(_end_ids(end), dtype=ids.dtype)).nonzero()
     return ids[: int(places[0]) + 1] if len(places) else ids
-
-
-def _ends(ids: torch.Tensor, end: int | list[int] | None) -> bool:
-    return bool(len(ids)) and int(ids[-1]) in _end_ids(end)

@@ -1,4 +1,4 @@
-"""Answers of a model to the examples of a task: whole examples from zero states, judged where something is asked.
+"""Answers of a model to whole examples of a task, starting from zero states, at the steps that have a target.
 
 Shape letters: B streams or batch, T steps.
 """
@@ -13,11 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.data.episode_losses import evaluation_mode
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.recurrent_state import (
-    detach_state,
-    supports_recurrent_state,
-    upcast,
-)
+from hf_recurrent.modeling.recurrent_state import detach_state, supports_recurrent_state, upcast
 from hf_recurrent.tasks.example_draws import check_integer
 
 if TYPE_CHECKING:
@@ -33,7 +29,7 @@ def count_answers(
     block_size: int | None = None,
     split: str = "validation",
 ) -> dict[str, float | int]:
-    """Sums over some examples, which add up over processes: `nats`, `right`, `answers`, `exact`, `examples`."""
+    """Sums over examples, to be added over processes: `nats`, `right`, `answers`, `exact`, `examples`."""
     check_integer("batch_size", batch_size, 1)
     check_integer("block_size", task.length if block_size is None else block_size, 1)
     counts = {"nats": 0.0, "right": 0, "answers": 0, "exact": 0, "examples": len(indices)}
@@ -71,7 +67,7 @@ def summarize_answers(counts: dict[str, float | int]) -> dict[str, float | int]:
 def _logits(
     model: PreTrainedModel, inputs: torch.Tensor, block_size: int | None
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """(steps, logits) of one piece of the examples (B, T) after another."""
+    """Yield (steps, logits) of consecutive parts of the examples (B, T)."""
     if not supports_recurrent_state(model):
         yield slice(0, inputs.shape[1]), model(input_ids=inputs, use_cache=False).logits
         return

@@ -1,4 +1,4 @@
-"""Associative recall and induction heads: find again what stood beside something."""
+"""Associative recall and induction heads: recall the token that followed another."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,18 @@ from hf_recurrent.tasks.task import IGNORED, Task
 
 @dataclass(frozen=True)
 class AssociativeRecall(Task):
-    """Pairs of a key and its value, then keys again, at each of which its value is asked for.
+    """Pairs of a key and its value, then queries: keys whose values are the targets.
 
     Source: Ba et al., "Using fast weights to attend to the recent past" (2016), as in H3 (Fu et al., 2023); with
-    several queries as in Arora et al., "Zoology" (2024). The keys of an example are all different, so that every query
-    has one answer; values are uniform and may repeat; queries are uniform over the keys shown and may repeat.
+    several queries as in Arora et al., "Zoology" (2024). The keys of an example are all different, so each query has
+    one answer. Values are uniform and may repeat; queries are uniform over the keys shown and may repeat.
 
     Ids: 0..num_keys-1 are keys, num_keys..num_keys+num_values-1 are values. Length: 2 · num_pairs + num_queries.
 
     Args:
         num_pairs: pairs of an example.
-        num_keys: different keys there are.
-        num_values: different values there are.
+        num_keys: number of different keys.
+        num_values: number of different values.
         num_queries: queries at the end.
 
     Raises:
@@ -66,7 +66,7 @@ class AssociativeRecall(Task):
 
 @dataclass(frozen=True)
 class InductionHeads(Task):
-    """A special token somewhere in a random row, and again at its end: what followed it the first time is asked for.
+    """A special token in a random sequence, and again at its end, where the target is the token after the first one.
 
     Source: Olsson et al. (2022), in the form of Fu et al. (H3, 2023) and Gu and Dao (2024): trained at length 256 with
     V = 16, tested at 64 to 2^20. Ids 0..V-2 are uniform and V-1 is the special token, whose first place is uniform.

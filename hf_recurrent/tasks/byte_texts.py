@@ -1,4 +1,4 @@
-"""Texts with labels as sequences of bytes, from folders as those of IMDB or from JSONL and CSV files."""
+"""Labelled texts as sequences of bytes, from directories laid out like IMDB or from JSONL and CSV files."""
 
 import csv
 import json
@@ -18,14 +18,14 @@ _MOST_NUMBERED_LABELS = 10_000
 
 
 class ByteTexts(Dataset):
-    """Texts as bytes; `collate_sequences` makes batches. Ids are bytes, V = 256; byte 0 pads.
+    """Texts as bytes; `collate_sequences` makes batches. Ids are bytes, V = 256; byte 0 is the padding.
 
     Items are dictionaries of `input_ids` (T,) int64 and `labels`.
 
     Args:
-        texts: bytes of each, not empty.
-        labels: a number below `len(label_names)` for each.
-        label_names: what the numbers mean.
+        texts: the bytes of each text, not empty.
+        labels: a number below `len(label_names)` for each text.
+        label_names: the names of the numbers.
         name: for messages and tables.
     """
 
@@ -59,72 +59,72 @@ def byte_text_classification(
     """Byte-level text classification, as on IMDB in the Long Range Arena (Tay et al., 2021).
 
     Args:
-        path: one of these:
+        path: one of
 
-            * a folder with the folders `neg` and `pos`, a text in each of their .txt files (IMDB's aclImdb/train), or
-              one that holds such a folder named `split`;
-            * a .jsonl (.ndjson) or .csv file, UTF-8, a text and its label in each row.
-        split: the sub-folder, "train" or "test" for aclImdb; not for files.
-        max_length: texts are cut to so many bytes; None for whole texts. (Long Range Arena: 4000.)
-        text_column, label_column: where rows have text and label.
-        label_names: the labels in the order of their numbers; by default 0, 1, … where labels are numbers, and sorted
-            names otherwise, so that give them where a split may lack one.
+            * a directory with the directories `neg` and `pos`, a text in each of their .txt files (IMDB's
+              aclImdb/train), or the parent of such a directory named `split`;
+            * a .jsonl (.ndjson) or .csv file, UTF-8, with a text and its label in each row.
+        split: the subdirectory, "train" or "test" for aclImdb; not for files.
+        max_length: texts are cut to this number of bytes; None for whole texts. (Long Range Arena: 4000.)
+        text_column, label_column: the columns of text and label.
+        label_names: the labels in the order of their numbers; by default 0, 1, … if labels are numbers, else the
+            sorted names. Needed if a split may lack a label.
 
     Raises:
-        FileNotFoundError: there is no such file, or folder with `neg` and `pos`.
-        ValueError: another kind of file, a row that is damaged or lacks a column, an empty text, or an unknown label.
+        FileNotFoundError: no such file, or no directory with `neg` and `pos`.
+        ValueError: another type of file, a row that is damaged or lacks a column, an empty text, or an unknown label.
     """
     path = Path(path).expanduser()
     if max_length is not None:
         check_integer("max_length", max_length, 1)
     if path.is_dir():
-        return _read_folder(path / split if split else path, max_length)
+        return _read_directory(path / split if split else path, max_length)
     if split is not None and path.exists():
-        raise ValueError(f"split is {split!r}, but {path} is a file; allowed is None")
+        raise ValueError(f"`split` is {split!r}; for a file such as {path} it must be None.")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there")
+        raise FileNotFoundError(f"file not found: {path}")
     readers = {".jsonl": _json_rows, ".ndjson": _json_rows, ".csv": _csv_rows}
     if path.suffix.lower() not in readers:
-        raise ValueError(f"{path} is not of an allowed kind: a folder, {', '.join(readers)}")
+        raise ValueError(f"`path` is {str(path)!r}; it must be a directory or end in {', '.join(readers)}.")
     texts, found = [], []
     for place, row in readers[path.suffix.lower()](path):
         for column in (text_column, label_column):
             if row.get(column) is None:
-                raise ValueError(f"{place} has no column {column!r}; it has {', '.join(map(str, row))}")
+                raise ValueError(f"{place} has no column {column!r}; it has {', '.join(map(str, row))}.")
         text = row[text_column]
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{place} has the text {text!r}, allowed is a text that is not empty")
+            raise ValueError(f"{place} has the text {text!r}; it must be a string that is not empty.")
         label = row[label_column]
         if isinstance(label, bool) or not isinstance(label, str | int):
-            raise ValueError(f"{place} has the label {label!r}, allowed is a name or a whole number")
+            raise ValueError(f"{place} has the label {label!r}; it must be a name or an integer.")
         texts.append(text.encode("utf-8", "surrogatepass")[:max_length])
         found.append(str(label))
     if not texts:
-        raise ValueError(f"{path} is empty: there is not one text in it")
+        raise ValueError(f"{path} is empty: it holds no texts.")
     names = _label_names(found) if label_names is None else list(label_names)
     numbers = {label: number for number, label in enumerate(names)}
     if unknown := sorted(set(found) - set(numbers)):
-        raise ValueError(f"{path} has the label {unknown[0]!r}, allowed are {', '.join(names)}")
+        raise ValueError(f"{path} has the label {unknown[0]!r}; it must be one of {', '.join(names)}.")
     return ByteTexts(texts, [numbers[label] for label in found], names, name=path.stem)
 
 
-def _read_folder(folder: Path, max_length: int | None) -> ByteTexts:
+def _read_directory(directory: Path, max_length: int | None) -> ByteTexts:
     texts, labels = [], []
     for number, label in enumerate(_IMDB_LABELS):
-        if not (folder / label).is_dir():
+        if not (directory / label).is_dir():
             raise FileNotFoundError(
-                f"{folder / label} is not there; a folder of texts holds {' and '.join(_IMDB_LABELS)}"
+                f"directory not found: {directory / label} (a directory of texts holds {' and '.join(_IMDB_LABELS)})"
             )
-        files = sorted((folder / label).glob("*.txt"))
+        files = sorted((directory / label).glob("*.txt"))
         if not files:
-            raise ValueError(f"{folder / label} holds no .txt file")
+            raise ValueError(f"{directory / label} holds no .txt files.")
         for file in files:
             text = file.read_bytes()[:max_length]
             if not text:
-                raise ValueError(f"{file} is empty")
+                raise ValueError(f"{file} is empty.")
             texts.append(text)
             labels.append(number)
-    return ByteTexts(texts, labels, list(_IMDB_LABELS), name=folder.name)
+    return ByteTexts(texts, labels, list(_IMDB_LABELS), name=directory.name)
 
 
 def _label_names(labels: list[str]) -> list[str]:
@@ -145,19 +145,19 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict]]:
             except ValueError as error:
                 raise ValueError(f"{place} is not JSON: {error}") from error
             if not isinstance(row, dict):
-                raise ValueError(f"{place} is {type(row).__name__}, allowed is an object with text and label")
+                raise ValueError(f"{place} is a JSON {type(row).__name__}; it must be an object with text and label.")
             yield place, row
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    # Texts are longer than the module's limit, which is global: it is put back.
+    # Texts may be longer than the module's limit, which is global and therefore restored.
     limit = csv.field_size_limit(_LONGEST_FIELD)
     try:
         reader = csv.DictReader(_lines(path), strict=True)
         for row in reader:
             place = f"{path}, line {reader.line_num}"
             if None in row:
-                raise ValueError(f"{place} has more fields than the first line has names")
+                raise ValueError(f"{place} has more fields than the first line has names.")
             yield place, row
     except csv.Error as error:
         raise ValueError(f"{path} is not CSV: {error}") from error

@@ -1,4 +1,4 @@
-"""Batches of sequences that are not all of one length."""
+"""Batches of sequences of different lengths."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ _SEQUENCES = ("input_ids", "input_values")
 
 
 def collate_sequences(items: Sequence[dict]) -> dict[str, torch.Tensor]:
-    """Items of a data set as one batch; the `data_collator` for `transformers.Trainer`.
+    """Make a batch of the items of a data set; the `data_collator` for `transformers.Trainer`.
 
-    `input_ids` (T,) and `input_values` (T, C) are padded with zeros on the right to the longest, and `attention_mask`
-    (B, T) int64 says where there is something; `labels` and everything else are stacked.
+    `input_ids` (T,) and `input_values` (T, channels) are padded with zeros on the right to the longest;
+    `attention_mask` (B, T) int64 is 0 at the padding; `labels` and everything else are stacked.
 
     Raises:
-        ValueError: no item, or items without a sequence.
+        ValueError: no items, or items without a sequence.
     """
     present = [name for name in _SEQUENCES if items and name in items[0]]
     if not present:
-        raise ValueError(f"items holds no sequence, allowed are dictionaries with one of {', '.join(_SEQUENCES)}")
+        raise ValueError(f"`items` holds no sequence; it must hold dictionaries with one of {', '.join(_SEQUENCES)}.")
     batch = {
         name: torch.stack([torch.as_tensor(item[name]) for item in items]) for name in items[0] if name not in present
     }

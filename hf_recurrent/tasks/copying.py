@@ -1,4 +1,4 @@
-"""Copying: reproduce what was read at the beginning."""
+"""Copying: reproduce the tokens at the beginning."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from hf_recurrent.tasks.task import IGNORED, Task
 
 @dataclass(frozen=True)
 class Copying(Task):
-    """Data tokens, then blanks, then as many markers, where the data are asked for in order.
+    """Data tokens, then blanks, then one marker per data token, whose targets are the data in order.
 
     Sources: Hochreiter and Schmidhuber (1997) in the form of Arjovsky et al. (2016): 10 tokens of 8 symbols, `delay`
     blanks, 10 markers (the defaults). Zucchet et al., "Online learning of long-range dependencies" (2023), section 4.1
@@ -20,9 +20,9 @@ class Copying(Task):
     Ids: 0 is the blank, 1..num_symbols are data, num_symbols + 1 is the marker.
 
     Args:
-        num_tokens: how many data tokens.
-        delay: how many blanks between data and markers.
-        num_symbols: of how many kinds data tokens are, uniform.
+        num_tokens: number of data tokens.
+        delay: number of blanks between data and markers.
+        num_symbols: number of different data tokens, which are uniform.
 
     Raises:
         ValueError: a number that is too small.
@@ -56,18 +56,18 @@ class Copying(Task):
         return inputs, targets
 
     def bit_examples(self, indices: np.ndarray, split: str = "train") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same examples as bits, for a binary cross-entropy; K = log2(`num_symbols`).
+        """The same examples as bits, for a binary cross-entropy; num_bits = log2(`num_symbols`).
 
         Returns:
-            inputs (n, T, K + 1) float32, the last channel 1 at the markers; targets (n, T, K) float32; asked (n, T)
-            bool, where there is a target. The most significant bit comes first.
+            inputs (B, T, num_bits + 1) float32, the last channel 1 at the markers; targets (B, T, num_bits) float32;
+            asked (B, T) bool, true where there is a target. The most significant bit comes first.
 
         Raises:
-            ValueError: `num_symbols` is no power of two.
+            ValueError: `num_symbols` is not a power of two.
         """
         num_bits = self.num_symbols.bit_length() - 1
         if self.num_symbols != 2**num_bits:
-            raise ValueError(f"num_symbols is {self.num_symbols}, allowed is a power of two where bits are asked for")
+            raise ValueError(f"`num_symbols` is {self.num_symbols}; for bits it must be a power of two.")
         input_ids, target_ids = self.examples(indices, split)
         shifts = np.arange(num_bits - 1, -1, -1)
         marker, asked = input_ids == self.num_symbols + 1, target_ids != IGNORED

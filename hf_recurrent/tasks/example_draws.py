@@ -1,8 +1,8 @@
-"""Random numbers of examples: each is a hash of what it is for, so nothing depends on who asks, when or in what order.
+"""Random numbers of examples, independent of the order of draws.
 
-The generators of numpy give a row of numbers whose meaning depends on all that was drawn before. Here a number is a
-pure function of (seed, split, index of the example, purpose, place): examples come out the same one by one, in
-batches, in workers and after a restart; those of integers also on every platform.
+With NumPy's generators a number depends on all earlier draws. Here it is a pure function (a hash) of seed, split,
+index of the example, purpose and place: examples are the same one by one, in batches, in workers and after a restart,
+and those of integers also on every platform.
 """
 
 import zlib
@@ -15,9 +15,9 @@ SPLITS = ("train", "validation", "test")
 
 
 def check_split(split: str) -> str:
-    """`split` if there is such a one, otherwise a ValueError."""
+    """Return `split` if it is one of `SPLITS`, else raise a ValueError."""
     if split not in SPLITS:
-        raise ValueError(f"split is {split!r}, allowed is one of {', '.join(SPLITS)}")
+        raise ValueError(f"`split` is {split!r}; it must be one of {', '.join(SPLITS)}.")
     return split
 
 
@@ -26,52 +26,52 @@ def check_integer(name: str, value: int, least: int, most: int | None = None) ->
     integral = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not integral or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} is {value!r}, allowed is an integer {bounds}")
+        raise ValueError(f"`{name}` is {value!r}; it must be an integer {bounds}.")
 
 
 class ExampleDraws:
-    """The random numbers of n examples.
+    """The random numbers of B examples.
 
     Args:
         seed: any integer.
-        split: examples of one split have nothing to do with those of another.
-        indices: (n,) integers of at least 0, which examples.
+        split: examples of different splits are independent.
+        indices: (B,) integers of at least 0, the numbers of the examples.
 
     Raises:
-        ValueError: an unknown split, or indices of another shape, type or below 0.
+        ValueError: an unknown split, or indices of another shape or type or below 0.
     """
 
     def __init__(self, seed: int, split: str, indices: np.ndarray) -> None:
         indices = np.asarray(indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu" or (len(indices) and indices.min() < 0):
-            raise ValueError(f"indices is {indices.dtype} {indices.shape}, allowed is a row of integers from 0")
+            raise ValueError(f"`indices` is {indices.dtype} {indices.shape}; it must be (B,) integers of at least 0.")
         self.num_examples, self.split = len(indices), check_split(split)
         self._keys = hash_integers(int(seed), SPLITS.index(split), indices)[:, None]
 
     def words(self, purpose: str, count: int, first: int = 0) -> np.ndarray:
-        """(n, count) uint64, all bits random: the numbers at the places `first`, `first` + 1, … of a purpose."""
+        """(B, count) uint64, all bits random: the numbers at the places `first`, `first` + 1, … of a purpose."""
         return hash_integers(self._keys, zlib.crc32(purpose.encode()), np.arange(first, first + count)[None])
 
     def integers(self, purpose: str, count: int, bound: int) -> np.ndarray:
-        """(n, count) int64, uniform in 0..bound-1."""
+        """(B, count) int64, uniform in 0..bound-1."""
         return (self.words(purpose, count) % np.uint64(bound)).astype(np.int64)
 
     def uniform(self, purpose: str, count: int) -> np.ndarray:
-        """(n, count) float64, uniform in [0, 1)."""
+        """(B, count) float64, uniform in [0, 1)."""
         return (self.words(purpose, count) >> np.uint64(11)) * 2.0**-53
 
     def normal(self, purpose: str, count: int) -> np.ndarray:
-        """(n, count) float64, standard normal (Box and Muller, 1958)."""
+        """(B, count) float64, standard normal (Box and Muller, 1958)."""
         radius = np.sqrt(-2 * np.log1p(-self.uniform(f"{purpose} radius", count)))
         return radius * np.cos(2 * np.pi * self.uniform(f"{purpose} angle", count))
 
     def choose(self, purpose: str, size: int, count: int) -> np.ndarray:
-        """(n, count) int64: different places out of 0..size-1, in rising order."""
+        """(B, count) int64: different places out of 0..size-1, in ascending order."""
         if count == size:
             return np.broadcast_to(np.arange(size), (self.num_examples, size))
         smallest = np.argpartition(self.words(purpose, size), count, axis=1)[:, :count]
         return np.sort(smallest, axis=1)
 
     def permutation(self, purpose: str, size: int) -> np.ndarray:
-        """(n, size) int64: 0..size-1 in random order."""
+        """(B, size) int64: 0..size-1 in random order."""
         return np.argsort(self.words(purpose, size), axis=1)

@@ -1,4 +1,4 @@
-"""The flip-flop language: one bit that is written, ignored for any time, and read."""
+"""The flip-flop language: write one bit, ignore others, read it."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ _NAMES = "01wri"
 
 @dataclass(frozen=True)
 class FlipFlop(Task):
-    """Instructions w, r, i and bits in turn; after r stands the bit that followed the last w.
+    """Alternating instructions (w, r, i) and bits; the target at r is the bit after the last w, and this bit follows.
 
     Source: Liu et al., "Exposing attention glitches with flip-flop language modeling" (2023), FFL(T, p): the first
-    instruction is w, the last is r, the others are i with probability p and otherwise w or r alike; bits after w and i
-    are uniform. Training: T = 512, p = 0.8. The sparse test is `FlipFlop(p_ignore=0.98)`: the last w lies 100
-    instructions back on average, in training 10. What is asked is the bit at every r.
+    instruction is w, the last is r, the others are i with probability p and otherwise w or r with equal probability;
+    bits after w and i are uniform. Training: T = 512, p = 0.8. The sparse test is `FlipFlop(p_ignore=0.98)`: the last
+    w is 100 instructions back on average, in training 10.
 
-    Ids: 0 and 1 are the bits, 2 is w, 3 is r, 4 is i.
+    Ids: 0 and 1 are the bits, 2 is w (write), 3 is r (read), 4 is i (ignore).
 
     Args:
         length: T, even.
@@ -38,9 +38,9 @@ class FlipFlop(Task):
         super().__post_init__()
         check_integer("length", self.length, 4)
         if self.length % 2:
-            raise ValueError(f"length is {self.length}, allowed is an even number: instructions and bits in turn")
+            raise ValueError(f"`length` is {self.length}; it must be even: instructions and bits alternate.")
         if not 0 <= self.p_ignore <= 1:
-            raise ValueError(f"p_ignore is {self.p_ignore}, allowed is a probability from 0 to 1")
+            raise ValueError(f"`p_ignore` is {self.p_ignore}; it must be a probability from 0 to 1.")
 
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         count = self.length // 2
@@ -59,10 +59,10 @@ class FlipFlop(Task):
         return inputs, targets
 
     def possible_next(self, input_ids: np.ndarray) -> np.ndarray:
-        """Which tokens can come after each step: (n, T) → (n, T, 5) bool.
+        """The set of tokens that can follow each step: (B, T) → (B, T, V) bool.
 
-        This set is what mGRADE (section 4.2, figure 3A) predicts at every step, with a mean squared error: any
-        instruction after a bit, both bits after w and i, and the one remembered bit after r.
+        Any instruction can follow a bit, both bits w and i, and only the remembered bit r. mGRADE (section 4.2,
+        figure 3A) predicts this set at every step, with a mean squared error.
         """
         input_ids = np.asarray(input_ids)
         instructions = input_ids[:, 0::2]

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer, check_split
 
-# Long-run means and standard deviations of the three dimensions on the attractor: the same for every split.
+# Means and standard deviations of the three dimensions on the attractor, the same for every split.
 LORENZ_MEAN = np.array([0.0, 0.0, 23.55])
 LORENZ_STD = np.array([7.92, 9.01, 8.62])
 _SETTLING_STEPS = 1000
@@ -25,17 +25,17 @@ def integrate_lorenz(
     beta: float = 8.0 / 3.0,
     substeps: int = 1,
 ) -> np.ndarray:
-    """Trajectories of x' = σ(y - x), y' = x(ρ - z) - y, z' = xy - βz (Lorenz, 1963), by Runge-Kutta of fourth order.
+    """Trajectories of x' = σ(y - x), y' = x(ρ - z) - y, z' = xy - βz (Lorenz, 1963), by fourth-order Runge-Kutta.
 
     Args:
-        initial: (n, 3), where they begin.
-        num_steps: T, points of a trajectory with the first.
+        initial: (B, 3), the first points.
+        num_steps: T, points of a trajectory, including the first.
         dt: time between points.
         sigma, rho, beta: σ, ρ, β.
-        substeps: steps of integration between two points.
+        substeps: integration steps between two points.
 
     Returns:
-        (n, T, 3) float64.
+        (B, T, 3) float64.
     """
 
     def change(state: np.ndarray) -> np.ndarray:
@@ -57,34 +57,34 @@ def integrate_lorenz(
 
 
 class LorenzTrajectories(Dataset):
-    """Noisy trajectories on the Lorenz attractor, of which one dimension is seen and predicted one step ahead.
+    """Noisy trajectories on the Lorenz attractor; one dimension is observed and predicted one step ahead.
 
     Source: mGRADE, section 4.1, after Ostrow et al., "Delay embedding theory of neural sequence models" (2024): 2000
-    trajectories, 5 % Gaussian noise independent over time, dimension 1 observed. Step, length and the clean targets
-    are not printed there and are choices of ours. Dimensions are standardised with the attractor's own mean and
-    deviation, and noise is a share of that deviation.
+    trajectories, 5 % Gaussian noise independent over time, dimension 1 observed. The papers do not state the step, the
+    length or clean targets; these are our choices. Dimensions are standardised with mean and standard deviation of the
+    attractor, and the noise is relative to that deviation.
 
-    Trajectory i of a split is a pure function of the arguments and i: it begins at a hashed point and settles on the
+    Trajectory i of a split is a pure function of the arguments and i: it starts at a hashed point and settles on the
     attractor before it is recorded. Items are dictionaries of float32 tensors:
 
     | key | shape | |
     |---|---|---|
     | `input_values` | (T, 1) | the observed dimension with noise |
     | `labels` | (T, 1) | the observed dimension one step later |
-    | `unobserved` | (T, 2) | the other dimensions one step later, in order: for a readout trained afterwards |
+    | `unobserved` | (T, 2) | the other dimensions one step later, in order, for a readout trained afterwards |
 
     Args:
-        num_trajectories: how many.
+        num_trajectories: number of trajectories.
         num_steps: T.
         split: "train", "validation" or "test".
         seed: any integer.
         dt: time between steps.
         noise: standard deviation of the noise.
-        observed: which dimension is seen, 0 to 2.
-        noisy_targets: whether `labels` and `unobserved` have noise as well.
+        observed: index of the observed dimension, 0 to 2.
+        noisy_targets: add noise to `labels` and `unobserved` too.
 
     Raises:
-        ValueError: an unknown split, or a number out of its range.
+        ValueError: an unknown split, or a number out of range.
     """
 
     name = "lorenz"
@@ -105,9 +105,9 @@ class LorenzTrajectories(Dataset):
         check_integer("num_steps", num_steps, 2)
         check_integer("observed", observed, 0, 2)
         if not dt > 0:
-            raise ValueError(f"dt is {dt}, allowed is more than 0")
+            raise ValueError(f"`dt` is {dt}; it must be more than 0.")
         if not noise >= 0:
-            raise ValueError(f"noise is {noise}, allowed is 0 or more")
+            raise ValueError(f"`noise` is {noise}; it must be at least 0.")
         self.num_trajectories, self.num_steps, self.split = num_trajectories, num_steps, check_split(split)
         self.seed, self.dt, self.noise = seed, dt, noise
         self.observed, self.noisy_targets = observed, noisy_targets
@@ -116,7 +116,7 @@ class LorenzTrajectories(Dataset):
     def clean(self) -> np.ndarray:
         """All three dimensions without noise, standardised: (num_trajectories, T + 1, 3) float64."""
         initial = LORENZ_MEAN + LORENZ_STD * (2 * self._draws.uniform("initial", 3) - 1)
-        # As many steps as the method needs between two points, however far apart they are.
+        # As many integration steps between two points as the method needs.
         substeps = int(np.ceil(self.dt / _LARGEST_STEP))
         settled = integrate_lorenz(initial, _SETTLING_STEPS, _LARGEST_STEP)[:, -1]
         points = integrate_lorenz(settled, self.num_steps + 1, self.dt, substeps=substeps)
@@ -151,12 +151,12 @@ class LorenzTrajectories(Dataset):
 def mean_absolute_scaled_error(
     prediction: torch.Tensor | np.ndarray, target: torch.Tensor | np.ndarray
 ) -> torch.Tensor:
-    """Mean absolute error / that of predicting no change, each dimension by its own scale (Hyndman and Koehler, 2006).
+    """Mean absolute error over that of predicting no change, scaled per dimension (Hyndman and Koehler, 2006).
 
-    Above 1 means no better than repeating the present value. A scalar tensor; gradients reach the prediction.
+    1 is the error of repeating the present value. A scalar tensor; gradients reach the prediction.
 
     Args:
-        prediction: (..., T, D) real.
+        prediction: (…, T, dimensions) real.
         target: the same shape, consecutive steps along T.
 
     Raises:
@@ -165,12 +165,12 @@ def mean_absolute_scaled_error(
     prediction, target = torch.as_tensor(prediction), torch.as_tensor(target)
     if prediction.shape != target.shape or target.dim() < 2 or target.shape[-2] < 2:
         raise ValueError(
-            f"prediction is {tuple(prediction.shape)} and target {tuple(target.shape)}, allowed are equal shapes "
-            "(..., T, D) of at least 2 steps"
+            f"`prediction` has shape {tuple(prediction.shape)} and `target` {tuple(target.shape)}; they must be "
+            "equal, (…, T, dimensions) with at least 2 steps."
         )
     num_dimensions = target.shape[-1]
     errors = (prediction - target).abs().reshape(-1, num_dimensions).mean(0)
     scales = target.diff(dim=-2).abs().reshape(-1, num_dimensions).mean(0)
     if not (scales > 0).all():
-        raise ValueError("target has a dimension that never changes, so that there is no scale to measure with")
+        raise ValueError("`target` has a dimension that never changes; each must change, to give the scale.")
     return (errors / scales).mean()

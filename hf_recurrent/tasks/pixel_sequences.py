@@ -1,4 +1,4 @@
-"""Images as sequences of pixels, from the files in which MNIST and CIFAR-10 are published."""
+"""Images as sequences of pixels, from the published files of MNIST and CIFAR-10."""
 
 import os
 from pathlib import Path
@@ -19,18 +19,18 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
 
 class PixelSequences(Dataset):
-    """Images row by row, a pixel a step.
+    """Images row by row, one pixel per step.
 
     Items are dictionaries of `labels` and one of
 
-    * `input_values` (T, C) float32, levels / 255;
-    * `input_ids` (T · C,) int64, the levels themselves (V = 256), the channels of a pixel one after another.
+    * `input_values` (T, channels) float32, levels / 255;
+    * `input_ids` (T · channels,) int64, the levels themselves (V = 256), the channels of a pixel in a row.
 
     Args:
-        images: (n, T, C) uint8.
-        labels: (n,) integers.
-        as_ids: which of the two.
-        num_labels: how many classes there are.
+        images: (images, T, channels) uint8.
+        labels: (images,) integers.
+        as_ids: items with `input_ids` instead of `input_values`.
+        num_labels: number of classes.
         name: for messages and tables.
     """
 
@@ -50,7 +50,7 @@ class PixelSequences(Dataset):
 
     @property
     def length(self) -> int:
-        """Steps of a sequence."""
+        """T, steps of a sequence."""
         steps, channels = self.images.shape[1:]
         return steps * channels if self.as_ids else steps
 
@@ -72,17 +72,17 @@ def sequential_mnist(
     as_ids: bool = False,
     permutation_seed: int | None = None,
 ) -> PixelSequences:
-    """MNIST (or a set in the same form, as Fashion-MNIST): 28 × 28 grey levels as 784 steps.
+    """MNIST (or a data set of the same format, such as Fashion-MNIST): 28 × 28 grey levels as 784 steps.
 
     Args:
-        directory: holds `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` or the `t10k` files of the test set,
-            as they are or with .gz.
+        directory: holds `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, or the `t10k` files of the test set,
+            plain or .gz.
         split: "train" or "test".
         as_ids: ids instead of real values, see [`PixelSequences`].
-        permutation_seed: where given, the pixels of all images in one random order (permuted sequential MNIST).
+        permutation_seed: put the pixels of all images into one random order (permuted sequential MNIST).
 
     Raises:
-        FileNotFoundError: a file is not there.
+        FileNotFoundError: a file is missing.
         ValueError: an unknown split, or a file that is damaged or of another format.
     """
     prefix = _file_names(_MNIST_PREFIXES, split)
@@ -91,7 +91,7 @@ def sequential_mnist(
     labels = read_idx(path, num_dimensions=1)
     if len(images) != len(labels):
         raise ValueError(
-            f"{path} has {len(labels)} labels, but there are {len(images)} images; the numbers must agree"
+            f"{path} has {len(labels)} labels, but there are {len(images)} images; the numbers must be equal."
         )
     pixels = images.reshape(len(images), -1, 1)
     if permutation_seed is not None:
@@ -104,17 +104,17 @@ def sequential_mnist(
 def sequential_cifar10(
     directory: str | os.PathLike, split: str = "train", *, grey: bool = True, as_ids: bool = False
 ) -> PixelSequences:
-    """CIFAR-10: 32 × 32 pixels as 1024 steps of one grey level or of three colours.
+    """CIFAR-10: 32 × 32 pixels as 1024 steps of one grey level or three colours.
 
     Args:
         directory: the unpacked *binary version* (cifar-10-binary.tar.gz) with `data_batch_1.bin` … and
-            `test_batch.bin`, or the folder around it.
+            `test_batch.bin`, or its parent directory.
         split: "train" or "test".
         grey: one luminance (ITU-R BT.601) instead of red, green, blue.
-        as_ids: ids instead of real values; in colour these are 3072, see [`PixelSequences`].
+        as_ids: ids instead of real values (in colour 3072 steps), see [`PixelSequences`].
 
     Raises:
-        FileNotFoundError: a file is not there.
+        FileNotFoundError: a file is missing.
         ValueError: an unknown split, the Python version, or a file that is damaged or of another format.
     """
     names = _file_names(_CIFAR_FILES, split)
@@ -128,13 +128,13 @@ def sequential_cifar10(
             if any((folder / name).is_file() for name in _CIFAR_PICKLED):
                 raise ValueError(
                     f"{folder} holds the Python version of CIFAR-10, whose files execute code when they are read; "
-                    "allowed is the binary version (cifar-10-binary.tar.gz)"
+                    "it must be the binary version (cifar-10-binary.tar.gz)."
                 )
-        raise FileNotFoundError(f"{directory / names[0]} is not there; the binary version of CIFAR-10 is needed")
+        raise FileNotFoundError(f"file not found: {directory / names[0]} (of the binary version of CIFAR-10)")
     records = np.concatenate([_read_cifar_records(directory / name) for name in names])
     images = records[:, 1:].reshape(len(records), *_CIFAR_SHAPE).transpose(0, 2, 3, 1).reshape(len(records), -1, 3)
     if grey:
-        # In pieces: all images as float64 would be half a gigabyte.
+        # In pieces, because all images as float64 would be half a gigabyte.
         pieces = np.array_split(images, max(1, len(images) // 1000))
         images = np.concatenate([np.rint(piece @ _LUMINANCE).astype(np.uint8) for piece in pieces])[..., None]
     name = "sequential_cifar10_grey" if grey else "sequential_cifar10"
@@ -143,18 +143,18 @@ def sequential_cifar10(
 
 def _file_names(files: dict, split: str):
     if split not in files:
-        raise ValueError(f"split is {split!r}, allowed is one of {', '.join(files)}")
+        raise ValueError(f"`split` is {split!r}; it must be one of {', '.join(files)}.")
     return files[split]
 
 
 def _read_cifar_records(path: Path) -> np.ndarray:
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there")
+        raise FileNotFoundError(f"file not found: {path}")
     data = np.fromfile(path, dtype=np.uint8)
     if not len(data) or len(data) % _CIFAR_RECORD:
         raise ValueError(
-            f"{path} has {len(data)} bytes, allowed is a multiple of {_CIFAR_RECORD} (a label, 32 x 32 x 3 levels): "
-            "it is truncated or of another format"
+            f"{path} is truncated or of another format: it has {len(data)} bytes; they must be a multiple of "
+            f"{_CIFAR_RECORD} (a label, 32 x 32 x 3 levels)."
         )
     records = data.reshape(-1, _CIFAR_RECORD)
     _check_labels(path, records[:, 0])
@@ -164,5 +164,5 @@ def _read_cifar_records(path: Path) -> np.ndarray:
 def _check_labels(path: Path, labels: np.ndarray) -> None:
     if labels.max() > 9:
         raise ValueError(
-            f"{path} has the label {labels.max()}, allowed are 0 to 9: it is damaged or of another format"
+            f"{path} is damaged or of another format: it has the label {labels.max()}; labels must be from 0 to 9."
         )

@@ -1,4 +1,4 @@
-"""Selective copying: remember what matters among what does not."""
+"""Selective copying: remember data tokens among blanks."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,19 @@ from hf_recurrent.tasks.task import IGNORED, Task
 
 @dataclass(frozen=True)
 class SelectiveCopying(Task):
-    """Data tokens stand at random places among blanks; then as many markers, where they are asked for in order.
+    """Data tokens at random places among blanks, then one marker per data token, whose targets are the data in order.
 
     Source: Gu and Dao, "Mamba" (2024), section 4.1.1 and appendix E.1, as in Memora, section 5.1 and appendix F.1:
     episodes of 4096 steps with 16 numbers, V = 16. Ids: 0 is the blank, 1..V-2 are data, V-1 is the marker. Places are
     uniform over the `length` - `num_tokens` steps before the markers; data tokens are uniform and may repeat.
 
     Args:
-        length: T, steps of an example with the markers.
-        num_tokens: how many data tokens.
+        length: T, with the markers.
+        num_tokens: number of data tokens.
         vocab_size: V.
 
     Raises:
-        ValueError: fewer than 3 ids, or tokens that do not fit into the length.
+        ValueError: fewer than 3 ids, or more tokens than fit into the length.
     """
 
     length: int = 4096

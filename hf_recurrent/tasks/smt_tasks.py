@@ -1,9 +1,9 @@
-"""The five tasks of Supervised Memory Training, each for one thing that a recurrent network has to learn.
+"""The five tasks of Supervised Memory Training, each for one ability of a recurrent network.
 
-Source: "Supervised Memory Training", section 3.1 and appendix E.2 ("Synthetic Tasks"). Beside `generate`, every task
-here has `answers`, which finds what is asked in any inputs of its form.
+Source: "Supervised Memory Training", section 3.1 and appendix E.2 ("Synthetic Tasks"). In addition to `generate`,
+every task here has `answers`, which computes the targets of any inputs of its form.
 
-Shape letters: n examples, T steps, V vocabulary.
+Shape letters: B batch, T steps, V vocabulary.
 """
 
 import math
@@ -14,18 +14,17 @@ import numpy as np
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
 from hf_recurrent.tasks.task import IGNORED, Task
 
-# Keys are drawn as numbers, which have 64 bits.
+# Keys are drawn as 64-bit numbers.
 _MOST_KEYS = 2**62
 
 
 @dataclass(frozen=True)
 class Retrieval(Task):
-    """Token 0, the identifier, stands in a random row and again at its end: asked is what followed it. Tests the
-    stability of gradients.
+    """Tests the stability of gradients: recall the token after token 0, the identifier, when it comes again.
 
-    x = 3 4 0 2 1 3 1 0 asks for 2 at the last step. The first identifier's place and all other tokens, 1..V-1, are
-    uniform. In the split "train" the answer is replaced by a token uniform over 1..V-1 (the right one among them) with
-    probability `label_noise`; the answers of the other splits are right, so that accuracy says what was learned.
+    x = 3 4 0 2 1 3 1 0 has the target 2 at the last step. The place of the first identifier and all other tokens,
+    1..V-1, are uniform. In the split "train" the target is replaced with probability `label_noise` by a token uniform
+    over 1..V-1 (which may be the right one); the other splits have no noise, so that their accuracy is meaningful.
 
     Args:
         length: T.
@@ -45,10 +44,10 @@ class Retrieval(Task):
         check_integer("length", self.length, 3)
         check_integer("vocab_size", self.vocab_size, 3)
         if not 0 <= self.label_noise <= 1:
-            raise ValueError(f"label_noise is {self.label_noise}, allowed is a probability from 0 to 1")
+            raise ValueError(f"`label_noise` is {self.label_noise}; it must be a probability from 0 to 1.")
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
-        """(n, T) → targets (n, T), without noise."""
+        """(B, T) → targets (B, T), without noise."""
         place = (inputs == 0).argmax(axis=1)[:, None] + 1
         targets = np.full_like(inputs, IGNORED)
         targets[:, -1:] = np.take_along_axis(inputs, place, axis=1)
@@ -68,9 +67,9 @@ class Retrieval(Task):
 
 @dataclass(frozen=True)
 class StringCopy(Task):
-    """A random string, then as many delimiters (token 0), where it is asked for backwards. Tests memory capacity.
+    """Tests memory capacity: a random string, then delimiters (token 0) whose targets are the string reversed.
 
-    x = 3 4 1 2 0 0 0 0 asks for 2 1 4 3 at the last four steps. Tokens of the string are uniform in 1..V-1.
+    x = 3 4 1 2 0 0 0 0 has the targets 2 1 4 3 at the last four steps. Tokens of the string are uniform in 1..V-1.
 
     Args:
         length: T, even: the string and its answer.
@@ -87,11 +86,11 @@ class StringCopy(Task):
         super().__post_init__()
         check_integer("length", self.length, 2)
         if self.length % 2:
-            raise ValueError(f"length is {self.length}, allowed is an even number: a string and as long an answer")
+            raise ValueError(f"`length` is {self.length}; it must be even: a string and an answer of its length.")
         check_integer("vocab_size", self.vocab_size, 3)
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
-        """(n, T) → targets (n, T)."""
+        """(B, T) → targets (B, T)."""
         half = self.length // 2
         targets = np.full_like(inputs, IGNORED)
         targets[:, half:] = inputs[:, :half][:, ::-1]
@@ -106,15 +105,14 @@ class StringCopy(Task):
 
 @dataclass(frozen=True)
 class StackOperations(Task):
-    """A token in 1..V-1 is pushed, token 0 pops: asked at every pop is what comes off the stack. Tests state
-    tracking.
+    """Tests state tracking: tokens 1..V-1 are pushed, token 0 pops; the target at a pop is the token popped.
 
-    x = 1 0 2 3 0 1 0 0 asks for 1, 3, 1 and 2 at its pops. A step pushes or pops with probability 1/2, but an empty
-    stack is never popped and a full one always; pushed tokens are uniform.
+    x = 1 0 2 3 0 1 0 0 has the targets 1, 3, 1 and 2 at its pops. A step pushes or pops with probability 1/2, but an
+    empty stack is never popped and a full one always is; pushed tokens are uniform.
 
     Args:
         length: T.
-        max_depth: how much the stack holds, the paper's state complexity.
+        max_depth: capacity of the stack, the paper's state complexity.
         vocab_size: V.
 
     Raises:
@@ -132,7 +130,7 @@ class StackOperations(Task):
         check_integer("vocab_size", self.vocab_size, 2)
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
-        """(n, T) → targets (n, T), for rows that pop no empty stack."""
+        """(B, T) → targets (B, T), for inputs that never pop an empty stack."""
         targets = np.full_like(inputs, IGNORED)
         rows = np.arange(len(inputs))
         stack, depth = np.zeros_like(inputs), np.zeros(len(inputs), dtype=np.int64)
@@ -158,16 +156,15 @@ class StackOperations(Task):
 
 @dataclass(frozen=True)
 class KeysValues(Task):
-    """Keys, each followed by its value; then a delimiter and one of the keys: asked is its value. Tests associative
-    recall.
+    """Tests associative recall: keys and their values, a delimiter, and one of the keys, whose value is the target.
 
-    x = b 1 a 3 d 2 | a asks for 3 at the last step. (In the paper's example, a token that belongs to no pair stands
-    where the delimiter is here.) Keys and values are strings; of a value of several tokens, the first is asked at the
-    last token of the key and one more at each of the fillers after it. The keys of an example are all different, their
-    set is uniform, and so are values, which may repeat, and the key asked for.
+    x = b 1 a 3 d 2 | a has the target 3 at the last step. (The paper's example has a token of no pair in place of the
+    delimiter.) Keys and values are strings. The first token of a value is the target at the last token of the key, and
+    each further one that of a filler after it. The keys of an example are all different and their set is uniform;
+    values, which may repeat, and the query are uniform too.
 
-    Ids: 0 is delimiter and filler, 1..K are the symbols of keys with K = (V-1) // 2, and K+1..V-1 those of values.
-    T = num_pairs · (key_length + value_length) + 1 + key_length + value_length - 1.
+    Ids: 0 is delimiter and filler, 1..(V-1) // 2 are the symbols of keys, the rest those of values.
+    T = (num_pairs + 1) · (key_length + value_length).
 
     Args:
         num_pairs: associations of an example.
@@ -175,7 +172,7 @@ class KeysValues(Task):
         vocab_size: V.
 
     Raises:
-        ValueError: a number out of its range, such as more pairs than there are keys.
+        ValueError: a number out of range, such as more pairs than keys.
     """
 
     num_pairs: int = 8
@@ -200,7 +197,7 @@ class KeysValues(Task):
         return (self.num_pairs + 1) * (self.key_length + self.value_length)
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
-        """(n, T) → targets (n, T)."""
+        """(B, T) → targets (B, T)."""
         pair = self.key_length + self.value_length
         end = self.num_pairs * pair
         pairs = inputs[:, :end].reshape(len(inputs), self.num_pairs, pair)
@@ -225,8 +222,11 @@ class KeysValues(Task):
         return inputs, self.answers(inputs)
 
     def _different_numbers(self, draws: ExampleDraws, bound: int) -> np.ndarray:
-        """(n, num_pairs) numbers below `bound`, all different in a row, in random order: Floyd's way, which needs no
-        list of all numbers (Bentley and Floyd, "Programming pearls: a sample of brilliance", 1987)."""
+        """(B, num_pairs) numbers below `bound`, different within an example, in random order.
+
+        Floyd's method needs no list of all numbers (Bentley and Floyd, "Programming pearls: a sample of brilliance",
+        1987).
+        """
         largest = np.arange(bound - self.num_pairs, bound, dtype=np.uint64)
         drawn = (draws.words("keys", self.num_pairs) % (largest + np.uint64(1))).astype(np.int64)
         for place in range(1, self.num_pairs):
@@ -243,11 +243,11 @@ class KeysValues(Task):
 
 @dataclass(frozen=True)
 class ModularArithmetic(Task):
-    """x_0 y_0 x_1 y_1 … with y_i = (a x_i + b) mod V: asked at every x_i is y_i. Tests in-context learning.
+    """Tests in-context learning: x_0 y_0 x_1 y_1 … with y_i = (a x_i + b) mod V; the target at x_i is y_i.
 
-    a and b are drawn anew for every example, uniform in 0..max_a and 0..max_b, and every x_i in 0..V-1. What is asked
-    is the paper's: nothing at a y_i, and at x_0 the answer y_0, although nothing read so far tells it. So no model
-    answers everything; `best_answers` is what can be reached.
+    a and b are drawn for every example, uniform in 0..max_a and 0..max_b, and every x_i in 0..V-1. As in the paper,
+    there is no target at a y_i, and there is one at x_0, although y_0 cannot be known there. So no model reaches an
+    accuracy of 1; `best_answers` gives the bound.
 
     Args:
         num_shots: pairs of an example, the paper's in-context examples; T = 2 · num_shots.
@@ -255,7 +255,7 @@ class ModularArithmetic(Task):
         vocab_size: V.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number out of range.
     """
 
     num_shots: int = 16
@@ -275,15 +275,15 @@ class ModularArithmetic(Task):
         return 2 * self.num_shots
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
-        """(n, T) → targets (n, T)."""
+        """(B, T) → targets (B, T)."""
         targets = np.full_like(inputs, IGNORED)
         targets[:, 0::2] = inputs[:, 1::2]
         return targets
 
     def best_answers(self, inputs: np.ndarray) -> np.ndarray:
-        """The likeliest answer wherever one is asked, given all that was read: (n, T) → (n, T), -100 elsewhere.
+        """The most probable target given all tokens so far: (B, T) → (B, T), -100 where there is no target.
 
-        Its accuracy is what no model exceeds on average, the first answer being little better than a guess.
+        No model exceeds its accuracy on average; the first target is little better than a guess.
         """
         a, b = (grid.ravel() for grid in np.mgrid[: self.max_a + 1, : self.max_b + 1])
         possible = np.ones((len(inputs), len(a)), dtype=bool)

@@ -13,15 +13,15 @@ from hf_recurrent.tasks.task import IGNORED, Task
 
 @dataclass(frozen=True)
 class Parity(Task):
-    """Random bits; asked is whether the number of ones so far is odd.
+    """Random bits; the target is the parity of the bits so far.
 
-    Linear recurrences with eigenvalues between 0 and 1 cannot do this at all lengths; those with negative or complex
-    ones can (Grazzi et al., "Unlocking state-tracking in linear RNNs through negative eigenvalues", 2025). Ids are the
-    bits, V = 2.
+    Linear recurrences with eigenvalues between 0 and 1 cannot solve this at all lengths; those with negative or
+    complex ones can (Grazzi et al., "Unlocking state-tracking in linear RNNs through negative eigenvalues", 2025). Ids
+    are the bits, V = 2.
 
     Args:
         length: T.
-        final_only: ask at the last step only, not at every one.
+        final_only: a target at the last step only.
 
     Raises:
         ValueError: a length below 1.
@@ -42,17 +42,17 @@ class Parity(Task):
 
 @dataclass(frozen=True)
 class PermutationComposition(Task):
-    """Random permutations of a few things; asked is the permutation that they make together so far.
+    """Random permutations; the target is the composition of all so far.
 
     Source: the word problem of S_n (Merrill, Petty and Sabharwal, "The illusion of state in state-space models",
-    2024); for n = 5 it is complete for NC¹, S_3 is the smallest group that does not commute. Permutations are numbered
-    in lexicographic order, 0 being the identity, V = n!; inputs are uniform. After x_1 … x_t the answer is
-    x_t ∘ … ∘ x_1: thing j first goes to x_1[j], then to x_2[x_1[j]].
+    2024); for n = 5 it is complete for NC¹, and S_3 is the smallest group that does not commute. Permutations are
+    numbered in lexicographic order, 0 is the identity, V = n!; inputs are uniform. After x_1 … x_t the target is
+    x_t ∘ … ∘ x_1: element j goes to x_1[j], then to x_2[x_1[j]].
 
     Args:
         length: T.
         num_elements: n, 2 to 6.
-        final_only: ask at the last step only, not at every one.
+        final_only: a target at the last step only.
 
     Raises:
         ValueError: a number out of its range.
@@ -87,15 +87,15 @@ class PermutationComposition(Task):
 
 @cache
 def _permutations(num_elements: int) -> np.ndarray:
-    """(n!, n), in lexicographic order."""
+    """(V, num_elements), in lexicographic order."""
     return np.array(list(itertools.permutations(range(num_elements))))
 
 
 @cache
 def _composition_table(num_elements: int) -> np.ndarray:
-    """(n!, n!): [a, b] is the number of a ∘ b, first b and then a."""
+    """(V, V): [a, b] is the number of a ∘ b, first b, then a."""
     permutations = _permutations(num_elements)
-    digits = num_elements ** np.arange(num_elements)[::-1]  # written as numbers, permutations are in rising order
+    digits = num_elements ** np.arange(num_elements)[::-1]  # as numbers, permutations ascend
     together = permutations[:, permutations]  # [a, b, j] = a[b[j]]
     return np.searchsorted(permutations @ digits, together @ digits)
 

@@ -1,4 +1,4 @@
-"""What all generated tasks have in common: examples of fixed length, each with what is asked at each step."""
+"""`Task`: base class of generated tasks, whose examples have a fixed length and a target or none at each step."""
 
 import hashlib
 import json
@@ -26,22 +26,21 @@ from hf_recurrent.tasks.task_streams import TaskStreams
 
 @dataclass(frozen=True, kw_only=True)
 class Task(EpisodeSource):
-    """Base class of tasks over token ids. A task is a value: its fields are all that its examples depend on.
+    """Base class of tasks over token ids. A task is immutable, and its examples depend on its fields only.
 
-    Example i of a split is a pure function of (fields, seed, split, i). Splits share nothing but the distribution;
-    where a task has few different examples (short parity), the same one may turn up in several.
+    Example i of a split is a pure function of (fields, split, i). Splits are independent samples of one distribution;
+    if a task has few different examples (short parity), splits can overlap.
 
-    It is a source for our trainers (`MultiStreamTrainer(model, args, task, task)`), gives a map-style data set to
-    `transformers.Trainer` (`dataset`) and plain arrays to everything else (`examples`).
+    A task is an [`EpisodeSource`] for the trainers (`MultiStreamTrainer(model, args, task, task)`). `dataset` gives a
+    map-style data set for `transformers.Trainer`, and `examples` NumPy arrays.
 
     Args:
         seed: any integer; another seed gives other examples.
-        num_examples: how many different examples training has, seen in a new order each epoch; None for an endless
-            row of new ones.
-        num_validation_examples: how many of the split "validation" an evaluation reads when nothing else is said.
+        num_examples: number of training examples, in a new order each epoch; None for endlessly many.
+        num_validation_examples: number of examples of the split "validation" that an evaluation reads by default.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     seed: int = 0
@@ -66,48 +65,48 @@ class Task(EpisodeSource):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """V, ids of inputs and targets are below it."""
+        """V; ids of inputs and targets are below it."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """T, steps of an example."""
+        """T, number of steps of an example."""
 
     @abstractmethod
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of the n examples whose random numbers these are, both (n, T) integers."""
+        """Inputs and targets, both (B, T) integers, of the B examples with these random numbers."""
 
     def token_name(self, token_id: int) -> str:
-        """A token as `show` writes it."""
+        """Name of a token in `show`."""
         return str(token_id)
 
     def examples(self, indices: np.ndarray, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
-        """Examples by number.
+        """Generate examples by number.
 
         Args:
-            indices: (n,) integers of at least 0.
+            indices: (B,) integers of at least 0.
             split: "train", "validation" or "test".
 
         Returns:
-            `input_ids` (n, T) and `targets` (n, T), int64: a target stands at the step whose output it is (nothing is
-            to be shifted), and is -100 where nothing is asked.
+            `input_ids` and `targets`, both (B, T) int64. `targets[:, t]` is the label of the output at step t, without
+            a shift; -100 for none.
 
         Raises:
-            ValueError: an unknown split or a negative index.
+            ValueError: the split is unknown, or an index negative.
         """
         inputs, targets = self.generate(ExampleDraws(self.seed, split, indices))
         return inputs.astype(np.int64, copy=False), targets.astype(np.int64, copy=False)
 
     def dataset(self, num_examples: int | None = None, split: str = "train") -> TaskDataset:
-        """The first examples of a split as a map-style data set for `transformers.Trainer`, see [`TaskDataset`]."""
+        """First examples of a split as a map-style data set for `transformers.Trainer`, see [`TaskDataset`]."""
         return TaskDataset(self, num_examples, split)
 
     def default_size(self, split: str) -> int | None:
-        """How many examples a split has; None for no end."""
+        """Number of examples of a split; None for endlessly many."""
         return self.num_examples if split == SPLITS[0] else self.num_validation_examples
 
     def show(self, index: int = 0, split: str = "train") -> str:
-        """One example in two rows: the tokens read, and below each what is asked there (a dot for nothing)."""
+        """One example in two lines: the inputs, and below each its target (a dot for none)."""
         inputs, targets = self.examples(np.array([index]), split)
         read = [self.token_name(token) for token in inputs[0].tolist()]
         asked = ["." if token == IGNORED else self.token_name(token) for token in targets[0].tolist()]
@@ -116,7 +115,7 @@ class Task(EpisodeSource):
         return f"reads {rows[0]}\nasked {rows[1]}"
 
     def __len__(self) -> int:
-        """Examples of an epoch; the largest length there is where they do not end."""
+        """Number of examples of an epoch; `sys.maxsize` for endlessly many."""
         return self.num_examples or sys.maxsize
 
     @property
@@ -125,7 +124,7 @@ class Task(EpisodeSource):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells this task from any other, and from the same with another seed or size."""
+        """Hash of the name and all fields."""
         content = json.dumps({"task": self.name, **asdict(self)}, sort_keys=True)
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
@@ -134,7 +133,7 @@ class Task(EpisodeSource):
     def blocks(
         self, num_streams: int, block_size: int, seed: int = 0, *, regime: str = "multi_stream", **options: Any
     ) -> BlockDataset:
-        """[`TaskStreams`] in every regime: examples are independent already."""
+        """[`TaskStreams`] in every regime, because examples are independent."""
         return TaskStreams(self, num_streams, block_size, seed, **options)
 
     def check_model(self, argument: str, model: PreTrainedModel, window: int | None = None) -> None:
@@ -153,7 +152,7 @@ class Task(EpisodeSource):
             )
 
     def count_answers(self, model: PreTrainedModel, indices: np.ndarray, **options: Any) -> dict[str, float | int]:
-        """See [`count_answers`]."""
+        """Sums over some examples, see [`count_answers`]."""
         return count_answers(model, self, indices, **options)
 
     def evaluate(self, model: PreTrainedModel, share: EvaluationShare) -> dict[str, float]:
@@ -165,7 +164,7 @@ class Task(EpisodeSource):
         return summarize_answers(sums)
 
     def count_training(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(right answers, answers)."""
+        """(number of right answers, number of answers)."""
         return torch.stack([(logits.argmax(-1) == labels).sum(), labels.ne(IGNORED).sum()])
 
     def training_metrics(self, counts: Sequence[float]) -> dict[str, float]:
@@ -176,16 +175,16 @@ class Task(EpisodeSource):
         return 0
 
     def held_out_blocks(self, num_blocks: int, block_size: int) -> dict[str, torch.Tensor]:
-        """Whole examples of the split "validation", whatever `block_size` is."""
+        """Whole examples of the split "validation"; `block_size` is ignored."""
         inputs, labels = map(torch.from_numpy, self.examples(np.arange(num_blocks), split="validation"))
         resets = torch.zeros_like(inputs, dtype=torch.bool)
         resets[:, 0] = True
         return {"input_ids": inputs, "shift_labels": labels, "reset_mask": resets}
 
     def limit(self, max_tokens: int) -> "Task":
-        """The same task with as many whole validation examples as fit, one at least."""
-        fitting = max(int(max_tokens // self.length), 1)
-        return replace(self, num_validation_examples=min(self.num_validation_examples, fitting))
+        """The same task with at most `max_tokens` of whole validation examples, and at least one example."""
+        most = max(int(max_tokens // self.length), 1)
+        return replace(self, num_validation_examples=min(self.num_validation_examples, most))
 
     def describe(self, held_out: bool = False) -> str:
         count = self.num_validation_examples if held_out else self.num_examples

@@ -1,4 +1,4 @@
-"""The examples of a task for trainers that take a map-style data set and shift the labels themselves."""
+"""`TaskDataset`: examples of a task for trainers that take a map-style data set and shift the labels."""
 
 from typing import TYPE_CHECKING
 
@@ -16,23 +16,25 @@ if TYPE_CHECKING:
 class TaskDataset(Dataset):
     """Examples 0, 1, … of a split as dictionaries of `input_ids` and `labels`, both (T + 1,) int64.
 
-    Causal models of transformers predict `labels[t + 1]` at step t. A task's target already stands at its step, so
-    labels are the targets one step later, and one step is added at the end (input 0) to hold the last of them.
+    Causal models of transformers predict `labels[t + 1]` at step t. The targets of a task are not shifted, so `labels`
+    are the targets one step later, with one more step (input 0) at the end for the last of them.
 
     Args:
-        task: what to generate.
-        num_examples: how many; by default as many as the task has in this split.
+        task: the task.
+        num_examples: number of examples; by default that of the task in this split.
         split: "train", "validation" or "test".
 
     Raises:
-        ValueError: an unknown split, a number below 1, or none for an endless task.
+        ValueError: the split is unknown, or `num_examples` is below 1, or None for an endless task.
     """
 
     def __init__(self, task: "Task", num_examples: int | None = None, split: str = "train") -> None:
         self.task, self.split = task, check_split(split)
         size = task.default_size(split) if num_examples is None else num_examples
         if size is None:
-            raise ValueError(f"num_examples is None, but the task {task.name!r} is endless; give a number")
+            raise ValueError(
+                f"`num_examples` is None; it must be a number, because the task {task.name!r} is endless."
+            )
         check_integer("num_examples", size, 1)
         self._size = size
 
@@ -43,14 +45,14 @@ class TaskDataset(Dataset):
         return {name: tensor[0] for name, tensor in self._batch([index]).items()}
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
-        """A whole batch at once, which is what a DataLoader asks for; generating is vectorised."""
+        """A batch of examples; a DataLoader calls this, and generation is vectorized."""
         batch = self._batch(indices)
         return [{name: tensor[row] for name, tensor in batch.items()} for row in range(len(indices))]
 
     def _batch(self, indices: list[int]) -> dict[str, torch.Tensor]:
         for index in indices:
             if not 0 <= index < self._size:
-                raise IndexError(f"example {index} of {self._size}")
+                raise IndexError(f"`index` is {index}; the data set has {self._size} examples.")
         inputs, targets = self.task.examples(np.asarray(indices), self.split)
         input_ids = np.pad(inputs, ((0, 0), (0, 1)))
         labels = np.pad(targets, ((0, 0), (1, 0)), constant_values=IGNORE_INDEX)

@@ -1,4 +1,4 @@
-"""Tasks by name, as command lines and recipes write them: `retrieval,length=128,label_noise=0.1`."""
+"""Tasks by name, as in command lines and recipes: `retrieval,length=128,label_noise=0.1`."""
 
 import dataclasses
 import json
@@ -32,29 +32,29 @@ _TASKS: dict[str, type[Task]] = {
 
 
 def task_names() -> list[str]:
-    """The names that `task_from_name` knows."""
+    """Names of the tasks of [`task_from_name`]."""
     return list(_TASKS)
 
 
 def task_from_name(description: str) -> Task:
-    """A task from its name and, after commas, the fields that differ from their defaults.
+    """Build a task from its name and comma-separated settings of its fields.
 
     >>> task_from_name("string_copy,length=128")
     StringCopy(seed=0, num_examples=None, num_validation_examples=1024, length=128, vocab_size=16)
 
     Raises:
-        ValueError: an unknown name or field, a setting that is not name=value, or a value that the task refuses.
+        ValueError: a name or field is unknown, a setting is not of the form field=value, or a value is invalid.
     """
     name, *settings = (part.strip() for part in description.split(","))
     if name not in _TASKS:
-        raise ValueError(f"task is {name!r}, allowed is one of {', '.join(_TASKS)}")
+        raise ValueError(f"`task` is {name!r}; it must be one of {', '.join(_TASKS)}.")
     types = {field.name: field.type for field in dataclasses.fields(_TASKS[name])}
     values = {}
     for setting in settings:
         field, equals, text = (part.strip() for part in setting.partition("="))
         if not equals or field not in types:
-            raise ValueError(f"task {name!r} has the setting {setting!r}, allowed are {'=…, '.join(types)}=…")
-        values[field] = _value(text, types[field], f"{name}, {field}")
+            raise ValueError(f"`task` {name!r} has no setting {setting!r}; it must be one of {'=…, '.join(types)}=….")
+        values[field] = _value(text, types[field], f"`{field}` of task {name!r}")
     return _TASKS[name](**values)
 
 
@@ -65,5 +65,5 @@ def _value(text: str, kind: Any, place: str) -> int | float | bool | None:
     except ValueError:
         value = text
     if type(value) not in allowed:
-        raise ValueError(f"task {place} is {text!r}, allowed is {' or '.join(each.__name__ for each in allowed)}")
+        raise ValueError(f"{place} is {text!r}; it must be {' or '.join(each.__name__ for each in allowed)}.")
     return value

@@ -1,4 +1,4 @@
-"""A task as continuous streams: each an endless row of examples, in blocks that need not line up with them."""
+"""`TaskStreams`: a task as continuous streams of examples, in blocks of any length."""
 
 from typing import TYPE_CHECKING
 
@@ -16,23 +16,22 @@ _TOKENS_AHEAD = 1 << 18
 
 
 class TaskStreams(BlockDataset):
-    """Endless ready batches of a task's training examples; use `DataLoader(dataset, batch_size=None)`.
+    """Endless complete batches of a task's training examples; use `DataLoader(dataset, batch_size=None)`.
 
-    Stream k of n reads the examples D[k], D[k+n], D[k+2n], … one after another, each an episode with a reset at its
-    first step. For an endless task D is 0, 1, 2, … (for other seeds of the streams, a row that begins far away); for
-    one of `num_examples`, a seeded permutation of them per epoch. With `block_size` = `task.length` a block is one
-    example; other sizes cut through examples, and the state has to be carried.
+    Stream k of n reads the examples D[k], D[k+n], D[k+2n], …, each an episode with a reset at its first step. D is a
+    seeded permutation per epoch if the task has `num_examples`; otherwise it is 0, 1, 2, …, or starts far from 0 for
+    other seeds. With `block_size` = `task.length` a block is one example; other sizes cut examples, so the state must
+    be carried.
 
-    Batches have the keys of `MultiStreamDataset`; `shift_labels` are the targets, which stand at the step that
-    predicts, and `stream_positions` are (examples read, offset in the next). What a stream shows depends on the task,
-    n and the seed only.
+    Batches have the keys of [`MultiStreamDataset`]; `shift_labels` are the targets, and `stream_positions` are
+    (examples read, offset in the next). The examples of a stream depend on the task, n and the seed only.
 
     Args:
         corpus: the task.
-        num_streams, block_size, seed, stream_indices, accumulation_groups, positions: see `MultiStreamDataset`.
+        num_streams, block_size, seed, stream_indices, accumulation_groups, positions: see [`MultiStreamDataset`].
 
     Raises:
-        ValueError: an argument that is not allowed, or positions that do not belong to this task.
+        ValueError: an argument is invalid, or the positions do not belong to this task.
     """
 
     corpus: "Task"
@@ -43,13 +42,13 @@ class TaskStreams(BlockDataset):
             if (positions[:, 1] >= task.length).any():
                 offset = int(positions[:, 1].max())
                 raise ValueError(
-                    f"positions holds the offset {offset}, but examples of {task.name!r} have {task.length} steps: "
-                    "they belong to another task"
+                    f"`positions` has the offset {offset}, but examples of {task.name!r} have {task.length} steps; it "
+                    "belongs to another task."
                 )
         if task.num_examples is not None:
             self._order = DocumentOrder(task.num_examples, self.seed)
         else:
-            # 2^40 examples are more than any run reads, so rows of different beginnings do not meet.
+            # No run reads 2^40 examples, so the examples of different seeds do not overlap.
             beginning = int(hash_integers(self.seed)[0] >> np.uint64(42)) << 40 if self.seed else 0
             self._order = lambda places: places + beginning
 
@@ -65,7 +64,7 @@ class TaskStreams(BlockDataset):
 
 
 class _GroupReader:
-    """Blocks of one group of streams, from examples that are generated some at a time and kept while needed."""
+    """Reader of one group of streams, which generates several examples at a time."""
 
     def __init__(self, streams: TaskStreams, group: int, alone: bool) -> None:
         self._task, self._block_size = streams.corpus, streams.block_size
@@ -73,7 +72,7 @@ class _GroupReader:
         self._streams, positions = streams.stream_groups[group], streams.group_positions[group]
         length = self._task.length
         self._begin = positions[:, 0] * length + positions[:, 1]
-        # Examples that a block can touch, and without other workers as many more as are cheaper made together.
+        # Examples that a block can overlap; without other workers more, because larger batches are cheaper.
         self._window = (self._block_size + length - 2) // length + 1
         if alone:
             self._window = max(self._window, _TOKENS_AHEAD // (length * len(self._streams)))
@@ -98,7 +97,7 @@ class _GroupReader:
         )
 
     def _generate(self, first: np.ndarray) -> None:
-        """Examples first, first + 1, … of every stream."""
+        """Generate the examples first, first + 1, … of every stream."""
         self._first = first
         numbers = first[:, None] + np.arange(self._window)
         places = self._streams[:, None] + numbers * self._num_streams

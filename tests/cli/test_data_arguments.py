@@ -96,14 +96,17 @@ def test_a_folder_of_images(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--corpus", "task:retreival"], "task is 'retreival', allowed is one of associative_recall"),
-        (["--corpus", "task:parity,size=3"], "task 'parity' has the setting 'size=3', allowed are"),
+        (["--corpus", "task:retreival"], "`task` is 'retreival'; it must be one of associative_recall"),
+        (["--corpus", "task:parity,size=3"], "`task` 'parity' has no setting 'size=3'; it must be one of"),
         (
             ["--corpus", "task:parity", "python"],
             "`--corpus` is task:parity python; a task: cannot be combined with other sources.",
         ),
-        (["--corpus", "task:parity", "--tokenizer", "dna"], "`--tokenizer` is 'dna', but the tokens of `--corpus`"),
-        (["--corpus", "task:parity", "--validation_corpus", "python"], "is ['python'], but `--corpus` is a task"),
+        (["--corpus", "task:parity", "--tokenizer", "dna"], "`--tokenizer` is 'dna', but `--corpus` is not text"),
+        (
+            ["--corpus", "task:parity", "--validation_corpus", "python"],
+            "`--validation_corpus` is ['python']; if `--corpus` is a task, it must be one.",
+        ),
         (["--corpus", "mnist:nowhere"], "source 'mnist:nowhere': nowhere is not a folder; allowed is mnist:FOLDER"),
         (["--corpus", "mnist:nowhere", "python"], "allowed are mnist: or images: sources alone"),
     ],

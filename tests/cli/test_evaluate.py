@@ -1,4 +1,4 @@
-"""`hf-recurrent evaluate`: the table, the file of results, and what it says about bad input."""
+"""`hf-recurrent evaluate`: the table, the file of results, and messages on bad input."""
 
 import json
 
@@ -86,14 +86,14 @@ def test_limit_takes_whole_episodes_and_the_same_ones(texts):
     ("arguments", "message"),
     [
         (["--corpus", "missing.txt"], "missing.txt"),
-        (["--max_bytes", "0"], "at least 1"),
-        (["--output", "missing/results.json"], "--output is `missing/results.json`"),
+        (["--max_bytes", "0"], "`--max_eval_bytes` is 0.0; it must be a whole number of at least 1."),
+        (["--output", "missing/results.json"], "`--output` is 'missing/results.json'; directory 'missing' not found."),
         (["--validation_fraction", "2"], "fraction is 2"),
-        (["--block_size", "0"], "`block_size` is 0"),
-        (["--device", "cuda:99"], "--device is `cuda:99`"),
+        (["--block_size", "0"], "`--block_size` is 0; it must be at least 1."),
+        (["--device", "cuda:99"], "`--device` is 'cuda:99'; it cannot be used"),
     ],
 )
-def test_command_names_what_is_wrong(checkpoint, texts, capsys, arguments, message):
+def test_command_names_bad_input(checkpoint, texts, capsys, arguments, message):
     corpus = [] if "--corpus" in arguments else ["--corpus", texts]
     with pytest.raises(SystemExit):
         main([checkpoint, "--quiet", *corpus, *arguments])
@@ -103,4 +103,4 @@ def test_command_names_what_is_wrong(checkpoint, texts, capsys, arguments, messa
 def test_command_names_a_missing_model(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(tmp_path / "none")])
-    assert "which is no directory" in capsys.readouterr().err
+    assert "none'; directory not found." in capsys.readouterr().err

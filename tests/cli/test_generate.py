@@ -1,4 +1,4 @@
-"""`hf-recurrent generate`: texts, books and states that are saved and continued."""
+"""`hf-recurrent generate`: prompts, files and states, saved and continued."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def ascii_checkpoint(tmp_path_factory):
-    """A model that was taught printable text, so that what it says is seen in a terminal as it is."""
+    """A model trained on printable text, so that its output is printed unchanged."""
     model = build("memora").train()
     data = torch.frombuffer(bytearray(BOOK.encode()), dtype=torch.uint8).long()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -126,12 +126,12 @@ def test_a_state_of_another_model_or_a_damaged_one_is_refused(model, tmp_path):
     path = tmp_path / "text.safetensors"
     save_text_state(model, read_texts(model, [ids("hello")]), path)
     family = model.config.model_type
-    with pytest.raises(ValueError, match="another weights"):
+    with pytest.raises(ValueError, match="another weights; a state works only with the model that saved it"):
         load_text_state(build(family, seed=1), path)
     with pytest.raises(ValueError, match="another architecture"):
         load_text_state(build(family, num_hidden_layers=1), path)
     save_state(model.init_state(1), path)
-    with pytest.raises(ValueError, match="no state that"):
+    with pytest.raises(ValueError, match="is not a state file; it must be written by `--save_state`"):
         load_text_state(model, path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="damaged"):
@@ -200,7 +200,7 @@ def test_command_with_a_stock_model(tmp_path, capsys):
     assert both.endswith(f"=== 'a'\n{alone}")
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--prompt", "a", "--save_state", str(tmp_path / "state.safetensors")])
-    assert "--save_state needs a recurrent model" in capsys.readouterr().err
+    assert "`--save_state` needs a recurrent model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -208,15 +208,18 @@ def test_command_with_a_stock_model(tmp_path, capsys):
     [
         ([], "nothing to continue"),
         (["--prompt", ""], "A text is empty"),
-        (["--prompt", "a", "--temperature", "0"], "--temperature is 0.0"),
-        (["--prompt", "a", "--top_p", "1.5"], "--top_p is 1.5"),
-        (["--prompt", "a", "--max_new_tokens", "-1"], "--max_new_tokens is -1"),
-        (["--prompt_file", "missing.txt"], "--prompt_file is `missing.txt`"),
-        (["--state", "missing.safetensors"], "--state is `missing.safetensors`"),
-        (["--prompt", "a", "--save_state", "missing/state"], "--save_state is `missing/state`"),
+        (["--prompt", "a", "--temperature", "0"], "`--temperature` is 0.0"),
+        (["--prompt", "a", "--top_p", "1.5"], "`--top_p` is 1.5"),
+        (["--prompt", "a", "--max_new_tokens", "-1"], "`--max_new_tokens` is -1; it must be at least 0."),
+        (["--prompt_file", "missing.txt"], "`--prompt_file` is 'missing.txt'; file not found."),
+        (["--state", "missing.safetensors"], "`--state` is 'missing.safetensors'; file not found."),
+        (
+            ["--prompt", "a", "--save_state", "missing/state"],
+            "`--save_state` is 'missing/state'; directory 'missing' not found.",
+        ),
     ],
 )
-def test_command_names_what_is_wrong(ascii_checkpoint, capsys, arguments, message):
+def test_command_names_bad_input(ascii_checkpoint, capsys, arguments, message):
     with pytest.raises(SystemExit):
         main([ascii_checkpoint, *arguments])
     error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -230,4 +233,4 @@ def test_command_names_a_missing_model_and_a_foreign_state(ascii_checkpoint, tmp
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
     with pytest.raises(SystemExit):
         main([ascii_checkpoint, "--state", str(tmp_path / "foreign.safetensors")])
-    assert "no state that `--save_state` wrote" in capsys.readouterr().err
+    assert "it must be written by `--save_state`" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`hf-recurrent learn`: every kind of source, stopped and resumed, and what can be wrong."""
+"""`hf-recurrent learn`: all kinds of sources, stopping and resuming, and messages on bad input."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import ByteTokenizer, OnlineLearner, config_from_preset
-from hf_recurrent.cli import learn as command
+from hf_recurrent.cli import interruption
 from hf_recurrent.cli.generate import main as generate
 from hf_recurrent.cli.learn import main
 
@@ -77,7 +77,7 @@ def test_a_file_is_read_to_its_end(model, capsys):
     pytest.importorskip("matplotlib")
     learn(model, "--stride", "4", "--report_every", "100", "--save_every", "100", "--held_out", "log.txt", "--plot")
     assert same(learned(), expected(model, stride=4))
-    assert f"the source has ended at byte {len(STREAM)}" in capsys.readouterr().out
+    assert f"end of the source at byte {len(STREAM)}" in capsys.readouterr().out
     assert {f"checkpoint-{len(STREAM)}", "prequential.png", "state.safetensors"} <= set(os.listdir("out"))
     found = records()
     assert [record["bytes_read"] for record in found][:3] == [0, 100, len(STREAM)]
@@ -116,7 +116,7 @@ def test_a_socket(model):
 
 @pytest.fixture
 def foreground():
-    """Ctrl-C as in a job in the foreground: where tests run in the background it is ignored."""
+    """Ctrl-C as in the foreground; background jobs ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -124,7 +124,7 @@ def foreground():
 
 @pytest.mark.usefixtures("foreground")
 def test_stopped_at_any_byte_and_resumed_while_the_file_grows(model, monkeypatch, capsys):
-    monkeypatch.setattr(command, "_PIECE", 1)
+    monkeypatch.setattr(interruption, "_PIECE", 1)
     monkeypatch.setattr("hf_recurrent.online.sources._MOMENT", 0.01)
     with open("log.txt", "wb") as file:
         file.write(STREAM[:90])
@@ -163,16 +163,16 @@ def test_a_source_that_fails_loses_nothing(model, monkeypatch, capsys):
         learn(model, "--follow", "--timeout", "0.05")
     assert stop.value.code == 1
     error = capsys.readouterr().err
-    assert "`log.txt` has stalled: not one byte came for 0.05 seconds" in error
-    assert f"What was learned until byte {len(SHORT)} is in out/checkpoint-{len(SHORT)}." in error
+    assert "'log.txt' has stalled: no byte arrived for 0.05 seconds" in error
+    assert f"The model after byte {len(SHORT)} is saved in out/checkpoint-{len(SHORT)}." in error
     assert same(learned(), expected(model, SHORT))
     write(b"new")
     with pytest.raises(SystemExit):
         learn(model, "--resume")
-    assert "holds 3 bytes, fewer than the" in capsys.readouterr().err
+    assert "has 3 bytes, fewer than the" in capsys.readouterr().err
 
 
-def test_a_loss_that_is_no_number_keeps_both_checkpoints(model, monkeypatch, capsys):
+def test_a_nan_loss_keeps_both_checkpoints(model, monkeypatch, capsys):
     learner = OnlineLearner.load
     calls = []
 
@@ -197,7 +197,7 @@ def test_a_loss_that_is_no_number_keeps_both_checkpoints(model, monkeypatch, cap
     error = capsys.readouterr().err
     assert "The loss is nan: nothing was learned from this block." in error
     before, after = f"checkpoint-{len(SHORT)}", f"checkpoint-{len(SHORT) + 20}"
-    assert f"out/{after}. out/{before} is still there" in error
+    assert f"out/{after}. To go back to out/{before}, remove the newer checkpoint" in error
     assert {before, after} <= set(os.listdir("out"))
     monkeypatch.setattr(OnlineLearner, "load", learner)
     learn(model, "--resume")
@@ -209,19 +209,19 @@ def test_bad_input_is_named_before_anything_is_written(model, capsys):
     with open("full/letter", "w"):
         pass
     for arguments, message in (
-        ({"source": "nowhere.txt"}, "`nowhere.txt` is no file"),
-        ({"source": "tcp://127.0.0.1"}, "must be a file, `-` for standard input, or tcp"),
-        ({"source": "tcp://example.org:80"}, "is another machine"),
+        ({"source": "nowhere.txt"}, "The source is 'nowhere.txt'; file not found."),
+        ({"source": "tcp://127.0.0.1"}, "it must be a file, `-` for standard input, or tcp"),
+        ({"source": "tcp://example.org:80"}, "is on another machine"),
         ({"source": "tcp://127.0.0.1:1"}, "cannot be reached"),
-        ({"output": "full"}, "`full`, which is not empty; add --resume"),
-        (["--output_dir", "full", "--resume"], "`full`, which holds something else"),
-        ({"output": "log.txt"}, "which is no directory"),
+        ({"output": "full"}, "`--output_dir` is 'full'; it must be empty. To continue the run in it, add --resume."),
+        (["--output_dir", "full", "--resume"], "`--output_dir` is 'full'; with --resume, it must have a run"),
+        ({"output": "log.txt"}, "`--output_dir` is 'log.txt'; it must be a directory."),
         (["--rule", "bptt"], "`rule` is 'bptt'"),
         (["--stride", "0"], "`stride` is 0"),
         (["--timeout", "0"], "`timeout` is 0"),
-        (["--threads", "0"], "--threads is 0"),
+        (["--threads", "0"], "`--threads` is 0; it must be at least 1."),
         (["--held_out", "nowhere"], "nowhere"),
-        (["--source", "-", "--follow"], "`follow` is for files"),
+        (["--source", "-", "--follow"], "`follow` is True, but the source is '-'; it must be a file."),
     ):
         extra, named = (arguments, {}) if isinstance(arguments, list) else ([], arguments)
         with pytest.raises(SystemExit) as stop:
@@ -233,12 +233,12 @@ def test_bad_input_is_named_before_anything_is_written(model, capsys):
     assert sorted(os.listdir()) == ["full", "log.txt"]
 
 
-def test_settings_belong_to_what_goes_on(model, capsys):
+def test_settings_of_a_resumed_run(model, capsys):
     learn(model, "--no_learn", "--stride", "16")
     weights = load_file(f"out/checkpoint-{len(STREAM)}/model.safetensors")
     assert all(torch.equal(weights[name], tensor) for name, tensor in load_file(f"{model}/model.safetensors").items())
     with pytest.raises(SystemExit):
         learn(model, "--resume")
     assert "`stride` is 1, but the learner was saved with 16" in capsys.readouterr().err
-    learn(model, "--stride", "16", "--resume")  # and learns now; there is nothing new
-    assert "ended at byte" in capsys.readouterr().out
+    learn(model, "--stride", "16", "--resume")  # learning is on now, but the source has ended
+    assert "end of the source at byte" in capsys.readouterr().out

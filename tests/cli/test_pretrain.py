@@ -1,4 +1,4 @@
-"""`hf-recurrent pretrain` from the command line to the saved model, on files of the test's own."""
+"""`hf-recurrent pretrain` from the command line to the saved model."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_recurrent
-from hf_recurrent.cli.main import VERBS
-from hf_recurrent.cli.main import main as run_verb
+from hf_recurrent.cli.main import COMMANDS
+from hf_recurrent.cli.main import main as run_command
 from hf_recurrent.cli.pretrain import main
 from hf_recurrent.cli.pretrain_arguments import load_recipe, parse_arguments, parse_overrides, recipe_names
 from hf_recurrent.presets import preset_names
@@ -61,7 +61,7 @@ def test_from_files_to_a_model_that_loads(corpus, tmp_path, capsys):
 
     # The printed command, and the file of arguments, give the same again.
     command = next(line for line in out.splitlines() if "hf-recurrent evaluate" in line).split()[2:]
-    run_verb(["evaluate", *command, "--quiet", "--no_compressors", "--output", "result.json"])
+    run_command(["evaluate", *command, "--quiet", "--no_compressors", "--output", "result.json"])
     again = json.loads(Path("result.json").read_text())
     assert again["bits_per_byte"] == pytest.approx(metrics["eval_bits_per_byte"], rel=1e-5)
     main(["--recipe", str(directory / "_recipe.yaml"), "--use_cpu"])
@@ -74,7 +74,10 @@ def test_resume_and_refusal_to_overwrite(corpus, capsys):
     run(corpus, *TINY, "--max_steps", 6, "--output_dir", "whole", "--save_steps", 3)
     with pytest.raises(SystemExit):
         run(corpus, *TINY, "--output_dir", "whole")
-    assert "holds a model or checkpoints already" in capsys.readouterr().err
+    assert (
+        "`--output_dir` is 'whole', which has a model or checkpoints; add --resume_from_checkpoint true"
+        in capsys.readouterr().err
+    )
     run(corpus, *TINY, "--max_steps", 6, "--output_dir", "more", "--resume_from_checkpoint", "whole/checkpoint-3")
     whole, more = (load_file(f"{name}/model.safetensors") for name in ("whole", "more"))
     assert all(torch.equal(whole[name], more[name]) for name in whole)
@@ -82,20 +85,20 @@ def test_resume_and_refusal_to_overwrite(corpus, capsys):
     run(corpus, *TINY, "--max_steps", 8, "--output_dir", "whole", "--resume_from_checkpoint", "true")
     assert "resuming from whole/checkpoint-6" in capsys.readouterr().out
     run(corpus, *TINY, "--output_dir", "new", "--resume_from_checkpoint", "true")
-    assert "no complete checkpoint in new: starting anew" in capsys.readouterr().err
+    assert "No complete checkpoint in new; starting a new run." in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run(corpus, *TINY, "--block_size", 8, "--output_dir", "whole", "--resume_from_checkpoint", "true")
     assert "`block_size` 16, but it is 8 now" in capsys.readouterr().err
 
 
-def test_go_on_with_a_saved_model(corpus):
+def test_training_a_saved_model_further(corpus):
     run(corpus, *TINY, "--output_dir", "first")
     run(corpus, "--model", "first", "--output_dir", "second", "--learning_rate", "0")
     first, second = (load_file(f"{name}/model.safetensors") for name in ("first", "second"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_learning_while_reading(corpus, capsys):
+def test_method_rtrl(corpus, capsys):
     run(corpus, *TINY, "--method", "rtrl", "--stride", 8)
     assert "rtrl at stride 8: 4 streams of 16-byte blocks" in capsys.readouterr().out
     recipe = Path("runs/memora-tiny-notes/_recipe.yaml")
@@ -107,7 +110,7 @@ def test_learning_while_reading(corpus, capsys):
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if load_recipe(name)["model"] in preset_names()])
 def test_every_recipe_runs(corpus, name):
-    """With its own model, made small, and its own arguments, but for the data, the length and the precision."""
+    """With its own arguments except model size, data, length and precision."""
     model = load_recipe(name)["model"]
     overrides = ["hidden_size=16", "num_hidden_layers=1"]
     overrides += ["num_heads=4", "head_dim=8", "state_size=8"] if model.startswith("mamba2") else []
@@ -131,7 +134,7 @@ def test_recipes_explain_themselves():
         assert any("hf-recurrent pretrain" in line for line in comments)
 
 
-def test_command_line_wins_over_recipe(tmp_path):
+def test_command_line_takes_precedence_over_recipe(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(yaml.safe_dump({"model": "hawk-s0", "learning_rate": "2e-3", "block_size": 32}))
     arguments = parse_arguments(["--recipe", str(recipe), "--block_size", "64", "--use_cpu"])
@@ -150,11 +153,11 @@ def test_command_line_wins_over_recipe(tmp_path):
         (["--method", "uoro"], "`--method` is 'uoro'; it must be one of bptt, rtrl, snap1, truncated, spatial"),
         (["--model", "llama-s0", "--method", "rtrl"], "LlamaForCausalLM, which carries no state"),
         (["--recipe", "fastest"], "`--recipe` is 'fastest'; it must be a YAML file, none, or one of"),
-        (["--config_overrides", "hidden_size"], "`--config_overrides` holds 'hidden_size'; each must be name=value"),
+        (["--config_overrides", "hidden_size"], "`--config_overrides` has 'hidden_size'; it must be NAME=VALUE"),
         (["--config_overrides", "width=3"], "has no field 'width'"),
         (["--block_size", "0"], "`block_size` is 0; it must be 1 or more"),
         (["--block_size", "many"], "invalid int value: 'many'"),
-        (["--no_such_flag", "1"], "`--no_such_flag` is no argument"),
+        (["--blok_size", "1"], "unrecognized argument --blok_size; did you mean --block_size?"),
         (["--validation_fraction", "2"], "validation_fraction is 2"),
         (["--resume_from_checkpoint", "elsewhere"], "'elsewhere' is not a complete checkpoint"),
     ],
@@ -173,11 +176,11 @@ def test_recipe_with_unknown_key(tmp_path, capsys):
     recipe.write_text("learning_rat: 1\n")
     with pytest.raises(SystemExit):
         main(["--recipe", str(recipe)])
-    assert "sets `learning_rat`, which is no argument" in capsys.readouterr().err
+    assert "has the unknown key `learning_rat`; did you mean learning_rate?" in capsys.readouterr().err
 
 
 def test_two_processes_through_the_script(corpus):
-    """Judged by what it leaves: gloo sometimes aborts after everything is done."""
+    """Judged by its files: gloo sometimes aborts at exit."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -199,15 +202,15 @@ def test_two_processes_through_the_script(corpus):
     assert not Path("runs/memora-tiny-notes-2").exists()
 
 
-def test_verbs(capsys):
-    run_verb(["--help"])
+def test_commands(capsys):
+    run_command(["--help"])
     out = capsys.readouterr().out
-    assert all(f"  {verb}" in out for verb in VERBS)
-    run_verb(["env"])
+    assert all(f"  {command}" in out for command in COMMANDS)
+    run_command(["env"])
     assert "scan backends" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        run_verb(["trian"])
-    assert "'trian' is no verb" in capsys.readouterr().err
+        run_command(["trian"])
+    assert "unknown command 'trian' (choose from pretrain, evaluate, generate" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
-        run_verb(["pretrain", "--help"])
+        run_command(["pretrain", "--help"])
     assert stop.value.code == 0 and "--train_bytes" in capsys.readouterr().out

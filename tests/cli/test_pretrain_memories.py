@@ -1,4 +1,4 @@
-"""`pretrain --method smt` and `dmt`: both phases, with and without a saved teacher, and what is refused."""
+"""`pretrain --method smt` and `dmt`: both phases, with and without a saved teacher, and bad input."""
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ def test_both_phases_in_one_command_and_the_second_again(tmp_path, corpus, capsy
     output = tmp_path / "run"
     main([*SMT, "--corpus", corpus, "--output_dir", str(output), "--dmt_steps", "2"])
     printed = capsys.readouterr().out
-    assert "supervised memories of 6 bytes that predict 3" in printed
-    assert "the RNN on its own memories" in printed
+    assert "SMT, memories of 6 bytes that predict 3" in printed
+    assert "DMT, the RNN on its own memories" in printed
     assert "drift" in printed
     student = AutoModelForCausalLM.from_pretrained(output)
     teacher = AutoModel.from_pretrained(output / "teacher")
@@ -55,9 +55,9 @@ def test_a_task_and_its_length(tmp_path):
     [
         (["--model", "memora-tiny"], "`--model` is 'memora-tiny'; it must be an RNN of SMT"),
         (["--block_size", "8"], "`block_size` is 8; it must be 9 or more"),
-        (["--teacher", "nowhere"], "`--teacher` 'nowhere' cannot be loaded"),
+        (["--teacher", "nowhere"], "`--teacher` is 'nowhere'; it cannot be loaded"),
         (["--teacher_overrides", "num_memory_tokens=3"], "does not match its teacher"),
-        (["--dmt_steps", "-1"], "`dmt_steps` is -1"),
+        (["--dmt_steps", "-1"], "`--dmt_steps` is -1; it must be at least 0."),
         (["--dynamics_weight", "-1"], "`dynamics_weight` is -1"),
     ],
 )
@@ -68,8 +68,8 @@ def test_bad_input(tmp_path, corpus, arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_dmt_needs_a_teacher_that_has_learned(tmp_path, corpus, capsys):
+def test_dmt_needs_a_trained_teacher(tmp_path, corpus, capsys):
     arguments = ["--method", "dmt", "--model", "smt-rnn-tiny", "--rollout_length", "5", *SHORT]
     with pytest.raises(SystemExit):
         main([*arguments, "--corpus", corpus, "--output_dir", str(tmp_path / "run")])
-    assert "`--teacher` 'smt-rnn-tiny' cannot be loaded" in capsys.readouterr().err
+    assert "`--teacher` is 'smt-rnn-tiny'; it cannot be loaded" in capsys.readouterr().err

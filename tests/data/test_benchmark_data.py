@@ -1,3 +1,5 @@
+"""The benchmark of loading runs at small sizes and prints its table."""
+
 import runpy
 import sys
 from pathlib import Path
@@ -21,7 +23,7 @@ def test_it_prints_a_table(tmp_path, monkeypatch, capsys):
         assert float(line.split()[-1].rstrip("%")) >= 0
 
 
-def test_a_shape_that_is_none(monkeypatch, capsys):
+def test_a_shape_that_is_invalid(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark_data.py", "--shapes", "8,8"])
     with pytest.raises(SystemExit):
         runpy.run_path(str(SCRIPT), run_name="__main__")

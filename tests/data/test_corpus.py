@@ -155,9 +155,9 @@ def test_saved_datasets(load, tmp_path):
     assert contents(load(tmp_path / "one")) == WANTED
     datasets.DatasetDict(train=dataset, test=dataset.select([3])).save_to_disk(tmp_path / "splits")
     assert contents(load(tmp_path / "splits", split="test")) == [b"Ende"]
-    with pytest.raises(ValueError, match=r"no split 'valid'.*'train', 'test'"):
+    with pytest.raises(ValueError, match=r"`split` is 'valid'; .*'train', 'test'"):
         load(tmp_path / "splits", split="valid")
-    with pytest.raises(ValueError, match=r"text_column is 'story'.*'text', 'id'"):
+    with pytest.raises(ValueError, match=r"`text_column` is 'story'; .*'text', 'id'"):
         load(tmp_path / "one", text_column="story")
     with pytest.raises(ValueError, match="holds int"):
         load(tmp_path / "one", text_column="id")
@@ -181,7 +181,7 @@ def test_hub_dataset_laid_out_as_tinystories(load, tmp_path, dataset_cache, stre
     assert contents(load(f"hub:{folder}", streaming=streaming)) == WANTED
     assert contents(load(f"hub:{folder}", streaming=streaming, split="validation")) == [b"held out"]
     assert contents(load(f"hub:{folder}", streaming=streaming, max_bytes=20)) == WANTED[:1]
-    with pytest.raises(ValueError, match=r"text_column is 'story'.*'text'"):
+    with pytest.raises(ValueError, match=r"`text_column` is 'story'; .*'text'"):
         load(f"hub:{folder}", streaming=streaming, text_column="story")
     with pytest.raises(ValueError, match="dev"):
         load(f"hub:{folder}", streaming=streaming, split="dev")
@@ -209,7 +209,7 @@ def test_missing_sources(load, tmp_path):
         with pytest.raises(FileNotFoundError, match=str(source).replace("*", r"\*")):
             load(source)
     for source in ([], "hub:"):
-        with pytest.raises(ValueError, match="source"):
+        with pytest.raises(ValueError, match="`source`"):
             load(source)
 
 
@@ -232,7 +232,7 @@ def test_empty_sources(load, tmp_path):
         ("a.txt", b"cut \xe2\x82", "not UTF-8"),
         ("a.txt", b"a\0b", "token id 0.*binary=True"),
         ("a.txt.gz", b"no gzip", "not a whole gzip"),
-        # The same in every process that collects the tests: without the time.
+        # Without the time, the same in every process that collects the tests.
         ("a.txt.gz", gzip.compress(b"x" * 1000, mtime=0)[:-9], "not a whole gzip"),
         ("a.txt.gz", gzip.compress(bytes(range(99)), mtime=0)[:40] + b"\x07" * 99, "not a whole gzip"),
         ("a.txt.zst", b"no zstandard", "not a whole Zstandard"),
@@ -242,7 +242,7 @@ def test_empty_sources(load, tmp_path):
         ("a.jsonl", b"[1]\n", "line 1 is a JSON list"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1.*not valid Unicode"),
         ("a.jsonl", b'{"text": 7}\n', "line 1.*holds int"),
-        ("a.jsonl", b'{"body": "a", "id": 1}\n', "text_column is 'text'.*line 1.*'body', 'id'"),
+        ("a.jsonl", b'{"body": "a", "id": 1}\n', "`text_column` is 'text'; .*line 1.*'body', 'id'"),
         ("a.fa", b"ACGT\n", "does not begin with '>'"),
         ("a.fa", b">1\nAC1GT\n", "record 1.*letters"),
     ],
@@ -264,7 +264,7 @@ def test_cut_zstandard_file(load, tmp_path):
 
 def test_parquet_without_the_column(load, tmp_path):
     write_parquet(tmp_path / "a.parquet", column="story")
-    with pytest.raises(ValueError, match=r"text_column is 'text'.*'id', 'story'"):
+    with pytest.raises(ValueError, match=r"`text_column` is 'text'; .*'id', 'story'"):
         load(tmp_path / "a.parquet")
     assert contents(load(tmp_path / "a.parquet", text_column="story")) == WANTED
 
@@ -283,7 +283,7 @@ def test_missing_packages_are_named(load, tmp_path, monkeypatch, suffix, module)
 
 def test_tokenizers_that_do_not_fit(load, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"abc")
-    with pytest.raises(ValueError, match="encode_bytes"):
+    with pytest.raises(ValueError, match="`tokenizer` is of type object; it must have `encode_bytes`"):
         load(tmp_path / "a.txt", tokenizer=object())
 
     class TooLarge:
@@ -292,7 +292,7 @@ def test_tokenizers_that_do_not_fit(load, tmp_path):
         def encode_bytes(self, data):
             return np.full(len(data), 7, dtype=np.uint8)
 
-    with pytest.raises(ValueError, match="token id 7, allowed are ids below 7"):
+    with pytest.raises(ValueError, match="token id 7; ids must be below 7"):
         load(tmp_path / "a.txt", tokenizer=TooLarge())
 
 
@@ -307,9 +307,9 @@ def test_max_bytes_takes_whole_documents(load, tmp_path):
         [b"12345", b"678"],
         [b"12345", b"678", b"90"],
     ]
-    with pytest.raises(ValueError, match="max_bytes is 4, but the first document"):
+    with pytest.raises(ValueError, match="`max_bytes` is 4, but the first document"):
         load(tmp_path / "a.jsonl", max_bytes=4)
-    with pytest.raises(ValueError, match="max_bytes is 0"):
+    with pytest.raises(ValueError, match="`max_bytes` is 0"):
         load(tmp_path / "a.jsonl", max_bytes=0)
 
 
@@ -454,7 +454,7 @@ def test_a_mapped_corpus_is_sent_to_workers_by_name(load):
 
 
 def anonymous_memory():
-    """Bytes that cannot be given back as pages of a file can."""
+    """Bytes of resident memory that no file backs."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
 

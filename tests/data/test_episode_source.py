@@ -129,7 +129,7 @@ def test_defaults_name_the_problem(tmp_path):
     with pytest.raises(ValueError, match="`train_corpus` 'sensor' is endless; give `max_steps` or `train_bytes`"):
         MultiStreamTrainer(tiny_model(), arguments(tmp_path, max_steps=-1), Sensor())
     small = AutoModelForCausalLM.from_config(config_from_preset("memora-tiny", vocab_size=8))
-    with pytest.raises(ValueError, match="`train_corpus` 'sensor' has 64 token ids, but .* only 8"):
+    with pytest.raises(ValueError, match=r"`train_corpus` 'sensor' has 64 token ids, but .* only 8"):
         MultiStreamTrainer(small, arguments(tmp_path), Sensor())
     with pytest.raises(TypeError, match="abstract"):
         type("Unfinished", (EpisodeSource,), {})()

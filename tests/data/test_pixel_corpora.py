@@ -1,4 +1,4 @@
-"""Images as corpora, on small files written here, and images made of tokens."""
+"""Images as corpora, on small files written here, and images made from tokens."""
 
 import gzip
 import math
@@ -69,7 +69,7 @@ def test_mnist_as_episodes(mnist, load):
     assert np.array_equal(tokens_to_images(np.stack(list(train))), DIGITS)
     test = load(f"mnist:{mnist}", split="test")
     assert np.array_equal(tokens_to_images(np.stack(list(test))), DIGITS[:2] // 2)
-    # The tokenizer of a command line has nothing to say, and max_bytes takes whole images.
+    # A tokenizer has no effect, and max_bytes takes whole images.
     same = load(f"mnist:{mnist}", tokenizer=ByteTokenizer(), max_bytes=2000)
     assert len(same) == 2 and same.end_token_id is None
     batch = next(iter(MultiStreamDataset(train, 5, 784)))
@@ -84,7 +84,7 @@ def test_test_files_are_the_validation(mnist, load):
     train, validation = load(f"mnist:{mnist}", load_splits, validation_fraction=0.4)
     assert (len(train), len(validation)) == (3, 2)
     (mnist / "train-images-idx3-ubyte").rename(mnist / "t10k-images-idx3-ubyte")
-    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte .* is not there; those of the split 'test'"):
+    with pytest.raises(FileNotFoundError, match=r"file not found: .*train-images-idx3-ubyte .* only the split 'test'"):
         load(f"mnist:{mnist}", load_splits)
     train, validation = load(f"mnist:{mnist}", load_splits, split="test", validation_fraction=0.2)
     assert (len(train), len(validation)) == (4, 1)
@@ -102,9 +102,9 @@ def test_text_is_split_as_ever(tmp_path, load):
 def test_bad_mnist(mnist, load, tmp_path):
     path = mnist / "train-images-idx3-ubyte"
     for content, message in {
-        idx(DIGITS)[:-1]: "is truncated: its header tells of 3936 bytes, but there are 3935",
-        idx(DIGITS[:, :, :20]): r"train-images-idx3-ubyte holds images of 28 x 20 pixels, allowed is 28 x 28",
-        idx(DIGITS[0]): "begins with the magic number 0x00000802, allowed is 0x00000803",
+        idx(DIGITS)[:-1]: "is truncated: it has 3935 bytes, but 3936 by its header",
+        idx(DIGITS[:, :, :20]): r"train-images-idx3-ubyte holds images of 28 x 20 pixels; they must be 28 x 28",
+        idx(DIGITS[0]): "begins with the magic number 0x00000802; it must be 0x00000803",
         gzip.compress(idx(DIGITS))[:-9]: "is damaged",
     }.items():
         path.write_bytes(content)
@@ -112,15 +112,15 @@ def test_bad_mnist(mnist, load, tmp_path):
             load(f"mnist:{mnist}")
     path.unlink()
     (mnist / "t10k-images-idx3-ubyte.gz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte \(or .gz\) is not there$"):
+    with pytest.raises(FileNotFoundError, match=r"file not found: .*train-images-idx3-ubyte \(or .gz\)$"):
         load(f"mnist:{mnist}")
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder; allowed is mnist:FOLDER"):
+    with pytest.raises(FileNotFoundError, match=r"`source` is 'mnist:.*nowhere'; directory not found: .*nowhere$"):
         load(f"mnist:{tmp_path / 'nowhere'}")
-    with pytest.raises(ValueError, match="split is 'validation', allowed for mnist: sources is one of train, test"):
+    with pytest.raises(ValueError, match="`split` is 'validation'; for mnist: sources it must be one of train, test"):
         load(f"mnist:{mnist}", split="validation")
-    with pytest.raises(ValueError, match="allowed are mnist: or images: sources alone"):
+    with pytest.raises(ValueError, match=r"`source` is mnist:.*; mnist: and images: sources must not be mixed"):
         load([f"mnist:{mnist}", "python"])
-    with pytest.raises(ValueError, match="allowed are mnist: or images: sources alone"):
+    with pytest.raises(ValueError, match=r"`source` is mnist:.*; mnist: and images: sources must not be mixed"):
         load([f"mnist:{mnist}", f"images:{mnist}"])
 
 
@@ -166,9 +166,9 @@ def test_sketches_as_episodes(tmp_path, load, sketch):
     images = tokens_to_images(np.stack(list(corpus)), 16)
     assert images.shape == (3, 64, 64) and set(np.unique(images)) == {0, 255}
     for image in images[:2]:
-        # Lanczos may ring, but half the grey stays where the border of ink is: nothing moves.
+        # Lanczos may ring, but its half level stays at the border of the ink, so nothing moves.
         assert np.array_equal(image, ink * 255)
-    # Another size is stretched: what was 64 high and 128 wide holds the top of the upright stroke.
+    # Another size is stretched: the piece of 64 × 128 pixels holds the top of the upright stroke.
     assert images[2][:32].max() == 0 and images[2][40:, 61:].all()
     train, validation = load(f"images:{folder}", load_splits, validation_fraction=0.34)
     assert (len(train), len(validation)) == (2, 1)
@@ -180,7 +180,7 @@ def test_folders_of_splits(tmp_path, load, sketch):
         save_png(tmp_path / "own" / ("test" if number == 2 else "train") / f"{number}.png", pixels)
     train, validation = load(f"images:{tmp_path / 'own'}", load_splits)
     assert (len(train), len(validation)) == (2, 1)
-    with pytest.raises(FileNotFoundError, match="has no split 'test', which takes the folders train and test"):
+    with pytest.raises(FileNotFoundError, match=r"`split` is 'test', but .* have the directories train and test"):
         load(f"images:{tmp_path / 'own' / 'train'}", split="test")
 
 
@@ -196,7 +196,7 @@ def test_resizing_is_lanczos(tmp_path, load):
 def test_bad_images(tmp_path, load, sketch):
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(FileNotFoundError, match=r"folder holds no image; allowed are files that end in .bmp"):
+    with pytest.raises(FileNotFoundError, match=r"folder holds no images; their names must end in .bmp"):
         load(f"images:{folder}")
     save_png(folder / "good.png", sketch[0])
     whole = (folder / "good.png").read_bytes()
@@ -235,11 +235,11 @@ def test_generated_tokens_become_images():
 @pytest.mark.parametrize(
     ("tokens", "vocab_size", "message"),
     [
-        (np.zeros(784, int), 4, "vocab_size is 4, allowed is 256"),
-        (np.zeros(783, int), 256, "tokens has 783 steps, allowed is a square number"),
-        (np.full(16, 16), 16, "allowed are integers from 0 to 15"),
-        (np.full(16, -100), 256, "allowed are integers from 0 to 255"),
-        (np.zeros(16), 256, "tokens is float64"),
+        (np.zeros(784, int), 4, "`vocab_size` is 4; it must be 256"),
+        (np.zeros(783, int), 256, "`tokens` has 783 steps; they must be a square number"),
+        (np.full(16, 16), 16, "it must hold integers from 0 to 15"),
+        (np.full(16, -100), 256, "it must hold integers from 0 to 255"),
+        (np.zeros(16), 256, "`tokens` is float64"),
     ],
 )
 def test_bad_tokens(tokens, vocab_size, message):
@@ -260,12 +260,12 @@ def test_sheets(tmp_path):
         assert np.array_equal(sheet[top + 1 : top + 56 : 2, left : left + 56 : 2], DIGITS[number])
     assert (sheet[::57] == 128).all() and (sheet[:, ::57] == 128).all() and (sheet[58:, 115:] == 128).all()
     for arguments, message in (
-        ({"columns": 0}, "columns is 0, allowed is at least 1"),
-        ({"gap": -1}, "gap is -1, allowed is at least 0"),
+        ({"columns": 0}, "`columns` is 0; it must be at least 1"),
+        ({"gap": -1}, "`gap` is -1; it must be at least 0"),
     ):
         with pytest.raises(ValueError, match=message):
             save_image_sheet(DIGITS, path, **arguments)
-    with pytest.raises(ValueError, match=r"images is uint8 \(28, 28\)"):
+    with pytest.raises(ValueError, match=r"`images` is uint8 \(28, 28\)"):
         save_image_sheet(DIGITS[0], path)
 
 
@@ -273,7 +273,7 @@ def test_sheets(tmp_path):
 
 
 def test_train_evaluate_and_draw(tmp_path, load):
-    """Images of one constant level each: the first pixel tells all others."""
+    """Images of one constant level each: the first pixel determines all others."""
     folder = tmp_path / "mnist"
     folder.mkdir()
     levels = np.array([0, 90, 255, 90, 0, 255], np.uint8)

@@ -61,7 +61,7 @@ assert half.read_bytes() == large
 api.delete_file("notes.txt", repo_id="tester/thing")
 assert "notes.txt" not in api.list_repo_files("tester/thing")
 
-# What is not there, or not for us, has the error class of the real Hub.
+# Missing and private repositories and files raise the error classes of the real Hub.
 refused(EntryNotFoundError, hf_hub_download, "tester/thing", "absent.txt")
 refused(RevisionNotFoundError, hf_hub_download, "tester/thing", "empty.txt", revision="absent")
 refused(RepositoryNotFoundError, hf_hub_download, "tester/absent", "empty.txt")

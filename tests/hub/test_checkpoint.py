@@ -63,12 +63,12 @@ def test_dry_run_shows_files_and_card_and_needs_no_hub(checkpoint, capsys, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["absent", "me/hawk"], "PATH is `absent`"),
+        (["absent", "me/hawk"], "`PATH` is 'absent'; directory not found."),
         (["CHECKPOINT", "me/hawk/deep"], "me/hawk/deep"),
-        (["CHECKPOINT", "me/hawk", "--metrics", "absent.json"], "--metrics is `absent.json`"),
-        (["CHECKPOINT", "me/hawk", "--metrics", "CHECKPOINT/config.json"], "no `bits_per_byte`"),
-        (["CHECKPOINT", "me/hawk", "--metrics", "CHECKPOINT/README.md"], "no JSON"),
-        (["CHECKPOINT", "me/hawk", "--token", "x"], "unrecognized arguments"),
+        (["CHECKPOINT", "me/hawk", "--metrics", "absent.json"], "`--metrics` is 'absent.json'; file not found."),
+        (["CHECKPOINT", "me/hawk", "--metrics", "CHECKPOINT/config.json"], "it must have the key `bits_per_byte`"),
+        (["CHECKPOINT", "me/hawk", "--metrics", "CHECKPOINT/README.md"], "it must be JSON"),
+        (["CHECKPOINT", "me/hawk", "--token", "x"], "unrecognized argument --token"),
     ],
 )
 def test_bad_input_ends_with_one_sentence(checkpoint, capsys, arguments, message):

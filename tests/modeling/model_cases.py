@@ -48,7 +48,7 @@ def tiny_model(variant: str, dtype: torch.dtype = torch.float32, **overrides) ->
 
 
 def read_bytes(model: PreTrainedModel, input_ids: torch.Tensor) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
-    """Logits (B, T, V), byte by byte, and the states before the first and behind every byte."""
+    """Logits (B, T, V), byte by byte, and the states before the first and after every byte."""
     states, logits = [model.init_state(len(input_ids))], []
     for byte in input_ids.split(1, dim=1):
         output = model(byte, state=states[-1])
@@ -58,5 +58,5 @@ def read_bytes(model: PreTrainedModel, input_ids: torch.Tensor) -> tuple[torch.T
 
 
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference, relative to the largest magnitude of what is expected."""
+    """Largest difference, relative to the largest expected magnitude."""
     return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-3)).item()

@@ -9,6 +9,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark_tokenizer.py"
 
 def test_it_prints_rates_beside_limit_and_peers(monkeypatch, capsys):
     threads = torch.get_num_threads()
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     monkeypatch.setattr(sys, "argv", [SCRIPT.name, "--megabytes", "0.01", "--rounds", "1"])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     torch.set_num_threads(threads)

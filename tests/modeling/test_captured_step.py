@@ -1,4 +1,6 @@
-"""One byte as one CUDA graph gives what `forward` gives; without a GPU, a stand-in runs the step again."""
+"""One byte as one CUDA graph equals `forward`; without a GPU, a stand-in runs the step again."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -33,8 +35,8 @@ def device(request, monkeypatch):
 
 
 def is_recorded(model) -> bool:
-    step = single_step._steps.get(model.model)
-    return step is not None and step.replay is not None
+    found = single_step._steps.get(model.model)
+    return found is not None and any(step.replay is not None for step in found.steps.values())
 
 
 @pytest.mark.parametrize("streams", [1, 20])
@@ -136,3 +138,36 @@ def test_generates_the_same(device, monkeypatch):
     assert is_recorded(model)
     monkeypatch.setattr(single_step, "_STEP_CLASSES", {})
     assert torch.equal(model.generate(prompt, **options), generated)
+
+
+@torch.no_grad()
+def test_a_changed_value_is_recorded_anew(device):
+    model = tiny_model("memora", torch.float64).to(device)
+    input_ids = torch.randint(1, 256, (2, 6), device=device)
+    before, _ = read_bytes(model, input_ids)
+    model.model.layers[1].mlp.eps = 0.5
+    after, _ = read_bytes(model, input_ids)
+    assert is_recorded(model) and relative_difference(after, before) > 1e-4
+    assert relative_difference(after, model(input_ids).logits) < 1e-10
+
+
+def test_threads_with_batches_of_their_own(device):
+    model = tiny_model("hawk", torch.float64).to(device)
+    inputs = [torch.randint(1, 256, (1 + number % 3, 40), device=device) for number in range(6)]
+    read = torch.no_grad()(lambda input_ids: read_bytes(model, input_ids)[0])
+    alone = [read(input_ids) for input_ids in inputs]
+    with ThreadPoolExecutor(len(inputs)) as threads:
+        assert all(map(torch.equal, threads.map(read, inputs), alone))
+    assert is_recorded(model)
+
+
+@torch.no_grad()
+def test_few_graphs_are_kept(device, monkeypatch):
+    monkeypatch.setattr(single_step, "_MOST_STEPS", 2)
+    model = tiny_model("memora", torch.float64).to(device)
+    for streams in (1, 2, 3, 1):
+        input_ids = torch.randint(1, 256, (streams, 5), device=device)
+        assert relative_difference(read_bytes(model, input_ids)[0], model(input_ids).logits) < 1e-10
+        assert is_recorded(model)
+    kept = [key[-1][0] for _, key in single_step._steps[model.model].steps]
+    assert kept == [3, 1]

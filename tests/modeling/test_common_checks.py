@@ -1,5 +1,5 @@
-"""What transformers checks of its own models: saving, tying, initialisation, hidden states, resizing, checkpointing,
-training, compilation, adapters, memory. Written anew for ours."""
+"""Checks that transformers runs on its own models: saving, tying, initialisation, hidden states, resizing,
+checkpointing, training, compilation, adapters, memory."""
 
 import copy
 import gc

@@ -112,8 +112,8 @@ def test_logits_to_keep(family):
 
 
 @each_family
-def test_a_compiled_step_serves_all_bytes(family):
-    """`model.forward = torch.compile(model.forward)`: one graph for the prompt, one for every byte behind it."""
+def test_one_compiled_step_reads_all_bytes(family):
+    """`model.forward = torch.compile(model.forward)`: one graph for the prompt, one for every byte after it."""
     torch._dynamo.reset()
     model = tiny_model(family)
     expected = greedy(model, inputs=ids(PROMPTS[1]))

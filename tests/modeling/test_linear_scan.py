@@ -265,7 +265,7 @@ def test_compiles_as_one_graph(dynamic):
         h, final = linear_scan(torch.sigmoid(a), b * 2, state, mask)
         return h.square().sum() + final.sum()
 
-    # The graph is what this tests; aot_eager builds it, with its backward, and runs it without a C++ compiler.
+    # aot_eager builds the graph, with its backward, and runs it without a C++ compiler.
     compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for steps in (1, 12, 13):
         a, b, state, mask, *_ = make_inputs((2, steps, 3), torch.float64, "random")

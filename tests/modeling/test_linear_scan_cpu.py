@@ -355,7 +355,7 @@ class ScanDataset(torch.utils.data.Dataset):
 def test_workers_of_a_data_loader(threads):
     threads(2)
     dataset = ScanDataset()
-    wanted = [dataset[index] for index in range(4)]  # so that the parent has threads that a fork leaves behind
+    wanted = [dataset[index] for index in range(4)]  # so that the parent has threads, which a fork does not copy
     loader = torch.utils.data.DataLoader(dataset, num_workers=2, multiprocessing_context="fork", timeout=20)
     assert torch.equal(torch.cat(list(loader)), torch.stack(wanted))
 
@@ -367,7 +367,7 @@ def send_scan(connection, inputs):
 
 @needs_kernel
 @needs_fork
-@pytest.mark.filterwarnings("ignore")  # forking beside threads is what this is about
+@pytest.mark.filterwarnings("ignore")  # the test forks a process with threads
 def test_a_fork_while_other_threads_compute(threads):
     threads(2)
     inputs = make_inputs(SHARED)

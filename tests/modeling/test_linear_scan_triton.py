@@ -131,7 +131,7 @@ def test_kernels_compile_for_a_gpu(dtype):
         for argument in kernel.arg_names:
             if argument in constants:
                 signature[argument] = "constexpr"
-            elif argument in ("T", "S", "L", "C"):
+            elif argument in ("T", "S", "length", "chunks"):
                 signature[argument] = "i32"
             elif argument == "resets":
                 signature[argument] = "*u8"
@@ -141,7 +141,7 @@ def test_kernels_compile_for_a_gpu(dtype):
         target = GPUTarget("cuda", 90, 32)
         compiled = compile(ASTSource(kernel, signature, used), target=target, options={"num_warps": 1}).asm
         assert "cubin" in compiled
-        # The rows of both inputs are on their way before the first result is written.
+        # Loads of both inputs are issued before the first result is stored.
         assert compiled["ptx"].split("st.global")[0].count("ld.global") >= 2 * constants["ROWS"], name
 
 

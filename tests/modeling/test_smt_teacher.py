@@ -172,7 +172,7 @@ def test_saving_and_resizing(tie, tmp_path):
 
 def test_bad_input_is_named():
     model, ids = teacher(), tokens(2, 4)
-    with pytest.raises(ValueError, match="padding behind a real position in row 1; contexts are padded on the left"):
+    with pytest.raises(ValueError, match="padding after a real position in row 1; contexts are padded on the left"):
         model.encode(ids, torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0]]))
     with pytest.raises(ValueError, match=r"`attention_mask` has shape \(2, 3\)"):
         model.encode(ids, torch.ones(2, 3))

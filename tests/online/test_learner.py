@@ -1,4 +1,4 @@
-"""One stream, learned from as it is read: the same whatever the cuts, and the same after a stop."""
+"""The online learner: its result depends neither on the cuts of the stream nor on saving and loading."""
 
 import gc
 import itertools
@@ -44,7 +44,7 @@ def learner_of(model=None, **settings):
 
 
 def same(first, second):
-    """Whether two learners are equal in everything that they save."""
+    """True if two learners are equal in everything that they save."""
     trees = [_flat(learner._tree()) | dict(learner.model.state_dict()) for learner in (first, second)]
     assert trees[0].keys() == trees[1].keys()
     for name, value in trees[0].items():
@@ -63,7 +63,7 @@ def _flat(tree, name=""):
 
 
 def reference(model, rule_stride, learning_rate):
-    """Plain gradient descent as Adam does it, on the mean of each block; truncated, so without anything carried."""
+    """AdamW on the mean loss of each block, truncated: nothing is carried but the state."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     pairs = [
         (document[i], document[i + 1] if i + 1 < len(document) else 0, i == 0)
@@ -192,7 +192,7 @@ def test_cuts_of_the_source_change_nothing(settings):
         {"rule": "snap1", "stride": 3, "recurrent_unit": "gru"},
     ],
 )
-def test_a_saved_learner_goes_on_as_if_nothing_had_happened(settings, tmp_path):
+def test_saving_and_loading_change_nothing(settings, tmp_path):
     unit = {"recurrent_unit": settings.get("recurrent_unit", "glru")}
     settings = {name: value for name, value in settings.items() if name not in unit}
     whole, learner = (learner_of(build(**unit), **settings) for _ in range(2))
@@ -208,7 +208,7 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_happened(settings, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["learner"]
 
 
-def test_what_is_saved_is_a_model_and_plain_data(tmp_path):
+def test_a_saved_learner_is_a_model_and_plain_data(tmp_path):
     learner = OnlineLearner(build(), ByteTokenizer(), learning_rate=1e-2)
     learner.read(STREAM[:50])
     learner.save(tmp_path / "new" / "learner")
@@ -219,18 +219,18 @@ def test_what_is_saved_is_a_model_and_plain_data(tmp_path):
     assert OnlineLearner.load(tmp_path / "new" / "learner").tokenizer is not None
 
 
-def test_what_cannot_be_loaded_or_saved_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="where no learner was saved"):
+def test_errors_of_loading_and_saving(tmp_path):
+    with pytest.raises(ValueError, match="it must be a saved learner"):
         OnlineLearner.load(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="it must be new, empty or a saved learner"):
         learner_of().save(tmp_path / "mine")
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
     learner_of().save(tmp_path / "learner")
     with pytest.raises(ValueError, match="`stride` is 2, but the learner was saved with 1"):
         OnlineLearner.load(tmp_path / "learner", stride=2)
-    with pytest.raises(ValueError, match="does not fit the model"):
+    with pytest.raises(ValueError, match="does not match the model"):
         OnlineLearner.load(tmp_path / "learner", build(state_size=32))
     assert OnlineLearner.load(tmp_path / "learner", learning_rate=0.5)._optimizer.param_groups[0]["lr"] == 0.5
     frozen = OnlineLearner.load(tmp_path / "learner", learn=False)
@@ -241,8 +241,8 @@ def test_what_cannot_be_loaded_or_saved_is_refused(tmp_path):
         OnlineLearner.load(tmp_path / "learner")
 
 
-def test_an_end_byte_makes_everything_new():
-    """The second of two equal episodes is read as the first was, with the weights as they are then."""
+def test_an_end_byte_resets_state_and_sensitivities():
+    """Two equal episodes leave the same sensitivities."""
     text = b"abcabcabd"
     learner = learner_of(learning_rate=1e-30)
     learner.read(text + b"\0")
@@ -256,7 +256,7 @@ def test_an_end_byte_makes_everything_new():
 
 
 @pytest.mark.parametrize("stride", [1, 8])
-def test_the_context_goes_on_with_the_stream(stride):
+def test_the_context_continues_the_stream(stride):
     learner = learner_of(stride=stride, learning_rate=1e-30)
     model = learner.model
     for text in (b"the quick brown", b"a", b"dog"):  # the episode begins before the block that waits, and in it
@@ -287,7 +287,7 @@ def test_reports_come_at_multiples_at_silence_and_at_the_end():
     assert [record.bytes_read for record in learner.learn(bytes(range(32, 60)), 100)] == [100, 103]
 
 
-def test_what_a_source_read_before_it_failed_is_learned():
+def test_a_failing_source_keeps_the_bytes_before_the_failure():
     def source():
         yield STREAM[:30]
         raise OSError("the cable was cut")
@@ -300,7 +300,7 @@ def test_what_a_source_read_before_it_failed_is_learned():
 
 
 class Poison:
-    """Spoils a number of the output once, or the gradient."""
+    """Makes the loss NaN once, or the gradient infinite."""
 
     def __init__(self, model, gradient):
         self.gradient = gradient
@@ -316,7 +316,7 @@ class Poison:
 
 
 @pytest.mark.parametrize("gradient", [False, True])
-def test_what_is_not_finite_is_not_learned_from(gradient, tmp_path):
+def test_nothing_is_learned_from_nan_or_infinity(gradient, tmp_path):
     learner, whole = learner_of(stride=4), learner_of(stride=4)
     learner.read(STREAM[:50])
     weights = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
@@ -335,7 +335,7 @@ def test_what_is_not_finite_is_not_learned_from(gradient, tmp_path):
     assert same(learner, whole) != gradient  # sensitivities that led to a gradient without bounds are forgotten
 
 
-def test_what_the_model_says_learns_slower(tmp_path):
+def test_learning_rate_factors_of_the_model(tmp_path):
     set_seed(7)
     config = LruConfig(hidden_size=16, state_size=12, num_hidden_layers=1, vocab_size=256, learning_rate_factor=0.5)
     learner = learner_of(AutoModelForCausalLM.from_config(config))
@@ -370,7 +370,7 @@ def test_bad_input_is_named():
         ({"update_every": 1.5}, "`update_every` is 1.5"),
         ({"learning_rate": 0}, "`learning_rate` is 0"),
         ({"max_grad_norm": -1}, "`max_grad_norm` is -1"),
-        ({"tokenizer": "byte"}, "`tokenizer` is a str"),
+        ({"tokenizer": "byte"}, "`tokenizer` is a str; it must have `encode_bytes`"),
     ):
         with pytest.raises(ValueError, match=message):
             learner_of(**settings)
@@ -380,15 +380,15 @@ def test_bad_input_is_named():
         OnlineLearner(llama)
     learner = learner_of()
     for data in ("text", 5, None):
-        with pytest.raises(ValueError, match="it must give bytes"):
+        with pytest.raises(ValueError, match="it must be bytes"):
             learner.read(data)
     for source in (["text"], [5]):
-        with pytest.raises(ValueError, match="it must give bytes"):
+        with pytest.raises(ValueError, match="it must be bytes"):
             list(learner.learn(source))
     with pytest.raises(ValueError, match="`report_every` is 0"):
         list(learner.learn([], 0))
     small = learner_of(build(vocab_size=7))
-    with pytest.raises(ValueError, match="the token 84, but the model's vocabulary has 7"):
+    with pytest.raises(ValueError, match="the token 84; it must be below the vocabulary size 7"):
         small.read(b"ACGT")
     assert small.bytes_read == 0
     dna = OnlineLearner(small.model, DNATokenizer())

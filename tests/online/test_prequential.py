@@ -1,4 +1,4 @@
-"""Records of a stream as a file that goes on, and as a picture."""
+"""Records of a stream: a file that a resumed run continues, and a plot."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def record(number, **others):
     return PrequentialRecord(number, number // 2, 8.0 - number / 100, 7.0, **others)
 
 
-def test_a_file_of_records_goes_on_where_the_checkpoint_stands(tmp_path):
+def test_a_file_of_records_continues_at_the_checkpoint(tmp_path):
     path = tmp_path / "records.jsonl"
     with RecordFile(path) as file:
         file.write(PrequentialRecord(0, 0, None, None, held_out_bits_per_byte=8.0))
@@ -30,11 +30,11 @@ def test_a_file_of_records_goes_on_where_the_checkpoint_stands(tmp_path):
         pass
     assert path.read_bytes() == b""
     path.write_text('{"bytes": 3}\n')
-    with pytest.raises(ValueError, match="line 1, is no record"):
+    with pytest.raises(ValueError, match="line 1, is not a record"):
         list(read_records(path))
 
 
-def test_the_picture(tmp_path):
+def test_the_plot(tmp_path):
     pytest.importorskip("matplotlib")
     records = [PrequentialRecord(0, 0, None, None, held_out_bits_per_byte=8.0), *map(record, range(1, 50))]
     plot_records(records, tmp_path / "a.png", marks={20: "Python"})

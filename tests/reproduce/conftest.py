@@ -1,4 +1,4 @@
-"""Data sets in the form of MNIST's files, small enough for a test."""
+"""Small data sets in MNIST's file format."""
 
 import struct
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import pytest
 
 @pytest.fixture
 def write_digits(tmp_path) -> Callable[..., str]:
-    """`write_digits(prefix, count, side)` writes a folder of images, of which i has the label i % 10 and begins with
-    the pixel i."""
+    """`write_digits(prefix, count, side)` writes a folder of images; image i has the label i % 10 and the first pixel
+    i."""
 
     def write(prefix: str, count: int, side: int = 2) -> str:
         folder = tmp_path / "digits"

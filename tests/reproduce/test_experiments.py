@@ -52,12 +52,12 @@ def corpus(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch):
-    # Trainer collects garbage whenever it starts, which would take most of the time of so few steps.
+    # The garbage collection at the start of the Trainer would take most of the time of a few steps.
     monkeypatch.setattr("gc.collect", lambda *generation: 0)
     experiment = load_experiment(name)
     rows, seen = [], set()
     for settings in experiment.rows("small"):
-        # One row a line of the table; those of SMT's experiments differ in their data alone.
+        # One row per line of the table; those of SMT's experiments differ only in their data.
         if settings["label"] in seen or (name.startswith("smt-") and len(seen) == 3):
             continue
         seen.add(settings["label"])

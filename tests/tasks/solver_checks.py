@@ -1,10 +1,10 @@
-"""Examples of a task against a slow solver written from its definition, and the promise that examples are pure."""
+"""Checks of a task's examples: against a slow solver written from its definition, and as pure functions."""
 
 import numpy as np
 
 
 def check_targets(task, solve):
-    """The targets are what `solve(task, row)` finds; None where nothing is asked."""
+    """The targets equal those of `solve(task, row)`, which has None where there is no target."""
     inputs, targets = task.examples(np.arange(60))
     assert inputs.shape == targets.shape == (60, task.length)
     assert inputs.dtype == targets.dtype == np.int64
@@ -14,7 +14,7 @@ def check_targets(task, solve):
 
 
 def check_neighbours(task, indices, split):
-    """An example does not depend on those that are made with it."""
+    """An example does not depend on the others of its batch."""
     together = task.examples(np.array(indices), split)
     for row, index in enumerate(indices):
         alone = task.examples(np.array([index]), split)

@@ -1,4 +1,4 @@
-"""Every generator against a slow solver written from the task's definition, and the promise of pure examples."""
+"""Every generator against a slow solver written from the task's definition; examples are pure functions."""
 
 import math
 
@@ -140,7 +140,7 @@ def test_fingerprints_tell_all_tasks_apart():
 
 
 def test_the_examples_of_a_seed_stay_what_they_are():
-    """A change here would silently make every measured number one of another data set."""
+    """A change here would silently change the data of every measured number."""
     inputs, _ = Parity(length=16).examples(np.array([0, 1, 10**12]))
     assert ["".join(map(str, row)) for row in inputs.tolist()] == PINNED_PARITY
     places = np.flatnonzero(SelectiveCopying(length=64, num_tokens=4).examples(np.array([7]))[0][0, :60])
@@ -162,7 +162,7 @@ def test_draws_have_the_distributions_they_promise():
     orders = draws.permutation("e", 3)
     assert min(np.unique(orders, axis=0, return_counts=True)[1]) > 4000 / 6 * 0.85
     assert (np.sort(orders, axis=1) == np.arange(3)).all()
-    # What is drawn for one purpose or example says nothing of another.
+    # Draws of different purposes or examples are independent.
     bits = np.concatenate([draws.integers("f", 8, 2), draws.integers("g", 8, 2)], axis=1)
     correlations = np.corrcoef(bits.T) - np.eye(16)
     assert np.abs(correlations).max() < 0.07
@@ -220,7 +220,7 @@ def test_copying_as_bits():
             assert int(bits, 2) == ids[row, step] - 1
             assert (targets[row, 27 + step] == inputs[row, step, :7]).all()
     assert not inputs[:, 20:, :7].any() and (inputs[:, :, 7] == asked).all()
-    with pytest.raises(ValueError, match="num_symbols is 6, allowed is a power of two"):
+    with pytest.raises(ValueError, match="`num_symbols` is 6; for bits it must be a power of two"):
         Copying(num_symbols=6).bit_examples(np.arange(2))
 
 
@@ -233,22 +233,22 @@ def test_show_is_readable():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SelectiveCopying(length=10, num_tokens=6), "num_tokens is 6, allowed is an integer from 1 to 5"),
-        (lambda: SelectiveCopying(vocab_size=2), "vocab_size is 2"),
-        (lambda: Copying(delay=-1), "delay is -1, allowed is an integer of at least 0"),
-        (lambda: AssociativeRecall(num_pairs=5, num_keys=4), "num_pairs is 5, allowed is an integer from 1 to 4"),
-        (lambda: InductionHeads(length=2), "length is 2"),
-        (lambda: FlipFlop(length=7), "length is 7, allowed is an even number"),
-        (lambda: FlipFlop(p_ignore=1.5), "p_ignore is 1.5, allowed is a probability"),
-        (lambda: FlipFlop(p_ignore=math.nan), "p_ignore is nan"),
-        (lambda: Parity(length=0), "length is 0"),
-        (lambda: Parity(length=2.5), "length is 2.5"),
-        (lambda: PermutationComposition(num_elements=7), "num_elements is 7, allowed is an integer from 2 to 6"),
-        (lambda: Parity(num_examples=0), "num_examples is 0"),
-        (lambda: Parity(num_validation_examples=0), "num_validation_examples is 0"),
-        (lambda: Parity().examples(np.array([-1])), "indices"),
-        (lambda: Parity().examples(np.array([0.5])), "indices"),
-        (lambda: Parity().examples(np.array([0]), "eval"), "split is 'eval', allowed is one of train, validation"),
+        (lambda: SelectiveCopying(length=10, num_tokens=6), "`num_tokens` is 6; it must be an integer from 1 to 5"),
+        (lambda: SelectiveCopying(vocab_size=2), "`vocab_size` is 2"),
+        (lambda: Copying(delay=-1), "`delay` is -1; it must be an integer of at least 0"),
+        (lambda: AssociativeRecall(num_pairs=5, num_keys=4), "`num_pairs` is 5; it must be an integer from 1 to 4"),
+        (lambda: InductionHeads(length=2), "`length` is 2"),
+        (lambda: FlipFlop(length=7), "`length` is 7; it must be even"),
+        (lambda: FlipFlop(p_ignore=1.5), "`p_ignore` is 1.5; it must be a probability"),
+        (lambda: FlipFlop(p_ignore=math.nan), "`p_ignore` is nan"),
+        (lambda: Parity(length=0), "`length` is 0"),
+        (lambda: Parity(length=2.5), "`length` is 2.5"),
+        (lambda: PermutationComposition(num_elements=7), "`num_elements` is 7; it must be an integer from 2 to 6"),
+        (lambda: Parity(num_examples=0), "`num_examples` is 0"),
+        (lambda: Parity(num_validation_examples=0), "`num_validation_examples` is 0"),
+        (lambda: Parity().examples(np.array([-1])), "`indices` is"),
+        (lambda: Parity().examples(np.array([0.5])), "`indices` is"),
+        (lambda: Parity().examples(np.array([0]), "eval"), "`split` is 'eval'; it must be one of train, validation"),
         (lambda: Parity().dataset(), "endless"),
     ],
 )

@@ -9,7 +9,7 @@ from hf_recurrent.tasks.list_ops import TOKENS
 
 
 def evaluate(words):
-    """(value, depth, what is left) of the expression at the beginning of a list of words."""
+    """(value, depth, remaining words) of the expression at the beginning of a list of words."""
     word, *rest = words
     if not word.startswith("["):
         return int(word), 1, rest
@@ -39,7 +39,7 @@ def test_labels_are_the_values_of_the_expressions(bounds):
         value, depth, rest = evaluate([TOKENS[token] for token in item["input_ids"].tolist()])
         assert (value, rest) == (item["labels"], [])
         depths.add(depth)
-    # Long expressions need all levels that there may be.
+    # Long expressions need all allowed levels.
     assert depths == {10} if bounds[0] == 500 else len(depths) > 2
 
 
@@ -58,7 +58,7 @@ def test_an_example_depends_on_seed_split_and_index_only():
     assert shown == [longer.show(index) for index in (3, 0, 4, 1, 2)]
     others = [ListOps(5, "validation", **options), ListOps(5, seed=1, **options)]
     assert len({*shown, *(other.show(index) for other in others for index in range(5))}) == 15
-    # A change here would silently make every measured number one of another data set.
+    # A change here would silently change the data of every measured number.
     assert dataset.show(0) == (
         "[MAX 5 6 6 [MED [MED [MED 6 0 1 1 1 ] 7 8 [MIN 7 0 0 [MIN 2 0 1 ] 7 8 ] ] 1 3 2 3 0 ] 2 7 7 7 ] = 7"
     )
@@ -83,16 +83,19 @@ def test_all_values_occur_and_batches_are_padded():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"split": "dev"}, "split is 'dev'"),
-        ({"max_args": 1}, "max_args is 1"),
-        ({"min_length": 9, "max_length": 8}, "max_length is 8, allowed is an integer of at least 9"),
-        ({"num_examples": 0}, "num_examples is 0"),
-        ({"min_length": 5, "max_length": 5, "max_args": 2}, "allowed are lengths that the grammar makes"),
+        ({"split": "dev"}, "`split` is 'dev'"),
+        ({"max_args": 1}, "`max_args` is 1"),
+        ({"min_length": 9, "max_length": 8}, "`max_length` is 8; it must be an integer of at least 9"),
+        ({"num_examples": 0}, "`num_examples` is 0"),
+        (
+            {"min_length": 5, "max_length": 5, "max_args": 2},
+            "they must allow one of 2,000 expressions",
+        ),
     ],
 )
 def test_bad_arguments(arguments, message, monkeypatch):
     monkeypatch.setattr("hf_recurrent.tasks.list_ops._MOST_DRAWS", 2000)
     with pytest.raises(ValueError, match=message):
         ListOps(**arguments)
-    with pytest.raises(ValueError, match="items holds no sequence"):
+    with pytest.raises(ValueError, match="`items` holds no sequence"):
         collate_sequences([{"labels": 1}])

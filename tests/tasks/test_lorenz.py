@@ -1,4 +1,4 @@
-"""The Lorenz system against half the step size, what is observed of it, and the error measure."""
+"""The Lorenz system against half the step size, its observed dimension, and the error measure."""
 
 import numpy as np
 import pytest
@@ -94,11 +94,11 @@ def test_the_error_measure():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"observed": 3}, "observed is 3, allowed is an integer from 0 to 2"),
-        ({"dt": 0}, "dt is 0, allowed is more than 0"),
-        ({"noise": -0.1}, "noise is -0.1"),
-        ({"num_steps": 1}, "num_steps is 1"),
-        ({"split": "dev"}, "split is 'dev'"),
+        ({"observed": 3}, "`observed` is 3; it must be an integer from 0 to 2"),
+        ({"dt": 0}, "`dt` is 0; it must be more than 0"),
+        ({"noise": -0.1}, "`noise` is -0.1"),
+        ({"num_steps": 1}, "`num_steps` is 1"),
+        ({"split": "dev"}, "`split` is 'dev'"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -1,4 +1,4 @@
-"""The five tasks of SMT: the paper's examples, solvers written from its definitions, and what their knobs do."""
+"""The five tasks of SMT: the paper's examples, solvers written from its definitions, and the effect of each field."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def names(task):
     return f"{task.name}-{task.length}"
 
 
-# ---- The paper's examples: given x, the targets y ----
+# ---- The paper's examples: inputs x, targets y ----
 
 
 def asked(task, row):
@@ -125,7 +125,7 @@ def test_an_example_does_not_depend_on_its_neighbours(task, indices, split):
     check_neighbours(task, indices, split)
 
 
-# ---- Knobs ----
+# ---- Fields ----
 
 
 def test_label_noise_is_of_the_probability_asked_for_and_in_training_only():
@@ -160,7 +160,7 @@ def test_the_stack_is_used_to_its_depth():
 
 
 def test_keys_are_all_different_and_uniform():
-    """Also where all keys are used, and where there are far too many to list."""
+    """Also if all keys are used, and if there are far too many to list."""
     task = KeysValues(num_pairs=4, key_length=2, vocab_size=6)  # 4 of the 4 keys that 2 symbols make
     inputs, _ = task.examples(np.arange(3000))
     keys = inputs[:, :12].reshape(-1, 4, 3)[:, :, :2] @ [2, 1]
@@ -176,16 +176,16 @@ def test_keys_are_all_different_and_uniform():
     assert queries == pytest.approx(0.5, abs=0.03)
 
 
-def test_what_can_be_known_of_a_linear_rule():
+def test_best_answers_of_a_linear_rule():
     task = ModularArithmetic(num_shots=8, max_a=2, max_b=6, vocab_size=7)
     inputs, targets = task.examples(np.arange(3000))
     best = task.best_answers(inputs)
     assert np.array_equal(best == -100, targets == -100)
     accuracy = (best == targets)[:, 0::2].mean(0)
-    assert accuracy[0] == pytest.approx(1 / 7, abs=0.03)  # every b is as likely, so x_0 tells nothing
-    # V is a prime: two different x tell both a and b, and one of a few a is guessed after the first pair.
+    assert accuracy[0] == pytest.approx(1 / 7, abs=0.03)  # all b are equally likely, so x_0 tells nothing
+    # V is prime: two different x determine a and b, and after the first pair one of a few a is guessed.
     assert 0.3 < accuracy[1] < 0.6 and accuracy[-1] > 0.99 and (np.diff(accuracy) > -0.02).all()
-    # Against the same thing written plainly.
+    # Against a plain loop.
     for row, chosen in zip(inputs[:20].tolist(), best[:20].tolist(), strict=True):
         for shot in range(8):
             votes = [0] * 7
@@ -213,17 +213,17 @@ def test_streams_and_datasets_show_the_same_examples(task):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Retrieval(length=2), "length is 2, allowed is an integer of at least 3"),
-        (lambda: Retrieval(label_noise=1.1), "label_noise is 1.1, allowed is a probability from 0 to 1"),
-        (lambda: Retrieval(label_noise=float("nan")), "label_noise is nan"),
-        (lambda: StringCopy(length=9), "length is 9, allowed is an even number"),
-        (lambda: StackOperations(max_depth=0), "max_depth is 0"),
-        (lambda: StackOperations(vocab_size=1), "vocab_size is 1"),
-        (lambda: KeysValues(num_pairs=17), "num_pairs is 17, allowed is an integer from 1 to 16"),
-        (lambda: KeysValues(vocab_size=33, key_length=16), "key_length is 16, allowed is an integer from 1 to 15"),
-        (lambda: KeysValues(value_length=0), "value_length is 0"),
-        (lambda: ModularArithmetic(max_a=16), "max_a is 16, allowed is an integer from 0 to 15"),
-        (lambda: ModularArithmetic(num_shots=0), "num_shots is 0"),
+        (lambda: Retrieval(length=2), "`length` is 2; it must be an integer of at least 3"),
+        (lambda: Retrieval(label_noise=1.1), "`label_noise` is 1.1; it must be a probability from 0 to 1"),
+        (lambda: Retrieval(label_noise=float("nan")), "`label_noise` is nan"),
+        (lambda: StringCopy(length=9), "`length` is 9; it must be even"),
+        (lambda: StackOperations(max_depth=0), "`max_depth` is 0"),
+        (lambda: StackOperations(vocab_size=1), "`vocab_size` is 1"),
+        (lambda: KeysValues(num_pairs=17), "`num_pairs` is 17; it must be an integer from 1 to 16"),
+        (lambda: KeysValues(vocab_size=33, key_length=16), "`key_length` is 16; it must be an integer from 1 to 15"),
+        (lambda: KeysValues(value_length=0), "`value_length` is 0"),
+        (lambda: ModularArithmetic(max_a=16), "`max_a` is 16; it must be an integer from 0 to 15"),
+        (lambda: ModularArithmetic(num_shots=0), "`num_shots` is 0"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

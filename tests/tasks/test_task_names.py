@@ -25,16 +25,16 @@ def test_settings():
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        ("retreival", "task is 'retreival', allowed is one of associative_recall, copying, flip_flop"),
-        ("", "task is ''"),
-        ("parity,size=4", "task 'parity' has the setting 'size=4', allowed are seed=…, num_examples=…"),
-        ("parity,length", "task 'parity' has the setting 'length', allowed are"),
-        ("parity,length=long", "task parity, length is 'long', allowed is int$"),
-        ("parity,length=true", "task parity, length is 'true', allowed is int$"),
-        ("parity,num_examples=0.5", "task parity, num_examples is '0.5', allowed is int or NoneType"),
-        ("parity,final_only=maybe", "task parity, final_only is 'maybe', allowed is bool"),
-        ("retrieval,label_noise=nan", "task retrieval, label_noise is 'nan', allowed is float or int"),
-        ("retrieval,length=2", "length is 2, allowed is an integer of at least 3"),
+        ("retreival", "`task` is 'retreival'; it must be one of associative_recall, copying, flip_flop"),
+        ("", "`task` is ''"),
+        ("parity,size=4", "`task` 'parity' has no setting 'size=4'; it must be one of seed=…, num_examples=…"),
+        ("parity,length", "`task` 'parity' has no setting 'length'; it must be one of"),
+        ("parity,length=long", r"`length` of task 'parity' is 'long'; it must be int\.$"),
+        ("parity,length=true", r"`length` of task 'parity' is 'true'; it must be int\.$"),
+        ("parity,num_examples=0.5", "`num_examples` of task 'parity' is '0.5'; it must be int or NoneType"),
+        ("parity,final_only=maybe", "`final_only` of task 'parity' is 'maybe'; it must be bool"),
+        ("retrieval,label_noise=nan", "`label_noise` of task 'retrieval' is 'nan'; it must be float or int"),
+        ("retrieval,length=2", "`length` is 2; it must be an integer of at least 3"),
     ],
 )
 def test_bad_descriptions_are_named(description, message):

@@ -121,7 +121,7 @@ def test_another_seed_of_the_streams_shows_other_examples():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="offset 5, but examples of 'parity' have 5 steps"):
         TaskStreams(Parity(length=5), 1, 4, positions=np.array([[0, 5]]))
-    with pytest.raises(ValueError, match="block_size is 0"):
+    with pytest.raises(ValueError, match="`block_size` is 0"):
         TaskStreams(Parity(length=5), 1, 0)
 
 

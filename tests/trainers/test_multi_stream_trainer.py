@@ -4,16 +4,20 @@ import math
 import pytest
 import torch
 from tiny_run import Noise, logged, tiny_corpora, tiny_model, tiny_trainer
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 
 from hf_recurrent import (
     ByteTokenizer,
     Corpus,
+    DmtTrainingArguments,
     MultiStreamDataset,
     MultiStreamTrainingArguments,
+    OnlineTrainingArguments,
+    SmtTrainingArguments,
     config_from_preset,
     evaluate_bits_per_byte,
 )
+from hf_recurrent.trainers.smt_arguments import MemoryTrainingArguments
 
 
 def weights(trainer):
@@ -228,18 +232,29 @@ def test_bfloat16_needs_no_flag_without_a_gpu(tmp_path):
     assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
 
 
-def test_every_other_default_is_documented():
-    ours = {field.name: field for field in dataclasses.fields(MultiStreamTrainingArguments)}
-    own = {field.name for field in dataclasses.fields(TrainingArguments)}
+@pytest.mark.parametrize(
+    "kind",
+    [
+        MultiStreamTrainingArguments,
+        OnlineTrainingArguments,
+        MemoryTrainingArguments,
+        SmtTrainingArguments,
+        DmtTrainingArguments,
+    ],
+)
+def test_every_other_default_is_documented(kind):
+    base = kind.__base__
+    ours = {field.name: field for field in dataclasses.fields(kind)}
+    own = {field.name for field in dataclasses.fields(base)}
 
     def default(field):
         return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
-    for field in dataclasses.fields(TrainingArguments):
+    for field in dataclasses.fields(base):
         if default(field) != default(ours[field.name]):
-            assert f"| `{field.name}` |" in MultiStreamTrainingArguments.__doc__
+            assert f"| `{field.name}` |" in kind.__doc__
     for name in set(ours) - own:
-        assert f"`{name}`" in MultiStreamTrainingArguments.__doc__
+        assert f"`{name}`" in kind.__doc__
 
 
 @pytest.mark.parametrize(

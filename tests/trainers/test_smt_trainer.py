@@ -200,7 +200,7 @@ def test_a_gru_is_warned_of(tmp_path, caplog):
         ({"block_size": 9}, r"`block_size` is 9; it must be 10 or more \(`context_length` 6 \+ `future_length` 4\)"),
         ({"dynamics_weight": -0.1}, "`dynamics_weight` is -0.1; it must be 0 or more"),
         ({"per_device_train_batch_size": 1}, "uniformity compares sequences"),
-        ({"regime": "multi_stream"}, "needs iid"),
+        ({"regime": "multi_stream"}, "`regime` is 'multi_stream'; it must be iid"),
         ({"start_share": 1.5}, "`start_share` is 1.5"),
         ({"future_length": 0}, "`future_length` is 0"),
         ({"uniformity_over": "bytes"}, "must be tokens or states"),

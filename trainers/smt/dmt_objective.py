@@ -1,4 +1,4 @@
-"""What one step of DAgger Memory Training computes: the RNN runs on its own memories (SMT, section 2.3)."""
+"""Losses of one step of DAgger Memory Training: the RNN runs on its own memories (SMT, section 2.3)."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from hf_recurrent.trainers.smt.windows import episode_bounds
 
 @dataclass
 class DmtLosses:
-    """Scalars, detached but for `total`; drift is 1 - R² of the labelled memories of this batch."""
+    """Scalars, all but `total` detached; drift is 1 - R² of the labelled memories of this batch."""
 
     total: Tensor
     memory_loss: Tensor
@@ -23,15 +23,16 @@ class DmtLosses:
 
 
 class DmtObjective(StudentAndTeacher):
-    """`L_dmt` of a rollout, and the readout's next-byte loss with the gradient stopped at the memory.
+    """`L_dmt` of a rollout, plus the readout's next-byte loss with the gradient stopped at the memory.
 
-    The RNN runs from `start` to the end of the block on its own memories. Its memory at `start` - 1 is the teacher's
-    (zero for `start` = 0, and where an episode begins), and at the anchors it has to be the teacher's again.
+    The RNN runs from `start` to the end of the block on its own memories, beginning with the teacher's memory at
+    `start` - 1 (zero for `start` = 0, and where an episode begins). `L_dmt` compares its memories at the anchors with
+    the teacher's.
 
     Args:
-        student, teacher: models of the same memory and vocabulary; the teacher is not trained here.
-        context_length: Tc, bytes that the teacher's memories are made from at most.
-        gradient_steps: steps that gradients reach back through the rollout: 1 for none, None for all.
+        student, teacher: models of the same memory and vocabulary; the teacher is not trained.
+        context_length: Tc, maximum number of bytes that the teacher encodes into a memory.
+        gradient_steps: steps that gradients flow back through the rollout: 1 for none, None for all.
     """
 
     def __init__(
@@ -48,18 +49,17 @@ class DmtObjective(StudentAndTeacher):
     def forward(
         self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor, start: int
     ) -> DmtLosses:
-        """The losses of one batch.
+        """Compute the losses of one batch.
 
         Args:
             input_ids, shift_labels, reset_mask: (B, T).
-            anchors: (B, K) positions from `start` on whose memories are labelled.
+            anchors: (B, anchors), positions of at least `start` at which memories are compared.
             start: first position that the RNN reads.
         """
         starts, _ = episode_bounds(reset_mask)
         with torch.no_grad():
             memory = self.encode(input_ids, starts, anchors, self.context_length)
-            before = torch.full_like(anchors[:, :1], start - 1)
-            first = self.encode(input_ids, starts, before, self.context_length)[:, 0]
+            first = self.encode_before(input_ids, starts, start, self.context_length)
         rollout = self.roll_out(first, input_ids[:, start:], reset_mask[:, start:], self.gradient_steps)
         places = (anchors - start)[..., None, None].expand(-1, -1, *memory.shape[2:])
         predicted = rollout.gather(1, places)

@@ -1,4 +1,4 @@
-"""How far an RNN's own memories are from its teacher's, and what that costs in predictions."""
+"""Distance of an RNN's own memories from its teacher's, and its effect on the predictions."""
 
 import math
 
@@ -14,7 +14,7 @@ from hf_recurrent.modeling.recurrent_state import upcast
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import episode_bounds
 
-# The teacher's memory of a position costs a pass over its whole context: of long blocks, so many are measured.
+# Maximum number of positions measured in a block: each costs the teacher a pass over its whole context.
 _POSITIONS = 64
 
 
@@ -30,39 +30,65 @@ def measure_memories(
     context_length: int,
     batch_size: int = 8,
 ) -> dict[str, float]:
-    """Run the RNN over the end of each block on its own memories, and compare with the teacher at each position.
+    """Run the RNN on its own memories from `start` to the end of each block, and compare it with the teacher.
+
+    Compared are the positions that have a target, at most 64 of a block.
 
     Args:
         student, teacher: models of the same memory and vocabulary.
         input_ids, shift_labels, reset_mask: (B, T).
-        start: first position that the RNN reads; its memory before is the teacher's, or zero for 0.
+        start: first position that the RNN reads, from the teacher's memory of the position before (zero for 0).
         context_length: Tc.
-        batch_size: blocks at a time.
+        batch_size: number of blocks per forward pass.
 
     Returns:
-        `drift` and `one_step_drift`, 1 - R² of the RNN's memories from its own and from the teacher's memory before;
-        `rollout_loss` and `teacher_loss`, nats per target of the RNN and of the teacher; `teacher_bits_per_byte`; and
-        `teacher_accuracy`. Measured where something is asked, in long blocks at 64 such positions.
+        `drift` and `one_step_drift`, 1 - R² of the RNN's memories computed from its own and from the teacher's
+        previous memory; `rollout_loss` and `teacher_loss`, nats per target of the RNN and of the teacher;
+        `teacher_bits_per_byte`; `teacher_accuracy`.
     """
-    sums, positions = _Sums(), _positions(shift_labels, start).to(student.device)
+    positions = _positions(shift_labels, start).to(student.device)
+    sums = _Sums(StudentAndTeacher(student, teacher), start, context_length)
     with evaluation_mode(student, teacher):
-        for first in range(0, len(input_ids), batch_size):
-            part = (
-                tensor[first : first + batch_size].to(student.device)
-                for tensor in (input_ids, shift_labels, reset_mask)
-            )
-            _add(sums, student, teacher, *part, positions=positions, start=start, context_length=context_length)
+        for batch in zip(*(part.split(batch_size) for part in (input_ids, shift_labels, reset_mask)), strict=True):
+            sums.add(*(tensor.to(student.device) for tensor in batch), positions)
     return sums.metrics()
 
 
 class _Sums:
-    """Sums over positions; those of memories are per entry, (M, D), in float64."""
+    """Sums over positions; those of memories are per entry, (Z, D), in float64."""
 
-    def __init__(self):
+    def __init__(self, pair: StudentAndTeacher, start: int, context_length: int):
+        self.pair, self.start, self.context_length = pair, start, context_length
         self.rows = self.targets = self.right = 0
         self.rollout_nats = self.teacher_nats = self.residual = self.one_step_residual = 0.0
         self.memory: Tensor | float = 0.0
         self.square: Tensor | float = 0.0
+
+    def add(self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, positions: Tensor) -> None:
+        pair, start = self.pair, self.start
+        positions = positions.expand(len(input_ids), -1)
+        starts, _ = episode_bounds(reset_mask)
+        memory, previous = pair.encode_with_previous(input_ids, starts, positions, self.context_length)
+        first = pair.encode_before(input_ids, starts, start, self.context_length)
+        rollout = pair.roll_out(first, input_ids[:, start:], reset_mask[:, start:])
+        own = rollout.gather(1, (positions - start)[..., None, None].expand_as(memory)).flatten(0, 1)
+        memory, previous = memory.flatten(0, 1), previous.flatten(0, 1)
+        one_step = pair.student.update(previous, input_ids.gather(1, positions).flatten())
+        labels = shift_labels.gather(1, positions).flatten()
+        asked = labels.ne(IGNORE_INDEX)
+        labels = labels[asked]
+        teacher_logits = upcast(pair.teacher.decode(memory[asked], labels[:, None])[:, 0])
+        readout_logits = upcast(pair.student.readout(own[asked]))
+        wide = memory.double()
+        self.rows += len(memory)
+        self.memory = self.memory + wide.sum(0)
+        self.square = self.square + wide.square().sum(0)
+        self.residual += float((own.double() - wide).square().sum())
+        self.one_step_residual += float((one_step.double() - wide).square().sum())
+        self.targets += len(labels)
+        self.right += int((teacher_logits.argmax(-1) == labels).sum())
+        self.teacher_nats += float(F.cross_entropy(teacher_logits, labels, reduction="sum"))
+        self.rollout_nats += float(F.cross_entropy(readout_logits, labels, reduction="sum"))
 
     def metrics(self) -> dict[str, float]:
         total = float((self.square - self.memory**2 / self.rows).sum()) or math.nan
@@ -77,45 +103,8 @@ class _Sums:
         }
 
 
-def _add(
-    sums: _Sums,
-    student: SmtRnnForCausalLM,
-    teacher: SmtTeacherModel,
-    input_ids: Tensor,
-    shift_labels: Tensor,
-    reset_mask: Tensor,
-    positions: Tensor,
-    start: int,
-    context_length: int,
-) -> None:
-    pair = StudentAndTeacher(student, teacher)
-    positions = positions.expand(len(input_ids), -1)
-    starts, _ = episode_bounds(reset_mask)
-    memory, previous = pair.encode_with_previous(input_ids, starts, positions, context_length)
-    before = torch.full_like(positions[:, :1], start - 1)
-    first = pair.encode(input_ids, starts, before, context_length)[:, 0]
-    rollout = pair.roll_out(first, input_ids[:, start:], reset_mask[:, start:])
-    own = rollout.gather(1, (positions - start)[..., None, None].expand_as(memory)).flatten(0, 1)
-    memory, previous = memory.flatten(0, 1), previous.flatten(0, 1)
-    one_step = student.update(previous, input_ids.gather(1, positions).flatten())
-    labels = shift_labels.gather(1, positions).flatten()
-    asked = labels.ne(IGNORE_INDEX)
-    teacher_logits = teacher.decode(memory[asked], labels[asked, None])[:, 0]
-    wide = memory.double()
-    sums.rows += len(memory)
-    sums.memory = sums.memory + wide.sum(0)
-    sums.square = sums.square + wide.square().sum(0)
-    sums.residual += float((own.double() - wide).square().sum())
-    sums.one_step_residual += float((one_step.double() - wide).square().sum())
-    sums.targets += int(asked.sum())
-    sums.right += int((teacher_logits.argmax(-1) == labels[asked]).sum())
-    sums.teacher_nats += float(F.cross_entropy(upcast(teacher_logits), labels[asked], reduction="sum"))
-    readout = student.readout(own[asked])
-    sums.rollout_nats += float(F.cross_entropy(upcast(readout), labels[asked], reduction="sum"))
-
-
 def _positions(shift_labels: Tensor, start: int) -> Tensor:
-    """Positions to measure at, (K,): those where something is asked, or some of them evenly apart."""
+    """Sorted positions, at most `_POSITIONS`, at which some block has a target; evenly spaced if there are more."""
     asked = shift_labels[:, start:].ne(IGNORE_INDEX).any(0).nonzero()[:, 0] + start
     if len(asked) <= _POSITIONS:
         return asked

@@ -1,4 +1,4 @@
-"""What one step of Supervised Memory Training computes: no recurrence, whatever the length (SMT, section 2.2)."""
+"""Losses of one step of Supervised Memory Training, computed without recurrence (SMT, section 2.2)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from hf_recurrent.trainers.smt.windows import episode_bounds, gather_futures
 
 @dataclass
 class SmtLosses:
-    """Scalars, detached but for `total`; `teacher_loss` is that of the first future byte alone."""
+    """Scalars, all but `total` detached; `teacher_loss` is the decoder loss of the first future byte."""
 
     total: Tensor
     decoder_loss: Tensor
@@ -23,18 +23,18 @@ class SmtLosses:
 
 
 class SmtObjective(StudentAndTeacher):
-    """`L_smt` = λ_dec L_dec + λ_dyn L_dyn + λ_unif L_unif at some positions of each block (SMT, equation 5).
+    """`L_smt` = λ_dec L_dec + λ_dyn L_dyn + λ_unif L_unif at the anchors of each block (SMT, equation 5).
 
-    At an anchor a the teacher's memory m_a predicts the future of a, and the RNN predicts m_a from m_{a-1} and x_a.
-    The memory before the first byte of an episode is zero, as in the RNN.
+    At an anchor a, the teacher's memory m_a predicts the future of a, and the RNN predicts m_a from m_{a-1} and x_a.
+    The memory before the first byte of an episode is zero.
 
     Args:
         student, teacher: models of the same memory and vocabulary.
-        context_length: Tc, bytes that a memory is made from at most.
-        future_length: Tf, bytes that it predicts.
-        decoder_weight, dynamics_weight, uniformity_weight: the λ.
-        detached: the RNN learns from the memories without shaping them.
-        uniformity_over: "tokens" or "states".
+        context_length: Tc, maximum number of bytes that the teacher encodes into a memory.
+        future_length: Tf, number of bytes that a memory predicts.
+        decoder_weight, dynamics_weight, uniformity_weight: λ_dec, λ_dyn and λ_unif.
+        detached: stop the gradient of `L_dyn` at the teacher's memories.
+        uniformity_over: "tokens" or "states", see [`uniformity_loss`].
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class SmtObjective(StudentAndTeacher):
         self.detached, self.uniformity_over = detached, uniformity_over
 
     def forward(self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor) -> SmtLosses:
-        """The losses of one batch.
+        """Compute the losses of one batch.
 
         Args:
             input_ids, shift_labels, reset_mask: (B, T).
-            anchors: (B, K) positions, in order.
+            anchors: (B, anchors) positions, sorted.
         """
         starts, ends = episode_bounds(reset_mask)
         memory, previous = self.encode_with_previous(input_ids, starts, anchors, self.context_length)

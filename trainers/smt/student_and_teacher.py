@@ -1,4 +1,4 @@
-"""An RNN and the teacher of its memories as one module: how memories are made, and how the RNN runs on its own."""
+"""`StudentAndTeacher`: an RNN and its teacher as one module; encodes memories and runs the RNN on its own."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,10 @@ from hf_recurrent.trainers.smt.windows import gather_contexts
 
 
 class StudentAndTeacher(nn.Module):
-    """An RNN and the teacher of its memories as one module, so that one forward pass holds all that is trained."""
+    """An RNN and its teacher as one module, so that one forward pass covers all trained parameters.
+
+    Shape letters: B batch, T steps, Z memory tokens, D width of a memory token, Tc context.
+    """
 
     def __init__(self, student: SmtRnnForCausalLM, teacher: SmtTeacherModel):
         super().__init__()
@@ -17,7 +20,7 @@ class StudentAndTeacher(nn.Module):
 
     @property
     def config(self):
-        """The RNN's: it is what training is for."""
+        """Configuration of the RNN."""
         return self.student.config
 
     @property
@@ -25,7 +28,7 @@ class StudentAndTeacher(nn.Module):
         return self.student.device
 
     def num_parameters(self, **options: bool) -> int:
-        """Those of both; the options are those of `PreTrainedModel.num_parameters`."""
+        """Parameters of both; see `PreTrainedModel.num_parameters` for the options."""
         return self.student.num_parameters(**options) + self.teacher.num_parameters(**options)
 
     def parameters_without_weight_decay(self) -> set[str]:
@@ -37,17 +40,17 @@ class StudentAndTeacher(nn.Module):
         }
 
     def gradient_checkpointing_enable(self, *args, **kwargs) -> None:
-        """Of both; the older name of [`activation_checkpointing_enable`]."""
+        """Enable gradient checkpointing in both; the older name of [`activation_checkpointing_enable`]."""
         for module in (self.student, self.teacher):
             module.gradient_checkpointing_enable(*args, **kwargs)
 
     def activation_checkpointing_enable(self, *args, **kwargs) -> None:
-        """Of both, see `PreTrainedModel.activation_checkpointing_enable`."""
+        """Enable activation checkpointing in both."""
         for module in (self.student, self.teacher):
             module.activation_checkpointing_enable(*args, **kwargs)
 
     def encode(self, input_ids: Tensor, starts: Tensor, positions: Tensor, context_length: int) -> Tensor:
-        """The teacher's memories (B, K, M, D) of `positions` (B, K); zero where there is no byte yet."""
+        """The teacher's memories (B, positions, Z, D) of `positions` (B, positions); zero before the block."""
         ids, mask = gather_contexts(input_ids, starts, positions, context_length)
         memory = self.teacher.encode(ids.flatten(0, 1), mask.flatten(0, 1)).unflatten(0, positions.shape)
         return memory.masked_fill(~mask.any(-1)[..., None, None], 0)
@@ -55,7 +58,7 @@ class StudentAndTeacher(nn.Module):
     def encode_with_previous(
         self, input_ids: Tensor, starts: Tensor, positions: Tensor, context_length: int
     ) -> tuple[Tensor, Tensor]:
-        """The teacher's memories of `positions` and those before, zero where an episode begins; both (B, K, M, D)."""
+        """The teacher's memories of `positions` and of the positions before, the latter zero at an episode's start."""
         if positions.shape[1] == input_ids.shape[1]:
             memory = self.encode(input_ids, starts, positions, context_length)
             previous = torch.cat([torch.zeros_like(memory[:, :1]), memory[:, :-1]], 1)
@@ -65,13 +68,18 @@ class StudentAndTeacher(nn.Module):
         begins = starts.gather(1, positions) == positions
         return memory, previous.masked_fill(begins[..., None, None], 0)
 
+    def encode_before(self, input_ids: Tensor, starts: Tensor, start: int, context_length: int) -> Tensor:
+        """The teacher's memories of position `start` - 1, (B, Z, D); zero for `start` = 0."""
+        before = starts.new_full((len(starts), 1), start - 1)
+        return self.encode(input_ids, starts, before, context_length)[:, 0]
+
     def roll_out(
         self, memory: Tensor, input_ids: Tensor, reset_mask: Tensor, gradient_steps: int | None = None
     ) -> Tensor:
-        """The RNN's own memories after each byte, (B, T, M, D), from the memory (B, M, D) before the first.
+        """The RNN's own memories after each byte, (B, T, Z, D), from the memory (B, Z, D) before the first.
 
         Args:
-            gradient_steps: steps that gradients reach back: 1 for none, None for all.
+            gradient_steps: steps that gradients flow back: 1 for none, None for all.
         """
         size, memories = gradient_steps or input_ids.shape[1], []
         for ids, resets in zip(input_ids.split(size, 1), reset_mask.split(size, 1), strict=True):

@@ -1,7 +1,9 @@
-"""Which bytes a memory is made from and which it has to predict: contexts and futures inside blocks of streams.
+"""Contexts and futures inside blocks of streams: the bytes that a memory encodes, and those that it predicts.
 
-An anchor is a position a of a block. Its memory m_a knows the last `context_length` bytes up to x_a, and has to
-predict y_a, y_{a+1}, … given x_{a+1}, …. Neither crosses the border of an episode.
+An anchor is a position a of a block. Its memory m_a encodes the last Tc bytes up to x_a, and predicts the targets y_a,
+y_{a+1}, … given x_{a+1}, …. Neither crosses the boundary of an episode.
+
+Shape letters: B streams or batch, T steps, Tc context, Tf future.
 """
 
 import numpy as np
@@ -11,20 +13,20 @@ from torch import Tensor
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 
-# Keeps the choices that are made for one row apart from each other.
+# Makes the random choices for one block independent of each other.
 _ANCHORS, _CUTS, _LENGTHS = range(3)
 
 
 def choose_anchors(
     streams: np.ndarray, positions: np.ndarray, seed: int, first: int, last: int, num_anchors: int
 ) -> np.ndarray:
-    """Different positions from `first` to `last`, in order and equally likely, (B, num_anchors).
+    """Draw distinct positions from `first` to `last`, sorted and equally likely: (B, num_anchors).
 
-    They depend on the seed, the stream and its position only, whatever the number of processes.
+    They depend on the seed, the stream and its position only, not on the number of processes.
 
     Args:
         streams: (B,) global numbers of the streams.
-        positions: (B, 2) where the streams stand.
+        positions: (B, 2) positions of the streams after the block.
     """
     candidates = np.arange(first, last + 1)
     if num_anchors == len(candidates):
@@ -36,13 +38,14 @@ def choose_anchors(
 def choose_cuts(
     streams: np.ndarray, positions: np.ndarray, seed: int, anchors: np.ndarray, context_length: int, share: float
 ) -> np.ndarray:
-    """Where contexts are made to begin as if an episode began there, (B,), or -1 for rows that are left as they are.
+    """Draw positions (B,) at which contexts are cut as if an episode began there; -1 for blocks that are not cut.
 
-    A `share` of the rows is cut, so that the first anchor has a context of 1 to `context_length` bytes, each as often.
+    A fraction `share` of the blocks is cut, so that the context of the first anchor has 1 to `context_length` bytes,
+    equally likely.
     """
-    row = _columns(streams, positions)
-    cut = hash_integers(seed, _CUTS, *row)[:, 0] < np.uint64(min(int(share * 2**64), 2**64 - 1))
-    lengths = (hash_integers(seed, _LENGTHS, *row)[:, 0] % np.uint64(context_length)).astype(np.int64)
+    keys = _columns(streams, positions)
+    cut = hash_integers(seed, _CUTS, *keys)[:, 0] < np.uint64(min(int(share * 2**64), 2**64 - 1))
+    lengths = (hash_integers(seed, _LENGTHS, *keys)[:, 0] % np.uint64(context_length)).astype(np.int64)
     return np.where(cut, np.maximum(anchors[:, 0] - lengths, 0), -1)
 
 
@@ -51,9 +54,9 @@ def _columns(streams: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
 
 
 def episode_bounds(reset_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """First position of the episode that each position is in, and the one after its last, both (B, T).
+    """Start and end (exclusive) of the episode of each position, both (B, T), from `reset_mask` (B, T).
 
-    The first position of a block begins an episode, and its last ends one.
+    The boundaries of the block count as boundaries of episodes.
     """
     length = reset_mask.shape[1]
     places = torch.arange(length, device=reset_mask.device).expand_as(reset_mask)
@@ -64,16 +67,16 @@ def episode_bounds(reset_mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gather_contexts(input_ids: Tensor, starts: Tensor, anchors: Tensor, context_length: int) -> tuple[Tensor, Tensor]:
-    """The bytes that the memories of `anchors` are made from, right-aligned.
+    """Contexts of `anchors`, padded on the left.
 
     Args:
         input_ids: (B, T).
         starts: (B, T) of [`episode_bounds`].
-        anchors: (B, K) positions; a context of -1 is empty.
+        anchors: (B, anchors) positions; the context of -1 is empty.
         context_length: Tc.
 
     Returns:
-        ids (B, K, Tc) and their mask (B, K, Tc), false where the episode had not begun.
+        ids and mask, both (B, anchors, Tc); the mask is false before the start of the episode.
     """
     places = anchors[..., None] + torch.arange(1 - context_length, 1, device=anchors.device)
     first = starts.gather(1, anchors.clamp(min=0))[..., None]
@@ -84,9 +87,9 @@ def gather_contexts(input_ids: Tensor, starts: Tensor, anchors: Tensor, context_
 def gather_futures(
     input_ids: Tensor, shift_labels: Tensor, ends: Tensor, anchors: Tensor, future_length: int
 ) -> tuple[Tensor, Tensor]:
-    """What follows `anchors` (B, K): inputs x_{a+1}, …, x_{a+Tf} and targets y_a, …, y_{a+Tf-1}, both (B, K, Tf).
+    """Inputs x_{a+1}, …, x_{a+Tf} and targets y_a, …, y_{a+Tf-1} of `anchors` (B, anchors), both (B, anchors, Tf).
 
-    Targets beyond the episode or the block are -100, and the inputs there are of no account.
+    Targets beyond the episode or the block are -100; the inputs there are arbitrary.
     """
     places = anchors[..., None] + torch.arange(future_length, device=anchors.device)
     last = input_ids.shape[1] - 1

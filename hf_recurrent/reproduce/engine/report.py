@@ -85,7 +85,7 @@ def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture
     metric = experiment.metric + (", per cent" if experiment.percent else "")
     spread = f"{seeds} seeds, mean ± half the range" if seeds > 1 else "1 seed"
     return (
-        f"## {experiment.source}: {experiment.name}\n\nClaim: {experiment.claim}\n\n"
+        f"## {experiment.source}: {experiment.name}\n\nClaim to be checked: {experiment.claim}\n\n"
         f"<!-- not run in the tests: minutes -->\n```bash\n{command}\n```\n\n"
         f"{metric[0].upper()}{metric[1:]}; {spread}; {size} size, {minutes:.0f} minutes of training on {devices}. "
         f"{filled_note(experiment, rows)}\n\n{markdown_table(experiment, rows)}\n![{experiment.name}]({picture})\n"

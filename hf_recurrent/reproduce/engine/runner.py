@@ -103,7 +103,11 @@ def _run_all(
 
 
 def run_row(experiment: Experiment, settings: Settings, threads: int | None) -> dict[str, Any]:
-    """Run one row, on so many threads where it has a process of its own."""
+    """Run one row.
+
+    Args:
+        threads: CPU threads of this process; None leaves them unchanged.
+    """
     if threads is not None:
         import torch
 

@@ -17,7 +17,6 @@ from hf_recurrent import (
     config_from_preset,
     load_corpus,
 )
-from hf_recurrent.cli.evaluate import limit_bytes
 from hf_recurrent.reproduce.engine.experiment import Settings
 
 
@@ -46,7 +45,7 @@ def split_corpus(settings: Settings) -> tuple[Corpus, Corpus]:
     corpus, held_out = load_corpus(settings["corpus"]).split()
     if settings.get("episode_bytes"):
         corpus, held_out = (cut_documents(part, settings["episode_bytes"]) for part in (corpus, held_out))
-    return corpus, limit_bytes(held_out, settings["eval_bytes"])
+    return corpus, held_out.limit(settings["eval_bytes"])
 
 
 def cut_documents(corpus: Corpus, num_bytes: int) -> Corpus:

@@ -40,10 +40,10 @@ class Drift(Experiment):
     claim = "After each switch a model that goes on learning predicts better than one that has stopped."
     note = (
         "Segments of {segment_bytes:,} bytes: 1 english, 2 python, 3 genome, 4 python, 5 english; one stream, read "
-        "once, learned from in blocks of {stride} bytes, AdamW, learning rate {learning_rate:g}. Sources: english "
-        "`{english}` (pydoc: the prose of Python's help topics), python `{python}` (python: the standard library), "
-        "genome `{genome}` (random: a random one with repeats). A segment's number is the mean over all of it; the "
-        "last column has the bits per byte of the first and of the last {window:,} bytes of each segment."
+        "once, learned from in blocks of {stride} bytes, AdamW, learning rate {learning_rate:g}. Sources: "
+        "`{english}` (`pydoc` is the prose of Python's help topics), `{python}` (`python` is the standard library's "
+        "source) and `{genome}` (`random` is a random genome with repeats). A segment's number is the mean over all "
+        "of it; the last column has the bits per byte of the first and of the last {window:,} bytes of each segment."
     )
     metric = "prequential bits per byte"
     x_label = "segment"

@@ -49,9 +49,9 @@ class OnlineMemora(Experiment):
     note = (
         "Memora of M {hidden_size}, S {state_size}, N {num_hidden_layers} on `{corpus}` in excerpts of "
         "{episode_bytes:,} bytes (0: whole episodes); {steps:,} steps with {optim} at learning rate "
-        "{learning_rate:g}, for B = {streams:,}. With B = 1 the small size has adam_beta2 0.9999, 500 warm-up steps "
-        "and cosine decay. Lines 'while reading': the bytes read since the last column, each predicted before it was "
-        "learned from."
+        "{learning_rate:g}, for B = {streams:,} respectively. With B = 1 the small size has adam_beta2 0.9999, 500 "
+        "warm-up steps and cosine decay. Lines 'while reading': the bytes read since the last column, each predicted "
+        "before it was learned from."
     )
     metric = "held-out bits per byte"
     x_label = "kB read"

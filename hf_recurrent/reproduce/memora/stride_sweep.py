@@ -42,7 +42,7 @@ class StrideSweep(Experiment):
     )
     note = (
         "{bytes:,} bytes of `{corpus}` per row, {step_bytes:,} bytes per optimizer step, so B = {step_bytes:,} / T; "
-        "learning rate {learning_rate:g}, bfloat16 {bf16}."
+        "learning rate {learning_rate:g}, bf16 = {bf16}."
     )
     metric = "held-out bits per byte"
     x_label = "T ="

@@ -84,7 +84,7 @@ class FlipFlopDistances(Experiment):
         }
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
-        return {**super().details(rows), "whole sets at distance 100": f"{rows[-1]['right_sets']['100'] * 100:.2f}"}
+        return {**super().details(rows), "whole sets at distance 100, %": f"{rows[-1]['right_sets']['100'] * 100:.2f}"}
 
     def line_style(self, label: str) -> dict[str, Any]:
         return {"linestyle": "-" if label.startswith("mGRADE") else ":"}

@@ -23,7 +23,7 @@ class PixelClassification(Experiment):
     """A table of test accuracies, whose rows have `dataset`, `data`, `preset`, `options` and the keys of TRAINING."""
 
     note = (
-        "{data_used}, averaged over squares of side {pooling}; {epochs} epochs of batches of "
+        "{data_used}; averaged over squares of side {pooling}; {epochs} epochs of batches of "
         "{batch_size}, learning rate {learning_rate:g} with warm-up and cosine decay. Floats at inference are "
         "parameters and buffers (appendix B)."
     )

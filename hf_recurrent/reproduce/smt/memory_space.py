@@ -38,10 +38,10 @@ class MemorySpace(Experiment):
         "comes next, each of the answers) and a tree where everything does (string copy)."
     )
     note = (
-        "{task}; one memory token of two numbers without norm, " + TRAINING_NOTE + ". The figure shows the memory "
-        "after every step of the same examples. Colours: in retrieval 0 before the identifier, 1 at it and then the "
-        "answer; in string copy the input so far, as a number; in stack operations the stack, as a number. Grey lines "
-        "follow eight examples."
+        "Tasks: `{task}`; one memory token of two numbers without norm, " + TRAINING_NOTE + ". The figure shows the "
+        "memory after every step of the same examples. Colours: in retrieval 0 before the identifier, 1 at it and "
+        "then the answer; in string copy the input so far, as a number; in stack operations the stack, as a number. "
+        "Grey lines follow eight examples."
     )
     metric = "accuracy of answers"
     part_label = "{label}, {part}"
@@ -61,7 +61,7 @@ class MemorySpace(Experiment):
             **results,
             "value": {SMT_DMT: measured["accuracy"], TEACHER: measured["teacher_accuracy"]},
             "memories": {kind: pack(memories.cpu().numpy()) for kind, memories in drawn},
-            "matters": pack(what_matters(settings["label"], inputs)),
+            "matters": pack(relevant_past(settings["label"], inputs)),
         }
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
@@ -95,7 +95,7 @@ def memories_over_time(
     return labels.flatten(2).float(), own.flatten(2).float()
 
 
-def what_matters(task: str, inputs: np.ndarray) -> np.ndarray:
+def relevant_past(task: str, inputs: np.ndarray) -> np.ndarray:
     """The part of the past that later answers depend on, as a number per step, from and to (B, T)."""
     state = np.zeros_like(inputs)
     if task == "retrieval":

@@ -16,28 +16,25 @@ from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, MethodComparison,
 # At the small size, for tasks in which more than one thing has to be remembered.
 LONG: Settings = {"steps": 4000, "dmt_steps": 1500}
 # Where also every step is an answer, the teacher needs more timesteps of a sequence and more steps (docs/log.md).
-_LONG_AND_DENSE = LONG | {"dmt_steps": 800, "timesteps": 16}
+_DENSE = LONG | {"dmt_steps": 800, "timesteps": 16}
 # Size → task → its name with each length, and its own settings.
 TASKS: dict[str, dict[str, tuple[list[str], Settings]]] = {
     "small": {
-        "retrieval": ([f"retrieval,vocab_size=8,length={length}" for length in (8, 16, 32, 64)], {}),
-        "string copy": ([f"string_copy,vocab_size=4,length={length}" for length in (8, 12)], LONG),
-        "stack operations": (
-            [f"stack_operations,vocab_size=4,max_depth=3,length={length}" for length in (8, 16)],
-            _LONG_AND_DENSE,
-        ),
-        "keys-values": ([f"keys_values,vocab_size=9,num_pairs={pairs}" for pairs in (2, 3)], LONG),
+        "retrieval": ([f"retrieval,vocab_size=8,length={n}" for n in (8, 16, 32, 64)], {}),
+        "string copy": ([f"string_copy,vocab_size=4,length={n}" for n in (8, 12)], LONG),
+        "stack operations": ([f"stack_operations,vocab_size=4,max_depth=3,length={n}" for n in (8, 16)], _DENSE),
+        "keys-values": ([f"keys_values,vocab_size=9,num_pairs={n}" for n in (2, 3)], LONG),
         "modular arithmetic": (
-            [f"modular_arithmetic,vocab_size=5,max_a=2,max_b=2,num_shots={shots}" for shots in (4, 6)],
-            _LONG_AND_DENSE,
+            [f"modular_arithmetic,vocab_size=5,max_a=2,max_b=2,num_shots={n}" for n in (4, 6)],
+            _DENSE,
         ),
     },
     "paper": {
-        "retrieval": ([f"retrieval,length={length}" for length in (32, 64, 128, 256)], {}),
-        "string copy": ([f"string_copy,length={length}" for length in (32, 64, 128)], {}),
-        "stack operations": ([f"stack_operations,length={length}" for length in (32, 64, 128)], {}),
-        "keys-values": ([f"keys_values,num_pairs={pairs}" for pairs in (4, 8, 16)], {}),
-        "modular arithmetic": ([f"modular_arithmetic,num_shots={shots}" for shots in (8, 16, 32)], {}),
+        "retrieval": ([f"retrieval,length={n}" for n in (32, 64, 128, 256)], {}),
+        "string copy": ([f"string_copy,length={n}" for n in (32, 64, 128)], {}),
+        "stack operations": ([f"stack_operations,length={n}" for n in (32, 64, 128)], {}),
+        "keys-values": ([f"keys_values,num_pairs={n}" for n in (4, 8, 16)], {}),
+        "modular arithmetic": ([f"modular_arithmetic,num_shots={n}" for n in (8, 16, 32)], {}),
     },
 }
 WITHOUT_BPTT: dict[str, Settings] = {
@@ -70,8 +67,8 @@ class SyntheticTasks(MethodComparison):
         "Transformer backbone, " + TRAINING_NOTE + ", {bptt_learning_rates:g} (BPTT, whichever is better); Tc = Tf = "
         "T. Tasks in which more than one thing has to be remembered have more steps. Tested on {num_tested:,} other "
         "examples ({eval_windows} for the teacher). Sequential operations and tokens are those of the whole training "
-        "at the longest T of a task. Best possible: accuracy in modular arithmetic, where the first answers are "
-        "guesses, of one who knows all odds."
+        "at the longest T of a task. Best possible: accuracy of a predictor that knows all probabilities, in "
+        "modular arithmetic, whose first answers are guesses; at each T."
     )
     metric = "accuracy of answers"
     x_label = "T ="

@@ -31,7 +31,7 @@ def test_training_files_are_read_where_they_are(write_digits):
 def test_missing_images_are_named(label, tmp_path):
     row = next(row for row in load_experiment("mgrade-table1").rows("paper") if row["label"] == label)
     folder = str(tmp_path / "nothing")
-    with pytest.raises(FileNotFoundError, match=r"`data` is '.*nothing', but .* is not there.*--override data=FOLDER"):
+    with pytest.raises(FileNotFoundError, match=r"`data` is '.*nothing', but file not found.*--override data=FOLDER"):
         load_experiment("mgrade-table1").run({**row, "data": folder, "seed": 0})
 
 

@@ -1,4 +1,4 @@
-"""Experiments: nothing is run twice, a table, a plot and a section of the page come out, bad input is named."""
+"""Runner: rows run once; table, plot and section of the page are written; errors name the input."""
 
 import json
 

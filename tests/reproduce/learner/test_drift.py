@@ -28,7 +28,7 @@ def test_the_genome_is_a_markov_chain_with_repeats():
     assert entropy(0) > 1.9
     assert entropy(4) < 1.6
     words = Counter(text[place : place + 20] for place in range(0, len(text) - 20))
-    assert max(words.values()) >= 2  # by chance alone there would be none
+    assert max(words.values()) >= 2  # none by chance
 
 
 def test_the_english_is_prose():

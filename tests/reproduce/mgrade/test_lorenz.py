@@ -13,7 +13,7 @@ from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
 
 def test_readout_finds_what_the_states_hold():
-    """States that are the dimensions themselves: no error, and all neighbours are kept."""
+    """States equal to the dimensions have no error and keep all neighbours."""
     train, test = (LorenzTrajectories(4, 60, split, noise=0.0) for split in ("train", "test"))
     following = {tuple(data[index]["input_values"].flatten().tolist()): (data, index) for data in (train, test)
                  for index in range(4)}  # fmt: skip

@@ -14,7 +14,7 @@ SHAPE = {
 
 
 def test_gradient_norms_of_the_unrolled_network():
-    """By differences: what the loss changes by, with a memory moved a little against its gradient."""
+    """Against finite differences of the loss with respect to a memory."""
     rnn, _ = (model.double() for model in build_pair(SHAPE, 5, 0))
     task = Retrieval(length=5, vocab_size=5)
     inputs, targets = (torch.from_numpy(part) for part in task.examples(np.arange(1)))
@@ -39,7 +39,7 @@ def test_gradient_norms_of_the_unrolled_network():
 
 
 def test_gradients_of_smt_do_not_depend_on_the_length():
-    """Doubling the maps makes BPTT explode, a step of SMT does not notice how far the end is."""
+    """Larger maps make BPTT's gradients explode with the distance to the end, but not SMT's."""
     shape = SHAPE | {"num_memory_tokens": 8, "num_readout_layers": 4}
     rnn, teacher = (model.double() for model in build_pair(shape, 5, 0))
     for model in (rnn, teacher):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from hf_recurrent import Retrieval, StackOperations, StringCopy
-from hf_recurrent.reproduce.smt.memory_space import memories_over_time, what_matters
+from hf_recurrent.reproduce.smt.memory_space import memories_over_time, relevant_past
 from hf_recurrent.reproduce.smt.models import build_pair
 
 SHAPE = {
@@ -12,7 +12,7 @@ SHAPE = {
 }  # fmt: skip
 
 
-def test_what_matters_of_the_past():
+def test_relevant_past_of_the_past():
     tasks = {
         "retrieval": Retrieval(6, 4),
         "string copy": StringCopy(4, 3),
@@ -20,15 +20,15 @@ def test_what_matters_of_the_past():
     }
     for name, task in tasks.items():
         inputs, targets = task.examples(np.arange(50))
-        states = what_matters(name, inputs)
+        states = relevant_past(name, inputs)
         # The state before an answer, and the input, decide it.
         seen = {}
         for row, step in np.argwhere(targets >= 0):
             before = states[row, step - 1]
             answer = targets[row, step]
             assert seen.setdefault((before, step if name == "retrieval" else 0), answer) == answer
-    assert what_matters("stack operations", np.array([[1, 2, 0, 0, 2]])).tolist() == [[1, 5, 1, 0, 2]]
-    assert what_matters("retrieval", np.array([[3, 0, 2, 1, 0]])).tolist() == [[0, 1, 3, 3, 3]]
+    assert relevant_past("stack operations", np.array([[1, 2, 0, 0, 2]])).tolist() == [[1, 5, 1, 0, 2]]
+    assert relevant_past("retrieval", np.array([[3, 0, 2, 1, 0]])).tolist() == [[0, 1, 3, 3, 3]]
 
 
 def test_memories_over_time_are_those_of_the_models():

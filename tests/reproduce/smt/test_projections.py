@@ -20,7 +20,7 @@ def test_projections():
     points = generator.normal(size=(50, 2)) * [5, 1] @ np.linalg.qr(generator.normal(size=(6, 6)))[0][:2] + 3
     flat = project(points, 2)
     assert flat.var(0)[0] > flat.var(0)[1] and abs(np.cov(flat.T)[0, 1]) < 1e-9
-    # A turn in the plane of the points: distances stay.
+    # A rotation in the plane of the points keeps distances.
     assert np.allclose(np.linalg.norm(flat[1:] - flat[:-1], axis=1), np.linalg.norm(points[1:] - points[:-1], axis=1))
     colours = as_colours(flat)
     assert colours.min() == 0 and colours.max() == 1

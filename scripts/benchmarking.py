@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: clocks, the machine's own limits, tables and plots of rows × models."""
+"""Shared by the benchmark scripts: clocks, limits of the machine, tables and plots of rows × models."""
 
 import argparse
 import os
@@ -10,12 +10,12 @@ import torch
 
 from hf_recurrent.plotting import require_pyplot
 
-# The order of lines in tables: ours, then the stock models of the same row.
+# Order of the lines in tables: our models, then the stock models of the same row.
 FAMILIES = ("memora", "hawk", "llama", "mamba2")
 
 
 def clock(device: torch.device) -> float:
-    """Seconds: CPU time of this thread where one thread computes, which other jobs do not lengthen; else elapsed."""
+    """Seconds: with one CPU thread its CPU time, which other jobs do not lengthen, else elapsed time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif torch.get_num_threads() == 1:
@@ -24,17 +24,25 @@ def clock(device: torch.device) -> float:
 
 
 def best_seconds(function: Callable[[], object], repetitions: int, device: torch.device) -> float:
-    """The shortest of several runs, after one that is not counted."""
-    times = []
-    for _ in range(repetitions + 1):
-        begin = clock(device)
-        function()
-        times.append(clock(device) - begin)
-    return min(times[1:])
+    """The shortest of several runs, after one warm-up run."""
+    return min(seconds_in_turns({"": function}, repetitions, device)[""])
+
+
+def seconds_in_turns(
+    steps: dict[str, Callable[[], object]], rounds: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds of each step in each round, the steps in turns, after one warm-up round."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds + 1):
+        for name, step in steps.items():
+            begin = clock(device)
+            step()
+            times[name].append(clock(device) - begin)
+    return {name: values[1:] for name, values in times.items()}
 
 
 def read_bandwidth(device: torch.device, repetitions: int = 3, size: int = 1 << 28) -> float:
-    """Bytes per second of reading `size` bytes once (the sum of a tensor)."""
+    """Read bandwidth in bytes per second, by the sum of a tensor of `size` bytes."""
     numbers = torch.ones(size // 4, device=device)
     return size / best_seconds(numbers.sum, repetitions, device)
 
@@ -42,13 +50,13 @@ def read_bandwidth(device: torch.device, repetitions: int = 3, size: int = 1 << 
 def matrix_rate(
     device: torch.device, repetitions: int = 3, size: int = 1024, dtype: torch.dtype = torch.float32
 ) -> float:
-    """Floating-point operations per second of a matrix product (of float32 in TF32 where torch may use it)."""
+    """Floating-point operations per second of a matrix product (float32 products in TF32 where torch allows it)."""
     left, right = torch.randn(2, size, size, device=device, dtype=dtype)
     return 2 * size**3 / best_seconds(lambda: left @ right, repetitions, device)
 
 
 def kept_bytes(loss: Callable[[], torch.Tensor]) -> int:
-    """Bytes of the tensors that a forward pass keeps for the backward pass, parameters left out."""
+    """Bytes of the tensors that a forward pass keeps for the backward pass, without parameters."""
     storages = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,16 +67,16 @@ def kept_bytes(loss: Callable[[], torch.Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        kept = loss()  # while it lives, no storage is used twice
+        kept = loss()  # alive, so that no storage is reused
     del kept
     return sum(storages.values())
 
 
 def conditions(device: torch.device, threads: Sequence[int] | None = None) -> str:
-    """One line for the top of a table.
+    """Device, threads, torch version and load, for the title of a table.
 
     Args:
-        threads: of the CPU, where a table has several numbers of them; by default those in use.
+        threads: CPU threads, if the table has several numbers of them; by default those in use.
     """
     counts = " and ".join(map(str, threads or [torch.get_num_threads()]))
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {counts} thread(s)"
@@ -77,22 +85,22 @@ def conditions(device: torch.device, threads: Sequence[int] | None = None) -> st
 
 
 def markdown_row(cells: Sequence[str]) -> str:
-    """A line of a Markdown table."""
+    """One line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 
 def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells as a Markdown table."""
+    """A Markdown table."""
     return "\n".join(map(markdown_row, [columns, ["---"] * len(columns), *lines]))
 
 
 def add_shared_options(parser: argparse.ArgumentParser, *, rows: Sequence[str], streams: int, rounds: int) -> None:
-    """Which models, how many streams, how often, on what, and where the table goes; the values are the defaults."""
+    """Add the options for models, streams, rounds, threads, device and output; the values are the defaults."""
     shown = " ".join(rows)
-    parser.add_argument("--rows", nargs="+", default=list(rows), help=f"rows of the table of sizes (default {shown})")
+    parser.add_argument("--rows", nargs="+", default=list(rows), help=f"model sizes (default {shown})")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--streams", type=int, default=streams, help=f"B (default {streams})")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"the best counts (default {rounds})")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"the best one counts (default {rounds})")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
@@ -104,10 +112,10 @@ def report(
     rows: dict[str, tuple[list[list[str]], dict[str, float], float]],
     path: Path | None,
 ) -> None:
-    """Print the table of all rows; with a path, save it and a plot beside each other.
+    """Print the table of all rows; with a path, save table and plot.
 
     Args:
-        rows: row → lines of the table, bytes per second of each model, and their limit.
+        rows: row → lines of the table, bytes per second of each model, and the limit.
         path: without a suffix.
     """
     table = markdown_table(columns, [line for lines, _, _ in rows.values() for line in lines])
@@ -125,7 +133,7 @@ def save_report(
     limits: dict[str, float],
     rate: str = "bytes per second",
 ) -> None:
-    """Write title and table, and beside them the plot of [`save_bars`].
+    """Save title and table as Markdown, and the plot of [`save_bars`].
 
     Args:
         path: without a suffix.
@@ -135,23 +143,17 @@ def save_report(
 
 
 def save_tables(path: Path, title: str, *tables: str) -> None:
-    """Write title and tables as Markdown.
+    """Save title and tables as Markdown.
 
     Args:
-        path: without a suffix; its folder is made.
+        path: without a suffix; its directory is created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".md").write_text("\n\n".join((title, *tables)) + "\n", encoding="utf-8")
 
 
-def save_bars(
-    path: Path,
-    rows: dict[str, dict[str, float]],
-    limits: dict[str, float],
-    title: str,
-    rate: str,
-) -> None:
-    """One group of bars a row of the tables, row → model → rate, with the row's limit as a line.
+def save_bars(path: Path, rows: dict[str, dict[str, float]], limits: dict[str, float], title: str, rate: str) -> None:
+    """Save a plot with one group of bars per row, row → model → rate, and the row's limit as a line.
 
     Raises:
         ImportError: matplotlib is not installed.

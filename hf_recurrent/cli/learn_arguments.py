@@ -1,0 +1,72 @@
+"""The arguments of `hf-recurrent learn`."""
+
+import argparse
+from pathlib import Path
+
+from hf_recurrent.cli.loading import add_loading_arguments
+
+PLOT_FILE = "prequential.png"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    parser = argparse.ArgumentParser(
+        prog="hf-recurrent learn",
+        description="Read a stream of bytes once: predict every byte, score the prediction and learn from it.\n"
+        "MODEL is a checkpoint, or a preset with new weights. The updated model is saved in --output_dir, where\n"
+        "all other commands can use it.",
+        epilog="examples:\n"
+        "  hf-recurrent learn runs/hawk --source book.txt\n"
+        "  hf-recurrent learn runs/hawk --source server.log --follow --output_dir runs/server\n"
+        "  hf-recurrent learn runs/hawk --source server.log --follow --output_dir runs/server --resume\n"
+        "  tail -F server.log | hf-recurrent learn runs/hawk --source - --stride 16\n"
+        "  hf-recurrent learn memora-tiny --source tcp://127.0.0.1:9000 --held_out notes/ --plot\n\n"
+        "Ctrl-C saves the model and stops. Byte 0 ends an episode and resets the state.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_loading_arguments(parser)
+    parser.set_defaults(dtype="float32")  # bfloat16 rounds small updates away
+    source = parser.add_argument_group("stream")
+    source.add_argument(
+        "--source",
+        required=True,
+        help="a file (.gz and .zst are decompressed), - for standard input, or tcp://127.0.0.1:PORT for a program on "
+        "this machine",
+    )
+    source.add_argument("--follow", action="store_true", help="wait for data appended to the file, as tail -f does")
+    source.add_argument("--timeout", type=float, help="stop after this many seconds without a byte")
+    source.add_argument("--binary", action="store_true", help="byte 0 is data and does not end an episode")
+    learning = parser.add_argument_group("learning")
+    learning.add_argument(
+        "--rule",
+        default="rtrl",
+        help="rtrl: exact gradients within each recurrent layer, over the whole past. snap1: approximate RTRL "
+        "(SnAp-1), for units that mix channels. truncated: gradients within the stride only. spatial: none over "
+        "time. (default: rtrl)",
+    )
+    learning.add_argument("--stride", type=int, default=1, help="T, bytes per learning step (default: 1)")
+    learning.add_argument("--update_every", type=int, default=1, help="strides per update (default: 1)")
+    learning.add_argument("--learning_rate", type=float, help="constant (default: 3e-5; for new weights, try 1e-3)")
+    learning.add_argument("--optimizer", default="adamw", help="adamw or rmsprop (default: adamw)")
+    learning.add_argument("--no_learn", action="store_true", help="only predict and score")
+    learning.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset")
+    learning.add_argument(
+        "--threads", type=int, default=1, help="CPU threads; more do not help a single stream (default: 1)"
+    )
+    output = parser.add_argument_group("results")
+    output.add_argument("--output_dir", type=Path, help="default: runs/MODEL-SOURCE")
+    output.add_argument("--resume", action="store_true", help="continue the run in --output_dir, if there is one")
+    output.add_argument("--save_every", type=_count, default=100_000, help="bytes between two checkpoints")
+    output.add_argument("--report_every", type=_count, default=1000, help="bytes between two records")
+    output.add_argument("--window", type=_count, default=10_000, help="bytes of the windowed bits per byte")
+    output.add_argument("--held_out", nargs="+", help="files to measure bits per byte on at every checkpoint")
+    output.add_argument("--plot", action="store_true", help=f"plot the records to OUTPUT_DIR/{PLOT_FILE} at the end")
+    output.add_argument("--quiet", action="store_true", help="hide progress")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = float(text)
+    if not value >= 1 or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(value)

@@ -1,0 +1,63 @@
+"""Settings of the online learner, and the optimizer that they describe."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA
+from hf_recurrent.learning_rules.rules import RULES
+
+_OPTIMIZERS = ("adamw", "rmsprop")
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """Settings of [`OnlineLearner`].
+
+    Args:
+        rule: `rtrl`, `snap1`, `truncated` or `spatial` ([`build_learning_rule`]).
+        stride: T, bytes that are predicted and backpropagated through together. A block waits until it is full.
+        update_every: blocks per update of the weights; their gradients are averaged over all bytes.
+        learning_rate: constant.
+        optimizer: `adamw` (β 0.9 and 0.999) or `rmsprop` (α 0.9999), both without weight decay.
+        max_grad_norm: gradients are clipped to this norm; 0 for no clipping.
+        window: bytes of the windowed bits per byte.
+        binary: byte 0 is data. By default it ends an episode: state and sensitivities are zero after it.
+        learn: False only predicts and scores.
+
+    Raises:
+        ValueError: a value is not allowed.
+    """
+
+    rule: str = "rtrl"
+    stride: int = 1
+    update_every: int = 1
+    learning_rate: float = 3e-5
+    optimizer: str = "adamw"
+    max_grad_norm: float = 1.0
+    window: int = 10_000
+    binary: bool = False
+    learn: bool = True
+
+    def __post_init__(self):
+        for name, allowed in (("rule", RULES), ("optimizer", _OPTIMIZERS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
+        for name in ("stride", "update_every", "window"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"`learning_rate` is {self.learning_rate!r}; it must be finite and more than 0.")
+        if not self.max_grad_norm >= 0:
+            raise ValueError(f"`max_grad_norm` is {self.max_grad_norm!r}; it must be at least 0.")
+
+    def build_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of these settings."""
+        parameters = list(parameters)
+        if self.optimizer == "rmsprop":
+            return torch.optim.RMSprop(parameters, lr=self.learning_rate, alpha=RMSPROP_ALPHA)
+        # One pass over the weights instead of a dozen, a large part of the time at one byte per step.
+        fused = parameters[0].device.type in ("cpu", "cuda")
+        return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=0.0, fused=fused)

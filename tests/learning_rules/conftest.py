@@ -1,0 +1,6 @@
+"""test_snap1.py shares helpers of test_sensitivities.py."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

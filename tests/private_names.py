@@ -1,0 +1,73 @@
+"""Every private or undocumented name of another library that the package uses, and the reason.
+
+test_private_names.py checks that each still exists, is still used, and that none is missing here. Remove a name when
+there is a public one; add a name only where there is none.
+"""
+
+_HOOK = "transformers documents it as the place where a model class says this"
+_TOKENIZER = "a Python tokenizer of transformers is defined by overriding it"
+_CHECKPOINT = (
+    "checkpoints are exact and hold no pickle; the public callbacks run after transformers has written its own"
+)
+
+PRIVATE_NAMES = {
+    # torch
+    "torch._C._are_functorch_transforms_active": "kernels cannot read tensors of torch.func; nothing public tells",
+    "torch._C._len_torch_dispatch_stack": "a fast step must not hide operations from a dispatch mode; likewise",
+    "torch._foreach_copy_": "one launch copies all inputs of a CUDA graph; the public copy_ takes one tensor each",
+    "torch.Tensor._base": "a view of a parameter is no kept activation; storages do not tell who owns them",
+    "torch.nn.Module._modules": "a cached step compares it for every byte; named_children() builds a list each time",
+    "torch.nn.Module._parameters": "likewise",
+    "torch.nn.Module._buffers": "likewise",
+    "torch.nn.Module._forward_hooks": "a cached step must not skip hooks; nothing public lists them",
+    "torch.nn.Module._forward_pre_hooks": "likewise",
+    # torch, in scripts that compare our scan to others
+    "torch._higher_order_ops.associative_scan": "the operator under test has no public name yet",
+    "torch._dynamo.config.recompile_limit": "each shape compiles anew; torch.compiler has no such setting",
+    # accelerate
+    "accelerate.Accelerator._models": "tells whether training has prepared the model, as Trainer.evaluation_loop asks",
+    # Models
+    "transformers.PreTrainedModel._init_weights": _HOOK,
+    "transformers.PreTrainedModel._no_split_modules": _HOOK,
+    "transformers.PreTrainedModel._tied_weights_keys": _HOOK,
+    "transformers.PreTrainedModel._keep_in_fp32_modules_strict": _HOOK,
+    "transformers.PreTrainedModel._is_stateful": _HOOK,
+    "transformers.PreTrainedModel._gradient_checkpointing_func": "carries the user's gradient_checkpointing_kwargs",
+    # Generation: a recurrent state is no KV cache, and generate() has no public extension point for another one.
+    "transformers.GenerationMixin._supports_default_dynamic_cache": "no DynamicCache is made for a recurrent state",
+    "transformers.GenerationMixin._update_model_kwargs_for_generation": "padding lies in the state: the mask ends",
+    "transformers.GenerationMixin._expand_inputs_for_generation": "a given state is repeated for beams and samples",
+    "transformers.GenerationMixin._reorder_cache": "beam search selects rows of the state",
+    # Tokenizers
+    "transformers.PythonBackend._encode_plus": "encodes through NumPy, 100 times faster than byte by byte",
+    "transformers.PythonBackend._decode": "likewise",
+    "transformers.PythonBackend._tokenize": _TOKENIZER,
+    "transformers.PythonBackend._convert_token_to_id": _TOKENIZER,
+    "transformers.PythonBackend._convert_id_to_token": _TOKENIZER,
+    "transformers.PythonBackend._convert_token_to_id_with_added_voc": "ids of tokens and added tokens alike",
+    "transformers.PythonBackend._added_tokens_encoder": "read for every text; the public property sorts a copy",
+    "transformers.PythonBackend._added_tokens_decoder": "likewise",
+    "transformers.PythonBackend._eventual_warn_about_too_long_sequence": "our _encode_plus keeps the usual warning",
+    # Trainer
+    "transformers.Trainer.set_initial_training_values": "undocumented; the data are endless, so steps are not epochs",
+    "transformers.Trainer.floating_point_ops": "undocumented; recurrent models count their operations themselves",
+    "transformers.Trainer.loss_is_scaled_for_ga": "undocumented; our loss is divided by the targets of all groups",
+    "transformers.Trainer._get_num_items_in_batch": "transformers counts batches with labels; ours have shift_labels",
+    "transformers.Trainer._run_epoch": "the only place between the creation of _tr_loss and the first step",
+    "transformers.Trainer._tr_loss": "summed in float64, so that logs do not depend on the order of the processes",
+    "transformers.Trainer._total_loss_scalar": "part of a run that is resumed bit for bit",
+    "transformers.Trainer._globalstep_last_logged": "likewise",
+    "transformers.Trainer._memory_tracker": "evaluate() reports memory as the overridden method does",
+    "transformers.Trainer._get_output_dir": "the folder of a run, also in a hyperparameter search",
+    "transformers.Trainer._save_checkpoint": _CHECKPOINT,
+    "transformers.Trainer._save": _CHECKPOINT,
+    "transformers.Trainer._save_optimizer_and_scheduler": _CHECKPOINT,
+    "transformers.Trainer._save_scaler": _CHECKPOINT,
+    "transformers.Trainer._save_rng_state": _CHECKPOINT,
+    "transformers.Trainer._load_from_checkpoint": _CHECKPOINT,
+    "transformers.Trainer._load_optimizer_and_scheduler": _CHECKPOINT,
+    "transformers.Trainer._load_scaler": _CHECKPOINT,
+    "transformers.Trainer._load_rng_state": _CHECKPOINT,
+    "transformers.Trainer._push_from_checkpoint": "uploads a whole checkpoint, once it is renamed",
+    "transformers.TrainingArguments._n_gpu": "nn.DataParallel would split the streams anew at every block",
+}

@@ -1,0 +1,77 @@
+"""`HubTrainer`: model card and uploads to the Hub."""
+
+import os
+
+from huggingface_hub import HfApi
+from transformers import PreTrainedModel
+from transformers.trainer_utils import HubStrategy
+from transformers.utils import PushInProgress
+
+from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
+
+
+class HubTrainer(ParameterGroupsTrainer):
+    """A `Trainer` that writes this package's model card and uploads models without pickled files."""
+
+    _eval_metrics: dict[str, float] | None = None  # of the last evaluation
+
+    @property
+    def trained_model(self) -> PreTrainedModel:
+        """The unwrapped model that is saved, evaluated, sampled from and uploaded."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        recipe: str | None = None,
+        **kwargs,
+    ) -> None:
+        """Write README.md with the measured results; `Trainer` would write "fine-tuned version of"."""
+        if not self.is_world_process_zero():
+            return
+        from hf_recurrent.hub.model_card import create_model_card
+
+        card = create_model_card(
+            self.trained_model,
+            self.args,
+            None if self.train_dataset is None else self.train_dataset.name,
+            {name: value for name, value in (self._eval_metrics or {}).items() if name.startswith("eval_")},
+            repo_id=self.hub_model_id,
+            model_name=model_name,
+            recipe=recipe,
+            train_steps=self.state.global_step or None,
+            license=license or "apache-2.0",
+            language=language,
+            tags=[tags] if isinstance(tags, str) else tags,
+        )
+        card.save(os.path.join(self.args.output_dir, "README.md"))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Upload the saved model, and by `hub_strategy` the checkpoint, in the background."""
+        args = self.args
+        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
+            return
+        busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
+        if busy and not args.hub_always_push:
+            return
+        self.callback_handler.on_push_begin(args, self.state, self.control)
+        self._save(args.output_dir)
+        self.create_model_card()
+        message = f"Training in progress, step {self.state.global_step}"
+        ignored = ["_*", "checkpoint-*"]
+        uploads = [{"folder_path": args.output_dir, "commit_message": message, "ignore_patterns": ignored}]
+        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            last = args.hub_strategy == HubStrategy.CHECKPOINT
+            folder = "last-checkpoint" if last else os.path.basename(checkpoint_folder)
+            message = f"{message}, checkpoint"
+            uploads.append({"folder_path": checkpoint_folder, "path_in_repo": folder, "commit_message": message})
+        api = HfApi(token=args.hub_token)
+        target = {"repo_id": self.hub_model_id, "run_as_future": True, "revision": args.hub_revision}
+        jobs = [api.upload_folder(**upload, **target) for upload in uploads]
+        if busy:
+            self.push_in_progress.jobs.extend(jobs)
+        else:
+            self.push_in_progress = PushInProgress(jobs)
