@@ -87,10 +87,3 @@ def test_files_that_the_architecture_names_exist():
         if "NAME" not in name and name != "*.py":
             pattern = re.compile(f"/{name.rstrip('/').replace('.', '[.]').replace('*', '[^/]*')}$")
             assert any(pattern.search(path) for path in paths), name
-
-
-def test_shape_letters_have_one_legend():
-    legend = [line for line in (ROOT / "docs/architecture.md").read_text(encoding="utf-8").splitlines()
-              if line.startswith("Shape letters: ")]  # fmt: skip
-    letters = re.findall(r"(?:: |, )([A-Z][a-z]?) ", *legend)
-    assert len(letters) == len(set(letters)) == 14
