@@ -25,8 +25,8 @@ def evaluate_bits_per_byte(
 
     The context of a byte depends on the model:
 
-    * For a recurrent model (`supports_recurrent_state`) with `carry_state=True`, it is the whole episode. `num_streams`
-      and `block_size` change speed and memory, not the result (beyond rounding).
+    * For a recurrent model (`supports_recurrent_state`) with `carry_state=True`, it is the whole episode; then
+      `num_streams` and `block_size` change speed and memory, not the result (beyond rounding).
     * With `carry_state=False`, and for models without a state (stock Llama and Mamba2), episodes are cut into
       independent windows of `block_size` bytes. A byte has at most `block_size` bytes of context, on average
       (`block_size` + 1) / 2, and the result depends on `block_size`.
