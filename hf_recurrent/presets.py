@@ -23,49 +23,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Model width M, state width S, layers N.
-_RECURRENT_SIZES = {
-    "tiny": (128, 192, 2),
-    "s0": (128, 192, 6),
-    "s1": (192, 256, 6),
-    "s2": (256, 384, 6),
-    "s3": (384, 512, 6),
-    "s4": (512, 768, 12),
-    "s5": (768, 1024, 12),
-    "s6": (1024, 1536, 12),
-    "s7": (1536, 2048, 12),
-    "s8": (2048, 2560, 18),
-    "tinystories": (512, 768, 14),
-    "selective-copying": (64, 256, 2),
-    "online": (384, 512, 6),
-}
-# Model width M, heads, layers N.
-_LLAMA_SIZES = {
-    "s0": (128, 4, 6),
-    "s1": (192, 4, 6),
-    "s2": (256, 4, 6),
-    "s3": (384, 6, 6),
-    "s4": (512, 8, 12),
-    "s5": (768, 12, 12),
-    "s6": (1024, 16, 12),
-    "s7": (1536, 16, 12),
-    "s8": (2048, 16, 18),
-    "tinystories": (512, 8, 18),
-    "selective-copying": (192, 3, 2),
-}
-# Model width M, head width, layers N.
-_MAMBA2_SIZES = {
-    "s0": (192, 64, 6),
-    "s1": (256, 64, 6),
-    "s2": (384, 64, 6),
-    "s3": (512, 64, 12),
-    "s4": (768, 64, 12),
-    "s5": (1024, 64, 12),
-    "s6": (1536, 64, 12),
-    "s7": (2048, 64, 12),
-    "s8": (2560, 64, 18),
-    "tinystories": (768, 128, 16),
-    "selective-copying": (192, 64, 2),
+# Memora and Hawk: M, S, N (model width, state width, layers). Llama: M, heads, N. Mamba2: M, head width, N.
+_SIZES = {
+    "tiny": ((128, 192, 2), None, None),
+    "s0": ((128, 192, 6), (128, 4, 6), (192, 64, 6)),
+    "s1": ((192, 256, 6), (192, 4, 6), (256, 64, 6)),
+    "s2": ((256, 384, 6), (256, 4, 6), (384, 64, 6)),
+    "s3": ((384, 512, 6), (384, 6, 6), (512, 64, 12)),
+    "s4": ((512, 768, 12), (512, 8, 12), (768, 64, 12)),
+    "s5": ((768, 1024, 12), (768, 12, 12), (1024, 64, 12)),
+    "s6": ((1024, 1536, 12), (1024, 16, 12), (1536, 64, 12)),
+    "s7": ((1536, 2048, 12), (1536, 16, 12), (2048, 64, 12)),
+    "s8": ((2048, 2560, 18), (2048, 16, 18), (2560, 64, 18)),
+    "tinystories": ((512, 768, 14), (512, 8, 18), (768, 128, 16)),
+    "selective-copying": ((64, 256, 2), (192, 3, 2), (192, 64, 2)),
+    "online": ((384, 512, 6), None, None),
 }
 # Fields that differ from the defaults of the configuration.
 _PIXELS = {"input_size": 1, "num_labels": 10}
@@ -124,13 +96,10 @@ def _mamba2(width: int, head_dim: int, layers: int) -> dict[str, Any]:
 _MODELING = "hf_recurrent.modeling.configuration_"
 # Family → (module and class of the configuration, fields of every preset).
 _FAMILIES = {
-    "memora": (
-        f"{_MODELING}memora.MemoraConfig",
-        {row: _recurrent(*sizes) for row, sizes in _RECURRENT_SIZES.items()},
-    ),
-    "hawk": (f"{_MODELING}hawk.HawkConfig", {row: _recurrent(*sizes) for row, sizes in _RECURRENT_SIZES.items()}),
-    "llama": ("transformers.LlamaConfig", {row: _llama(*sizes) for row, sizes in _LLAMA_SIZES.items()}),
-    "mamba2": ("transformers.Mamba2Config", {row: _mamba2(*sizes) for row, sizes in _MAMBA2_SIZES.items()}),
+    "memora": (f"{_MODELING}memora.MemoraConfig", {row: _recurrent(*sizes[0]) for row, sizes in _SIZES.items()}),
+    "hawk": (f"{_MODELING}hawk.HawkConfig", {row: _recurrent(*sizes[0]) for row, sizes in _SIZES.items()}),
+    "llama": ("transformers.LlamaConfig", {row: _llama(*sizes[1]) for row, sizes in _SIZES.items() if sizes[1]}),
+    "mamba2": ("transformers.Mamba2Config", {row: _mamba2(*sizes[2]) for row, sizes in _SIZES.items() if sizes[2]}),
     "mgrade": (f"{_MODELING}mgrade.MgradeConfig", _MGRADE),
     "tcn": (f"{_MODELING}mgrade.MgradeConfig", _TCN),
     "mingru": (f"{_MODELING}mgrade.MgradeConfig", _MINGRU),

@@ -1,1 +1,1 @@
-"""The `hf-recurrent` command; every verb is also a script in `scripts/`."""
+"""The `hf-recurrent` command; every command is also a script in `scripts/`."""

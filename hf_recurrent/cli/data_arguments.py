@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from hf_recurrent.data.episode_source import EpisodeSource
 
 TASK_PREFIX = "task:"
-CORPUS_HELP = (
-    "python (the standard library's source), files, globs, directories, hub:owner/name, images as pixels "
-    "(mnist:FOLDER in IDX format, images:FOLDER), or task:NAME,FIELD=VALUE,..."
-)
 
 
 @dataclass
@@ -23,7 +19,9 @@ class DataArguments:
 
     corpus: list[str] = HfArg(  # noqa: RUF009 (a field)
         default_factory=lambda: ["python"],
-        help=f"{CORPUS_HELP}. Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
+        help="python (the standard library's source), files, globs, directories, hub:owner/name, images as pixels "
+        "(mnist:FOLDER in IDX format, images:FOLDER), or task:NAME,FIELD=VALUE,... "
+        "Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
         "--corpus hub:roneneldan/TinyStories, --corpus mnist:digits/, --corpus task:retrieval,length=128",
     )
     text_column: str = HfArg(default="text", help="Column with the text in JSONL, Parquet and datasets.")

@@ -74,52 +74,41 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _generation_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, "num_beams": arguments.num_beams}
-    if arguments.greedy or arguments.num_beams > 1:
-        return options | {"do_sample": False}
-    return options | {
-        "do_sample": True,
-        "temperature": arguments.temperature,
-        "top_k": arguments.top_k,
-        "top_p": arguments.top_p,
-    }
+    names = ["max_new_tokens", "num_beams"]
+    sample = not arguments.greedy and arguments.num_beams == 1
+    names += ["temperature", "top_k", "top_p"] if sample else []
+    return {"do_sample": sample} | {name: getattr(arguments, name) for name in names}
 
 
 def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> None:
     from hf_recurrent.modeling.byte_streamer import ByteStreamer
-    from hf_recurrent.sessions.text_state import (
-        continue_texts,
-        load_text_state,
-        read_texts,
-        repeat_text,
-        save_text_state,
-    )
+    from hf_recurrent.sessions import text_state
 
-    text = load_text_state(model, arguments.state) if arguments.state else None
+    text = text_state.load_text_state(model, arguments.state) if arguments.state else None
     progress = not arguments.quiet
     if arguments.prompt_file:
         if not arguments.prompt_file.stat().st_size:
             raise ValueError(f"`--prompt_file` is {str(arguments.prompt_file)!r}; it must not be empty.")
         if text is not None and len(text.pending) > 1:
             raise ValueError(f"`--state` has {len(text.pending)} texts; with --prompt_file, it must have one.")
-        text = read_texts(model, [_FileTokens(arguments.prompt_file, tokenizer)], text, progress=progress)
+        text = text_state.read_texts(model, [_FileTokens(arguments.prompt_file, tokenizer)], text, progress=progress)
     if arguments.prompt:
         prompts = [_encode(tokenizer, prompt) for prompt in arguments.prompt]
         if text is not None and len(text.pending) == 1:
-            text = repeat_text(text, len(prompts))
+            text = text_state.repeat_text(text, len(prompts))
         elif text is not None and len(text.pending) != len(prompts):
             raise ValueError(f"`--state` has {len(text.pending)} texts; `--prompt` must have as many, or one.")
-        text = read_texts(model, prompts, text)
+        text = text_state.read_texts(model, prompts, text)
     if all(token is None for token in text.pending):
         raise ValueError("The text in `--state` ends with the end byte; give a --prompt to begin a new text.")
     if arguments.max_new_tokens:
         stream = len(text.pending) == 1 and arguments.num_beams == 1
         streamer = ByteStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if stream else None
-        new, text = continue_texts(model, text, streamer=streamer, **_generation_arguments(arguments))
+        new, text = text_state.continue_texts(model, text, streamer=streamer, **_generation_arguments(arguments))
         if not stream:
             _show(arguments, tokenizer, new)
     if arguments.save_state is not None:
-        save_text_state(model, text, arguments.save_state)
+        text_state.save_text_state(model, text, arguments.save_state)
 
 
 def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> None:

@@ -3,25 +3,19 @@
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from threading import Event
 
 # Bytes between two checks for a request.
 _PIECE = 64
 
 
-class StopRequest:
-    """The signal that was received, or None."""
-
-    signal: int | None = None
-
-
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Inside the block, the first Ctrl-C or SIGTERM only sets the request; the second one acts as usual."""
-    request = StopRequest()
-    before = {}
+def stop_on_signals() -> Iterator[Event]:
+    """Inside the block, the first Ctrl-C or SIGTERM only sets the event; the second one acts as usual."""
+    stop, before = Event(), {}
 
-    def set_request(number, frame):
-        request.signal = number
+    def request(number, frame):
+        stop.set()
         restore()
 
     def restore():
@@ -30,19 +24,19 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, set_request)
+            before[number] = signal.signal(number, request)
     except ValueError:  # only the main thread receives signals
         pass
     try:
-        yield request
+        yield stop
     finally:
         restore()
 
 
-def read_until(request: StopRequest, source: Iterable[bytes]) -> Iterator[bytes]:
+def read_until(stop: Event, source: Iterable[bytes]) -> Iterator[bytes]:
     """The source in small pieces, so that Ctrl-C takes effect quickly."""
     for chunk in source:
         for begin in range(0, max(len(chunk), 1), _PIECE):  # an empty chunk is passed on
-            if request.signal:
+            if stop.is_set():
                 return
             yield chunk[begin : begin + _PIECE]

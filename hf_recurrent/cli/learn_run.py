@@ -10,7 +10,7 @@ from pathlib import Path
 from hf_recurrent.checkpoint_files import new_staging_directory, publish_files
 from hf_recurrent.cli.interruption import read_until, stop_on_signals
 from hf_recurrent.cli.learn_arguments import PLOT_FILE
-from hf_recurrent.cli.learn_progress import Progress, describe
+from hf_recurrent.cli.learn_progress import describe, show_progress
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
@@ -24,15 +24,7 @@ _SAVE_SECONDS = 600.0
 
 
 class LearnRun:
-    """A run of the command, ready to start.
-
-    Args:
-        arguments: those of the command.
-        learner: new, or loaded from a checkpoint.
-        source: chunks of the stream, from the learner's position on.
-        held_out: episodes to evaluate at every checkpoint, or None.
-        resumed: True if the learner comes from a checkpoint in `--output_dir`.
-    """
+    """A run that is ready to start; `resumed` is True if the learner comes from a checkpoint in `--output_dir`."""
 
     def __init__(
         self,
@@ -43,38 +35,36 @@ class LearnRun:
         resumed: bool,
     ):
         self.arguments, self.learner, self.source, self.held_out = arguments, learner, source, held_out
-        self.directory: Path = arguments.output_dir
-        self.resumed = resumed
+        self.directory, self.resumed = arguments.output_dir, resumed
         self.saved, self.saved_at = learner.bytes_read, time.monotonic()
         self.written: PrequentialRecord | None = None
 
     def learn(self) -> str | None:
         """Learn until the source ends or fails or a signal arrives, then save; return the error, if there is one."""
-        learner, failure, diverged = self.learner, None, False
+        learner, arguments, failure, diverged = self.learner, self.arguments, None, False
         # Without a checkpoint, the records start anew.
         records = RecordFile(self.directory / RECORDS_FILE, learner.bytes_read if self.resumed else -1)
-        progress = Progress(self.arguments.window, self.arguments.quiet)
-        with records as self.records, progress, stop_on_signals() as stop:
+        with records as self.records, stop_on_signals() as stop:
             if not self.resumed:
                 self._write(learner.record(), measure=True)
             try:
-                for record in learner.learn(read_until(stop, self.source), self.arguments.report_every):
-                    progress.show(record)
+                learning = learner.learn(read_until(stop, self.source), arguments.report_every)
+                for record in show_progress(learning, arguments.window, arguments.quiet):
                     due = self._is_due()
                     self._write(record, measure=due)
                     if due:
                         self._save()
-                if not stop.signal:
+                if not stop.is_set():
                     learner.flush()
             except (OSError, ValueError) as error:
                 failure, diverged = str(error), isinstance(error, NonFiniteLossError)
             self._write(learner.record(), measure=not diverged)
             before = self.saved
             self._save(diverged)
-        if self.arguments.plot:
+        if arguments.plot:
             plot_records(read_records(self.directory / RECORDS_FILE), self.directory / PLOT_FILE)
         if failure is None:
-            print(self._summary("stopped" if stop.signal else "end of the source"))
+            print(self._summary("stopped" if stop.is_set() else "end of the source"))
             return None
         failure += f" The model after byte {learner.bytes_read:,} is saved in {self._checkpoint(learner.bytes_read)}."
         if diverged and self._checkpoint(before).is_dir() and before < learner.bytes_read:

@@ -4,7 +4,8 @@ import os
 
 from transformers import AutoModel, PreTrainedModel, TrainingArguments
 
-from hf_recurrent.cli.pretrain_arguments import TeacherArguments, parse_overrides
+from hf_recurrent.cli.parsing import parse_pairs
+from hf_recurrent.cli.pretrain_arguments import TeacherArguments
 from hf_recurrent.modeling.configuration_smt_rnn import SmtRnnConfig
 from hf_recurrent.modeling.configuration_smt_teacher import SmtTeacherConfig
 from hf_recurrent.modeling.modeling_smt_rnn import teacher_fields
@@ -29,20 +30,14 @@ _SHARED_ARGUMENTS = (
 def build_teacher(
     arguments: TeacherArguments, model: PreTrainedModel, model_name: str, is_new: bool
 ) -> SmtTeacherModel:
-    """The teacher of `model`: a preset, a saved teacher, or by default a new one with matching memories.
-
-    Args:
-        arguments: the choice of the teacher.
-        model: the RNN.
-        model_name: `--model`; a saved RNN may have its teacher in it.
-        is_new: True if a new teacher is allowed; dmt needs a trained one.
+    """The teacher of the RNN `model`: a saved one or, if `is_new`, a preset or by default one that matches.
 
     Raises:
         ValueError: the model is not an RNN of SMT, or the teacher cannot be loaded.
     """
     if not isinstance(model.config, SmtRnnConfig):
         raise ValueError(f"`--model` is {model_name!r}; it must be an RNN of SMT, such as smt-rnn-tiny.")
-    overrides = parse_overrides(arguments.teacher_overrides)
+    overrides = parse_pairs("--teacher_overrides", arguments.teacher_overrides)
     name = arguments.teacher
     if is_new and name is None:
         return SmtTeacherModel(SmtTeacherConfig(**teacher_fields(model.config) | overrides))
@@ -53,9 +48,9 @@ def build_teacher(
             f"`--teacher_overrides` is {arguments.teacher_overrides}; with a saved teacher it must be empty."
         )
     name = name or model_name
-    folder = TEACHER_FOLDER if os.path.isfile(os.path.join(name, TEACHER_FOLDER, "config.json")) else ""
+    folder = os.path.join(name, TEACHER_FOLDER)
     try:
-        teacher = AutoModel.from_pretrained(os.path.join(name, folder) if folder else name)
+        teacher = AutoModel.from_pretrained(folder if os.path.isfile(os.path.join(folder, "config.json")) else name)
     except OSError as error:
         raise ValueError(f"`--teacher` is {name!r}; it cannot be loaded: {str(error).splitlines()[0]}") from error
     if not isinstance(teacher, SmtTeacherModel):

@@ -2,10 +2,13 @@
 
 import argparse
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import yaml
 
 _Result = TypeVar("_Result")
 
@@ -35,6 +38,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown word: the nearest known word, if there is one."""
     nearest = difflib.get_close_matches(word, list(known), 1)
     return f"; did you mean {nearest[0]}?" if nearest else "; --help lists all arguments."
+
+
+def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
+    """["hidden_size=64", "a=true", "b=1e-3"] → {"hidden_size": 64, "a": True, "b": 0.001}; values are JSON or YAML."""
+    result = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"`{flag}` has {pair!r}; it must be NAME=VALUE.")
+        try:
+            result[key] = json.loads(text)  # YAML reads 1e-3 as text
+        except ValueError:
+            result[key] = yaml.safe_load(text)
+    return result
 
 
 def check_at_least(least: int, arguments: object, *names: str) -> None:

@@ -20,7 +20,8 @@ from transformers.utils import logging
 
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
-from hf_recurrent.cli.pretrain_arguments import ModelArguments, PretrainArguments, parse_arguments, parse_overrides
+from hf_recurrent.cli.parsing import parse_pairs
+from hf_recurrent.cli.pretrain_arguments import ModelArguments, PretrainArguments, parse_arguments
 from hf_recurrent.cli.pretrain_report import describe_result, describe_run, draw_samples, print_samples, print_summary
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
@@ -99,11 +100,7 @@ def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
 
 
 def prepare(argv: Sequence[str] | None = None) -> Run:
-    """Check the arguments and build corpus, model and trainer.
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError: bad input.
-    """
+    """Check the arguments and build corpus, model and trainer."""
     arguments = parse_arguments(argv)
     training = arguments.training
     logging.set_verbosity(training.get_process_log_level())
@@ -174,16 +171,13 @@ def _holds_model(directory: str) -> bool:
 def build_model(
     arguments: ModelArguments, vocab_size: int | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A preset with new weights, or a saved model; and its tokenizer.
+    """A preset with new weights or a saved model, and its tokenizer.
 
     Args:
         arguments: the choice of the model.
         vocab_size: V of data that is not text; then a preset has no end token, and token ids are written as bytes.
-
-    Raises:
-        ValueError: the model does not exist, or overrides or tokenizer do not apply to it.
     """
-    overrides = parse_overrides(arguments.config_overrides)
+    overrides = parse_pairs("--config_overrides", arguments.config_overrides)
     name = arguments.model
     remote = {"trust_remote_code": arguments.trust_remote_code}
     if name in preset_names():

@@ -221,14 +221,3 @@ def load_recipe(name: str) -> dict[str, Any]:
     if not isinstance(recipe, dict):
         raise ValueError(f"The recipe {name!r} is a {type(recipe).__name__}; it must map arguments to values.")
     return recipe
-
-
-def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
-    """["hidden_size=64", "a=true"] → {"hidden_size": 64, "a": True}; other texts raise a ValueError."""
-    overrides = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise ValueError(f"`--config_overrides` has {pair!r}; it must be NAME=VALUE.")
-        overrides[key] = yaml.safe_load(value)
-    return overrides

@@ -18,13 +18,7 @@ _IMAGES_DRAWN = 32
 
 
 def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None = None) -> str:
-    """Model, data and method of a run that is about to start.
-
-    Args:
-        model_name: `--model`.
-        trainer: ready to start.
-        checkpoint: the checkpoint to resume from.
-    """
+    """Model, data and method of a run that is about to start, and the checkpoint that it resumes."""
     args = trainer.args
     train, held_out = trainer.train_dataset, trainer.eval_dataset
     manner = args.regime
@@ -34,17 +28,15 @@ def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None 
         manner = f"SMT, memories of {args.context_length} bytes that predict {args.future_length}"
     elif isinstance(args, DmtTrainingArguments):
         manner = "DMT, the RNN on its own memories"
+    processes = f"{args.world_size} process{'es' if args.world_size > 1 else ''}"
     lines = [
         f"{model_name}: {trainer.model.num_parameters():,} parameters",
         f"{train.name}: {train.describe()} to train on; {held_out.describe(held_out=True)} held out",
-        f"{manner}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {args.world_size} "
-        f"process{'es' if args.world_size > 1 else ''}, {trainer.num_training_steps:,} steps, "
-        f"{with_unit(trainer.num_training_steps * trainer.step_bytes, 'B')}",
+        f"{manner}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {processes}, "
+        f"{trainer.num_training_steps:,} steps, {with_unit(trainer.num_training_steps * trainer.step_bytes, 'B')}",
         f"saving to {args.output_dir}",
     ]
-    if checkpoint:
-        lines.append(f"resuming from {checkpoint}")
-    return "\n".join(lines)
+    return "\n".join(lines + [f"resuming from {checkpoint}"] * bool(checkpoint))
 
 
 def print_samples(trainer: BlockTrainer) -> None:
@@ -75,10 +67,9 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
     flags = ["--corpus", *(data.validation_corpus or data.corpus)]
     if data.validation_corpus:
         flags += ["--split", "all"]
-    for name in ("text_column", "dataset_split", "dataset_config", "max_corpus_bytes", "validation_fraction",
-                 "split_seed"):  # fmt: skip
-        if name in given and not (data.validation_corpus and name in ("validation_fraction", "split_seed")):
-            flags += [f"--{name}", f"{given[name]}"]
+    split = () if data.validation_corpus else ("validation_fraction", "split_seed")
+    for name in ("text_column", "dataset_split", "dataset_config", "max_corpus_bytes", *split):
+        flags += [f"--{name}", f"{given[name]}"] if name in given else []
     flags += [f"--{name}" for name in ("streaming", "binary") if getattr(data, name)]
     if data.max_eval_bytes is not None:
         flags += ["--max_eval_bytes", f"{int(data.max_eval_bytes)}"]

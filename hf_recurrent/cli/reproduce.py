@@ -5,13 +5,11 @@ The experiments are in `hf_recurrent.reproduce`, which is part of the repository
 
 import argparse
 import importlib.util
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from hf_recurrent.cli.parsing import check_at_least, check_file, run_command
+from hf_recurrent.cli.parsing import check_at_least, check_file, parse_pairs, run_command
 
 NOT_INSTALLED = (
     "hf-recurrent reproduce: error: experiments are not part of the installed wheel; clone the repository and run "
@@ -41,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="LABEL", help="run only rows whose label contains this"
     )
-    parser.add_argument("--override", nargs="+", default=[], metavar="KEY=VALUE", help="replace settings of all rows")
+    parser.add_argument("--override", nargs="+", default=[], metavar="NAME=VALUE", help="replace settings of all rows")
     parser.add_argument("--output_dir", "--output-dir", type=Path, default=Path("docs/results"))
     parser.add_argument("--page", type=Path, help="Markdown page in which to replace the section on this experiment")
     return parser
@@ -66,22 +64,8 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         arguments.size,
         arguments.seeds,
         arguments.output_dir,
-        overrides=_overrides(arguments.override),
+        overrides=parse_pairs("--override", arguments.override),
         only=arguments.only,
         processes=arguments.processes,
         page=arguments.page,
     )
-
-
-def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
-    """Parse KEY=VALUE with a value in JSON; other values are text."""
-    result: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not (key and equals):
-            raise ValueError(f"`--override` is {pair!r}; it must be KEY=VALUE.")
-        try:
-            result[key] = json.loads(text)
-        except ValueError:
-            result[key] = text
-    return result

@@ -1,4 +1,4 @@
-"""How well a model answers a task: whole examples from zero states, judged where something is asked."""
+"""Accuracy of a model on a task: whole examples, each from a zero state."""
 
 from typing import TYPE_CHECKING
 
@@ -18,16 +18,16 @@ def evaluate_task(
     block_size: int | None = None,
     split: str = "validation",
 ) -> dict[str, float | int]:
-    """Answers of `model` to the first examples of a split.
+    """Evaluate the answers of `model` to the first examples of a split.
 
-    Every example is read whole from a zero state. A recurrent model reads it in blocks with the state carried, which
-    changes the memory and not the result (beyond rounding); any other model reads it at once.
+    A recurrent model reads each example in blocks with the state carried, other models at once. The block size changes
+    the memory, not the result (beyond rounding).
 
     Args:
-        model: a causal language model over the task's ids; it runs where it is and in its own type.
-        task: what is asked.
-        num_examples: how many; by default `task.num_validation_examples` (of "train", `task.num_examples`).
-        batch_size: B, examples read side by side.
+        model: a causal language model over the task's ids, on any device and of any type.
+        task: the task.
+        num_examples: by default `task.num_validation_examples` (of "train", `task.num_examples`).
+        batch_size: B, examples read in parallel.
         block_size: T of a recurrent model, by default whole examples.
         split: "train", "validation" or "test".
 
@@ -36,13 +36,11 @@ def evaluate_task(
         nats per answer; `num_answers` and `num_examples`.
 
     Raises:
-        ValueError: a number below 1, or ids that do not fit the model.
+        ValueError: a number is below 1, or the task's ids are outside the model's vocabulary.
     """
     size = task.default_size(split) if num_examples is None else num_examples
-    if size is None:
-        raise ValueError(f"num_examples is None, but the task {task.name!r} is endless; give a number")
-    if size < 1:
-        raise ValueError(f"`num_examples` is {size}; it must be at least 1.")
+    if size is None or size < 1:
+        raise ValueError(f"`num_examples` is {size}; for the task {task.name!r}, it must be an integer of at least 1.")
     task.check_model("task", model)
     counts = task.count_answers(model, np.arange(size), batch_size=batch_size, block_size=block_size, split=split)
     return task.evaluation_metrics(counts)

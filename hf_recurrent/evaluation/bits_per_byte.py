@@ -1,10 +1,9 @@
 """Bits per byte of a model on held-out episodes.
 
-    bits per byte = total nats / ln 2 / number of document bytes
+    bits per byte = total negative log-likelihood in nats / ln 2 / number of document bytes
 
-An episode d_0 … d_{n-1} is read as the inputs d_0 … d_{n-1} with the targets d_1 … d_{n-1} and the end byte, so the
-cost of ending is in the numerator and the first byte, which nothing comes before, is given. (Binary corpora have no
-end byte: one target less.)
+An episode d_0 … d_{n-1} has the inputs d_0 … d_{n-1} and the targets d_1 … d_{n-1} and end byte: the numerator
+includes the cost of the end byte, and the first byte is given. Binary corpora have no end byte and one target less.
 """
 
 from transformers import PreTrainedModel
@@ -22,35 +21,33 @@ def evaluate_bits_per_byte(
     carry_state: bool = True,
     progress: bool = True,
 ) -> dict[str, float | int]:
-    """Measure `model` on every byte of every episode of `corpus`, each exactly once.
+    """Evaluate `model` on every byte of every episode of `corpus`.
 
-    What stands before a byte when it is predicted:
+    The context of a byte depends on the model:
 
-    * a recurrent model (`supports_recurrent_state`) with `carry_state=True`: all of its episode. The state goes from
-      block to block and is zero at the start of an episode, so `num_streams` and `block_size` change the speed and
-      the memory, never the result (beyond rounding).
-    * `carry_state=False`, and any model without a state to carry (stock Llama, stock Mamba2): the episode is cut
-      from its start into windows of `block_size` bytes and each window stands alone. The byte at place i of a window
-      is predicted from i + 1 bytes at most, (`block_size` + 1) / 2 on average, and `block_size` is part of the
-      result. This is how blocks drawn independently are evaluated.
+    * For a recurrent model (`supports_recurrent_state`) with `carry_state=True`, it is the whole episode; then
+      `num_streams` and `block_size` change speed and memory, not the result (beyond rounding).
+    * With `carry_state=False`, and for models without a state (stock Llama and Mamba2), episodes are cut into
+      independent windows of `block_size` bytes. A byte has at most `block_size` bytes of context, on average
+      (`block_size` + 1) / 2, and the result depends on `block_size`.
 
-    The model runs in its own type; each loss is computed in float32 or wider, and the sum is float64. The model is
-    put into evaluation mode and back.
+    The model runs in its own type; each loss is computed in float32 or wider, and the sum in float64. The model's mode
+    is restored.
 
     Args:
         model: a causal language model over the token ids of the corpus.
         corpus: the held-out episodes.
-        num_streams: B, episodes (or windows) read side by side.
-        block_size: T, bytes per block, or per window where the state is not carried.
-        carry_state: whether a recurrent model keeps its state from block to block.
-        progress: whether to show a progress bar.
+        num_streams: B, episodes or windows read in parallel.
+        block_size: T, bytes per block or window.
+        carry_state: carry the state of a recurrent model from block to block.
+        progress: show a progress bar.
 
     Returns:
         `bits_per_byte`, `nats` (the total), `num_bytes` and `num_episodes`.
 
     Raises:
-        ValueError: the corpus is empty, its ids do not fit the model's vocabulary, `num_streams` or `block_size` is
-            below 1, or `block_size` is more than a model with learned positions was built for.
+        ValueError: the corpus is empty or has ids outside the model's vocabulary, `num_streams` or `block_size` is
+            below 1, or `block_size` exceeds the model's number of positions.
     """
     for name, value in (("num_streams", num_streams), ("block_size", block_size)):
         if value < 1:

@@ -38,10 +38,7 @@ def open_source(
         timeout: seconds without a byte after which a source that can wait raises a TimeoutError; None for no limit.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        OSError: the file cannot be read, or was truncated or replaced while it was followed; nothing listens at the
-            port, or the connection broke.
-        TimeoutError: no byte arrived for `timeout` seconds.
+        OSError: the source cannot be opened or read; a followed file was truncated or replaced.
         ValueError: the name is not a source, or an argument does not apply to it.
     """
     name = os.fspath(name)

@@ -108,7 +108,7 @@ def read_texts(
         model: a recurrent model.
         texts: B rows of token ids of any lengths, in memory or mapped from a file.
         start: B texts to continue; new ones by default. A text that has ended begins anew.
-        chunk: tokens of each row per call of the model.
+        chunk: T, tokens of each row per call of the model.
         progress: show a progress bar.
 
     Raises:
@@ -121,27 +121,26 @@ def read_texts(
     if any(token is None and not len(ids) for token, ids in zip(start.pending, texts, strict=True)):
         raise ValueError("A text is empty; it must have at least one byte, because there is nothing to continue.")
     # Each row is its pending token and all of its tokens but the last, aligned on the right.
-    lengths = [len(ids) - (token is None) for token, ids in zip(start.pending, texts, strict=True)]
-    longest = max(lengths)
-    state = start.state
-    with torch.inference_mode(), tqdm(total=sum(lengths), unit="B", unit_scale=True, disable=not progress) as bar:
+    lengths = np.array([len(ids) - (token is None) for token, ids in zip(start.pending, texts, strict=True)])
+    longest, state = int(lengths.max()), start.state
+    with (
+        torch.inference_mode(),
+        tqdm(total=int(lengths.sum()), unit="B", unit_scale=True, disable=not progress) as bar,
+    ):
         bar.set_description("reading")
         for begin in range(0, longest, chunk):
-            width = min(chunk, longest - begin)
-            ids = np.zeros((len(texts), width), dtype=np.int64)
-            mask = np.zeros((len(texts), width), dtype=np.int64)
-            for row, (token, tokens, length) in enumerate(zip(start.pending, texts, lengths, strict=True)):
-                first = max(begin - (longest - length), 0)  # position in this row; 0 is its pending token
-                last = begin + width - (longest - length)
-                if last <= first:
-                    continue
-                shift = token is not None
-                part = tokens[max(first - shift, 0) : last - shift]
-                part = [token, *part] if shift and first == 0 else part
-                ids[row, width - len(part) :] = part
-                mask[row, width - len(part) :] = 1
+            end = min(begin + chunk, longest)
+            mask = np.arange(begin, end) >= longest - lengths[:, None]
+            ids = np.zeros(mask.shape, dtype=np.int64)
+            for row in mask.any(1).nonzero()[0]:
+                offset, token, tokens = int(longest - lengths[row]), start.pending[row], texts[row]
+                first, last = max(begin - offset, 0), end - offset  # in this row
+                if token is None:
+                    ids[row, mask[row]] = tokens[first:last]
+                else:
+                    ids[row, mask[row]] = tokens[first - 1 : last - 1] if first else [token, *tokens[: last - 1]]
             inputs = torch.from_numpy(ids).to(model.device)
-            attention_mask = None if mask.all() else torch.from_numpy(mask).to(model.device)
+            attention_mask = None if mask.all() else torch.from_numpy(mask.astype(np.int64)).to(model.device)
             state = model(
                 input_ids=inputs, attention_mask=attention_mask, state=state, use_cache=True, logits_to_keep=1
             ).state

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hf_recurrent
 from hf_recurrent.cli.main import COMMANDS
 from hf_recurrent.cli.main import main as run_command
+from hf_recurrent.cli.parsing import parse_pairs
 from hf_recurrent.cli.pretrain import main
-from hf_recurrent.cli.pretrain_arguments import load_recipe, parse_arguments, parse_overrides, recipe_names
+from hf_recurrent.cli.pretrain_arguments import load_recipe, parse_arguments, recipe_names
 from hf_recurrent.presets import preset_names
 
 SHORT = ["--use_cpu", "--max_steps", "2", "--disable_tqdm", "true", "--sample_every", "0", "--sample_bytes", "8"]
@@ -142,7 +143,8 @@ def test_command_line_takes_precedence_over_recipe(tmp_path):
     assert arguments.training.learning_rate == 2e-3 and arguments.training.block_size == 64
     assert arguments.given == {"model": "hawk-s0", "learning_rate": 2e-3, "block_size": 64, "use_cpu": True}
     assert parse_arguments(["--recipe", "none", "--use_cpu"]).training.learning_rate == 3e-4
-    assert parse_overrides(["a=1", "b=true", "c=x", "d=0.5"]) == {"a": 1, "b": True, "c": "x", "d": 0.5}
+    values = {"a": 1, "b": True, "c": "x", "d": 0.5, "e": 0.001}
+    assert parse_pairs("--config_overrides", ["a=1", "b=true", "c=x", "d=0.5", "e=1e-3"]) == values
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,7 @@ def test_drawing_leaves_everything_as_it_was(monkeypatch):
     assert np.array_equal(images, sample_images(model, 31, vocab_size=16, batch_size=16))
     tokens = np.stack([binary_patches(image > 0) for image in images])
     assert np.bincount(tokens.ravel(), minlength=16).min() > 40  # a fresh model draws all patches
-    with pytest.raises(ValueError, match="vocab_size is 4, allowed is one of 256, 16"):
+    with pytest.raises(ValueError, match="`vocab_size` is 4; it must be one of 256, 16"):
         sample_images(model, vocab_size=4)
-    with pytest.raises(ValueError, match="num_images is 0"):
+    with pytest.raises(ValueError, match="`num_images` is 0; it must be at least 1"):
         sample_images(model, 0)

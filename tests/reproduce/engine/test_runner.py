@@ -138,10 +138,10 @@ def test_a_damaged_file_is_not_overwritten(halves, tmp_path):
     [
         (["table-9"], "NAME is 'table-9'; the experiments are selective-copying"),
         (["parity", "--override", "stepps=3"], "--override has 'stepps'; the rows' settings are"),
-        (["parity", "--override", "steps"], "--override has 'steps'; it must be KEY=VALUE"),
+        (["parity", "--override", "steps"], "`--override` has 'steps'; it must be NAME=VALUE"),
         (["parity", "--only", "LSTM"], "--only has 'LSTM'; the rows are GLRU"),
-        (["parity", "--processes", "0"], "--processes is 0"),
-        (["parity", "--page", "nowhere.md"], "--page is `nowhere.md`"),
+        (["parity", "--processes", "0"], "`--processes` is 0; it must be at least 1."),
+        (["parity", "--page", "nowhere.md"], "`--page` is 'nowhere.md'; file not found."),
         (["stride-sweep", "--override", "step_bytes=99"], "`step_bytes` is 99; T = 2"),
     ],
 )
