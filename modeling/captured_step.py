@@ -2,8 +2,6 @@
 
 A step is hundreds of small operations, whose launches take longer than their work. A graph of them is launched at
 once, on tensors of its own: inputs are copied in, results out.
-
-Shape letters: B streams, M model width.
 """
 
 import threading
@@ -45,7 +43,7 @@ def _has_no_switches(module: nn.Module) -> bool:
 
 
 class CapturedStep:
-    """The step of one model for B streams, captured after a few steps without a graph."""
+    """The step of one model for one shape of inputs, captured after a few steps without a graph."""
 
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
         self.wanted = all(map(_has_no_switches, model.modules()))

@@ -3,7 +3,7 @@
 Layers describe one step of their `forward` in `compile_step`, as operations of the kernel. Without the kernel or such
 a description, plain `forward` runs.
 
-Shape letters: B streams, M model width, S state width, N layers.
+Shape letters: B streams, M model width.
 """
 
 import importlib
@@ -38,14 +38,14 @@ class StepCompiler:
     """Writes one step of a model as a program of the kernel; layers use it in `compile_step`.
 
     Args:
-        dtype: of the parameters and of the embedded bytes.
-        hidden_size: M.
+        hidden: (B, 1, M), embedded bytes.
+        state_shapes: of the model's state.
     """
 
-    def __init__(self, dtype: torch.dtype, hidden_size: int):
-        self.program = program = _kernel().StepProgram(dtype)
-        self.hidden = self._tensor("hidden", hidden_size)
-        self.layer = 0
+    def __init__(self, hidden: torch.Tensor, state_shapes: dict[str, torch.Size]):
+        self.program = program = _kernel().StepProgram(hidden.dtype)
+        self.hidden = _kernel().Vector(hidden.shape[-1], "hidden")
+        self.state_shapes, self.layer = state_shapes, 0
         self.layer_norm, self.gelu, self.multiply = program.layer_norm, program.gelu, program.multiply
 
     def begin_layer(self, number: int) -> None:
@@ -88,22 +88,22 @@ class StepCompiler:
         """The output of a convolution whose taps are the part `convolution` of the state."""
         if type(module) is not TemporalConvolution or module.kernel_size != len(module.weight):
             raise NotCompilable(type(module).__name__)
-        taps, new_taps = self._state("convolution", x.width)
+        taps, new_taps = self._state("convolution", module.kernel_size - 1, x.width)
         return self.program.convolution(x, taps, self._weight(module.weight), new_taps)
 
     def gated_unit(self, name: str, unit: nn.Module, recurrence_gate, input_gate, projection, rate: nn.Parameter):
         """The element-wise step of a gated unit, whose state is the part `recurrent`; the new state is its output."""
         state, new_state = self._state("recurrent", projection.width)
-        operands = (new_state, recurrence_gate, input_gate, projection, state, self._weight(rate))
-        return getattr(self.program, name)(*operands, unit.decay_scale, unit.allow_negative_eigenvalues)
+        options = {"scale": unit.decay_scale, "negative": unit.allow_negative_eigenvalues, "rate": self._weight(rate)}
+        operands = (recurrence_gate, input_gate, projection, state)
+        return self.program.gated_unit(name, new_state, *operands, **options)
 
-    def _tensor(self, name: str, width: int):
-        return _kernel().Vector(width, name)
-
-    def _state(self, part: str, width: int) -> tuple:
+    def _state(self, part: str, *shape: int) -> tuple:
         """A part of the layer's state before and after the step."""
         name = f"layers.{self.layer}.{part}"
-        return self._tensor(name, width), self._tensor(f"new {name}", width)
+        if self.state_shapes[name][1:] != shape:
+            raise NotCompilable(f"{name} of shape {shape}")
+        return _kernel().Vector(shape[-1], name), _kernel().Vector(shape[-1], f"new {name}")
 
     def _weight(self, parameter: torch.Tensor) -> torch.Tensor:
         readable = parameter.dtype == self.program.dtype and parameter.device.type == "cpu"
@@ -118,7 +118,7 @@ class CompiledStep:
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
         self.dtype = hidden.dtype
         self.bytes_read = sum(parameter.nbytes for parameter in model.parameters())
-        compiler = StepCompiler(hidden.dtype, hidden.shape[-1])
+        compiler = StepCompiler(hidden, model.state_shapes(1))
         self.program = compiler.program
         try:
             for number, layer in enumerate(model.layers):

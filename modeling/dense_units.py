@@ -97,9 +97,6 @@ class DenseLinear(DenseUnit):
         rotation, _ = torch.linalg.qr(torch.randn(weight.shape, dtype=torch.float32, device=weight.device))
         init.copy_(weight, self.initial_radius * rotation)
 
-    def project(self, inputs):
-        return (self.input_projection(inputs),)
-
     @property
     def state_maps(self):
         return (self.recurrent_map,)

@@ -3,7 +3,7 @@
 Plain autograd would keep eight tensors of the size of all steps' states. Where these are large, a hand-written
 backward pass recomputes them from the projections, on a CPU in tiles that stay in the cache.
 
-Shape letters: B streams or batch, T steps, S state width.
+Shape letters: S state width.
 """
 
 import torch

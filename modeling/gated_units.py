@@ -1,7 +1,4 @@
-"""Recurrent units whose decay depends on the input.
-
-Shape letters: B streams or batch, T steps, S state width.
-"""
+"""Recurrent units whose decay depends on the input."""
 
 import torch
 from torch import nn

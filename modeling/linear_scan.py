@@ -348,12 +348,7 @@ def _torch_forward(a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | Non
 
 
 def _torch_backward(
-    a: Tensor,
-    h: Tensor,
-    state: Tensor,
-    reset_mask: Tensor | None,
-    grad_h: Tensor | None,
-    grad_final: Tensor | None,
+    a: Tensor, h: Tensor, state: Tensor, reset_mask: Tensor | None, grad_h: Tensor | None, grad_final: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b (B,T,S) and of the initial state (B,S).
 

@@ -58,12 +58,7 @@ class MemoryAttention(nn.Module):
         self.o_proj = Contraction(config.hidden_size, config.hidden_size)
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        rotary: Rotary,
-        key_mask: torch.Tensor | None,
-        causal: bool,
-        num_outputs: int,
+        self, hidden: torch.Tensor, rotary: Rotary, key_mask: torch.Tensor | None, causal: bool, num_outputs: int
     ) -> torch.Tensor:
         length, start = hidden.shape[1], hidden.shape[1] - num_outputs
         query = self._split(self.q_proj(hidden[:, start:]))
@@ -107,12 +102,7 @@ class MemoryTransformerBlock(nn.Module):
         self.mlp = MemoryMLP(config)
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        rotary: Rotary,
-        key_mask: torch.Tensor | None,
-        causal: bool,
-        num_outputs: int,
+        self, hidden: torch.Tensor, rotary: Rotary, key_mask: torch.Tensor | None, causal: bool, num_outputs: int
     ) -> torch.Tensor:
         attended = self.attention(self.attention_norm(hidden), rotary, key_mask, causal, num_outputs)
         hidden = hidden[:, hidden.shape[1] - num_outputs :] + attended

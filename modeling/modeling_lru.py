@@ -1,8 +1,6 @@
 """LRU: linear recurrent units with gated linear units between them (Zucchet et al. 2023, section 2.2 and figure 1).
 
 Recurrent channels are independent, so that each layer can learn online, exactly, from all of its past.
-
-Shape letters: M model width (the paper's H), S state width (the paper's N complex numbers are S real ones).
 """
 
 import torch

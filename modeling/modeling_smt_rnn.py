@@ -192,11 +192,7 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         return normalize_memory(memory, self.config)
 
     def _unroll(
-        self,
-        memory: torch.Tensor,
-        embeds: torch.Tensor,
-        reset_mask: torch.Tensor | None,
-        padded: torch.Tensor | None,
+        self, memory: torch.Tensor, embeds: torch.Tensor, reset_mask: torch.Tensor | None, padded: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The memories after every step (B, T, Z, D), unchanged where `padded` (B, T) is true, and after the last."""
         inputs, constants = self.memory_update.prepare(embeds)

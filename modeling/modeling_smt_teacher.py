@@ -15,13 +15,7 @@ from transformers.utils import ModelOutput
 
 from .causal_lm_loss import causal_lm_loss
 from .configuration_smt_teacher import SmtTeacherConfig
-from .memory_transformer import (
-    MemoryDecoder,
-    MemoryTransformer,
-    init_memory_weights,
-    normalize_memory,
-    rotary_tables,
-)
+from .memory_transformer import MemoryDecoder, MemoryTransformer, init_memory_weights, normalize_memory, rotary_tables
 from .recurrent_causal_lm import check_token_ids
 
 

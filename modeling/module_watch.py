@@ -1,6 +1,6 @@
 """Detection of changes to a network, for caches that depend on it."""
 
-from operator import attrgetter, call, is_, itemgetter
+from operator import attrgetter, is_, itemgetter
 
 import torch
 from torch import nn
@@ -49,7 +49,7 @@ class ModuleWatch:
             return False
 
     def _look(self) -> tuple:
-        values = [*map(call, self.getters, self.plain_tables)]
+        values = [*map(itemgetter.__call__, self.getters, self.plain_tables)]
         addresses = [*map(torch.Tensor.data_ptr, self.tensors)]
         dtypes, classes, sizes = [*map(_dtype, self.tensors)], [*map(type, self.modules)], [*map(len, self.sized)]
         return any(self.hooks), values, addresses, dtypes, classes, sizes

@@ -1,6 +1,6 @@
 """Recurrent units whose element-wise step is not linear in the state: sequential steps, no parallel scan.
 
-Shape letters: B streams or batch, T steps, S state width.
+Shape letters: B streams or batch, S state width.
 """
 
 import torch
@@ -60,9 +60,6 @@ class IndRNN(SequentialUnit):
 
     def reset_parameters(self) -> None:
         init.copy_(self.recurrent_weight, torch.exp(-sample_ring_rate(self.recurrent_weight)))
-
-    def project(self, inputs):
-        return (self.input_projection(inputs),)
 
     def step(self, state, projection):
         recurrent_weight = upcast(self.recurrent_weight)

@@ -1,6 +1,6 @@
 """Real values instead of tokens, for the families whose papers read pixels, bits and measurements.
 
-Shape letters: B streams or batch, T steps, M model width.
+Shape letters: B streams or batch, T steps.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Parts that the blocks of all families share: norms, the contracting map, the temporal convolution, padding.
 
-Shape letters: B streams or batch, T steps, M model width, S state width, K convolution taps.
+Shape letters: B streams or batch, T steps, S state width, K convolution taps.
 """
 
 import torch

@@ -3,7 +3,7 @@
 `forward` is the same call for a block of T steps, a prompt and one byte. The state goes in and comes out as a flat
 dictionary with one entry a layer and part, such as `layers.0.recurrent`; it never lives on the module.
 
-Shape letters: B streams or batch, T steps, M model width, S state width, N layers, V vocabulary.
+Shape letters: B streams or batch, T steps, M model width, N layers, V vocabulary.
 """
 
 from dataclasses import dataclass

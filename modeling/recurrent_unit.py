@@ -3,7 +3,7 @@
 `coefficients` is the only definition of a step that is linear in the state: the parallel scan, a single step and the
 sensitivities of real-time recurrent learning use it.
 
-Shape letters: B streams or batch, T steps, M model width, S state width.
+Shape letters: B streams or batch, T steps, S state width, N layers, G channel groups.
 """
 
 import math
@@ -95,8 +95,8 @@ class RecurrentUnit(nn.Module):
         return self.state_size
 
     def project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The linear maps of the input, (B, T, input_size) → each (B, T, …)."""
-        raise NotImplementedError
+        """The linear maps of the input, (B, T, input_size) → each (B, T, …); `input_projection` by default."""
+        return (self.input_projection(inputs),)
 
     def coefficients(self, *projections: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Element-wise (a, b) of the step from the projections, with T or without it, float32 or wider."""

@@ -8,6 +8,7 @@ Shape letters: B streams, M model width.
 
 import threading
 from collections.abc import Hashable
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,12 +24,9 @@ _STEP_CLASSES: dict[str, type[CompiledStep | CapturedStep]] = {"cpu": CompiledSt
 _MOST_STEPS = 16
 
 
-class _ModelSteps:
-    """The steps of one model in its present form: one for each class and key of the inputs."""
-
-    def __init__(self, model: nn.Module):
-        self.watch = ModuleWatch(model)
-        self.steps: dict[Hashable, CompiledStep | CapturedStep] = {}
+class _ModelSteps(NamedTuple):
+    watch: ModuleWatch
+    steps: dict[Hashable, CompiledStep | CapturedStep]  # by class and key of the inputs
 
 
 # Outside of the models, so that these can be copied, saved and sent.
@@ -64,7 +62,7 @@ def run_single_step(
         return None
     found = _steps.get(model)
     if found is None or not found.watch.unchanged():
-        found = _ModelSteps(model)
+        found = _ModelSteps(ModuleWatch(model), {})
         with _changing:
             _steps[model] = found
     if found.watch.overridden:

@@ -1,7 +1,4 @@
-"""Recurrent units with a decay for every channel that is the same at all steps, and a dense read-out.
-
-Shape letters: B streams or batch, T steps, S state width.
-"""
+"""Recurrent units with a decay for every channel that is the same at all steps, and a dense read-out."""
 
 import math
 
@@ -10,13 +7,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .recurrent_state import upcast
-from .recurrent_unit import (
-    ComplexRecurrentUnit,
-    RecurrentUnit,
-    StateReadOut,
-    copy_log,
-    input_normalizer,
-)
+from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, StateReadOut, copy_log, input_normalizer
 
 
 class RealLRU(RecurrentUnit):
@@ -33,9 +24,6 @@ class RealLRU(RecurrentUnit):
 
     def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
-
-    def project(self, inputs):
-        return (self.input_projection(inputs),)
 
     def coefficients(self, projection):
         projection, nu = map(upcast, (projection, self.nu))
@@ -65,9 +53,6 @@ class ComplexLRU(ComplexRecurrentUnit):
     def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
         copy_log(self.theta, self.sample_phase(self.theta))
-
-    def project(self, inputs):
-        return (self.input_projection(inputs),)
 
     def coefficients(self, projection):
         projection, nu, theta = map(upcast, (projection, self.nu, self.theta))
@@ -124,9 +109,6 @@ class LRU(ComplexRecurrentUnit):
         copy_log(self.theta, self.max_phase * v)
         copy_log(self.log_gamma, input_normalizer(-torch.exp(self.nu)))
 
-    def project(self, inputs):
-        return (self.input_projection(inputs),)
-
     def coefficients(self, projection):
         projection, nu, theta, log_gamma = map(upcast, (projection, self.nu, self.theta, self.log_gamma))
         normalizer = torch.exp(log_gamma)
@@ -159,9 +141,6 @@ class S5(ComplexRecurrentUnit):
         init.copy_(self.frequency, math.pi * (channel % self.block_channels))
         low, high = map(math.log, self.step_range)
         init.uniform_(self.log_step, low, high)
-
-    def project(self, inputs):
-        return (self.input_projection(inputs),)
 
     def coefficients(self, projection):
         projection, log_rate, frequency, log_step = map(

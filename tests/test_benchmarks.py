@@ -58,6 +58,12 @@ def test_training(run, tmp_path):
     assert float(memora[-1]) > 0 and (tmp_path / "training.png").is_file() and (tmp_path / "training.md").is_file()
 
 
+def test_threads(run):
+    arguments = ["--rows", "selective-copying", "--callers", "3", "--bytes", "4", "--rounds", "1"]
+    alone, together = run("benchmark_threads", *arguments, "--bandwidth_bytes", "65536")
+    assert alone[:2] == ["memora-selective-copying", "1"] and together[1] == "3" and alone[3] == "1.00"
+
+
 def test_scan(run, tmp_path):
     pytest.importorskip("matplotlib")
     arguments = ["--shape", "2x8x16", "--backends", "torch", "torch-loop", "--repetitions", "1"]

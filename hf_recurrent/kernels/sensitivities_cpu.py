@@ -22,10 +22,7 @@ _SERIAL_ELEMENTS = 1 << 22
 
 
 _library = load_library("_sensitivities_cpu", "hf_sensitivities_version", _VERSION)
-_functions = {
-    torch.float32: _library.hf_sensitivities_float32,
-    torch.float64: _library.hf_sensitivities_float64,
-}
+_functions = {torch.float32: _library.hf_sensitivities_float32, torch.float64: _library.hf_sensitivities_float64}
 for _function in _functions.values():
     _function.argtypes, _function.restype = (ctypes.c_char_p,), None
 _pack = struct.Struct("=12q").pack

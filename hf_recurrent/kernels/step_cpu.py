@@ -19,21 +19,16 @@ from .compiled import load_library
 
 _VERSION = 1  # of the struct in step_cpu.c
 _LINEAR, _NORM, _GELU, _MULTIPLY, _ADD, _GLRU, _RG_LRU, _CONVOLUTION = range(8)
+_GATED_UNITS = {"glru": _GLRU, "rg_lru": _RG_LRU}
 _TYPES = {torch.float32: 0, torch.float64: 1}
 _COLUMNS = 11  # of an instruction: operation, width, depth, flag, six operands, a number
 _FIRST_OPERAND = 4
 _CACHE_LINE = 16  # numbers
-_MOST_IDLE = 64
+_MOST_IDLE = 64  # calls kept for the next ones, by batch size
 
-
-def _load() -> ctypes.CDLL:
-    library = load_library("_step_cpu", "hf_step_version", _VERSION)
-    library.hf_step_run.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-    library.hf_step_run.restype = None
-    return library
-
-
-_library = _load()
+_library = load_library("_step_cpu", "hf_step_version", _VERSION)
+_library.hf_step_run.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+_library.hf_step_run.restype = None
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -77,7 +72,7 @@ class StepProgram:
         """W x for a weight (width, depth); added to `onto` if it is given."""
         width, depth = weight.shape
         to = self._new(width) if onto is None else onto
-        _check_widths(weight, (depth, width), x, to)
+        _check_widths((x, to), depth, width)
         return self._append(_LINEAR, to, weight, x, depth=depth, flag=onto is not None)
 
     def layer_norm(self, x: Vector, eps: float) -> Vector:
@@ -87,8 +82,7 @@ class StepProgram:
     def rms_norm(self, x: Vector, weight: Tensor | None, eps: float, to: Vector | None = None) -> Vector:
         """RMSNorm, written to `to` if that is given; it may be `x`."""
         to = self._new(x.width) if to is None else to
-        if weight is not None:
-            _check_widths(weight, (len(weight),) * 2, x, to)
+        _check_widths((x, to), *[x.width if weight is None else len(weight)] * 2)
         return self._append(_NORM, to, x, weight, number=eps)
 
     def gelu(self, x: Vector) -> Vector:
@@ -97,28 +91,25 @@ class StepProgram:
 
     def multiply(self, x: Vector, y: Vector) -> Vector:
         """x ∘ y."""
+        _check_widths((y,), x.width)
         return self._append(_MULTIPLY, self._new(x.width), x, y)
 
     def add(self, onto: Vector, x: Vector) -> Vector:
         """onto + x, in place."""
+        _check_widths((x,), onto.width)
         return self._append(_ADD, onto, onto, x)
 
-    def glru(self, to: Vector, recurrence_gate, input_gate, projection, state, nu: Tensor, scale, negative) -> Vector:
-        """The element-wise step of [`GLRU`] from its projections (B, S)."""
-        operands = (recurrence_gate, input_gate, projection, state)
-        _check_widths(nu, (len(nu),) * 5, to, *operands)
-        return self._append(_GLRU, to, *operands, nu, flag=negative, number=scale)
-
-    def rg_lru(self, to: Vector, recurrence_gate, input_gate, x, state, rate: Tensor, scale, negative) -> Vector:
-        """The element-wise step of [`RGLRU`] from its gates and input (B, S)."""
-        operands = (recurrence_gate, input_gate, x, state)
-        _check_widths(rate, (len(rate),) * 5, to, *operands)
-        return self._append(_RG_LRU, to, *operands, rate, flag=negative, number=scale)
+    def gated_unit(
+        self, name: str, to: Vector, *operands: Vector, rate: Tensor, scale: float, negative: bool
+    ) -> Vector:
+        """The element-wise step of `glru` or `rg_lru` from recurrence gate, input gate, projection and state."""
+        _check_widths((to, *operands), *[len(rate)] * 5)
+        return self._append(_GATED_UNITS[name], to, *operands, rate, flag=negative, number=scale)
 
     def convolution(self, x: Vector, taps: Vector, weight: Tensor, new_taps: Vector) -> Vector:
         """Depthwise causal convolution with a weight (K, S), whose taps are (B, K-1, S)."""
         depth, width = weight.shape
-        _check_widths(weight, (width,) * 3, x, taps, new_taps)
+        _check_widths((x, taps, new_taps), *[width] * 3)
         return self._append(_CONVOLUTION, self._new(width), x, taps, weight, new_taps, depth=depth)
 
     def run(self, tensors: dict[str, Tensor], batch_size: int) -> None:
@@ -181,7 +172,7 @@ class _Call:
         _library.hf_step_run(*self.arguments)
 
 
-def _check_widths(weight: Tensor, expected: tuple[int, ...], *vectors: Vector) -> None:
+def _check_widths(vectors: tuple[Vector, ...], *expected: int) -> None:
     widths = tuple(vector.width for vector in vectors)
     if widths != expected:
-        raise ValueError(f"a weight of shape {tuple(weight.shape)} needs vectors of widths {expected}, not {widths}")
+        raise ValueError(f"the vectors of an operation have widths {widths}; they must be {expected}")

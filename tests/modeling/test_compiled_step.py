@@ -160,7 +160,7 @@ def test_functions_in_float32(operation, negative):
     if operation == "gelu":
         program.add(new, program.gelu(operands[0]))
     else:
-        getattr(program, operation)(new, *operands, rate, 8.0, negative)
+        program.gated_unit(operation, new, *operands, rate=rate, scale=8.0, negative=negative)
     program.run(tensors | {"new": output}, 2)
     gate, input_gate, projection, state = (tensor.double() for tensor in tensors.values())
     if operation == "gelu":
@@ -325,7 +325,7 @@ def test_widths_that_do_not_match_are_refused():
     """The kernel would read and write past the ends of its vectors."""
     model = tiny_model("memora")
     model.model.layers[0].mlp.up_proj = nn.Linear(15, 48, bias=False)
-    with pytest.raises(ValueError, match=r"\(48, 15\) needs vectors of widths \(15, 48\), not \(16, 48\)"):
+    with pytest.raises(ValueError, match=r"have widths \(16, 48\); they must be \(15, 48\)"):
         read_bytes(model, torch.tensor([[65, 66]]))
 
 
