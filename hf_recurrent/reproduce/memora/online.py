@@ -112,6 +112,3 @@ def read_log(trainer: Any) -> tuple[dict[int, float], dict[int, float]]:
         {entry["step"]: entry[name] for entry in history if name in entry}
         for name in ("eval_bits_per_byte", "bits_per_byte")
     )
-
-
-EXPERIMENT = OnlineMemora()

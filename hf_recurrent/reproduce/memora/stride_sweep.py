@@ -79,13 +79,12 @@ class StrideSweep(Experiment):
         results = train(
             model,
             corpus,
+            settings,
             steps=max(settings["bytes"] // settings["step_bytes"], 1),
-            seed=settings["seed"],
             regime=settings["regime"],
             block_size=stride,
             per_device_train_batch_size=settings["step_bytes"] // stride // accumulation,
             gradient_accumulation_steps=accumulation,
-            learning_rate=settings["learning_rate"],
             bf16=settings["bf16"],
         )
         return {**results, "value": measure(model, held_out, settings["regime"], stride)}
@@ -116,6 +115,3 @@ def measure(model: Any, held_out: Any, regime: str, stride: int) -> dict[str, fl
         kind: evaluate_bits_per_byte(model, held_out, progress=False, **options)["bits_per_byte"]
         for kind, options in kinds.items()
     }
-
-
-EXPERIMENT = StrideSweep()

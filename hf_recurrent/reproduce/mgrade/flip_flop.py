@@ -25,10 +25,6 @@ MODELS: dict[str, Settings] = {
     "TCN-EID, base dilation 8": _TCN | {"conv_kernel": 4, "dilation": 8},
     "TCN-EID, base dilation 1, whole sequence in view": _TCN | {"conv_kernel": 18, "dilation": 1},
 }
-SIZES: dict[str, Settings] = {
-    "small": {"steps": 1500, "batch_size": 16, "learning_rate": 2e-2, "num_tested": 2000},
-    "paper": {"steps": 20_000, "batch_size": 32, "learning_rate": 4e-3, "num_tested": 10_000},
-}
 # TCNs need these instead to learn the training task.
 _TCN_TRAINING: dict[str, Settings] = {"small": {"steps": 5000, "learning_rate": 2e-3}, "paper": {}}
 # Instructions from a read back to its write, on average → share of instructions that are ignored.
@@ -55,19 +51,16 @@ class FlipFlopDistances(Experiment):
     x_label = "distance"
     log_x = True
     percent = True
+    lines = {label: {"options": options} for label, options in MODELS.items()}
+    shared = {"hidden_size": 32, "length": 512}
+    sizes = {
+        "small": {"steps": 1500, "batch_size": 16, "learning_rate": 2e-2, "num_tested": 2000},
+        "paper": {"steps": 20_000, "batch_size": 32, "learning_rate": 4e-3, "num_tested": 10_000},
+    }
 
     def rows(self, size: str) -> list[Settings]:
-        return [
-            {
-                "label": label,
-                "options": options,
-                "hidden_size": 32,
-                "length": 512,
-                **SIZES[size],
-                **(_TCN_TRAINING[size] if label.startswith("TCN") else {}),
-            }
-            for label, options in MODELS.items()
-        ]
+        rows = super().rows(size)
+        return [row | _TCN_TRAINING[size] if row["label"].startswith("TCN") else row for row in rows]
 
     def run(self, settings: Settings) -> dict[str, Any]:
         seed, length = settings["seed"], settings["length"]
@@ -141,6 +134,3 @@ def measure(model: Any, task: Any, num_examples: int, batch_size: int = 100) -> 
         right_sets += int(((logits > 0) == possible).all(-1).sum())
         steps += asked.numel()
     return right_reads / reads, right_sets / steps
-
-
-EXPERIMENT = FlipFlopDistances()

@@ -18,10 +18,6 @@ LINES = {
     "truncated, 4 layers": ("truncated", 4, 0.0),
     "spatial, 4 layers": ("spatial", 4, 0.0),
 }
-SIZES: dict[str, Settings] = {
-    "small": {"steps": 300, "batch_size": 20, "learning_rate": 4e-3, "num_measured": 100},
-    "paper": {"steps": 10_000, "batch_size": 50, "learning_rate": 1e-3, "num_measured": 1000},
-}
 # By the number of layers.
 _MARKERS = {1: "*", 2: "s", 3: "^", 4: "o"}
 AT_FIRST, TRAINED = "at first", "trained"
@@ -42,13 +38,12 @@ class GradientAlignmentFigure(Experiment):
     )
     metric = "cosine to the gradient of backpropagation through time"
     x_label = "layer"
-
-    def rows(self, size: str) -> list[Settings]:
-        shared = {"num_tokens": 20, "num_examples": 20_000, **SIZES[size]}
-        return [
-            {"label": label, "rule": rule, "layers": layers, "r_min": r_min, **shared}
-            for label, (rule, layers, r_min) in LINES.items()
-        ]
+    lines = {label: dict(zip(("rule", "layers", "r_min"), values, strict=True)) for label, values in LINES.items()}
+    shared = {"num_tokens": 20, "num_examples": 20_000}
+    sizes = {
+        "small": {"steps": 300, "batch_size": 20, "learning_rate": 4e-3, "num_measured": 100},
+        "paper": {"steps": 10_000, "batch_size": 50, "learning_rate": 1e-3, "num_measured": 1000},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         data = CopiedBits(settings["num_tokens"], settings["num_examples"], settings["seed"])
@@ -71,6 +66,3 @@ class GradientAlignmentFigure(Experiment):
         colour = "tab:blue" if "from 0.9" in label else colours[label.split(",")[0]]
         marker = _MARKERS[int(label.split(", ")[1][0])]
         return {"color": colour, "marker": marker, "linestyle": ":" if label.endswith(AT_FIRST) else "-"}
-
-
-EXPERIMENT = GradientAlignmentFigure()

@@ -51,6 +51,3 @@ class FutureLength(Experiment):
         kind = label.rpartition(", ")[2]
         colour = "tab:blue" if label.startswith("joint") else "tab:orange"
         return {"color": colour, "linestyle": {SMT_DMT: "-", SMT: "--", TEACHER: ":"}[kind]}
-
-
-EXPERIMENT = FutureLength()

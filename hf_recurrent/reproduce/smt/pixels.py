@@ -91,7 +91,7 @@ class PixelMethods(MethodComparison):
     )
     metric = "held-out bits per pixel"
     part_label = "{part}"
-    sizes = {  # noqa: RUF012 (read only)
+    sizes = {
         "small": {
             # Heads that tell pixels side by side from pixels one above the other (docs/log.md).
             "sizes": SMALL_MODEL | {"num_attention_heads": 2, "rope_theta": 100.0},
@@ -165,6 +165,3 @@ def draw_samples(rnn: Any, task: DigitPixels, count: int, seed: int) -> np.ndarr
             eos_token_id=None,
         )
     return tokens[:, 1:].cpu().numpy()
-
-
-EXPERIMENT = PixelMethods()

@@ -162,6 +162,3 @@ def accuracies(results: dict[str, Any]) -> dict[str, float]:
         SMT: results["measured_smt"]["accuracy"],
         TEACHER: results["measured"]["teacher_accuracy"],
     }
-
-
-EXPERIMENT = SyntheticTasks()

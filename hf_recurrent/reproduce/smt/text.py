@@ -23,7 +23,7 @@ class TextMethods(MethodComparison):
     )
     metric = "held-out bits per byte"
     part_label = "{part}"
-    sizes = {  # noqa: RUF012 (read only)
+    sizes = {
         "small": {
             "sizes": SMALL_MODEL | {"hidden_size": 64}, "corpus": "python", "eval_bytes": 100_000,
             "steps": 1500, "dmt_steps": 200, "batch_size": 32,
@@ -56,6 +56,3 @@ class TextMethods(MethodComparison):
             TEACHER: results["measured"]["teacher_bits_per_byte"],
         }
         return {**results, "value": value}
-
-
-EXPERIMENT = TextMethods()

@@ -1,6 +1,6 @@
 """Train an RNN by BPTT or by SMT→DMT, at equal optimizer steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hf_recurrent import (
@@ -32,8 +32,7 @@ _OPTIMIZER = {"weight_decay": 0.01, "adam_beta2": 0.999, "max_grad_norm": 1.0}
 class MethodComparison(Experiment):
     """BPTT against SMT→DMT; the table has the costs of the whole training."""
 
-    def rows(self, size: str) -> list[Settings]:
-        return [{"label": method, "method": method, **self.sizes[size]} for method in (BPTT, SMT_DMT)]
+    lines = {BPTT: {"method": BPTT}, SMT_DMT: {"method": SMT_DMT}}
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         costs = {"sequential operations": "sequential_operations", "tokens": "tokens"}
@@ -53,17 +52,9 @@ def train_bptt(
         The record of [`run_trainer`] with the evaluation on `held_out` as `measured`, and `sequential_operations` and
         `tokens` of the whole run.
     """
-    steps = settings["steps"]
-    results = _run(
-        MultiStreamTrainer,
-        MultiStreamTrainingArguments,
-        (rnn,),
-        (data, held_out),
-        settings,
-        steps=steps,
-        learning_rate=settings["bptt_learning_rate"],
-        block_size=block_size,
-    )
+    steps, own = settings["steps"], {"learning_rate": settings["bptt_learning_rate"], "block_size": block_size}
+    run = _stage(settings, (rnn,), (data, held_out))
+    results = run(MultiStreamTrainer, MultiStreamTrainingArguments, steps=steps, **own)
     operations = steps * step_operations(rnn, None, BPTT, block_size)
     return {**results, "sequential_operations": operations, "tokens": steps * settings["batch_size"] * block_size}
 
@@ -91,31 +82,11 @@ def train_smt_dmt(
     dmt_steps = settings["dmt_steps"]
     smt_steps = settings["steps"] - dmt_steps
     shared = {"context_length": context_length, "eval_windows": settings["eval_windows"]}
-    first = _run(
-        SmtTrainer,
-        SmtTrainingArguments,
-        (rnn, teacher),
-        (data, held_out),
-        settings,
-        steps=smt_steps,
-        learning_rate=settings["learning_rate"],
-        timesteps=settings["timesteps"],
-        future_length=future_length,
-        **shared,
-        **settings.get("smt", {}),
-    )
-    second = _run(
-        DmtTrainer,
-        DmtTrainingArguments,
-        (rnn, teacher),
-        (data, held_out),
-        settings,
-        steps=dmt_steps,
-        learning_rate=settings["dmt_learning_rate"],
-        timesteps=settings["dmt_timesteps"],
-        rollout_length=rollout_length,
-        **shared,
-    )
+    smt = {key: settings[key] for key in ("learning_rate", "timesteps")} | settings.get("smt", {})
+    dmt = {key: settings[f"dmt_{key}"] for key in ("learning_rate", "timesteps")}
+    run = _stage(settings, (rnn, teacher), (data, held_out), **shared)
+    first = run(SmtTrainer, SmtTrainingArguments, steps=smt_steps, future_length=future_length, **smt)
+    second = run(DmtTrainer, DmtTrainingArguments, steps=dmt_steps, rollout_length=rollout_length, **dmt)
     blocks = [getattr(data, "length", context_length + length) for length in (future_length, rollout_length)]
     return {
         **second,
@@ -128,22 +99,20 @@ def train_smt_dmt(
     }
 
 
-def _run(
-    trainer: type[MultiStreamTrainer],
-    arguments_class: type[MultiStreamTrainingArguments],
-    models: tuple[Any, ...],
-    data: tuple[Any, Any],
-    settings: Settings,
-    **arguments: Any,
-) -> dict[str, Any]:
-    """Train models with one trainer and evaluate."""
-    return run_trainer(
-        lambda args: trainer(*models, args, *data),
-        arguments_class,
-        measure=lambda trainer: {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()},
-        seed=settings["seed"],
-        per_device_train_batch_size=settings["batch_size"],
-        per_device_eval_batch_size=16,
-        **_OPTIMIZER,
-        **arguments,
-    )
+def _stage(settings: Settings, models: tuple[Any, ...], data: tuple[Any, Any], **shared: Any) -> Callable[..., Any]:
+    """A function that trains the models with one trainer and evaluates."""
+
+    def run(trainer: Any, arguments_class: type[MultiStreamTrainingArguments], **arguments: Any) -> dict[str, Any]:
+        return run_trainer(
+            lambda args: trainer(*models, args, *data),
+            arguments_class,
+            measure=lambda trainer: {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()},
+            seed=settings["seed"],
+            per_device_train_batch_size=settings["batch_size"],
+            per_device_eval_batch_size=16,
+            **_OPTIMIZER,
+            **shared,
+            **arguments,
+        )
+
+    return run

@@ -64,7 +64,7 @@ class RecallTable(Experiment):
     )
     metric = "accuracy"
     percent = True
-    paper = {  # noqa: RUF012 (read only)
+    paper = {
         f"{task}: {label}": numbers[place]
         for place, task in enumerate(TASKS["small"])
         for label, numbers in PRINTED.items()
@@ -92,6 +92,3 @@ class RecallTable(Experiment):
         model = build_model(settings["preset"], task.vocab_size, settings["seed"], **settings["widths"])
         results = train_on_task(model, task, settings)
         return {**results, "value": evaluate_task(model, task, num_examples=settings["num_tested"])["accuracy"]}
-
-
-EXPERIMENT = RecallTable()
