@@ -15,10 +15,17 @@ import itertools
 import statistics
 
 import torch
-from benchmarking import add_shared_options, clock, conditions, matrix_rate, read_bandwidth, report
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
-
-from hf_recurrent import config_from_preset
+from benchmarking import (
+    build_model,
+    clock,
+    conditions,
+    family_parser,
+    matrix_rate,
+    parse_and_set_up,
+    read_bandwidth,
+    report,
+)
+from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 
 class Stopwatch(StoppingCriteria):
@@ -78,10 +85,7 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
 
 def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
     """Lines of the table for one size, bytes per second of each model, and the limit of the first."""
-    models = {
-        family: AutoModelForCausalLM.from_config(config_from_preset(f"{family}-{row}")).to(options.device).eval()
-        for family in options.families
-    }
+    models = {family: build_model(f"{family}-{row}", options.device).eval() for family in options.families}
     seconds, sizes = {family: [] for family in models}, {}
     bandwidth = rate = 0.0
     for _ in range(options.rounds):
@@ -106,22 +110,18 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_shared_options(parser, rows=["s0", "s4"], streams=1, rounds=5)
+    parser = family_parser(__doc__, rows=["s0", "s4"], streams=1, rounds=5, bandwidth_bytes=1 << 28)
     parser.add_argument("--bytes", type=int, default=32, help="new bytes per stream and round (default 32)")
     parser.add_argument("--position", type=int, default=4096, help="position at which Llama continues (default 4096)")
-    parser.add_argument("--bandwidth_bytes", type=int, default=1 << 28, help=argparse.SUPPRESS)
     return parser
 
 
 def main() -> None:
     """Print the table; with --output, save it with a plot."""
     parser = build_parser()
-    options = parser.parse_args()
+    options = parse_and_set_up(parser)
     if options.bytes < 4:
         parser.error(f"--bytes is {options.bytes}; it must be at least 4.")
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
     rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "bytes/s", "µs per step", "limit µs", "of the limit"]
     columns += [f"time / {options.families[0]}", "state KiB per stream"]

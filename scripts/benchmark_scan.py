@@ -29,7 +29,16 @@ from typing import NamedTuple
 
 import scan_peers
 import torch
-from benchmarking import conditions, markdown_row, markdown_table, save_report, seconds_in_turns
+from benchmarking import (
+    CPU,
+    conditions,
+    markdown_row,
+    markdown_table,
+    option_parser,
+    save_bars,
+    save_tables,
+    seconds_in_turns,
+)
 from scan_peers import PEERS
 
 from hf_recurrent.modeling.linear_scan import available_backends, linear_scan
@@ -66,7 +75,7 @@ def shape_of(text: str) -> tuple[int, int, int]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, threads=[1], device=CPU)
     parser.add_argument("--shape", dest="shapes", action="append", type=shape_of, metavar="BxTxS", help="repeatable")
     names = (*available_backends(), "torch-loop")
     parser.add_argument(
@@ -76,9 +85,7 @@ def parse_arguments() -> argparse.Namespace:
         default=[name for name in names if name != "reference"],
         help="default: all available ones except the reference and peers that are slow to compile or install",
     )
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of a, b and h")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads (default 1)")
     parser.add_argument("--resets", type=float, default=0.02, help="share of steps with a reset (default 0.02)")
     parser.add_argument("--repetitions", type=int, default=15, help="runs, for best and median")
     parser.add_argument("--peers_folder", "--peers-folder", type=Path, help="where other packages are or stay")
@@ -161,8 +168,8 @@ def save(path: Path, title: str, rows: Sequence[Measured]) -> None:
         elements = math.prod(row.shape)
         rates.setdefault(group, {})[row.backend] = elements / row.best * 1e3
         limits[group] = elements / row.best_bound * 1e3
-    table = markdown_table(COLUMNS, [row.cells() for row in rows])
-    save_report(path, title, table, rates, limits, "elements per second")
+    save_tables(path, title, markdown_table(COLUMNS, [row.cells() for row in rows]))
+    save_bars(path, title, rates, limits, "elements per second")
 
 
 def time_all(arguments: argparse.Namespace) -> list[Measured]:

@@ -20,11 +20,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from benchmarking import (
+    CPU,
     best_seconds,
     conditions,
     kept_bytes,
     markdown_table,
     matrix_rate,
+    option_parser,
+    parse_and_set_up,
     save_tables,
     seconds_in_turns,
 )
@@ -40,19 +43,14 @@ VOCABULARY, HEADS = 256, 8
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the script."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden_size", "--hidden-size", type=int, default=256, help="M")
+    sizes = {"hidden_size": 256, "layers": 8, "rounds": 8, "threads": 1, "device": CPU, "matrix_size": 1024}
+    parser = option_parser(__doc__, **sizes)
     parser.add_argument("--memory_tokens", "--memory-tokens", type=int, default=16, help="Z")
-    parser.add_argument("--layers", type=int, default=8, help="of the encoder and of the update")
     parser.add_argument("--readout_layers", "--readout-layers", type=int, default=4, help="of the decoder")
     parser.add_argument("--context_length", "--context-length", type=int, default=256, help="Tc")
     parser.add_argument("--future_length", "--future-length", type=int, default=64, help="Tf")
     parser.add_argument("--sequences", type=int, default=4, help="B")
-    parser.add_argument("--rounds", type=int, default=8, help="the best counts (default 8)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help="also write OUTPUT.md")
     return parser
 
@@ -203,9 +201,7 @@ def memory_lines(options: argparse.Namespace) -> list[list[str]]:
 
 def main() -> None:
     """Print times and memory as tables; with --output, save them."""
-    options = build_parser().parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
+    options = parse_and_set_up(build_parser())
     title = (
         f"SMT step, M {options.hidden_size}, Z {options.memory_tokens}, Tc {options.context_length}, "
         f"Tf {options.future_length}, B {options.sequences}{', bfloat16' if options.bf16 else ''}; "

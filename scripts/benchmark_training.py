@@ -15,17 +15,23 @@ so on a CPU it reads one stream at a time.
 import argparse
 
 import torch
-from benchmarking import add_shared_options, clock, conditions, kept_bytes, matrix_rate, report
-from transformers import AutoModelForCausalLM
-
-from hf_recurrent import config_from_preset
+from benchmarking import (
+    build_model,
+    clock,
+    conditions,
+    family_parser,
+    kept_bytes,
+    matrix_rate,
+    parse_and_set_up,
+    report,
+)
 
 
 class TrainedModel:
     """A model with its optimizer and its block."""
 
     def __init__(self, family: str, row: str, options: argparse.Namespace):
-        self.model = AutoModelForCausalLM.from_config(config_from_preset(f"{family}-{row}")).to(options.device)
+        self.model = build_model(f"{family}-{row}", options.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.streams = 1 if family == "mamba2" and options.device.type == "cpu" else options.streams
         self.input_ids = torch.randint(1, 256, (self.streams, options.block_size), device=options.device)
@@ -68,20 +74,15 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_shared_options(parser, rows=["s0"], streams=8, rounds=3)
-    parser.add_argument("--block_size", "--block-size", type=int, default=1024, help="T (default 1024)")
+    parser = family_parser(__doc__, rows=["s0"], streams=8, block_size=1024, rounds=3, matrix_size=1024)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--compile", action="store_true", help="torch.compile every model, as --torch_compile does")
-    parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
     return parser
 
 
 def main() -> None:
     """Print the table; with --output, save it with a plot."""
-    options = build_parser().parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
+    options = parse_and_set_up(build_parser())
     rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "B", "bytes/s", "limit bytes/s", "of the limit"]
     columns += [f"{options.families[0]} is … times as fast", "KiB kept per byte"]
