@@ -14,17 +14,8 @@ import argparse
 import itertools
 import statistics
 
+import benchmarking as bench
 import torch
-from benchmarking import (
-    build_model,
-    clock,
-    conditions,
-    family_parser,
-    matrix_rate,
-    parse_and_set_up,
-    read_bandwidth,
-    report,
-)
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 
@@ -35,7 +26,7 @@ class Stopwatch(StoppingCriteria):
         self.device, self.times = device, []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
-        self.times.append(clock(self.device))
+        self.times.append(bench.clock(self.device))
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
@@ -85,12 +76,12 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
 
 def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
     """Lines of the table for one size, bytes per second of each model, and the limit of the first."""
-    models = {family: build_model(f"{family}-{row}", options.device).eval() for family in options.families}
+    models = {family: bench.build_model(f"{family}-{row}", options.device).eval() for family in options.families}
     seconds, sizes = {family: [] for family in models}, {}
     bandwidth = rate = 0.0
     for _ in range(options.rounds):
-        bandwidth = max(bandwidth, read_bandwidth(options.device, 1, options.bandwidth_bytes))
-        rate = max(rate, matrix_rate(options.device, 1))
+        bandwidth = max(bandwidth, bench.read_bandwidth(options.device, 1, options.bandwidth_bytes))
+        rate = max(rate, bench.matrix_rate(options.device, 1))
         for family, model in models.items():
             step, sizes[family] = generate(model, options)
             seconds[family].append(step)
@@ -109,24 +100,20 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
     return lines, rates, limits[0]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = family_parser(__doc__, rows=["s0", "s4"], streams=1, rounds=5, bandwidth_bytes=1 << 28)
-    parser.add_argument("--bytes", type=int, default=32, help="new bytes per stream and round (default 32)")
-    parser.add_argument("--position", type=int, default=4096, help="position at which Llama continues (default 4096)")
-    return parser
-
-
 def main() -> None:
     """Print the table; with --output, save it with a plot."""
-    parser = build_parser()
-    options = parse_and_set_up(parser)
+    parser = bench.family_parser(__doc__, rows=["s0", "s4"], streams=1, rounds=5, bandwidth_bytes=1 << 28)
+    parser.add_argument("--bytes", type=int, default=32, help="new bytes per stream and round (default 32)")
+    parser.add_argument("--position", type=int, default=4096, help="position at which Llama continues (default 4096)")
+    options = bench.parse_and_set_up(parser)
     if options.bytes < 4:
         parser.error(f"--bytes is {options.bytes}; it must be at least 4.")
     rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "bytes/s", "µs per step", "limit µs", "of the limit"]
     columns += [f"time / {options.families[0]}", "state KiB per stream"]
-    title = f"generate(), B {options.streams}, Llama from position {options.position:,}; {conditions(options.device)}"
-    report(title, columns, rows, options.output)
+    ways = f"B {options.streams}, Llama from position {options.position:,}"
+    title = f"generate(), {ways}; {bench.conditions(options.device)}"
+    bench.report(title, columns, rows, options.output)
 
 
 if __name__ == "__main__":

@@ -50,10 +50,8 @@ def main() -> None:
     columns = ("B", "S in MB", "BPTT ms", "RTRL ms", "bound ms", "RTRL/BPTT", "RTRL/bound", "(RTRL-BPTT)/bound")
     print("".join(f"{name:>18}" for name in columns) + ("" if steps == 1 else f"{'T steps ms':>18}{'speed-up':>18}"))
     for streams in options.streams:
-        kinds = {
-            "bptt": Reader(model, truncated, streams, steps, steps),
-            "rtrl": Reader(model, rtrl, streams, steps, steps),
-        }
+        rules = {"bptt": truncated, "rtrl": rtrl}
+        kinds = {kind: Reader(model, rule, streams, steps, steps) for kind, rule in rules.items()}
         numbers = sum(tensor.numel() for tensor in kinds["rtrl"].carried.values())
         flat = torch.ones(numbers, device=options.device)
         kinds["bound"] = lambda flat=flat: flat.mul_(0.999)

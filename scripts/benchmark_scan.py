@@ -27,18 +27,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import benchmarking as bench
 import scan_peers
 import torch
-from benchmarking import (
-    CPU,
-    conditions,
-    markdown_row,
-    markdown_table,
-    option_parser,
-    save_bars,
-    save_tables,
-    seconds_in_turns,
-)
 from scan_peers import PEERS
 
 from hf_recurrent.modeling.linear_scan import available_backends, linear_scan
@@ -53,7 +44,7 @@ MOST_ELEMENTS = 1 << 31
 
 def seconds_of(function: Callable[[], object], repetitions: int, device: torch.device) -> tuple[float, float]:
     """Best and median of `repetitions` runs, after one warm-up run."""
-    times = seconds_in_turns({"": function}, repetitions, device)[""]
+    times = bench.seconds_in_turns({"": function}, repetitions, device)[""]
     return min(times), statistics.median(times)
 
 
@@ -66,17 +57,10 @@ def bytes_per_second(device: torch.device, repetitions: int) -> tuple[float, flo
     return moved / best, moved / median
 
 
-def shape_of(text: str) -> tuple[int, int, int]:
-    """Parse BxTxS, such as 8x1024x768."""
-    sizes = tuple(int(size) for size in text.split("x"))
-    if len(sizes) != 3 or min(sizes) < 1:
-        raise ValueError(text)
-    return sizes
-
-
 def parse_arguments() -> argparse.Namespace:
-    parser = option_parser(__doc__, threads=[1], device=CPU)
-    parser.add_argument("--shape", dest="shapes", action="append", type=shape_of, metavar="BxTxS", help="repeatable")
+    parser = bench.option_parser(__doc__, threads=[1], device=bench.CPU)
+    shape = bench.shape_of("BxTxS")
+    parser.add_argument("--shape", dest="shapes", action="append", type=shape, metavar="BxTxS", help="repeatable")
     names = (*available_backends(), "torch-loop")
     parser.add_argument(
         "--backends",
@@ -168,8 +152,8 @@ def save(path: Path, title: str, rows: Sequence[Measured]) -> None:
         elements = math.prod(row.shape)
         rates.setdefault(group, {})[row.backend] = elements / row.best * 1e3
         limits[group] = elements / row.best_bound * 1e3
-    save_tables(path, title, markdown_table(COLUMNS, [row.cells() for row in rows]))
-    save_bars(path, title, rates, limits, "elements per second")
+    bench.save_tables(path, title, bench.markdown_table(COLUMNS, [row.cells() for row in rows]))
+    bench.save_bars(path, title, rates, limits, "elements per second")
 
 
 def time_all(arguments: argparse.Namespace) -> list[Measured]:
@@ -188,7 +172,7 @@ def time_all(arguments: argparse.Namespace) -> list[Measured]:
             if math.prod(shape) > MOST_ELEMENTS:
                 continue
             for row in time_shape(shape, scans, arguments):
-                print(markdown_row(row.cells()), flush=True)
+                print(bench.markdown_row(row.cells()), flush=True)
                 rows.append(row)
     return rows
 
@@ -196,8 +180,8 @@ def time_all(arguments: argparse.Namespace) -> list[Measured]:
 def main() -> None:
     """Print the table; with --output, save it with a plot."""
     arguments = parse_arguments()
-    title = f"scan, forward + backward, {arguments.dtype}; {conditions(arguments.device, arguments.threads)}"
-    print(f"{title}\n\n{markdown_table(COLUMNS, [])}")
+    title = f"scan, forward + backward, {arguments.dtype}; {bench.conditions(arguments.device, arguments.threads)}"
+    print(f"{title}\n\n{bench.markdown_table(COLUMNS, [])}")
     with tempfile.TemporaryDirectory() as temporary:
         peers = [name for name in arguments.backends if name in PEERS]
         scan_peers.install(peers, arguments.peers_folder or Path(temporary))

@@ -7,18 +7,12 @@ All units run in turns, several times, and the best time of each counts. One CPU
 does not work in Memora's block; it runs in Hawk's, whose other parts differ.
 """
 
-import functools
 import statistics
 
 import torch
 from benchmarking import CPU, build_model, option_parser, seconds_in_turns
 
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
-
-
-def step(model: torch.nn.Module, input_ids: torch.Tensor) -> None:
-    """One forward and backward pass."""
-    model(input_ids, labels=input_ids).loss.backward()
 
 
 def main() -> None:
@@ -30,7 +24,9 @@ def main() -> None:
     for unit in RECURRENT_UNITS:
         preset = options.preset if unit != "rg_lru" else options.preset.replace("memora", "hawk")
         models[unit] = build_model(preset, options.device, recurrent_unit=unit, num_hidden_layers=options.layers)
-    steps = {unit: functools.partial(step, model, input_ids) for unit, model in models.items()}
+    steps = {
+        unit: lambda model=model: model(input_ids, labels=input_ids).loss.backward() for unit, model in models.items()
+    }
     seconds = seconds_in_turns(steps, options.rounds, options.device)
     print(f"{'unit':24}{'parameters':>12}{'best ms':>10}{'median ms':>11}{'of GLRU':>9}")
     for unit, times in seconds.items():

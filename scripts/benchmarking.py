@@ -19,15 +19,15 @@ CPU = torch.device("cpu")
 # Options of several scripts → help; those without help are for tests.
 OPTIONS = {
     "rows": "model sizes",
-    "preset": "a preset",
+    "preset": "preset; other options replace its fields",
     "layers": "N",
     "hidden_size": "M",
     "state_size": "S",
     "streams": "B",
     "block_size": "T",
     "rounds": "the best one counts",
-    "threads": "CPU threads",
-    "device": "of the models",
+    "threads": "CPU threads; one is fastest for a single small stream",
+    "device": "torch device",
     "matrix_size": None,
     "bandwidth_bytes": None,
 }
@@ -50,6 +50,18 @@ def option_parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
             help=f"{OPTIONS[name]} (default {' '.join(map(str, values))})" if OPTIONS[name] else argparse.SUPPRESS,
         )
     return parser
+
+
+def shape_of(form: str) -> Callable[[str], tuple[int, ...]]:
+    """A type of options that parses sizes in a form such as "BxT", as in 8x1024."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        sizes = tuple(int(size) if size.isdecimal() else 0 for size in text.split("x"))
+        if len(sizes) != len(form.split("x")) or min(sizes) < 1:
+            raise argparse.ArgumentTypeError(f"{text!r} is not of the form {form}, such as 8x1024 for BxT")
+        return sizes
+
+    return parse
 
 
 def family_parser(description: str, **defaults: Any) -> argparse.ArgumentParser:

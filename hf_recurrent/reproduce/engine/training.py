@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Trainer, TrainingArguments, set_seed
 
 from hf_recurrent import (
     Corpus,
@@ -75,11 +75,11 @@ def train_on_task(model: PreTrainedModel, task: Task, settings: Settings) -> dic
 
 
 def run_trainer(
-    build: Callable[[Any], MultiStreamTrainer],
-    arguments_class: type[MultiStreamTrainingArguments],
+    build: Callable[[Any], Trainer],
+    arguments_class: type[TrainingArguments],
     *,
     steps: int,
-    measure: Callable[[MultiStreamTrainer], Any] | None = None,
+    measure: Callable[[Any], Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Train in a temporary directory.
@@ -107,4 +107,4 @@ def run_trainer(
         with measured_run() as record:
             trainer.train()
         measured = {} if measure is None else {"measured": measure(trainer)}
-    return {"num_parameters": trainer.model.num_parameters(), **record, **measured}
+    return {"num_parameters": sum(weight.numel() for weight in trainer.model.parameters()), **record, **measured}

@@ -6,17 +6,6 @@ from hf_recurrent import evaluate_bits_per_byte
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.training import build_model, split_corpus, train
 
-# Label, in the paper's words → recurrent unit.
-UNITS = {
-    "real GLRU": "glru",
-    "complex GLRU": "complex_glru",
-    "restricted complex GLRU": "complex_glru_conjugate",
-    "minGRU": "mingru",
-    "real LRU": "real_lru",
-    "complex LRU": "complex_lru",
-    "restricted complex LRU": "complex_lru_conjugate",
-}
-
 
 class GLRUAlternatives(Experiment):
     name = "glru-alternatives"
@@ -30,7 +19,15 @@ class GLRUAlternatives(Experiment):
         "{streams} streams, T = {block_size}, learning rate {learning_rate:g}."
     )
     metric = "held-out bits per byte"
-    lines = {label: {"recurrent_unit": unit} for label, unit in UNITS.items()}
+    lines = {
+        "real GLRU": {"recurrent_unit": "glru"},
+        "complex GLRU": {"recurrent_unit": "complex_glru"},
+        "restricted complex GLRU": {"recurrent_unit": "complex_glru_conjugate"},
+        "minGRU": {"recurrent_unit": "mingru"},
+        "real LRU": {"recurrent_unit": "real_lru"},
+        "complex LRU": {"recurrent_unit": "complex_lru"},
+        "restricted complex LRU": {"recurrent_unit": "complex_lru_conjugate"},
+    }
     sizes = {
         "small": {
             "hidden_size": 64, "state_size": 96, "num_hidden_layers": 2, "learning_rate": 3e-3,

@@ -16,16 +16,6 @@ MODELS: dict[str, dict[str, tuple[str, dict[str, int]]]] = {
     },
     "paper": {family: (f"{family}-tinystories", {}) for family in ("memora", "hawk", "llama", "mamba2")},
 }
-SIZES: dict[str, Settings] = {
-    "small": {
-        "bytes": 12_000_000, "step_bytes": 32_768, "learning_rate": 3e-3,
-        "corpus": "python", "eval_bytes": 1_000_000,
-    },
-    "paper": {
-        "bytes": 4_000_000_000, "step_bytes": 131_072, "learning_rate": 3e-4,
-        "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 10_000_000,
-    },
-}  # fmt: skip
 STRIDES = {"small": (2, 8, 32, 128, 512), "paper": (2, 8, 32, 128, 512, 1024)}
 NAMES = {"memora": "Memora", "hawk": "Hawk", "llama": "Llama", "mamba2": "Mamba2"}
 WITH_STATE = ("memora", "hawk")
@@ -48,6 +38,17 @@ class StrideSweep(Experiment):
     x_label = "T ="
     x_key = "stride"
     log_x = True
+    shared = {"bf16": True, "accumulation": 1}
+    sizes = {
+        "small": {
+            "bytes": 12_000_000, "step_bytes": 32_768, "learning_rate": 3e-3,
+            "corpus": "python", "eval_bytes": 1_000_000,
+        },
+        "paper": {
+            "bytes": 4_000_000_000, "step_bytes": 131_072, "learning_rate": 3e-4,
+            "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 10_000_000,
+        },
+    }  # fmt: skip
 
     def rows(self, size: str) -> list[Settings]:
         return [
@@ -57,9 +58,7 @@ class StrideSweep(Experiment):
                 "regime": regime,
                 "stride": stride,
                 "model_size": size,
-                "bf16": True,
-                "accumulation": 1,
-                **SIZES[size],
+                **self.size_settings(size),
             }
             for stride in STRIDES[size]
             for family in MODELS[size]

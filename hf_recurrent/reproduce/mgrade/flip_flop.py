@@ -69,12 +69,10 @@ class FlipFlopDistances(Experiment):
         model = new_model(AutoModelForCausalLM, MgradeConfig(**options), seed)
         data = PredictionSets(tasks["10"], settings["steps"] * settings["batch_size"])
         results = train_supervised(model, data, settings, warmup_share=0.1, loss=set_loss)
-        measured = {distance: measure(model, task, settings["num_tested"]) for distance, task in tasks.items()}
-        return {
-            **results,
-            "value": {distance: reads for distance, (reads, _) in measured.items()},
-            "right_sets": {distance: sets for distance, (_, sets) in measured.items()},
-        }
+        reads, sets = {}, {}
+        for distance, task in tasks.items():
+            reads[distance], sets[distance] = measure(model, task, settings["num_tested"])
+        return {**results, "value": reads, "right_sets": sets}
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         return {**super().details(rows), "whole sets at distance 100, %": f"{rows[-1]['right_sets']['100'] * 100:.2f}"}

@@ -106,16 +106,10 @@ def measure(model: NextStepRegressor, train: Any, test: Any) -> dict[str, Any]:
     states, targets, observed = _states(model, test)
     labels = torch.from_numpy(test.clean[:, 1:, test.observed : test.observed + 1])
     overlap = neighbour_overlap(torch.from_numpy(test.clean[:, :-1]).flatten(0, 1), states.flatten(0, 1))
-    return {
-        "value": {
-            OBSERVED: mean_absolute_scaled_error(observed, labels).item(),
-            **{
-                kind: mean_absolute_scaled_error(features(states) @ fits[kind], targets).item()
-                for kind, features in FEATURES.items()
-            },
-        },
-        "neighbour_overlap": overlap,
-    }
+    errors = {OBSERVED: mean_absolute_scaled_error(observed, labels).item()}
+    for kind, features in FEATURES.items():
+        errors[kind] = mean_absolute_scaled_error(features(states) @ fits[kind], targets).item()
+    return {"value": errors, "neighbour_overlap": overlap}
 
 
 def _states(model: NextStepRegressor, data: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -124,9 +118,8 @@ def _states(model: NextStepRegressor, data: Any) -> tuple[torch.Tensor, torch.Te
     items = [data[index] for index in range(len(data))]
     states, predictions = [], []
     for first in range(0, len(items), 100):
-        hidden = model.hidden_states(
-            torch.stack([item["input_values"] for item in items[first : first + 100]]).to(device)
-        )
+        inputs = torch.stack([item["input_values"] for item in items[first : first + 100]])
+        hidden = model.hidden_states(inputs.to(device))
         states.append(hidden.double().cpu())
         predictions.append(model.readout(hidden).double().cpu())
     targets = torch.stack([item["unobserved"] for item in items]).double()

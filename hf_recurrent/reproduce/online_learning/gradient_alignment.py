@@ -8,16 +8,6 @@ from transformers import set_seed
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.online_learning.bit_copier import BitCopier, CopiedBits, layer_cosines, train_bit_copier
 
-# Label → rule, layers, |λ|min at initialisation: panels A, C and E.
-LINES = {
-    "ours, 1 layer": ("rtrl", 1, 0.0),
-    "ours, 2 layers": ("rtrl", 2, 0.0),
-    "ours, 3 layers": ("rtrl", 3, 0.0),
-    "ours, 4 layers": ("rtrl", 4, 0.0),
-    "ours, 4 layers, |λ| from 0.9": ("rtrl", 4, 0.9),
-    "truncated, 4 layers": ("truncated", 4, 0.0),
-    "spatial, 4 layers": ("spatial", 4, 0.0),
-}
 # By the number of layers.
 _MARKERS = {1: "*", 2: "s", 3: "^", 4: "o"}
 AT_FIRST, TRAINED = "at first", "trained"
@@ -38,7 +28,16 @@ class GradientAlignmentFigure(Experiment):
     )
     metric = "cosine to the gradient of backpropagation through time"
     x_label = "layer"
-    lines = {label: dict(zip(("rule", "layers", "r_min"), values, strict=True)) for label, values in LINES.items()}
+    # Panels A, C and E; `r_min` is |λ|min at initialisation.
+    lines = {
+        "ours, 1 layer": {"rule": "rtrl", "layers": 1, "r_min": 0.0},
+        "ours, 2 layers": {"rule": "rtrl", "layers": 2, "r_min": 0.0},
+        "ours, 3 layers": {"rule": "rtrl", "layers": 3, "r_min": 0.0},
+        "ours, 4 layers": {"rule": "rtrl", "layers": 4, "r_min": 0.0},
+        "ours, 4 layers, |λ| from 0.9": {"rule": "rtrl", "layers": 4, "r_min": 0.9},
+        "truncated, 4 layers": {"rule": "truncated", "layers": 4, "r_min": 0.0},
+        "spatial, 4 layers": {"rule": "spatial", "layers": 4, "r_min": 0.0},
+    }
     shared = {"num_tokens": 20, "num_examples": 20_000}
     sizes = {
         "small": {"steps": 300, "batch_size": 20, "learning_rate": 4e-3, "num_measured": 100},

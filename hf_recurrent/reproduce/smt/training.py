@@ -1,6 +1,6 @@
 """Train an RNN by BPTT or by SMT→DMT, at equal optimizer steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hf_recurrent import (
@@ -15,7 +15,7 @@ from hf_recurrent import (
 )
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.training import run_trainer
-from hf_recurrent.reproduce.smt.models import BPTT, DMT, SMT, SMT_DMT
+from hf_recurrent.reproduce.smt.models import BPTT, DMT, SMT, SMT_DMT, TEACHER
 from hf_recurrent.reproduce.smt.operations import step_operations
 
 # Part of the notes of all experiments that train.
@@ -52,9 +52,9 @@ def train_bptt(
         The record of [`run_trainer`] with the evaluation on `held_out` as `measured`, and `sequential_operations` and
         `tokens` of the whole run.
     """
-    steps, own = settings["steps"], {"learning_rate": settings["bptt_learning_rate"], "block_size": block_size}
-    run = _stage(settings, (rnn,), (data, held_out))
-    results = run(MultiStreamTrainer, MultiStreamTrainingArguments, steps=steps, **own)
+    steps = settings["steps"]
+    bptt = {"steps": steps, "learning_rate": settings["bptt_learning_rate"], "block_size": block_size}
+    results = _run((rnn,), (data, held_out), settings, MultiStreamTrainer, MultiStreamTrainingArguments, **bptt)
     operations = steps * step_operations(rnn, None, BPTT, block_size)
     return {**results, "sequential_operations": operations, "tokens": steps * settings["batch_size"] * block_size}
 
@@ -82,11 +82,13 @@ def train_smt_dmt(
     dmt_steps = settings["dmt_steps"]
     smt_steps = settings["steps"] - dmt_steps
     shared = {"context_length": context_length, "eval_windows": settings["eval_windows"]}
-    smt = {key: settings[key] for key in ("learning_rate", "timesteps")} | settings.get("smt", {})
-    dmt = {key: settings[f"dmt_{key}"] for key in ("learning_rate", "timesteps")}
-    run = _stage(settings, (rnn, teacher), (data, held_out), **shared)
-    first = run(SmtTrainer, SmtTrainingArguments, steps=smt_steps, future_length=future_length, **smt)
-    second = run(DmtTrainer, DmtTrainingArguments, steps=dmt_steps, rollout_length=rollout_length, **dmt)
+    smt = {"steps": smt_steps, "future_length": future_length, **shared, **settings.get("smt", {})}
+    dmt = {"steps": dmt_steps, "rollout_length": rollout_length, **shared}
+    for key in ("learning_rate", "timesteps"):
+        smt[key], dmt[key] = settings[key], settings[f"dmt_{key}"]
+    models, texts = (rnn, teacher), (data, held_out)
+    first = _run(models, texts, settings, SmtTrainer, SmtTrainingArguments, **smt)
+    second = _run(models, texts, settings, DmtTrainer, DmtTrainingArguments, **dmt)
     blocks = [getattr(data, "length", context_length + length) for length in (future_length, rollout_length)]
     return {
         **second,
@@ -99,20 +101,31 @@ def train_smt_dmt(
     }
 
 
-def _stage(settings: Settings, models: tuple[Any, ...], data: tuple[Any, Any], **shared: Any) -> Callable[..., Any]:
-    """A function that trains the models with one trainer and evaluates."""
+def method_values(results: dict[str, Any], measure: str) -> dict[str, float]:
+    """One measure of an RNN after BPTT, or of an RNN after DMT and before it and of its teacher."""
+    measured = results["measured"]
+    if "measured_smt" not in results:
+        return {BPTT: measured[measure]}
+    before = results["measured_smt"][measure]
+    return {SMT_DMT: measured[measure], SMT: before, TEACHER: measured[f"teacher_{measure}"]}
 
-    def run(trainer: Any, arguments_class: type[MultiStreamTrainingArguments], **arguments: Any) -> dict[str, Any]:
-        return run_trainer(
-            lambda args: trainer(*models, args, *data),
-            arguments_class,
-            measure=lambda trainer: {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()},
-            seed=settings["seed"],
-            per_device_train_batch_size=settings["batch_size"],
-            per_device_eval_batch_size=16,
-            **_OPTIMIZER,
-            **shared,
-            **arguments,
-        )
 
-    return run
+def _run(
+    models: tuple[Any, ...],
+    data: tuple[Any, Any],
+    settings: Settings,
+    trainer: Any,
+    arguments_class: type[MultiStreamTrainingArguments],
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Train models with one trainer and evaluate."""
+    return run_trainer(
+        lambda args: trainer(*models, args, *data),
+        arguments_class,
+        measure=lambda trainer: {key.removeprefix("eval_"): value for key, value in trainer.evaluate().items()},
+        seed=settings["seed"],
+        per_device_train_batch_size=settings["batch_size"],
+        per_device_eval_batch_size=16,
+        **_OPTIMIZER,
+        **arguments,
+    )
