@@ -9,42 +9,26 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+from benchmarking import build_model, option_parser, shape_of
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM
 
-from hf_recurrent import IIDDataset, MultiStreamDataset, config_from_preset, load_corpus
+from hf_recurrent import IIDDataset, MultiStreamDataset, load_corpus
 
 SHAPES = ((1, 1), (1024, 1), (8, 2), (64, 8), (64, 128), (8, 1024), (1, 65536), (8, 65536))
 DATASETS = {"multi_stream": MultiStreamDataset, "iid": IIDDataset}
 
 
-def shape(text: str) -> tuple[int, int]:
-    """Parse BxT, such as 8x1024."""
-    try:
-        num_streams, block_size = map(int, text.split("x"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form 8x1024 (B x T)") from None
-    return num_streams, block_size
-
-
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     parser.add_argument("--source", default="python", help="corpus, as load_corpus takes it (default: %(default)s)")
+    shape = shape_of("BxT")
     parser.add_argument("--shapes", nargs="+", type=shape, default=SHAPES, metavar="BxT", help="for example 8x1024")
     parser.add_argument("--regimes", nargs="+", choices=DATASETS, default=list(DATASETS))
     parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=0, help="DataLoader workers (default: %(default)s)")
-    parser.add_argument(
-        "--step-milliseconds",
-        type=float,
-        default=5.0,
-        help="stated: the shortest step, for any number of bytes (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--training-rate", type=float, default=2.0, help="stated: MB per second of large steps (default: %(default)s)"
-    )
+    parser.add_argument("--step-milliseconds", type=float, default=5.0, help="stated: the shortest step (default 5)")
+    parser.add_argument("--training-rate", type=float, default=2.0, help="stated: MB/s of large steps (default 2)")
     parser.add_argument("--model", help="measure the step of this preset instead of stating it, e.g. memora-s0")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of --model")
     return parser.parse_args()
 
 
@@ -77,8 +61,7 @@ def main() -> None:
     corpus = load_corpus(arguments.source)
     model = None
     if arguments.model:
-        config = config_from_preset(arguments.model, vocab_size=corpus.vocab_size)
-        model = AutoModelForCausalLM.from_config(config).to(arguments.device)
+        model = build_model(arguments.model, arguments.device, vocab_size=corpus.vocab_size)
         print(f"training step: {arguments.model} on {arguments.device}, forward and backward, measured")
     else:
         stated = f"{arguments.step_milliseconds} ms, and {arguments.training_rate} MB/s if that is longer"

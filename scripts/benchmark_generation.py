@@ -14,11 +14,9 @@ import argparse
 import itertools
 import statistics
 
+import benchmarking as bench
 import torch
-from benchmarking import add_shared_options, clock, conditions, matrix_rate, read_bandwidth, report
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
-
-from hf_recurrent import config_from_preset
+from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 
 class Stopwatch(StoppingCriteria):
@@ -28,7 +26,7 @@ class Stopwatch(StoppingCriteria):
         self.device, self.times = device, []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
-        self.times.append(clock(self.device))
+        self.times.append(bench.clock(self.device))
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
@@ -78,15 +76,12 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
 
 def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
     """Lines of the table for one size, bytes per second of each model, and the limit of the first."""
-    models = {
-        family: AutoModelForCausalLM.from_config(config_from_preset(f"{family}-{row}")).to(options.device).eval()
-        for family in options.families
-    }
+    models = {family: bench.build_model(f"{family}-{row}", options.device).eval() for family in options.families}
     seconds, sizes = {family: [] for family in models}, {}
     bandwidth = rate = 0.0
     for _ in range(options.rounds):
-        bandwidth = max(bandwidth, read_bandwidth(options.device, 1, options.bandwidth_bytes))
-        rate = max(rate, matrix_rate(options.device, 1))
+        bandwidth = max(bandwidth, bench.read_bandwidth(options.device, 1, options.bandwidth_bytes))
+        rate = max(rate, bench.matrix_rate(options.device, 1))
         for family, model in models.items():
             step, sizes[family] = generate(model, options)
             seconds[family].append(step)
@@ -105,28 +100,20 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
     return lines, rates, limits[0]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_shared_options(parser, rows=["s0", "s4"], streams=1, rounds=5)
-    parser.add_argument("--bytes", type=int, default=32, help="new bytes per stream and round (default 32)")
-    parser.add_argument("--position", type=int, default=4096, help="position at which Llama continues (default 4096)")
-    parser.add_argument("--bandwidth_bytes", type=int, default=1 << 28, help=argparse.SUPPRESS)
-    return parser
-
-
 def main() -> None:
     """Print the table; with --output, save it with a plot."""
-    parser = build_parser()
-    options = parser.parse_args()
+    parser = bench.family_parser(__doc__, rows=["s0", "s4"], streams=1, rounds=5, bandwidth_bytes=1 << 28)
+    parser.add_argument("--bytes", type=int, default=32, help="new bytes per stream and round (default 32)")
+    parser.add_argument("--position", type=int, default=4096, help="position at which Llama continues (default 4096)")
+    options = bench.parse_and_set_up(parser)
     if options.bytes < 4:
         parser.error(f"--bytes is {options.bytes}; it must be at least 4.")
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
     rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "bytes/s", "µs per step", "limit µs", "of the limit"]
     columns += [f"time / {options.families[0]}", "state KiB per stream"]
-    title = f"generate(), B {options.streams}, Llama from position {options.position:,}; {conditions(options.device)}"
-    report(title, columns, rows, options.output)
+    ways = f"B {options.streams}, Llama from position {options.position:,}"
+    title = f"generate(), {ways}; {bench.conditions(options.device)}"
+    bench.report(title, columns, rows, options.output)
 
 
 if __name__ == "__main__":

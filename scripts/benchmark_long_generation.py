@@ -4,7 +4,6 @@ python scripts/benchmark_long_generation.py                      # a fresh Memor
 python scripts/benchmark_long_generation.py --model runs/memora-tiny-python --bytes 100000
 """
 
-import argparse
 import os
 import resource
 import statistics
@@ -12,10 +11,11 @@ import sys
 import time
 
 import torch
+from benchmarking import build_model, option_parser
 from transformers import AutoModelForCausalLM, set_seed
 from transformers.generation import BaseStreamer
 
-from hf_recurrent import config_from_preset, preset_names
+from hf_recurrent import preset_names
 
 WINDOW = 1000
 
@@ -47,17 +47,16 @@ def resident_bytes() -> int:
 
 def main() -> None:
     """Generate, and print time and memory at the beginning and at the end."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__, threads=1)
     parser.add_argument("--model", default="memora-tiny", help="preset, directory or owner/name on the Hub")
     parser.add_argument("--bytes", type=int, default=100_000, help="number of bytes to generate")
-    parser.add_argument("--threads", type=int, default=1, help="one is fastest for a single small stream")
     arguments = parser.parse_args()
     if arguments.bytes < 3 * WINDOW:
         parser.error(f"--bytes is {arguments.bytes}; it must be at least {3 * WINDOW}.")
     torch.set_num_threads(arguments.threads)
     set_seed(0)
     if arguments.model in preset_names():
-        model = AutoModelForCausalLM.from_config(config_from_preset(arguments.model))
+        model = build_model(arguments.model)
     else:
         model = AutoModelForCausalLM.from_pretrained(arguments.model)
     watch = Stopwatch()

@@ -4,15 +4,15 @@ python scripts/benchmark_online_memory.py                               # a mill
 python scripts/benchmark_online_memory.py --bytes 50000 --stride 16     # a minute
 """
 
-import argparse
 import itertools
 import time
 
 import torch
 from benchmark_long_generation import resident_bytes
-from transformers import AutoModelForCausalLM, set_seed
+from benchmarking import build_model, option_parser
+from transformers import set_seed
 
-from hf_recurrent import Corpus, OnlineLearner, config_from_preset
+from hf_recurrent import Corpus, OnlineLearner
 from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.reproduce.learner.drift import endless, pydoc_prose
 
@@ -21,20 +21,19 @@ SHARES = (10, 50, 100)  # per cent of the stream
 
 def main() -> None:
     """Read Python's help topics repeatedly, and print the memory after some shares of the stream."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = option_parser(__doc__, threads=1)
     parser.add_argument("--model", default="memora-tiny", help="preset")
     parser.add_argument("--bytes", type=int, default=1_000_000, help="number of bytes to read")
     parser.add_argument("--stride", type=int, default=1, help="T, bytes per update")
     parser.add_argument("--rule", default="rtrl", choices=RULES)
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "rmsprop"])
-    parser.add_argument("--threads", type=int, default=1, help="one is fastest for a single small stream")
     arguments = parser.parse_args()
     if arguments.bytes < 1000:
         parser.error(f"--bytes is {arguments.bytes}; it must be at least 1000.")
     torch.set_num_threads(arguments.threads)
     set_seed(0)
     learner = OnlineLearner(
-        AutoModelForCausalLM.from_config(config_from_preset(arguments.model)),
+        build_model(arguments.model),
         rule=arguments.rule,
         stride=arguments.stride,
         optimizer=arguments.optimizer,

@@ -9,29 +9,10 @@ of reading all sensitivities once and writing them once, measured as an in-place
 size. Kinds of steps take turns, and the best time of each counts. One CPU thread is measured in CPU time.
 """
 
-import argparse
-
 import torch
-from benchmarking import seconds_in_turns
-from transformers import AutoModelForCausalLM
+from benchmarking import CPU, build_model, option_parser, seconds_in_turns
 
-from hf_recurrent import config_from_preset
 from hf_recurrent.learning_rules.rules import LearningRule, build_learning_rule
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the script."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", default="memora-s0", help="family; the options below replace its sizes")
-    parser.add_argument("--unit", default="glru", help="recurrent unit")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--hidden_size", "--hidden-size", type=int, default=512, help="M")
-    parser.add_argument("--state_size", "--state-size", type=int, default=768, help="S")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], help="B, one or more values")
-    parser.add_argument("--block_size", "--block-size", type=int, default=1, help="T")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    return parser
 
 
 class Reader:
@@ -50,26 +31,27 @@ class Reader:
 
 def main() -> None:
     """Print one row per number of streams."""
-    options = build_parser().parse_args()
-    config = config_from_preset(
+    sizes = {"layers": 6, "hidden_size": 512, "state_size": 768}
+    parser = option_parser(__doc__, preset="memora-s0", **sizes, streams=[1, 64], block_size=1, rounds=8, device=CPU)
+    parser.add_argument("--unit", default="glru", help="recurrent unit (default glru)")
+    options = parser.parse_args()
+    model = build_model(
         options.preset,
+        options.device,
         recurrent_unit=options.unit,
         hidden_size=options.hidden_size,
         state_size=options.state_size,
         intermediate_size=3 * options.hidden_size,
         num_hidden_layers=options.layers,
     )
-    model = AutoModelForCausalLM.from_config(config).to(options.device)
     rtrl, truncated = build_learning_rule("rtrl", model), build_learning_rule("truncated", model)
     steps = options.block_size
     print(f"{model.num_parameters():,} parameters, T {steps}, {torch.get_num_threads()} threads, {options.device}")
     columns = ("B", "S in MB", "BPTT ms", "RTRL ms", "bound ms", "RTRL/BPTT", "RTRL/bound", "(RTRL-BPTT)/bound")
     print("".join(f"{name:>18}" for name in columns) + ("" if steps == 1 else f"{'T steps ms':>18}{'speed-up':>18}"))
     for streams in options.streams:
-        kinds = {
-            "bptt": Reader(model, truncated, streams, steps, steps),
-            "rtrl": Reader(model, rtrl, streams, steps, steps),
-        }
+        rules = {"bptt": truncated, "rtrl": rtrl}
+        kinds = {kind: Reader(model, rule, streams, steps, steps) for kind, rule in rules.items()}
         numbers = sum(tensor.numel() for tensor in kinds["rtrl"].carried.values())
         flat = torch.ones(numbers, device=options.device)
         kinds["bound"] = lambda flat=flat: flat.mul_(0.999)

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import benchmarking as bench
 import scan_peers
 import torch
-from benchmarking import conditions, markdown_row, markdown_table, save_report, seconds_in_turns
 from scan_peers import PEERS
 
 from hf_recurrent.modeling.linear_scan import available_backends, linear_scan
@@ -44,7 +44,7 @@ MOST_ELEMENTS = 1 << 31
 
 def seconds_of(function: Callable[[], object], repetitions: int, device: torch.device) -> tuple[float, float]:
     """Best and median of `repetitions` runs, after one warm-up run."""
-    times = seconds_in_turns({"": function}, repetitions, device)[""]
+    times = bench.seconds_in_turns({"": function}, repetitions, device)[""]
     return min(times), statistics.median(times)
 
 
@@ -57,17 +57,10 @@ def bytes_per_second(device: torch.device, repetitions: int) -> tuple[float, flo
     return moved / best, moved / median
 
 
-def shape_of(text: str) -> tuple[int, int, int]:
-    """Parse BxTxS, such as 8x1024x768."""
-    sizes = tuple(int(size) for size in text.split("x"))
-    if len(sizes) != 3 or min(sizes) < 1:
-        raise ValueError(text)
-    return sizes
-
-
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", dest="shapes", action="append", type=shape_of, metavar="BxTxS", help="repeatable")
+    parser = bench.option_parser(__doc__, threads=[1], device=bench.CPU)
+    shape = bench.shape_of("BxTxS")
+    parser.add_argument("--shape", dest="shapes", action="append", type=shape, metavar="BxTxS", help="repeatable")
     names = (*available_backends(), "torch-loop")
     parser.add_argument(
         "--backends",
@@ -76,9 +69,7 @@ def parse_arguments() -> argparse.Namespace:
         default=[name for name in names if name != "reference"],
         help="default: all available ones except the reference and peers that are slow to compile or install",
     )
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of a, b and h")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="CPU threads (default 1)")
     parser.add_argument("--resets", type=float, default=0.02, help="share of steps with a reset (default 0.02)")
     parser.add_argument("--repetitions", type=int, default=15, help="runs, for best and median")
     parser.add_argument("--peers_folder", "--peers-folder", type=Path, help="where other packages are or stay")
@@ -161,8 +152,8 @@ def save(path: Path, title: str, rows: Sequence[Measured]) -> None:
         elements = math.prod(row.shape)
         rates.setdefault(group, {})[row.backend] = elements / row.best * 1e3
         limits[group] = elements / row.best_bound * 1e3
-    table = markdown_table(COLUMNS, [row.cells() for row in rows])
-    save_report(path, title, table, rates, limits, "elements per second")
+    bench.save_tables(path, title, bench.markdown_table(COLUMNS, [row.cells() for row in rows]))
+    bench.save_bars(path, title, rates, limits, "elements per second")
 
 
 def time_all(arguments: argparse.Namespace) -> list[Measured]:
@@ -181,7 +172,7 @@ def time_all(arguments: argparse.Namespace) -> list[Measured]:
             if math.prod(shape) > MOST_ELEMENTS:
                 continue
             for row in time_shape(shape, scans, arguments):
-                print(markdown_row(row.cells()), flush=True)
+                print(bench.markdown_row(row.cells()), flush=True)
                 rows.append(row)
     return rows
 
@@ -189,8 +180,8 @@ def time_all(arguments: argparse.Namespace) -> list[Measured]:
 def main() -> None:
     """Print the table; with --output, save it with a plot."""
     arguments = parse_arguments()
-    title = f"scan, forward + backward, {arguments.dtype}; {conditions(arguments.device, arguments.threads)}"
-    print(f"{title}\n\n{markdown_table(COLUMNS, [])}")
+    title = f"scan, forward + backward, {arguments.dtype}; {bench.conditions(arguments.device, arguments.threads)}"
+    print(f"{title}\n\n{bench.markdown_table(COLUMNS, [])}")
     with tempfile.TemporaryDirectory() as temporary:
         peers = [name for name in arguments.backends if name in PEERS]
         scan_peers.install(peers, arguments.peers_folder or Path(temporary))

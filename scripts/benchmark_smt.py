@@ -17,17 +17,9 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+import benchmarking as bench
 import torch
 import torch.nn.functional as F
-from benchmarking import (
-    best_seconds,
-    conditions,
-    kept_bytes,
-    markdown_table,
-    matrix_rate,
-    save_tables,
-    seconds_in_turns,
-)
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.llama.modeling_llama import rotate_half
@@ -40,19 +32,14 @@ VOCABULARY, HEADS = 256, 8
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the script."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden_size", "--hidden-size", type=int, default=256, help="M")
+    sizes = {"hidden_size": 256, "layers": 8, "rounds": 8, "threads": 1, "device": bench.CPU, "matrix_size": 1024}
+    parser = bench.option_parser(__doc__, **sizes)
     parser.add_argument("--memory_tokens", "--memory-tokens", type=int, default=16, help="Z")
-    parser.add_argument("--layers", type=int, default=8, help="of the encoder and of the update")
     parser.add_argument("--readout_layers", "--readout-layers", type=int, default=4, help="of the decoder")
     parser.add_argument("--context_length", "--context-length", type=int, default=256, help="Tc")
     parser.add_argument("--future_length", "--future-length", type=int, default=64, help="Tf")
     parser.add_argument("--sequences", type=int, default=4, help="B")
-    parser.add_argument("--rounds", type=int, default=8, help="the best counts (default 8)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help="also write OUTPUT.md")
     return parser
 
@@ -150,14 +137,7 @@ def build_losses(options: argparse.Namespace) -> dict[str, Callable[[], Tensor]]
     resets[:, 0] = True
     anchors = torch.full_like(ids[:, :1], before)
     objective = SmtObjective(rnn, teacher, context_length=before, future_length=after)
-
-    def autocast(loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        def wrapped() -> Tensor:
-            with torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16):
-                return loss()
-
-        return wrapped
-
+    autocast = torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16)
     return {
         "SMT": autocast(lambda: objective(inputs, targets, resets, anchors).total),
         "yardstick": autocast(lambda: yardstick(contexts, futures, targets[:, before:])),
@@ -175,12 +155,13 @@ def product_operations(loss: Callable[[], Tensor]) -> int:
 def time_lines(losses: dict[str, Callable[[], Tensor]], options: argparse.Namespace) -> list[list[str]]:
     """Lines of the table of times: step, milliseconds, ratio to the yardstick, limit, ratio to the limit."""
     dtype = torch.bfloat16 if options.bf16 else torch.float32
-    rate = matrix_rate(options.device, size=options.matrix_size, dtype=dtype)
+    rate = bench.matrix_rate(options.device, size=options.matrix_size, dtype=dtype)
     limits = {name: product_operations(loss) / rate for name, loss in losses.items()}
     steps = {name: lambda loss=loss: loss().backward() for name, loss in losses.items()}
     bptt = steps.pop("BPTT")
-    seconds = {name: min(times) for name, times in seconds_in_turns(steps, options.rounds, options.device).items()}
-    seconds["BPTT"] = best_seconds(bptt, 1, options.device)
+    turns = bench.seconds_in_turns(steps, options.rounds, options.device)
+    seconds = {name: min(times) for name, times in turns.items()}
+    seconds["BPTT"] = bench.best_seconds(bptt, 1, options.device)
     lines = []
     for name, time in seconds.items():
         cells = (f"{time * 1e3:,.1f}", f"{time / seconds['yardstick']:.2f}", f"{limits[name] * 1e3:,.1f}")
@@ -195,7 +176,7 @@ def memory_lines(options: argparse.Namespace) -> list[list[str]]:
     for length, tokens in [(context // 4, memory), (context // 2, memory), (context, memory), (context, 2 * memory)]:
         sizes = {"context_length": length, "memory_tokens": tokens, "sequences": 2}  # the fewest for uniformity
         losses = build_losses(argparse.Namespace(**vars(options) | sizes))
-        smt, bptt = (kept_bytes(losses[name]) / sizes["sequences"] for name in ("SMT", "BPTT"))
+        smt, bptt = (bench.kept_bytes(losses[name]) / sizes["sequences"] for name in ("SMT", "BPTT"))
         kept = (smt / 1e6, smt / (length + tokens) / 1e3, bptt / 1e6, bptt / length / tokens / 1e3)
         lines.append([f"{length}", f"{tokens}", *(f"{number:.1f}" for number in kept)])
     return lines
@@ -203,26 +184,20 @@ def memory_lines(options: argparse.Namespace) -> list[list[str]]:
 
 def main() -> None:
     """Print times and memory as tables; with --output, save them."""
-    options = build_parser().parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
+    options = bench.parse_and_set_up(build_parser())
     title = (
         f"SMT step, M {options.hidden_size}, Z {options.memory_tokens}, Tc {options.context_length}, "
         f"Tf {options.future_length}, B {options.sequences}{', bfloat16' if options.bf16 else ''}; "
-        f"{conditions(options.device)}"
+        f"{bench.conditions(options.device)}"
     )
-    times = markdown_table(
-        ["step", "best ms", "of the yardstick's time", "limit ms", "of the limit"],
-        time_lines(build_losses(options), options),
-    )
+    columns = ["step", "best ms", "of the yardstick's time", "limit ms", "of the limit"]
+    times = bench.markdown_table(columns, time_lines(build_losses(options), options))
     print(f"{title}\n\n{times}\n", flush=True)
-    memory = markdown_table(
-        ["Tc", "Z", "SMT keeps MB per sequence", "kB per Tc + Z", "BPTT keeps MB", "kB per Tc · Z"],
-        memory_lines(options),
-    )
+    columns = ["Tc", "Z", "SMT keeps MB per sequence", "kB per Tc + Z", "BPTT keeps MB", "kB per Tc · Z"]
+    memory = bench.markdown_table(columns, memory_lines(options))
     print(memory)
     if options.output is not None:
-        save_tables(options.output, title, times, memory)
+        bench.save_tables(options.output, title, times, memory)
 
 
 if __name__ == "__main__":

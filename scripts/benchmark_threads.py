@@ -16,10 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from hf_recurrent.benchmarking import conditions, markdown_table
-from transformers import AutoModelForCausalLM, PreTrainedModel
-
-from hf_recurrent import config_from_preset
+from benchmarking import CPU, build_model, conditions, markdown_table, option_parser, parse_and_set_up
+from transformers import PreTrainedModel
 
 
 def seconds(function: Callable[[], object], callers: int) -> float:
@@ -38,7 +36,7 @@ def generate(model: PreTrainedModel, count: int) -> None:
 
 def measure(name: str, options: argparse.Namespace) -> list[list[str]]:
     """The table's lines of one model: one thread, then several."""
-    model = AutoModelForCausalLM.from_config(config_from_preset(name)).eval()
+    model = build_model(name).eval()
     weights = sum(weight.nbytes for weight in model.parameters())
     numbers = torch.ones(options.bandwidth_bytes // 4)
     counts = (1, options.callers)
@@ -59,24 +57,16 @@ def measure(name: str, options: argparse.Namespace) -> list[list[str]]:
     return lines
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", default=["s4"], help="sizes of Memora (default s4)")
-    parser.add_argument("--callers", type=int, default=4, help="threads that generate at once (default 4)")
-    parser.add_argument("--bytes", type=int, default=30, help="new bytes of a thread in a round (default 30)")
-    parser.add_argument("--rounds", type=int, default=5, help="the best counts (default 5)")
-    parser.add_argument("--bandwidth_bytes", type=int, default=1 << 28, help=argparse.SUPPRESS)
-    return parser
-
-
 def main() -> None:
     """Print the table."""
-    options = build_parser().parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    parser = option_parser(__doc__, rows=["s4"], rounds=5, bandwidth_bytes=1 << 28)
+    parser.add_argument("--callers", type=int, default=4, help="threads that generate at once (default 4)")
+    parser.add_argument("--bytes", type=int, default=30, help="new bytes of a thread in a round (default 30)")
+    parser.set_defaults(threads=1)
+    options = parse_and_set_up(parser)
     lines = [line for row in options.rows for line in measure(f"memora-{row}", options)]
     columns = ["model", "threads", "bytes/s", "of one thread's", "GB/s", "limit bytes/s", "of the limit"]
-    print(f"{conditions(torch.device('cpu'))}\n\n{markdown_table(columns, lines)}")
+    print(f"{conditions(CPU)}\n\n{markdown_table(columns, lines)}")
 
 
 if __name__ == "__main__":

@@ -6,24 +6,16 @@ The fast tokenizer is transformers' own class over the `tokenizer.json` that Byt
 without merges, the same ids. ByT5 has bytes too, as ids 3 to 258. The limit is `numpy.frombuffer` and the UTF-8 codec.
 """
 
-import argparse
 from collections.abc import Callable
 
 import numpy as np
 import torch
-from benchmarking import best_seconds, conditions, markdown_table
+from benchmarking import CPU, best_seconds, conditions, markdown_table, option_parser, parse_and_set_up
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_recurrent import ByteTokenizer
 
 SENTENCE = "The quick brown fox; naïve 中文. "
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=10.0, help="size of the text (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="the best counts (default: %(default)s)")
-    return parser.parse_args()
 
 
 def tokenizer_calls(tokenizer: PreTrainedTokenizerBase, text: str) -> list[Callable[[], object]]:
@@ -47,9 +39,10 @@ def limit_calls(text: str) -> list[Callable[[], object]]:
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    torch.set_num_threads(1)
-    device = torch.device("cpu")
+    parser = option_parser(__doc__, rounds=3)
+    parser.add_argument("--megabytes", type=float, default=10.0, help="size of the text (default: %(default)s)")
+    parser.set_defaults(threads=1)
+    arguments = parse_and_set_up(parser)
     sentences = max(1, round(arguments.megabytes * 1e6 / len(SENTENCE.encode())))
     text, part = SENTENCE * sentences, SENTENCE * -(-sentences // 10)
     fast = PreTrainedTokenizerFast(tokenizer_object=ByteTokenizer().to_tokenizers())
@@ -62,8 +55,8 @@ def main() -> None:
     lines = []
     for name, (read, calls) in cases.items():
         size = len(read.encode()) / 1e6
-        lines.append([name, *(f"{size / best_seconds(call, arguments.rounds, device):.2f}" for call in calls)])
-    print(f"{len(text.encode()):,} bytes; {conditions(device)}\n")
+        lines.append([name, *(f"{size / best_seconds(call, arguments.rounds, CPU):.2f}" for call in calls)])
+    print(f"{len(text.encode()):,} bytes; {conditions(CPU)}\n")
     print(markdown_table(["MB/s", "encode to a list", "encode to a tensor", "decode"], lines))
 
 

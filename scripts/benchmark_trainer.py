@@ -9,21 +9,14 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 
 import numpy as np
 import torch
+from benchmarking import build_model, elapsed, option_parser
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, TrainerCallback, set_seed
+from transformers import TrainerCallback, set_seed
 
-from hf_recurrent import (
-    ByteTokenizer,
-    Corpus,
-    MultiStreamDataset,
-    MultiStreamTrainer,
-    MultiStreamTrainingArguments,
-    config_from_preset,
-)
+from hf_recurrent import ByteTokenizer, Corpus, MultiStreamDataset, MultiStreamTrainer, MultiStreamTrainingArguments
 
 
 class StepTimes(TrainerCallback):
@@ -33,13 +26,7 @@ class StepTimes(TrainerCallback):
         self.device, self.times = device, []
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.times.append(_now(self.device))
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+        self.times.append(elapsed(self.device))
 
 
 def bare_loop(model, corpus: Corpus, options: argparse.Namespace, device: torch.device) -> list[float]:
@@ -57,7 +44,7 @@ def bare_loop(model, corpus: Corpus, options: argparse.Namespace, device: torch.
         optimizer.step()
         optimizer.zero_grad()
         state = {name: tensor.detach() for name, tensor in output.state.items()}
-        times.append(_now(device))
+        times.append(elapsed(device))
     return np.diff(times).tolist()
 
 
@@ -80,10 +67,8 @@ def trainer_steps(model, corpus: Corpus, options: argparse.Namespace, directory:
 
 def main(argv: list[str] | None = None) -> float:
     """Print both rates and their ratio; returns the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, streams=8, block_size=1024)
     parser.add_argument("--model", default="memora-s0", help="a preset")
-    parser.add_argument("--streams", type=int, default=8, help="B")
-    parser.add_argument("--block_size", type=int, default=1024, help="T")
     parser.add_argument("--steps", type=int, default=10, help="measured steps per turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
@@ -97,7 +82,7 @@ def main(argv: list[str] | None = None) -> float:
         for _ in range(options.turns):
             for name in seconds:
                 set_seed(0)
-                model = AutoModelForCausalLM.from_config(config_from_preset(options.model)).to(device)
+                model = build_model(options.model, device)
                 if name == "bare loop":
                     seconds[name] += bare_loop(model, corpus, options, device)
                 else:

@@ -14,18 +14,15 @@ so on a CPU it reads one stream at a time.
 
 import argparse
 
+import benchmarking as bench
 import torch
-from benchmarking import add_shared_options, clock, conditions, kept_bytes, matrix_rate, report
-from transformers import AutoModelForCausalLM
-
-from hf_recurrent import config_from_preset
 
 
 class TrainedModel:
     """A model with its optimizer and its block."""
 
     def __init__(self, family: str, row: str, options: argparse.Namespace):
-        self.model = AutoModelForCausalLM.from_config(config_from_preset(f"{family}-{row}")).to(options.device)
+        self.model = bench.build_model(f"{family}-{row}", options.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.streams = 1 if family == "mamba2" and options.device.type == "cpu" else options.streams
         self.input_ids = torch.randint(1, 256, (self.streams, options.block_size), device=options.device)
@@ -38,20 +35,20 @@ class TrainedModel:
             return self.forward(self.input_ids, labels=self.input_ids).loss
 
     def step(self) -> None:
-        begin = clock(self.device)
+        begin = bench.clock(self.device)
         self.loss().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.seconds.append(clock(self.device) - begin)
+        self.seconds.append(bench.clock(self.device) - begin)
 
 
 def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
     """Lines of the table for one size, bytes per second of each model, and the limit of the first."""
     models = {family: TrainedModel(family, row, options) for family in options.families}
-    kept = {family: kept_bytes(trained.loss) for family, trained in models.items()}
+    kept = {family: bench.kept_bytes(trained.loss) for family, trained in models.items()}
     operations, dtype = [], torch.bfloat16 if options.bf16 else torch.float32
     for _ in range(options.rounds):
-        operations.append(matrix_rate(options.device, 1, options.matrix_size, dtype))
+        operations.append(bench.matrix_rate(options.device, 1, options.matrix_size, dtype))
         for trained in models.values():
             trained.step()
     lines, rates, limits = [], {}, []
@@ -67,29 +64,20 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
     return lines, rates, limits[0]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_shared_options(parser, rows=["s0"], streams=8, rounds=3)
-    parser.add_argument("--block_size", "--block-size", type=int, default=1024, help="T (default 1024)")
-    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
-    parser.add_argument("--compile", action="store_true", help="torch.compile every model, as --torch_compile does")
-    parser.add_argument("--matrix_size", type=int, default=1024, help=argparse.SUPPRESS)
-    return parser
-
-
 def main() -> None:
     """Print the table; with --output, save it with a plot."""
-    options = build_parser().parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
+    parser = bench.family_parser(__doc__, rows=["s0"], streams=8, block_size=1024, rounds=3, matrix_size=1024)
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
+    parser.add_argument("--compile", action="store_true", help="torch.compile every model, as --torch_compile does")
+    options = bench.parse_and_set_up(parser)
     rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "B", "bytes/s", "limit bytes/s", "of the limit"]
     columns += [f"{options.families[0]} is … times as fast", "KiB kept per byte"]
     ways = [f"T {options.block_size}", *["bfloat16"] * options.bf16, *["compiled"] * options.compile]
-    title = f"Training step, {', '.join(ways)}; {conditions(options.device)}"
+    title = f"Training step, {', '.join(ways)}; {bench.conditions(options.device)}"
     if options.device.type == "cuda":
         title += f"; peak of all models {torch.cuda.max_memory_allocated(options.device) / 2**30:.1f} GiB"
-    report(title, columns, rows, options.output)
+    bench.report(title, columns, rows, options.output)
 
 
 if __name__ == "__main__":

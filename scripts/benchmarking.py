@@ -1,26 +1,100 @@
-"""Shared by the benchmark scripts: clocks, limits of the machine, tables and plots of rows × models."""
+"""Shared by the benchmark scripts: options, clocks, limits of the machine, tables and plots of rows × models."""
 
 import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from hf_recurrent import config_from_preset
 from hf_recurrent.plotting import require_pyplot
 
 # Order of the lines in tables: our models, then the stock models of the same row.
 FAMILIES = ("memora", "hawk", "llama", "mamba2")
+CPU = torch.device("cpu")
+# Options of several scripts → help; those without help are for tests.
+OPTIONS = {
+    "rows": "model sizes",
+    "preset": "preset; other options replace its fields",
+    "layers": "N",
+    "hidden_size": "M",
+    "state_size": "S",
+    "streams": "B",
+    "block_size": "T",
+    "rounds": "the best one counts",
+    "threads": "CPU threads; one is fastest for a single small stream",
+    "device": "torch device",
+    "matrix_size": None,
+    "bandwidth_bytes": None,
+}
+
+
+def option_parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser with some of the shared options.
+
+    Args:
+        defaults: option → default, which also gives the type; a list for an option of several values.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        values = default if isinstance(default, list) else [default]
+        parser.add_argument(
+            *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
+            type=type(values[0]),
+            nargs="+" if values is default else None,
+            default=default,
+            help=f"{OPTIONS[name]} (default {' '.join(map(str, values))})" if OPTIONS[name] else argparse.SUPPRESS,
+        )
+    return parser
+
+
+def shape_of(form: str) -> Callable[[str], tuple[int, ...]]:
+    """A type of options that parses sizes in a form such as "BxT", as in 8x1024."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        sizes = tuple(int(size) if size.isdecimal() else 0 for size in text.split("x"))
+        if len(sizes) != len(form.split("x")) or min(sizes) < 1:
+            raise argparse.ArgumentTypeError(f"{text!r} is not of the form {form}, such as 8x1024 for BxT")
+        return sizes
+
+    return parse
+
+
+def family_parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
+    """As [`option_parser`], with options for families of models, threads, device and output too."""
+    parser = option_parser(description, **defaults, threads=1, device=CPU)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
+    return parser
+
+
+def parse_and_set_up(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options, after setting torch's threads and its seed."""
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    return options
+
+
+def build_model(preset: str, device: torch.device = CPU, **fields: Any) -> PreTrainedModel:
+    """A new model of a preset, some of whose fields may be replaced."""
+    return AutoModelForCausalLM.from_config(config_from_preset(preset, **fields)).to(device)
+
+
+def elapsed(device: torch.device) -> float:
+    """Elapsed seconds, after all work on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def clock(device: torch.device) -> float:
     """Seconds: with one CPU thread its CPU time, which other jobs do not lengthen, else elapsed time."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif torch.get_num_threads() == 1:
-        return time.thread_time()
-    return time.perf_counter()
+    return time.thread_time() if device.type != "cuda" and torch.get_num_threads() == 1 else elapsed(device)
 
 
 def best_seconds(function: Callable[[], object], repetitions: int, device: torch.device) -> float:
@@ -94,18 +168,6 @@ def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> st
     return "\n".join(map(markdown_row, [columns, ["---"] * len(columns), *lines]))
 
 
-def add_shared_options(parser: argparse.ArgumentParser, *, rows: Sequence[str], streams: int, rounds: int) -> None:
-    """Add the options for models, streams, rounds, threads, device and output; the values are the defaults."""
-    shown = " ".join(rows)
-    parser.add_argument("--rows", nargs="+", default=list(rows), help=f"model sizes (default {shown})")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--streams", type=int, default=streams, help=f"B (default {streams})")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"the best one counts (default {rounds})")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
-
-
 def report(
     title: str,
     columns: Sequence[str],
@@ -121,25 +183,9 @@ def report(
     table = markdown_table(columns, [line for lines, _, _ in rows.values() for line in lines])
     print(f"{title}\n\n{table}")
     if path is not None:
+        save_tables(path, title, table)
         rates, limits = ({row: measured[part] for row, measured in rows.items()} for part in (1, 2))
-        save_report(path, title, table, rates, limits)
-
-
-def save_report(
-    path: Path,
-    title: str,
-    table: str,
-    rates: dict[str, dict[str, float]],
-    limits: dict[str, float],
-    rate: str = "bytes per second",
-) -> None:
-    """Save title and table as Markdown, and the plot of [`save_bars`].
-
-    Args:
-        path: without a suffix.
-    """
-    save_tables(path, title, table)
-    save_bars(path.with_suffix(".png"), rates, limits, title.partition(";")[0], rate)
+        save_bars(path, title, rates, limits, "bytes per second")
 
 
 def save_tables(path: Path, title: str, *tables: str) -> None:
@@ -152,8 +198,11 @@ def save_tables(path: Path, title: str, *tables: str) -> None:
     path.with_suffix(".md").write_text("\n\n".join((title, *tables)) + "\n", encoding="utf-8")
 
 
-def save_bars(path: Path, rows: dict[str, dict[str, float]], limits: dict[str, float], title: str, rate: str) -> None:
+def save_bars(path: Path, title: str, rows: dict[str, dict[str, float]], limits: dict[str, float], rate: str) -> None:
     """Save a plot with one group of bars per row, row → model → rate, and the row's limit as a line.
+
+    Args:
+        path: without a suffix.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -169,9 +218,7 @@ def save_bars(path: Path, rows: dict[str, dict[str, float]], limits: dict[str, f
         label = "limit" if group == 0 else None
         axes.hlines(limits[row], group - width / 2, group + 0.8 - width / 2, colors="black", label=label)
     axes.set_xticks([group + 0.4 - width / 2 for group in range(len(rows))], list(rows))
-    axes.set_yscale("log")
-    axes.set_ylabel(rate)
-    axes.set_title(title)
+    axes.set(yscale="log", ylabel=rate, title=title.partition(";")[0])
     figure.legend(loc="outside right upper")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path.with_suffix(".png"), dpi=150)
     pyplot.close(figure)

@@ -59,23 +59,9 @@ def _mambapy() -> Callable[..., Tensor]:
     return lambda a, b, state: pscan(a.unsqueeze(-1), _state_in_input(a, b, state).unsqueeze(-1)).squeeze(-1)
 
 
-def _hgrn_recurrent() -> Callable[..., Tensor]:
-    scan = importlib.import_module("fla.ops.hgrn").fused_recurrent_hgrn
-    return lambda x, g, state: scan(x, g, state)[0]
-
-
-def _hgrn_chunk() -> Callable[..., Tensor]:
-    """Begins from zero, because it has no gradient to its initial state."""
-    scan = importlib.import_module("fla.ops.hgrn").chunk_hgrn
-    return lambda x, g: scan(x, g)[0]
-
-
-def _accelerated_scan() -> Callable[..., Tensor]:
-    return importlib.import_module("accelerated_scan.warp").scan
-
-
-def _always(shape: tuple[int, int, int]) -> bool:
-    return True
+def _hgrn(kind: str) -> Callable[..., Tensor]:
+    scan = getattr(importlib.import_module("fla.ops.hgrn"), kind)
+    return lambda *inputs: scan(*inputs)[0]
 
 
 def _warps(shape: tuple[int, int, int]) -> bool:
@@ -100,7 +86,7 @@ class Peer(NamedTuple):
     packages: tuple[str, ...] = ()
     h: Callable[[Tensor], Tensor] = lambda h: h
     from_zero: bool = False
-    takes: Callable[[tuple[int, int, int]], bool] = _always
+    takes: Callable[[tuple[int, int, int]], bool] = lambda shape: True
 
 
 _FLA = ("fla-core", "einops")
@@ -108,10 +94,11 @@ PEERS = {
     "torch-loop": Peer(lambda: _Loop.apply),
     "associative-scan": Peer(_associative_scan),
     "mambapy": Peer(_mambapy, packages=("mambapy",)),
-    "hgrn-recurrent": Peer(_hgrn_recurrent, lambda a, b, state: (b, a.log(), state), _FLA),
-    "hgrn-chunk": Peer(_hgrn_chunk, lambda a, b, state: (b, a.log()), _FLA, from_zero=True),
+    "hgrn-recurrent": Peer(lambda: _hgrn("fused_recurrent_hgrn"), lambda a, b, state: (b, a.log(), state), _FLA),
+    # No gradient to its initial state, so it begins from zero.
+    "hgrn-chunk": Peer(lambda: _hgrn("chunk_hgrn"), lambda a, b, state: (b, a.log()), _FLA, from_zero=True),
     "accelerated-scan": Peer(
-        _accelerated_scan,
+        lambda: importlib.import_module("accelerated_scan.warp").scan,
         lambda a, b, state: (a.transpose(1, 2).contiguous(), b.transpose(1, 2).contiguous()),
         ("accelerated-scan",),
         h=lambda h: h.transpose(1, 2),

@@ -1,13 +1,11 @@
 """The tables and figures of the papers, each an experiment that `scripts/reproduce.py NAME` runs.
 
-An experiment is one module and one line of `EXPERIMENTS`.
+An experiment is one class in a module, and one line of `EXPERIMENTS`.
 """
 
 import importlib
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hf_recurrent.reproduce.engine.experiment import Experiment
+from hf_recurrent.reproduce.engine.experiment import Experiment
 
 # Name → module, imported on first use, and description.
 EXPERIMENTS = {
@@ -18,10 +16,7 @@ EXPERIMENTS = {
     "recall": ("survey.recall", "survey, Table 6: induction heads and associative recall"),
     "online-memora": ("memora.online", "Memora, Figure 5: one byte at a time, RTRL against one-step BPTT"),
     "online-copy": ("online_learning.copying", "online learning, Table 1: learning rules on the copy task"),
-    "gradient-alignment": (
-        "online_learning.gradient_alignment",
-        "online learning, Figure 2: gradients compared",
-    ),
+    "gradient-alignment": ("online_learning.gradient_alignment", "online learning, Figure 2: gradients compared"),
     "drift": ("learner.drift", "a stream that changes its language, with learning on and off"),
     "mgrade-table1": ("mgrade.table1", "mGRADE, Table 1: TCNs and minGRU of equal size, image pixels as sequences"),
     "mgrade-table2": ("mgrade.table2", "mGRADE, Table 2: learned positions of the taps against fixed ones"),
@@ -39,7 +34,7 @@ EXPERIMENTS = {
 }
 
 
-def load_experiment(name: str) -> "Experiment":
+def load_experiment(name: str) -> Experiment:
     """The experiment of that name.
 
     Raises:
@@ -47,4 +42,6 @@ def load_experiment(name: str) -> "Experiment":
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"NAME is {name!r}; the experiments are {', '.join(EXPERIMENTS)}.")
-    return importlib.import_module(f"hf_recurrent.reproduce.{EXPERIMENTS[name][0]}").EXPERIMENT
+    module = importlib.import_module(f"hf_recurrent.reproduce.{EXPERIMENTS[name][0]}")
+    kinds = (kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Experiment))
+    return next(kind() for kind in kinds if getattr(kind, "name", None) == name)

@@ -9,6 +9,11 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark_data.py"
 
 
+@pytest.fixture(autouse=True)
+def scripts_are_importable(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+
+
 def test_it_prints_a_table(tmp_path, monkeypatch, capsys):
     text = tmp_path / "a.txt"
     text.write_text("some text of a book " * 1000)

@@ -17,6 +17,9 @@ class Experiment:
         claim: the statement that the rows check.
         note: how the rows were made. Placeholders such as `{steps:,}` stand for settings and results of the rows.
         metric: the measurement, with its unit.
+        lines: label → settings of its row, for the default [`rows`]; they take precedence over those of the size.
+        sizes: "small" and "paper" → settings of all rows of that size.
+        shared: settings of all rows of both sizes.
         x_label: name of the x axis, or None for one number per line.
         x_key: the setting that places a row on the x axis, in rows that have it.
         part_label: label of the line of each entry of `value`, such as "{label}, {part}"; without it, the keys of
@@ -32,6 +35,9 @@ class Experiment:
     claim: str
     note: str
     metric: str
+    lines: Mapping[str, Settings]
+    sizes: Mapping[str, Settings]
+    shared: Mapping[str, Any] = {}
     x_label: str | None = None
     x_key: str = "x"
     part_label: str | None = None
@@ -43,7 +49,11 @@ class Experiment:
 
     def rows(self, size: str) -> list[Settings]:
         """Settings of every row of `size`, "small" or "paper", without the seed: JSON values, with a `label` each."""
-        raise NotImplementedError
+        return [{"label": label, **self.size_settings(size), **own} for label, own in self.lines.items()]
+
+    def size_settings(self, size: str) -> Settings:
+        """Settings of all rows of `size`."""
+        return {**self.shared, **self.sizes[size]}
 
     def run(self, settings: Settings) -> dict[str, Any]:
         """Train and measure one row, whose settings have a `seed`.

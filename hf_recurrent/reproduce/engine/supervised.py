@@ -1,6 +1,5 @@
 """Train models of whole labelled sequences in the stock Trainer."""
 
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments, default_data_collator
 
 from hf_recurrent.reproduce.engine.experiment import Settings
-from hf_recurrent.reproduce.engine.training import measured_run
+from hf_recurrent.reproduce.engine.training import run_trainer
 from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
 
@@ -35,27 +34,19 @@ def train_supervised(
         `num_parameters`, `seconds` and `device`.
     """
     steps = settings.get("steps") or max(settings["epochs"] * len(dataset) // settings["batch_size"], 1)
-    with tempfile.TemporaryDirectory() as directory:
-        args = TrainingArguments(
-            directory,
-            max_steps=steps,
-            per_device_train_batch_size=settings["batch_size"],
-            learning_rate=settings["learning_rate"],
-            lr_scheduler_type="cosine",
-            warmup_steps=int(steps * warmup_share),
-            weight_decay=weight_decay,
-            max_grad_norm=1.0,
-            seed=settings["seed"],
-            logging_steps=max(steps // 10, 1),
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_drop_last=True,
-            dataloader_pin_memory=torch.cuda.is_available(),
-        )
-        trainer = ParameterGroupsTrainer(
-            model, args, train_dataset=dataset, data_collator=default_data_collator, compute_loss_func=loss
-        )
-        with measured_run() as record:
-            trainer.train()
-    return {"num_parameters": sum(parameter.numel() for parameter in model.parameters()), **record}
+    parts = {"train_dataset": dataset, "data_collator": default_data_collator, "compute_loss_func": loss}
+    return run_trainer(
+        lambda args: ParameterGroupsTrainer(model, args, **parts),
+        TrainingArguments,
+        steps=steps,
+        per_device_train_batch_size=settings["batch_size"],
+        learning_rate=settings["learning_rate"],
+        lr_scheduler_type="cosine",
+        warmup_steps=int(steps * warmup_share),
+        weight_decay=weight_decay,
+        max_grad_norm=1.0,
+        bf16=False,
+        seed=settings["seed"],
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Trainer, TrainingArguments, set_seed
 
 from hf_recurrent import (
     Corpus,
@@ -57,32 +57,29 @@ def cut_documents(corpus: Corpus, num_bytes: int) -> Corpus:
     )
 
 
-def train(model: PreTrainedModel, data: Corpus | Task, **arguments: Any) -> dict[str, Any]:
-    """Train with [`MultiStreamTrainer`]; arguments and result are those of [`run_trainer`]."""
+def train(model: PreTrainedModel, data: Corpus | Task, settings: Settings, **arguments: Any) -> dict[str, Any]:
+    """Train with [`MultiStreamTrainer`] by a row's `learning_rate` and `seed`; see [`run_trainer`] for the rest."""
     return run_trainer(
-        lambda args: MultiStreamTrainer(model, args, train_corpus=data), MultiStreamTrainingArguments, **arguments
+        lambda args: MultiStreamTrainer(model, args, train_corpus=data),
+        MultiStreamTrainingArguments,
+        learning_rate=settings["learning_rate"],
+        seed=settings["seed"],
+        **arguments,
     )
 
 
 def train_on_task(model: PreTrainedModel, task: Task, settings: Settings) -> dict[str, Any]:
     """Train on a task, one example per block, by a row's `steps`, `batch_size`, `learning_rate` and `seed`."""
-    return train(
-        model,
-        task,
-        steps=settings["steps"],
-        seed=settings["seed"],
-        per_device_train_batch_size=settings["batch_size"],
-        block_size=task.length,
-        learning_rate=settings["learning_rate"],
-    )
+    sizes = {"per_device_train_batch_size": settings["batch_size"], "block_size": task.length}
+    return train(model, task, settings, steps=settings["steps"], **sizes)
 
 
 def run_trainer(
-    build: Callable[[Any], MultiStreamTrainer],
-    arguments_class: type[MultiStreamTrainingArguments],
+    build: Callable[[Any], Trainer],
+    arguments_class: type[TrainingArguments],
     *,
     steps: int,
-    measure: Callable[[MultiStreamTrainer], Any] | None = None,
+    measure: Callable[[Any], Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Train in a temporary directory.
@@ -110,4 +107,4 @@ def run_trainer(
         with measured_run() as record:
             trainer.train()
         measured = {} if measure is None else {"measured": measure(trainer)}
-    return {"num_parameters": trainer.model.num_parameters(), **record, **measured}
+    return {"num_parameters": sum(weight.numel() for weight in trainer.model.parameters()), **record, **measured}

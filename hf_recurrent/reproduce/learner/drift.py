@@ -18,17 +18,7 @@ from hf_recurrent.online.prequential import mark_places
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.training import build_model, measured_run
 
-SIZES: dict[str, Settings] = {
-    "small": {"preset": "memora-tiny", "stride": 16, "segment_bytes": 60_000, "window": 4000},
-    "paper": {"preset": "memora-s0", "stride": 16, "segment_bytes": 1_000_000, "window": 20_000},
-}
 ORDER = ("english", "python", "genome", "python", "english")
-# Label → the learning rule, and the number of segments with learning.
-ROWS: dict[str, Settings] = {
-    "learning on, RTRL": {"rule": "rtrl", "learned_segments": len(ORDER)},
-    "learning on, truncated": {"rule": "truncated", "learned_segments": len(ORDER)},
-    "learning off after the first segment": {"rule": "rtrl", "learned_segments": 1},
-}
 # Records per window: the disjoint ones make the mean of a segment, all of them the curve.
 _RECORDS = 4
 _EPISODE = 5000  # bases per episode of the random genome
@@ -47,10 +37,16 @@ class Drift(Experiment):
     )
     metric = "prequential bits per byte"
     x_label = "segment"
-
-    def rows(self, size: str) -> list[Settings]:
-        shared = {"learning_rate": 1e-3, "english": "pydoc", "python": "python", "genome": "random", **SIZES[size]}
-        return [{"label": label, **own, **shared} for label, own in ROWS.items()]
+    lines = {
+        "learning on, RTRL": {"rule": "rtrl", "learned_segments": len(ORDER)},
+        "learning on, truncated": {"rule": "truncated", "learned_segments": len(ORDER)},
+        "learning off after the first segment": {"rule": "rtrl", "learned_segments": 1},
+    }
+    shared = {"learning_rate": 1e-3, "stride": 16, "english": "pydoc", "python": "python", "genome": "random"}
+    sizes = {
+        "small": {"preset": "memora-tiny", "segment_bytes": 60_000, "window": 4000},
+        "paper": {"preset": "memora-s0", "segment_bytes": 1_000_000, "window": 20_000},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         window, segment_bytes, seed = settings["window"], settings["segment_bytes"], settings["seed"]
@@ -93,14 +89,11 @@ class Drift(Experiment):
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         """Windowed bits per byte over the stream, with the switches marked; all seeds."""
         colours = {label: f"C{number}" for number, label in enumerate(dict.fromkeys(row["label"] for row in rows))}
-        labelled = set()
         for row in rows:
-            label = row["label"] if row["label"] not in labelled else None
-            labelled.add(row["label"])
+            label = row["label"] if row["seed"] == rows[0]["seed"] else None
             axes.plot(*zip(*row["curve"], strict=True), color=colours[row["label"]], label=label, linewidth=1)
         mark_places(axes, {number * rows[0]["segment_bytes"]: name for number, name in enumerate(ORDER)})
-        axes.set_xlabel("bytes read")
-        axes.set_ylabel(f"bits per byte, last {rows[0]['window']:,} bytes")
+        axes.set(xlabel="bytes read", ylabel=f"bits per byte, last {rows[0]['window']:,} bytes")
         axes.figure.legend(fontsize="small", loc="outside lower center", ncols=len(colours))
         return True
 
@@ -165,6 +158,3 @@ def endless(corpus: Corpus, seed: int) -> Iterator[int]:
     for number in itertools.cycle(order.tolist()):
         yield from corpus[number].tolist()
         yield 0
-
-
-EXPERIMENT = Drift()

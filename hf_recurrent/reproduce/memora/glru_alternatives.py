@@ -6,28 +6,6 @@ from hf_recurrent import evaluate_bits_per_byte
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.training import build_model, split_corpus, train
 
-# Label, in the paper's words → recurrent unit.
-UNITS = {
-    "real GLRU": "glru",
-    "complex GLRU": "complex_glru",
-    "restricted complex GLRU": "complex_glru_conjugate",
-    "minGRU": "mingru",
-    "real LRU": "real_lru",
-    "complex LRU": "complex_lru",
-    "restricted complex LRU": "complex_lru_conjugate",
-}
-SIZES: dict[str, Settings] = {
-    "small": {
-        "hidden_size": 64, "state_size": 96, "num_hidden_layers": 2, "learning_rate": 3e-3,
-        "bytes": 8_000_000, "streams": 32, "block_size": 64, "corpus": "python", "eval_bytes": 500_000,
-    },
-    "paper": {
-        "hidden_size": 512, "state_size": 768, "num_hidden_layers": 12, "learning_rate": 3e-4,
-        "bytes": 4_000_000_000, "streams": 256, "block_size": 512,
-        "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 10_000_000,
-    },
-}  # fmt: skip
-
 
 class GLRUAlternatives(Experiment):
     name = "glru-alternatives"
@@ -41,9 +19,26 @@ class GLRUAlternatives(Experiment):
         "{streams} streams, T = {block_size}, learning rate {learning_rate:g}."
     )
     metric = "held-out bits per byte"
-
-    def rows(self, size: str) -> list[Settings]:
-        return [{"label": label, "recurrent_unit": unit, **SIZES[size]} for label, unit in UNITS.items()]
+    lines = {
+        "real GLRU": {"recurrent_unit": "glru"},
+        "complex GLRU": {"recurrent_unit": "complex_glru"},
+        "restricted complex GLRU": {"recurrent_unit": "complex_glru_conjugate"},
+        "minGRU": {"recurrent_unit": "mingru"},
+        "real LRU": {"recurrent_unit": "real_lru"},
+        "complex LRU": {"recurrent_unit": "complex_lru"},
+        "restricted complex LRU": {"recurrent_unit": "complex_lru_conjugate"},
+    }
+    sizes = {
+        "small": {
+            "hidden_size": 64, "state_size": 96, "num_hidden_layers": 2, "learning_rate": 3e-3,
+            "bytes": 8_000_000, "streams": 32, "block_size": 64, "corpus": "python", "eval_bytes": 500_000,
+        },
+        "paper": {
+            "hidden_size": 512, "state_size": 768, "num_hidden_layers": 12, "learning_rate": 3e-4,
+            "bytes": 4_000_000_000, "streams": 256, "block_size": 512,
+            "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 10_000_000,
+        },
+    }  # fmt: skip
 
     def run(self, settings: Settings) -> dict[str, Any]:
         corpus, held_out = split_corpus(settings)
@@ -52,14 +47,10 @@ class GLRUAlternatives(Experiment):
         results = train(
             model,
             corpus,
+            settings,
             steps=max(settings["bytes"] // (settings["streams"] * settings["block_size"]), 1),
-            seed=settings["seed"],
             per_device_train_batch_size=settings["streams"],
             block_size=settings["block_size"],
-            learning_rate=settings["learning_rate"],
         )
         measured = evaluate_bits_per_byte(model, held_out, num_streams=32, block_size=512, progress=False)
         return {**results, "value": measured["bits_per_byte"]}
-
-
-EXPERIMENT = GLRUAlternatives()

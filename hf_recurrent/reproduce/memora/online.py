@@ -84,19 +84,13 @@ class OnlineMemora(Experiment):
             **{key: settings[key] for key in ("steps", "seed", "method", "optim", "learning_rate")},
             **settings.get("arguments", {}),
         )
-        curves = (
-            {f"{step * settings['streams'] / 1000:g}": bits for step, bits in curve.items()}
-            for curve in results.pop("measured")
-        )
-        return {**results, **dict(zip(("value", WHILE_READING), curves, strict=True))}
+        for key, curve in zip(("value", WHILE_READING), results.pop("measured"), strict=True):
+            results[key] = {f"{step * settings['streams'] / 1000:g}": bits for step, bits in curve.items()}
+        return results
 
     def curves(self, rows: Sequence[Settings]) -> Curves:
-        result = super().curves(rows)
-        for row in rows:
-            line = result.setdefault(f"{row['label']}, {WHILE_READING}", {})
-            for place, value in row[WHILE_READING].items():
-                line.setdefault(float(place), []).append(value)
-        return result
+        reading = [{"label": f"{row['label']}, {WHILE_READING}", "value": row[WHILE_READING]} for row in rows]
+        return super().curves([*rows, *reading])
 
     def line_style(self, label: str) -> dict[str, Any]:
         colour = "tab:green" if label.startswith("RTRL") else "tab:orange"
@@ -112,6 +106,3 @@ def read_log(trainer: Any) -> tuple[dict[int, float], dict[int, float]]:
         {entry["step"]: entry[name] for entry in history if name in entry}
         for name in ("eval_bits_per_byte", "bits_per_byte")
     )
-
-
-EXPERIMENT = OnlineMemora()

@@ -15,10 +15,6 @@ MODELS = {
     "Memora with LRU": ("memora-selective-copying", "real_lru", "11.0 ± 0.7"),
     "Memora with GLRU": ("memora-selective-copying", "glru", "99.6 ± 0.2"),
 }
-SIZES: dict[str, Settings] = {
-    "small": {"length": 512, "num_tokens": 4, "steps": 5000, "batch_size": 16, "learning_rate": 3e-3},
-    "paper": {"length": 4096, "num_tokens": 16, "steps": 50_000, "batch_size": 64, "learning_rate": 3e-4},
-}
 # At the small size these replace the presets' widths.
 SMALL_WIDTHS: dict[str, Settings] = {
     "llama": {"hidden_size": 96, "intermediate_size": 256},
@@ -42,20 +38,20 @@ class SelectiveCopyingTable(Experiment):
     )
     metric = "accuracy"
     percent = True
-    paper = {label: printed for label, (_, _, printed) in MODELS.items()}  # noqa: RUF012 (read only)
+    paper = {label: printed for label, (_, _, printed) in MODELS.items()}
+    shared = {"num_tested": 5000}
+    sizes = {
+        "small": {"length": 512, "num_tokens": 4, "steps": 5000, "batch_size": 16, "learning_rate": 3e-3},
+        "paper": {"length": 4096, "num_tokens": 16, "steps": 50_000, "batch_size": 64, "learning_rate": 3e-4},
+    }
 
     def rows(self, size: str) -> list[Settings]:
-        return [
-            {
-                "label": label,
-                "preset": preset,
-                "widths": (SMALL_WIDTHS[preset.split("-")[0]] if size == "small" else {})
-                | ({} if unit is None else {"recurrent_unit": unit}),
-                "num_tested": 5000,
-                **SIZES[size],
-            }
-            for label, (preset, unit, _) in MODELS.items()
-        ]
+        rows = []
+        for label, (preset, unit, _) in MODELS.items():
+            widths = SMALL_WIDTHS[preset.split("-")[0]] if size == "small" else {}
+            widths = widths if unit is None else widths | {"recurrent_unit": unit}
+            rows.append({"label": label, "preset": preset, "widths": widths, **self.size_settings(size)})
+        return rows
 
     def run(self, settings: Settings) -> dict[str, Any]:
         sizes = {key: settings[key] for key in ("length", "num_tokens", "seed")}
@@ -64,6 +60,3 @@ class SelectiveCopyingTable(Experiment):
         results = train_on_task(model, task, settings)
         measured = evaluate_task(model, task, num_examples=settings["num_tested"])
         return {**results, "value": measured["accuracy"], "exact_match": measured["exact_match"]}
-
-
-EXPERIMENT = SelectiveCopyingTable()

@@ -16,16 +16,6 @@ MODELS: dict[str, dict[str, tuple[str, dict[str, int]]]] = {
     },
     "paper": {family: (f"{family}-tinystories", {}) for family in ("memora", "hawk", "llama", "mamba2")},
 }
-SIZES: dict[str, Settings] = {
-    "small": {
-        "bytes": 12_000_000, "step_bytes": 32_768, "learning_rate": 3e-3,
-        "corpus": "python", "eval_bytes": 1_000_000,
-    },
-    "paper": {
-        "bytes": 4_000_000_000, "step_bytes": 131_072, "learning_rate": 3e-4,
-        "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 10_000_000,
-    },
-}  # fmt: skip
 STRIDES = {"small": (2, 8, 32, 128, 512), "paper": (2, 8, 32, 128, 512, 1024)}
 NAMES = {"memora": "Memora", "hawk": "Hawk", "llama": "Llama", "mamba2": "Mamba2"}
 WITH_STATE = ("memora", "hawk")
@@ -48,6 +38,17 @@ class StrideSweep(Experiment):
     x_label = "T ="
     x_key = "stride"
     log_x = True
+    shared = {"bf16": True, "accumulation": 1}
+    sizes = {
+        "small": {
+            "bytes": 12_000_000, "step_bytes": 32_768, "learning_rate": 3e-3,
+            "corpus": "python", "eval_bytes": 1_000_000,
+        },
+        "paper": {
+            "bytes": 4_000_000_000, "step_bytes": 131_072, "learning_rate": 3e-4,
+            "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 10_000_000,
+        },
+    }  # fmt: skip
 
     def rows(self, size: str) -> list[Settings]:
         return [
@@ -57,9 +58,7 @@ class StrideSweep(Experiment):
                 "regime": regime,
                 "stride": stride,
                 "model_size": size,
-                "bf16": True,
-                "accumulation": 1,
-                **SIZES[size],
+                **self.size_settings(size),
             }
             for stride in STRIDES[size]
             for family in MODELS[size]
@@ -79,13 +78,12 @@ class StrideSweep(Experiment):
         results = train(
             model,
             corpus,
+            settings,
             steps=max(settings["bytes"] // settings["step_bytes"], 1),
-            seed=settings["seed"],
             regime=settings["regime"],
             block_size=stride,
             per_device_train_batch_size=settings["step_bytes"] // stride // accumulation,
             gradient_accumulation_steps=accumulation,
-            learning_rate=settings["learning_rate"],
             bf16=settings["bf16"],
         )
         return {**results, "value": measure(model, held_out, settings["regime"], stride)}
@@ -116,6 +114,3 @@ def measure(model: Any, held_out: Any, regime: str, stride: int) -> dict[str, fl
         kind: evaluate_bits_per_byte(model, held_out, progress=False, **options)["bits_per_byte"]
         for kind, options in kinds.items()
     }
-
-
-EXPERIMENT = StrideSweep()

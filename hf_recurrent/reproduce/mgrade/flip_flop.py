@@ -25,10 +25,6 @@ MODELS: dict[str, Settings] = {
     "TCN-EID, base dilation 8": _TCN | {"conv_kernel": 4, "dilation": 8},
     "TCN-EID, base dilation 1, whole sequence in view": _TCN | {"conv_kernel": 18, "dilation": 1},
 }
-SIZES: dict[str, Settings] = {
-    "small": {"steps": 1500, "batch_size": 16, "learning_rate": 2e-2, "num_tested": 2000},
-    "paper": {"steps": 20_000, "batch_size": 32, "learning_rate": 4e-3, "num_tested": 10_000},
-}
 # TCNs need these instead to learn the training task.
 _TCN_TRAINING: dict[str, Settings] = {"small": {"steps": 5000, "learning_rate": 2e-3}, "paper": {}}
 # Instructions from a read back to its write, on average → share of instructions that are ignored.
@@ -55,19 +51,16 @@ class FlipFlopDistances(Experiment):
     x_label = "distance"
     log_x = True
     percent = True
+    lines = {label: {"options": options} for label, options in MODELS.items()}
+    shared = {"hidden_size": 32, "length": 512}
+    sizes = {
+        "small": {"steps": 1500, "batch_size": 16, "learning_rate": 2e-2, "num_tested": 2000},
+        "paper": {"steps": 20_000, "batch_size": 32, "learning_rate": 4e-3, "num_tested": 10_000},
+    }
 
     def rows(self, size: str) -> list[Settings]:
-        return [
-            {
-                "label": label,
-                "options": options,
-                "hidden_size": 32,
-                "length": 512,
-                **SIZES[size],
-                **(_TCN_TRAINING[size] if label.startswith("TCN") else {}),
-            }
-            for label, options in MODELS.items()
-        ]
+        rows = super().rows(size)
+        return [row | _TCN_TRAINING[size] if row["label"].startswith("TCN") else row for row in rows]
 
     def run(self, settings: Settings) -> dict[str, Any]:
         seed, length = settings["seed"], settings["length"]
@@ -76,12 +69,10 @@ class FlipFlopDistances(Experiment):
         model = new_model(AutoModelForCausalLM, MgradeConfig(**options), seed)
         data = PredictionSets(tasks["10"], settings["steps"] * settings["batch_size"])
         results = train_supervised(model, data, settings, warmup_share=0.1, loss=set_loss)
-        measured = {distance: measure(model, task, settings["num_tested"]) for distance, task in tasks.items()}
-        return {
-            **results,
-            "value": {distance: reads for distance, (reads, _) in measured.items()},
-            "right_sets": {distance: sets for distance, (_, sets) in measured.items()},
-        }
+        reads, sets = {}, {}
+        for distance, task in tasks.items():
+            reads[distance], sets[distance] = measure(model, task, settings["num_tested"])
+        return {**results, "value": reads, "right_sets": sets}
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         return {**super().details(rows), "whole sets at distance 100, %": f"{rows[-1]['right_sets']['100'] * 100:.2f}"}
@@ -141,6 +132,3 @@ def measure(model: Any, task: Any, num_examples: int, batch_size: int = 100) -> 
         right_sets += int(((logits > 0) == possible).all(-1).sum())
         steps += asked.numel()
     return right_reads / reads, right_sets / steps
-
-
-EXPERIMENT = FlipFlopDistances()

@@ -20,10 +20,6 @@ MODELS: dict[str, Settings] = {
     "mGRADE-L, one layer": {"num_hidden_layers": 1, "spacing": "learned", "conv_kernel": 8, "receptive_field": 16},
     "minGRU, two layers": {"num_hidden_layers": 2, "spacing": None},
 }
-SIZES: dict[str, Settings] = {
-    "small": {"num_trajectories": 2000, "num_steps": 200, "epochs": 10, "num_tested": 200},
-    "paper": {"num_trajectories": 2000, "num_steps": 500, "epochs": 100, "num_tested": 500},
-}
 # Steps of the integration. The paper prints none, and the result depends on it.
 TIME_STEPS = (0.02, 0.05, 0.1)
 OBSERVED = "observed dimension"
@@ -50,19 +46,21 @@ class LorenzReconstruction(Experiment):
     )
     metric = "mean absolute scaled error"
     part_label = "{label}: {part}"
-    paper = {  # noqa: RUF012 (read only)
+    paper = {
         f"{label}, dt {dt}: {LINEAR}": printed
         for dt in TIME_STEPS
         for label, printed in (("mGRADE-L, one layer", "below 1"), ("minGRU, two layers", "above 1"))
     }
-
-    def rows(self, size: str) -> list[Settings]:
-        shared = {"noise": 0.05, "batch_size": 32, "learning_rate": 1e-2, **SIZES[size]}
-        return [
-            {"label": f"{label}, dt {dt}", "options": _SIZES | options, "dt": dt, **shared}
-            for dt in TIME_STEPS
-            for label, options in MODELS.items()
-        ]
+    lines = {
+        f"{label}, dt {dt}": {"options": _SIZES | options, "dt": dt}
+        for dt in TIME_STEPS
+        for label, options in MODELS.items()
+    }
+    shared = {"num_trajectories": 2000, "noise": 0.05, "batch_size": 32, "learning_rate": 1e-2}
+    sizes = {
+        "small": {"num_steps": 200, "epochs": 10, "num_tested": 200},
+        "paper": {"num_steps": 500, "epochs": 100, "num_tested": 500},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         options = {key: settings[key] for key in ("seed", "dt", "noise")}
@@ -108,16 +106,10 @@ def measure(model: NextStepRegressor, train: Any, test: Any) -> dict[str, Any]:
     states, targets, observed = _states(model, test)
     labels = torch.from_numpy(test.clean[:, 1:, test.observed : test.observed + 1])
     overlap = neighbour_overlap(torch.from_numpy(test.clean[:, :-1]).flatten(0, 1), states.flatten(0, 1))
-    return {
-        "value": {
-            OBSERVED: mean_absolute_scaled_error(observed, labels).item(),
-            **{
-                kind: mean_absolute_scaled_error(features(states) @ fits[kind], targets).item()
-                for kind, features in FEATURES.items()
-            },
-        },
-        "neighbour_overlap": overlap,
-    }
+    errors = {OBSERVED: mean_absolute_scaled_error(observed, labels).item()}
+    for kind, features in FEATURES.items():
+        errors[kind] = mean_absolute_scaled_error(features(states) @ fits[kind], targets).item()
+    return {"value": errors, "neighbour_overlap": overlap}
 
 
 def _states(model: NextStepRegressor, data: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -126,9 +118,8 @@ def _states(model: NextStepRegressor, data: Any) -> tuple[torch.Tensor, torch.Te
     items = [data[index] for index in range(len(data))]
     states, predictions = [], []
     for first in range(0, len(items), 100):
-        hidden = model.hidden_states(
-            torch.stack([item["input_values"] for item in items[first : first + 100]]).to(device)
-        )
+        inputs = torch.stack([item["input_values"] for item in items[first : first + 100]])
+        hidden = model.hidden_states(inputs.to(device))
         states.append(hidden.double().cpu())
         predictions.append(model.readout(hidden).double().cpu())
     targets = torch.stack([item["unobserved"] for item in items]).double()
@@ -168,6 +159,3 @@ def neighbour_overlap(original: torch.Tensor, hidden: torch.Tensor) -> float:
         nearest.append(distances.topk(count, largest=False).indices)
     same = nearest[0].unsqueeze(2) == nearest[1].unsqueeze(1)
     return same.any(2).double().mean().item()
-
-
-EXPERIMENT = LorenzReconstruction()

@@ -12,15 +12,9 @@ from hf_recurrent.reproduce.engine.images import average_pooled, load_images
 from hf_recurrent.reproduce.engine.supervised import train_supervised
 from hf_recurrent.reproduce.engine.training import new_model
 
-# The paper's size has the settings of appendix C for sCIFAR.
-TRAINING: dict[str, Settings] = {
-    "small": {"pooling": 2, "epochs": 15, "batch_size": 32, "learning_rate": 1e-2, "warmup_share": 0.2},
-    "paper": {"pooling": 1, "epochs": 100, "batch_size": 32, "learning_rate": 4e-3, "warmup_share": 0.5},
-}
-
 
 class PixelClassification(Experiment):
-    """A table of test accuracies, whose rows have `dataset`, `data`, `preset`, `options` and the keys of TRAINING."""
+    """A table of test accuracies, whose rows have `dataset`, `data`, `preset`, `options` and the settings below."""
 
     note = (
         "{data_used}; averaged over squares of side {pooling}; {epochs} epochs of batches of "
@@ -29,6 +23,11 @@ class PixelClassification(Experiment):
     )
     metric = "accuracy"
     percent = True
+    # The paper's size has the settings of appendix C for sCIFAR.
+    sizes = {
+        "small": {"pooling": 2, "epochs": 15, "batch_size": 32, "learning_rate": 1e-2, "warmup_share": 0.2},
+        "paper": {"pooling": 1, "epochs": 100, "batch_size": 32, "learning_rate": 4e-3, "warmup_share": 0.5},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         train, test, words = load_images(settings["dataset"], settings["data"])

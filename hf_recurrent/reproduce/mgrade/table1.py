@@ -1,7 +1,7 @@
 """mGRADE against TCNs and minGRU of equal parameters, on images read pixel by pixel (mGRADE, section 5.2)."""
 
 from hf_recurrent.reproduce.engine.experiment import Settings
-from hf_recurrent.reproduce.mgrade.pixel_classification import TRAINING, PixelClassification
+from hf_recurrent.reproduce.mgrade.pixel_classification import PixelClassification
 
 # Label → preset, and at the small size what replaces its fields: delays for rows of 14 pixels instead of 28.
 MODELS = {
@@ -30,7 +30,7 @@ class PixelTable(PixelClassification):
         "With equal parameters, convolution and recurrence together classify images read pixel by pixel better than "
         "either alone."
     )
-    paper = {  # noqa: RUF012 (read only)
+    paper = {
         f"{DATASETS[dataset][0]}: {label}": numbers[place]
         for place, dataset in enumerate(DATASETS)
         for label, numbers in PRINTED.items()
@@ -45,12 +45,9 @@ class PixelTable(PixelClassification):
                 "options": small_options if small else {},
                 "dataset": dataset,
                 "data": folder,
-                **TRAINING[size],
+                **self.sizes[size],
             }
             for dataset, (name, row, folder) in DATASETS.items()
             if dataset == "mnist" or not small
             for label, (preset, small_options) in MODELS.items()
         ]
-
-
-EXPERIMENT = PixelTable()

@@ -1,7 +1,7 @@
 """Learned positions of the taps against fixed ones (mGRADE, section 5.4)."""
 
 from hf_recurrent.reproduce.engine.experiment import Settings
-from hf_recurrent.reproduce.mgrade.pixel_classification import TRAINING, PixelClassification
+from hf_recurrent.reproduce.mgrade.pixel_classification import PixelClassification
 
 _LEARNED = {"spacing": "learned", "dilation": None}
 # Label → preset at the paper's size, its accuracy there, and fields for digits of 14 × 14 pixels.
@@ -27,7 +27,7 @@ class PositionsTable(PixelClassification):
         "Learned positions are better than fixed ones of the same number and reach; drawn at random over half the "
         "reach, twice as many of them are as good with a smaller memory."
     )
-    paper = {label: printed for label, (_, printed, _) in MODELS.items()}  # noqa: RUF012 (read only)
+    paper = {label: printed for label, (_, printed, _) in MODELS.items()}
 
     def rows(self, size: str) -> list[Settings]:
         small = size == "small"
@@ -38,10 +38,7 @@ class PositionsTable(PixelClassification):
                 "preset": "mgrade-smnist" if small else preset,
                 "options": small_options if small else {},
                 **data,
-                **TRAINING[size],
+                **self.sizes[size],
             }
             for label, (preset, _, small_options) in MODELS.items()
         ]
-
-
-EXPERIMENT = PositionsTable()

@@ -25,7 +25,6 @@ PRINTED = {
     "GRU, 1 layer": ("6.26e-1", "6.20e-1", "3.16e-1", "2.61e-1"),
     "GRU": ("6.55e-1", "6.49e-1", "3.27e-1", "1.94e-1"),
 }
-SIZES: dict[str, Settings] = {"small": {"steps": 600, "dropout": 0.0}, "paper": {"steps": 25_000, "dropout": 0.1}}
 # The curve is the mean loss over each of this many equal parts of the training.
 PARTS = 5
 
@@ -52,19 +51,14 @@ class OnlineCopy(Experiment):
     x_label = "step"
     log_y = True
     number_format = ".1e"
-    paper = {  # noqa: RUF012 (read only)
+    paper = {
         f"{layer}: {rule}": number
         for layer, numbers in PRINTED.items()
         for rule, number in zip(rules_of(layer), numbers, strict=True)
     }
-
-    def rows(self, size: str) -> list[Settings]:
-        shared = {"num_tokens": 20, "num_examples": 20_000, "batch_size": 20, "learning_rate": 4e-3, **SIZES[size]}
-        return [
-            {"label": f"{layer}: {rule}", "layer": layer, "rule": RULES[rule], **shared}
-            for layer in LAYERS
-            for rule in rules_of(layer)
-        ]
+    lines = {f"{layer}: {rule}": {"layer": layer, "rule": RULES[rule]} for layer in LAYERS for rule in rules_of(layer)}
+    shared = {"num_tokens": 20, "num_examples": 20_000, "batch_size": 20, "learning_rate": 4e-3}
+    sizes = {"small": {"steps": 600, "dropout": 0.0}, "paper": {"steps": 25_000, "dropout": 0.1}}
 
     def run(self, settings: Settings) -> dict[str, Any]:
         fields, readout = LAYERS[settings["layer"]]
@@ -89,6 +83,3 @@ def means_of_parts(losses: Sequence[torch.Tensor], parts: int) -> dict[str, floa
     return {
         str((len(values) * (n + 1)) // parts): part.mean().item() for n, part in enumerate(values.tensor_split(parts))
     }
-
-
-EXPERIMENT = OnlineCopy()

@@ -8,20 +8,6 @@ from transformers import set_seed
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.online_learning.bit_copier import BitCopier, CopiedBits, layer_cosines, train_bit_copier
 
-# Label → rule, layers, |λ|min at initialisation: panels A, C and E.
-LINES = {
-    "ours, 1 layer": ("rtrl", 1, 0.0),
-    "ours, 2 layers": ("rtrl", 2, 0.0),
-    "ours, 3 layers": ("rtrl", 3, 0.0),
-    "ours, 4 layers": ("rtrl", 4, 0.0),
-    "ours, 4 layers, |λ| from 0.9": ("rtrl", 4, 0.9),
-    "truncated, 4 layers": ("truncated", 4, 0.0),
-    "spatial, 4 layers": ("spatial", 4, 0.0),
-}
-SIZES: dict[str, Settings] = {
-    "small": {"steps": 300, "batch_size": 20, "learning_rate": 4e-3, "num_measured": 100},
-    "paper": {"steps": 10_000, "batch_size": 50, "learning_rate": 1e-3, "num_measured": 1000},
-}
 # By the number of layers.
 _MARKERS = {1: "*", 2: "s", 3: "^", 4: "o"}
 AT_FIRST, TRAINED = "at first", "trained"
@@ -42,13 +28,21 @@ class GradientAlignmentFigure(Experiment):
     )
     metric = "cosine to the gradient of backpropagation through time"
     x_label = "layer"
-
-    def rows(self, size: str) -> list[Settings]:
-        shared = {"num_tokens": 20, "num_examples": 20_000, **SIZES[size]}
-        return [
-            {"label": label, "rule": rule, "layers": layers, "r_min": r_min, **shared}
-            for label, (rule, layers, r_min) in LINES.items()
-        ]
+    # Panels A, C and E; `r_min` is |λ|min at initialisation.
+    lines = {
+        "ours, 1 layer": {"rule": "rtrl", "layers": 1, "r_min": 0.0},
+        "ours, 2 layers": {"rule": "rtrl", "layers": 2, "r_min": 0.0},
+        "ours, 3 layers": {"rule": "rtrl", "layers": 3, "r_min": 0.0},
+        "ours, 4 layers": {"rule": "rtrl", "layers": 4, "r_min": 0.0},
+        "ours, 4 layers, |λ| from 0.9": {"rule": "rtrl", "layers": 4, "r_min": 0.9},
+        "truncated, 4 layers": {"rule": "truncated", "layers": 4, "r_min": 0.0},
+        "spatial, 4 layers": {"rule": "spatial", "layers": 4, "r_min": 0.0},
+    }
+    shared = {"num_tokens": 20, "num_examples": 20_000}
+    sizes = {
+        "small": {"steps": 300, "batch_size": 20, "learning_rate": 4e-3, "num_measured": 100},
+        "paper": {"steps": 10_000, "batch_size": 50, "learning_rate": 1e-3, "num_measured": 1000},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         data = CopiedBits(settings["num_tokens"], settings["num_examples"], settings["seed"])
@@ -71,6 +65,3 @@ class GradientAlignmentFigure(Experiment):
         colour = "tab:blue" if "from 0.9" in label else colours[label.split(",")[0]]
         marker = _MARKERS[int(label.split(", ")[1][0])]
         return {"color": colour, "marker": marker, "linestyle": ":" if label.endswith(AT_FIRST) else "-"}
-
-
-EXPERIMENT = GradientAlignmentFigure()

@@ -7,11 +7,6 @@ from hf_recurrent.reproduce.engine.training import measured_run
 from hf_recurrent.reproduce.smt.models import BPTT, DMT, PAPER_MODEL, SMALL_MODEL, SMT, build_pair
 from hf_recurrent.reproduce.smt.operations import step_operations
 
-SIZES: dict[str, Settings] = {
-    "small": {"sizes": SMALL_MODEL, "lengths": [16, 32, 64, 128]},
-    "paper": {"sizes": PAPER_MODEL, "lengths": [64, 128, 256, 512]},
-}
-
 
 class SequentialCost(Experiment):
     name = "smt-cost"
@@ -31,10 +26,12 @@ class SequentialCost(Experiment):
     log_x = True
     log_y = True
     number_format = ",.0f"
-
-    def rows(self, size: str) -> list[Settings]:
-        shared = {"vocab_size": 256, "future_length": 64, **SIZES[size]}
-        return [{"label": method, **shared} for method in (BPTT, SMT, DMT)]
+    lines = {BPTT: {}, SMT: {}, DMT: {}}
+    shared = {"vocab_size": 256, "future_length": 64}
+    sizes = {
+        "small": {"sizes": SMALL_MODEL, "lengths": [16, 32, 64, 128]},
+        "paper": {"sizes": PAPER_MODEL, "lengths": [64, 128, 256, 512]},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         with measured_run() as record:
@@ -46,6 +43,3 @@ class SequentialCost(Experiment):
         trained = pair[:1] if settings["label"] == BPTT else pair
         parameters = sum(model.num_parameters() for model in trained)
         return {**record, "device": "the CPU", "value": value, "num_parameters": parameters}
-
-
-EXPERIMENT = SequentialCost()

@@ -11,10 +11,6 @@ from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
 
 # λ_dyn, λ_unif; the paper's choice first.
 WEIGHTS = ((0.1, 0.001), (0.01, 0.001), (1.0, 0.001), (0.1, 0.0), (0.1, 0.01))
-SIZES: dict[str, Settings] = {
-    "small": {"task": "stack_operations,vocab_size=4,max_depth=3,length=12", "steps": 600, "dmt_steps": 150},
-    "paper": {"task": "stack_operations,length=64"},
-}
 _MOMENTS = {SMT: "measured_smt", SMT_DMT: "measured"}
 
 
@@ -28,18 +24,18 @@ class DriftBeforeAndAfter(Experiment):
     note = "`{task}`, " + TRAINING_NOTE + "."
     metric = "drift 1 - R² of the memories"
     part_label = "{label}, {part}"
-
-    def rows(self, size: str) -> list[Settings]:
-        return [
-            {
-                "label": f"λ_dyn {dynamics:g}, λ_unif {uniformity:g}",
-                "smt": {"dynamics_weight": dynamics, "uniformity_weight": uniformity},
-                "method": SMT_DMT,
-                **WITHOUT_BPTT[size],
-                **SIZES[size],
-            }
-            for dynamics, uniformity in WEIGHTS
-        ]
+    lines = {
+        f"λ_dyn {dynamics:g}, λ_unif {uniformity:g}": {
+            "smt": {"dynamics_weight": dynamics, "uniformity_weight": uniformity}
+        }
+        for dynamics, uniformity in WEIGHTS
+    }
+    shared = {"method": SMT_DMT}
+    sizes = {
+        "small": WITHOUT_BPTT["small"]
+        | {"task": "stack_operations,vocab_size=4,max_depth=3,length=12", "steps": 600, "dmt_steps": 150},
+        "paper": WITHOUT_BPTT["paper"] | {"task": "stack_operations,length=64"},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         results, _, _ = train_on_task(settings)
@@ -68,6 +64,3 @@ class DriftBeforeAndAfter(Experiment):
         panels[2].set(xlabel="drift of one step from the teacher's memory", ylabel=self.metric)
         panels[2].legend(fontsize="small")
         return True
-
-
-EXPERIMENT = DriftBeforeAndAfter()

@@ -6,8 +6,8 @@ from typing import Any
 
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt.models import SMT, SMT_DMT, TEACHER
-from hf_recurrent.reproduce.smt.tasks import WITHOUT_BPTT, accuracies, train_on_task
-from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
+from hf_recurrent.reproduce.smt.tasks import WITHOUT_BPTT, train_on_task
+from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, method_values
 
 FUTURES = {"small": (1, 2, 4, 8), "paper": (1, 2, 4, 8, 16, 32, 64)}
 SIZES: dict[str, Settings] = {
@@ -41,7 +41,7 @@ class FutureLength(Experiment):
 
     def run(self, settings: Settings) -> dict[str, Any]:
         results, _, _ = train_on_task(settings)
-        return {**results, "value": accuracies(results)}
+        return {**results, "value": method_values(results, "accuracy")}
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         drifts = {row["x"]: f"{row['measured_smt']['drift']:.3f}" for row in rows}
@@ -51,6 +51,3 @@ class FutureLength(Experiment):
         kind = label.rpartition(", ")[2]
         colour = "tab:blue" if label.startswith("joint") else "tab:orange"
         return {"color": colour, "linestyle": {SMT_DMT: "-", SMT: "--", TEACHER: ":"}[kind]}
-
-
-EXPERIMENT = FutureLength()

@@ -125,6 +125,3 @@ def smt_norms(rnn: SmtRnnForCausalLM, teacher: SmtTeacherModel, inputs: Tensor, 
 def _norm(gradient: Tensor) -> Tensor:
     """Mean over the batch of the norms of memories (B, …, Z, D), (…)."""
     return gradient.flatten(-2).norm(dim=-1).mean(0)
-
-
-EXPERIMENT = GradientNorms()

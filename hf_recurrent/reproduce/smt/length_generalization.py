@@ -14,13 +14,6 @@ from hf_recurrent.reproduce.smt.tasks import LONG, SIZES, train_on_task
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
 from hf_recurrent.trainers.smt.metrics import measure_memories
 
-OWN: dict[str, Settings] = {
-    "small": {"task": "stack_operations,vocab_size=4,max_depth=3,length=16", **LONG, "num_tested": 200},
-    "paper": {"task": "stack_operations,length=64", "num_tested": 500},
-}
-# Test lengths, as multiples of the training length.
-FACTORS = (1, 2, 4, 8)
-
 
 class LengthGeneralization(Experiment):
     name = "smt-length-generalization"
@@ -37,10 +30,14 @@ class LengthGeneralization(Experiment):
     x_label = "T ="
     log_x = True
     percent = True
-
-    def rows(self, size: str) -> list[Settings]:
-        shared = {**SIZES[size], **OWN[size], "factors": list(FACTORS)}
-        return [{"label": method, "method": method, **shared} for method in (SMT_DMT, BPTT)]
+    lines = {SMT_DMT: {"method": SMT_DMT}, BPTT: {"method": BPTT}}
+    shared = {"factors": [1, 2, 4, 8]}  # test lengths, as multiples of the training length
+    sizes = {
+        "small": SIZES["small"]
+        | LONG
+        | {"task": "stack_operations,vocab_size=4,max_depth=3,length=16", "num_tested": 200},
+        "paper": SIZES["paper"] | {"task": "stack_operations,length=64", "num_tested": 500},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         results, (rnn, teacher), task = train_on_task(settings)
@@ -66,6 +63,3 @@ def teacher_accuracy(rnn: SmtRnnForCausalLM, teacher: SmtTeacherModel, task: Tas
     resets[:, 0] = True
     options = {"start": 0, "context_length": task.length}
     return measure_memories(rnn, teacher, inputs, targets, resets, **options)["teacher_accuracy"]
-
-
-EXPERIMENT = LengthGeneralization()

@@ -108,6 +108,3 @@ def relevant_past(task: str, inputs: np.ndarray) -> np.ndarray:
         held = np.where(token == 0, held // base, held * base + token)
         state[:, step] = held
     return state
-
-
-EXPERIMENT = MemorySpace()

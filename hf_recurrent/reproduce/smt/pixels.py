@@ -91,7 +91,7 @@ class PixelMethods(MethodComparison):
     )
     metric = "held-out bits per pixel"
     part_label = "{part}"
-    sizes = {  # noqa: RUF012 (read only)
+    sizes = {
         "small": {
             # Heads that tell pixels side by side from pixels one above the other (docs/log.md).
             "sizes": SMALL_MODEL | {"num_attention_heads": 2, "rope_theta": 100.0},
@@ -119,16 +119,9 @@ class PixelMethods(MethodComparison):
             results = train_bptt(rnn, task, task, settings, block_size=task.length)
             value = {BPTT: results["measured"]["loss"] / math.log(2)}
         else:
-            results = train_smt_dmt(
-                rnn,
-                teacher,
-                task,
-                task,
-                settings,
-                context_length=min(settings["context_length"], task.length),
-                future_length=settings["future_length"],
-                rollout_length=task.length,
-            )
+            context_length = min(settings["context_length"], task.length)
+            lengths = {"context_length": context_length, "future_length": settings["future_length"]}
+            results = train_smt_dmt(rnn, teacher, task, task, settings, **lengths, rollout_length=task.length)
             measured = results["measured"]
             value = {SMT_DMT: measured["loss"] / math.log(2), TEACHER: measured["teacher_bits_per_byte"]}
         _, real = task.examples(np.arange(_SAMPLES), "validation")
@@ -165,6 +158,3 @@ def draw_samples(rnn: Any, task: DigitPixels, count: int, seed: int) -> np.ndarr
             eos_token_id=None,
         )
     return tokens[:, 1:].cpu().numpy()
-
-
-EXPERIMENT = PixelMethods()

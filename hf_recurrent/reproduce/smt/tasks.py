@@ -11,7 +11,13 @@ from hf_recurrent.reproduce.engine.experiment import Curves, Settings
 from hf_recurrent.reproduce.engine.pictures import split_axes
 from hf_recurrent.reproduce.engine.report import draw_table
 from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, SMT_DMT, TEACHER, build_pair
-from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, MethodComparison, train_bptt, train_smt_dmt
+from hf_recurrent.reproduce.smt.training import (
+    TRAINING_NOTE,
+    MethodComparison,
+    method_values,
+    train_bptt,
+    train_smt_dmt,
+)
 
 # At the small size, for tasks in which more than one thing has to be remembered.
 LONG: Settings = {"steps": 4000, "dmt_steps": 1500}
@@ -75,28 +81,21 @@ class SyntheticTasks(MethodComparison):
     percent = True
 
     def rows(self, size: str) -> list[Settings]:
+        shared = SIZES[size]
         return [
-            {
-                "label": f"{name}, {method}",
-                "x": task_from_name(task).length,
-                "task": task,
-                "method": method,
-                **SIZES[size],
-                **special,
-            }
+            {"label": f"{name}, {method}", "x": task_from_name(task).length, "task": task, **own, **shared, **special}
             for name, (tasks, special) in TASKS[size].items()
             for task in tasks
-            for method in (BPTT, SMT_DMT)
+            for method, own in self.lines.items()
         ]
 
     def run(self, settings: Settings) -> dict[str, Any]:
         results, _, task = train_on_task(settings)
-        value = {BPTT: results["measured"]["accuracy"]} if settings["method"] == BPTT else accuracies(results)
         if hasattr(task, "best_answers"):
             inputs, targets = task.examples(np.arange(settings["num_tested"]), "validation")
             asked = targets >= 0
             results["best_possible"] = float((task.best_answers(inputs) == targets)[asked].mean())
-        return {**results, "value": value}
+        return {**results, "value": method_values(results, "accuracy")}
 
     def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
         name = row["label"].rpartition(", ")[0]
@@ -147,21 +146,9 @@ def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
         *pair,
         task,
         task,
-        {**settings, **{key: min(settings[key], length) for key in ("timesteps", "dmt_timesteps")}},
+        settings | {key: min(settings[key], length) for key in ("timesteps", "dmt_timesteps")},
         context_length=length,
         future_length=settings.get("future_length", length),
         rollout_length=length,
     )
     return results, pair, task
-
-
-def accuracies(results: dict[str, Any]) -> dict[str, float]:
-    """Accuracy of an RNN after DMT and before it, and of its teacher."""
-    return {
-        SMT_DMT: results["measured"]["accuracy"],
-        SMT: results["measured_smt"]["accuracy"],
-        TEACHER: results["measured"]["teacher_accuracy"],
-    }
-
-
-EXPERIMENT = SyntheticTasks()

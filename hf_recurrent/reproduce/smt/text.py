@@ -4,8 +4,14 @@ from typing import Any
 
 from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.training import split_corpus
-from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT, SMT_DMT, TEACHER, build_pair
-from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, MethodComparison, train_bptt, train_smt_dmt
+from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, build_pair
+from hf_recurrent.reproduce.smt.training import (
+    TRAINING_NOTE,
+    MethodComparison,
+    method_values,
+    train_bptt,
+    train_smt_dmt,
+)
 
 
 class TextMethods(MethodComparison):
@@ -23,7 +29,7 @@ class TextMethods(MethodComparison):
     )
     metric = "held-out bits per byte"
     part_label = "{part}"
-    sizes = {  # noqa: RUF012 (read only)
+    sizes = {
         "small": {
             "sizes": SMALL_MODEL | {"hidden_size": 64}, "corpus": "python", "eval_bytes": 100_000,
             "steps": 1500, "dmt_steps": 200, "batch_size": 32,
@@ -48,14 +54,6 @@ class TextMethods(MethodComparison):
             # As many bytes of each sequence as a step of SMT reads.
             block_size = settings["context_length"] + settings["future_length"]
             results = train_bptt(rnn, corpus, held_out, settings, block_size=block_size)
-            return {**results, "value": {BPTT: results["measured"]["bits_per_byte"]}}
-        results = train_smt_dmt(rnn, teacher, corpus, held_out, settings, **lengths)
-        value = {
-            SMT_DMT: results["measured"]["bits_per_byte"],
-            SMT: results["measured_smt"]["bits_per_byte"],
-            TEACHER: results["measured"]["teacher_bits_per_byte"],
-        }
-        return {**results, "value": value}
-
-
-EXPERIMENT = TextMethods()
+        else:
+            results = train_smt_dmt(rnn, teacher, corpus, held_out, settings, **lengths)
+        return {**results, "value": method_values(results, "bits_per_byte")}

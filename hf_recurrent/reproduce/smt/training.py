@@ -15,7 +15,7 @@ from hf_recurrent import (
 )
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.training import run_trainer
-from hf_recurrent.reproduce.smt.models import BPTT, DMT, SMT, SMT_DMT
+from hf_recurrent.reproduce.smt.models import BPTT, DMT, SMT, SMT_DMT, TEACHER
 from hf_recurrent.reproduce.smt.operations import step_operations
 
 # Part of the notes of all experiments that train.
@@ -32,8 +32,7 @@ _OPTIMIZER = {"weight_decay": 0.01, "adam_beta2": 0.999, "max_grad_norm": 1.0}
 class MethodComparison(Experiment):
     """BPTT against SMT→DMT; the table has the costs of the whole training."""
 
-    def rows(self, size: str) -> list[Settings]:
-        return [{"label": method, "method": method, **self.sizes[size]} for method in (BPTT, SMT_DMT)]
+    lines = {BPTT: {"method": BPTT}, SMT_DMT: {"method": SMT_DMT}}
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         costs = {"sequential operations": "sequential_operations", "tokens": "tokens"}
@@ -54,16 +53,8 @@ def train_bptt(
         `tokens` of the whole run.
     """
     steps = settings["steps"]
-    results = _run(
-        MultiStreamTrainer,
-        MultiStreamTrainingArguments,
-        (rnn,),
-        (data, held_out),
-        settings,
-        steps=steps,
-        learning_rate=settings["bptt_learning_rate"],
-        block_size=block_size,
-    )
+    bptt = {"steps": steps, "learning_rate": settings["bptt_learning_rate"], "block_size": block_size}
+    results = _run((rnn,), (data, held_out), settings, MultiStreamTrainer, MultiStreamTrainingArguments, **bptt)
     operations = steps * step_operations(rnn, None, BPTT, block_size)
     return {**results, "sequential_operations": operations, "tokens": steps * settings["batch_size"] * block_size}
 
@@ -91,31 +82,13 @@ def train_smt_dmt(
     dmt_steps = settings["dmt_steps"]
     smt_steps = settings["steps"] - dmt_steps
     shared = {"context_length": context_length, "eval_windows": settings["eval_windows"]}
-    first = _run(
-        SmtTrainer,
-        SmtTrainingArguments,
-        (rnn, teacher),
-        (data, held_out),
-        settings,
-        steps=smt_steps,
-        learning_rate=settings["learning_rate"],
-        timesteps=settings["timesteps"],
-        future_length=future_length,
-        **shared,
-        **settings.get("smt", {}),
-    )
-    second = _run(
-        DmtTrainer,
-        DmtTrainingArguments,
-        (rnn, teacher),
-        (data, held_out),
-        settings,
-        steps=dmt_steps,
-        learning_rate=settings["dmt_learning_rate"],
-        timesteps=settings["dmt_timesteps"],
-        rollout_length=rollout_length,
-        **shared,
-    )
+    smt = {"steps": smt_steps, "future_length": future_length, **shared, **settings.get("smt", {})}
+    dmt = {"steps": dmt_steps, "rollout_length": rollout_length, **shared}
+    for key in ("learning_rate", "timesteps"):
+        smt[key], dmt[key] = settings[key], settings[f"dmt_{key}"]
+    models, texts = (rnn, teacher), (data, held_out)
+    first = _run(models, texts, settings, SmtTrainer, SmtTrainingArguments, **smt)
+    second = _run(models, texts, settings, DmtTrainer, DmtTrainingArguments, **dmt)
     blocks = [getattr(data, "length", context_length + length) for length in (future_length, rollout_length)]
     return {
         **second,
@@ -128,12 +101,21 @@ def train_smt_dmt(
     }
 
 
+def method_values(results: dict[str, Any], measure: str) -> dict[str, float]:
+    """One measure of an RNN after BPTT, or of an RNN after DMT and before it and of its teacher."""
+    measured = results["measured"]
+    if "measured_smt" not in results:
+        return {BPTT: measured[measure]}
+    before = results["measured_smt"][measure]
+    return {SMT_DMT: measured[measure], SMT: before, TEACHER: measured[f"teacher_{measure}"]}
+
+
 def _run(
-    trainer: type[MultiStreamTrainer],
-    arguments_class: type[MultiStreamTrainingArguments],
     models: tuple[Any, ...],
     data: tuple[Any, Any],
     settings: Settings,
+    trainer: Any,
+    arguments_class: type[MultiStreamTrainingArguments],
     **arguments: Any,
 ) -> dict[str, Any]:
     """Train models with one trainer and evaluate."""

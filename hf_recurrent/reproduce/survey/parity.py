@@ -7,10 +7,6 @@ from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.training import build_model, train_on_task
 
 UNITS = {"GLRU": "glru", "minGRU": "mingru", "HGRN": "hgrn"}
-SIZES: dict[str, Settings] = {
-    "small": {"steps": 1500, "batch_size": 64, "learning_rate": 2e-3, "longest": 640},
-    "paper": {"steps": 20_000, "batch_size": 256, "learning_rate": 1e-3, "longest": 2560},
-}
 
 
 class ParityLengths(Experiment):
@@ -28,20 +24,16 @@ class ParityLengths(Experiment):
     x_label = "length"
     log_x = True
     percent = True
-
-    def rows(self, size: str) -> list[Settings]:
-        return [
-            {
-                "label": f"{label}, negative eigenvalues" if negative else label,
-                "recurrent_unit": unit,
-                "allow_negative_eigenvalues": negative,
-                "length": 40,
-                "num_tested": 2000,
-                **SIZES[size],
-            }
-            for label, unit in UNITS.items()
-            for negative in (False, True)
-        ]
+    lines = {
+        label + suffix: {"recurrent_unit": unit, "allow_negative_eigenvalues": bool(suffix)}
+        for label, unit in UNITS.items()
+        for suffix in ("", ", negative eigenvalues")
+    }
+    shared = {"length": 40, "num_tested": 2000}
+    sizes = {
+        "small": {"steps": 1500, "batch_size": 64, "learning_rate": 2e-3, "longest": 640},
+        "paper": {"steps": 20_000, "batch_size": 256, "learning_rate": 1e-3, "longest": 2560},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         seed, length = settings["seed"], settings["length"]
@@ -60,6 +52,3 @@ class ParityLengths(Experiment):
     def line_style(self, label: str) -> dict[str, Any]:
         colours = {"GLRU": "tab:blue", "minGRU": "tab:orange", "HGRN": "tab:green"}
         return {"color": colours[label.split(",")[0]], "linestyle": "-" if "negative" in label else ":"}
-
-
-EXPERIMENT = ParityLengths()

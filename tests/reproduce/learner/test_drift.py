@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from hf_recurrent import Corpus
+from hf_recurrent.reproduce import load_experiment
 from hf_recurrent.reproduce.engine.report import plot
-from hf_recurrent.reproduce.learner.drift import EXPERIMENT, ORDER, endless, pydoc_prose, random_genome
+from hf_recurrent.reproduce.learner.drift import ORDER, endless, pydoc_prose, random_genome
 
 
 def test_the_genome_is_a_markov_chain_with_repeats():
@@ -51,10 +52,10 @@ def test_learning_that_is_off_is_off(tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "a.txt").write_text("def f(): return 1\n" * 20)
     short = {"segment_bytes": 64, "window": 32, "stride": 8, "seed": 0, "python": str(tmp_path / "a.txt")}
-    rows = []
-    for settings in EXPERIMENT.rows("small"):
+    rows, experiment = [], load_experiment("drift")
+    for settings in experiment.rows("small"):
         settings = {**settings, **short}
-        rows.append({**settings, **EXPERIMENT.run(settings)})
+        rows.append({**settings, **experiment.run(settings)})
     on, truncated, off = rows
     assert on["curve"][:8] == off["curve"][:8]
     assert on["curve"][8:] != off["curve"][8:]
@@ -65,7 +66,7 @@ def test_learning_that_is_off_is_off(tmp_path):
             halves = [row["curve"][8 * number + 3][1], row["curve"][8 * number + 7][1]]
             assert row["value"][str(number + 1)] == pytest.approx(sum(halves) / 2)
             assert [row["after_switch"][number], row["before_switch"][number]] == halves
-    plot(EXPERIMENT, rows, tmp_path / "drift.png")
+    plot(experiment, rows, tmp_path / "drift.png")
     assert (tmp_path / "drift.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="`window` is 30"):
-        EXPERIMENT.run({**rows[0], "window": 30})
+        experiment.run({**rows[0], "window": 30})
