@@ -122,7 +122,7 @@ def test_bad_input_is_named():
     model = classifier("memora")
     mask = torch.ones(3, STEPS)
     mask[1] = 0
-    with pytest.raises(ValueError, match="nothing of row 1"):
+    with pytest.raises(ValueError, match="masks all of row 1"):
         model(ids, attention_mask=mask)
     with pytest.raises(ValueError, match="`attention_mask` has shape"):
         model(ids, attention_mask=mask[:2])
