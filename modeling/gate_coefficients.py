@@ -2,8 +2,6 @@
 
 Plain autograd would keep eight tensors of the size of all steps' states. Where these are large, a hand-written
 backward pass recomputes them from the projections, on a CPU in tiles that stay in the cache.
-
-Shape letters: S state width.
 """
 
 import torch
@@ -19,7 +17,7 @@ def gate_coefficients(
     """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs.
 
     Args:
-        recurrence_gate, input_gate, inputs: (…, S), of one shape and of any floating types.
+        recurrence_gate, input_gate, inputs: (…, S) for a state of width S, of one shape and any floating types.
         rate: (S,), or a shape that broadcasts; float32 or wider.
 
     Returns:

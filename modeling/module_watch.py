@@ -29,9 +29,8 @@ class ModuleWatch:
             values = [name for name in names if isinstance(vars(module)[name], _PLAIN)]
             plain += [(vars(module), values)] if values else []
             others += [(vars(module), name) for name in names.difference(values)]
-            others += [
-                (table, name) for table in (module._modules, module._parameters, module._buffers) for name in table
-            ]
+            tables = (module._modules, module._parameters, module._buffers)
+            others += [(table, name) for table in tables for name in table]
         self.plain_tables, self.getters = [table for table, _ in plain], [itemgetter(*names) for _, names in plain]
         self.tables, self.names = zip(*others, strict=True)
         self.objects = [table[name] for table, name in others]

@@ -71,9 +71,7 @@ def run_single_step(
     return step.run(model, hidden, state)
 
 
-def _add_step(
-    found: _ModelSteps, key: tuple[type, Hashable], model: nn.Module, hidden: torch.Tensor
-) -> CompiledStep | CapturedStep:
+def _add_step(found: _ModelSteps, key: tuple, model: nn.Module, hidden: torch.Tensor) -> CompiledStep | CapturedStep:
     with _changing:
         if key not in found.steps:  # another thread may have been faster
             if len(found.steps) == _MOST_STEPS:

@@ -28,6 +28,5 @@ def should_recompute(tensor: torch.Tensor) -> bool:
 
     Never for a compiler and torch.func, which need plain operations.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return tensor.numel() > RECOMPUTED_ELEMENTS
+    plain = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return not plain and tensor.numel() > RECOMPUTED_ELEMENTS

@@ -99,9 +99,7 @@ class StepProgram:
         _check_widths((x,), onto.width)
         return self._append(_ADD, onto, onto, x)
 
-    def gated_unit(
-        self, name: str, to: Vector, *operands: Vector, rate: Tensor, scale: float, negative: bool
-    ) -> Vector:
+    def gated_unit(self, name: str, to: Vector, *operands: Vector, rate: Tensor, scale, negative) -> Vector:
         """The element-wise step of `glru` or `rg_lru` from recurrence gate, input gate, projection and state."""
         _check_widths((to, *operands), *[len(rate)] * 5)
         return self._append(_GATED_UNITS[name], to, *operands, rate, flag=negative, number=scale)
