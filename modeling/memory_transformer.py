@@ -2,7 +2,7 @@
 
 A standard block with the paper's two changes, RMSNorm for LayerNorm and rotary positions; GELU inside 4·M, no biases.
 
-Shape letters: B batch (streams, or streams × steps), T positions, M model width, Z memory tokens, D width of a memory
+Shape letters: B batch (streams, or streams × steps), T steps, M model width, Z memory tokens, D width of a memory
 token, Tf future.
 """
 

@@ -4,7 +4,8 @@
 module checks and prepares the tensors. Importing it raises ImportError where the kernel was not built, or was built
 from another version of its source.
 
-Shape letters: B streams, C channels of a group, G channel groups, I inputs of a linear map; P rows of the map a group.
+Shape letters: B streams, C channels of a group, G channel groups, I inputs of a linear map. `rows` is the number of
+outputs of a map in a group.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ _pack = struct.Struct("=12q").pack
 
 
 def can_advance(carried: torch.Tensor, steps: int) -> bool:
-    """True where [`advance`] supports sensitivities (B, C, P, G, I) and blocks of `steps` steps."""
+    """True where [`advance`] supports sensitivities (B, C, rows, G, I) and blocks of `steps` steps."""
     return (
         steps == 1
         and carried.shape[1] == 1
@@ -50,12 +51,12 @@ def advance(
     """S ← J S + e xᵀ in place, and gradient += Σ_b grad_state ∘ S with the old S, all of one type.
 
     Args:
-        carried: S, (B, 1, P, G, I) for which [`can_advance`] holds.
+        carried: S, (B, 1, rows, G, I) for which [`can_advance`] holds.
         transition: J, (B, 1, 1, G).
-        of_rows: e, (B, 1, 1, P, G).
+        of_rows: e, (B, 1, 1, rows, G).
         inputs: x, (B, 1, I).
         grad_state: (B, 1, G); required with a gradient.
-        gradient: contiguous (P, G, I), or None.
+        gradient: contiguous (rows, G, I), or None.
     """
     batch_size, _, parts, groups, columns = carried.shape
     rows = parts * groups

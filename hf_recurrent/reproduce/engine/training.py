@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hf_recurrent import (
     Corpus,
+    EpisodeSource,
     MultiStreamTrainer,
     MultiStreamTrainingArguments,
     Task,
@@ -57,7 +58,7 @@ def cut_documents(corpus: Corpus, num_bytes: int) -> Corpus:
     )
 
 
-def train(model: PreTrainedModel, data: Corpus | Task, settings: Settings, **arguments: Any) -> dict[str, Any]:
+def train(model: PreTrainedModel, data: EpisodeSource, settings: Settings, **arguments: Any) -> dict[str, Any]:
     """Train with [`MultiStreamTrainer`] by a row's `learning_rate` and `seed`; see [`run_trainer`] for the rest."""
     return run_trainer(
         lambda args: MultiStreamTrainer(model, args, train_corpus=data),
