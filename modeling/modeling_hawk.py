@@ -5,12 +5,17 @@ In the sizes of the Memora paper: no biases, dense gates, MLP of width 3 M, embe
 
 import torch
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .compiled_step import StepCompiler
 from .configuration_hawk import HawkConfig
 from .recurrent_blocks import Contraction, TemporalConvolution
-from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
+from .recurrent_causal_lm import (
+    LayerInputs,
+    RecurrentForCausalLM,
+    RecurrentLayer,
+    RecurrentModel,
+    RecurrentPreTrainedModel,
+)
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_block_unit
@@ -64,39 +69,18 @@ class HawkMLP(nn.Module):
         step.contract(self.down_proj, step.multiply(gate, step.linear(self.up_proj, hidden)), onto)
 
 
-class HawkLayer(GradientCheckpointingLayer):
-    """x + Block(RMSNorm(x)), twice: first the recurrent block, then the gated MLP."""
-
-    def __init__(self, config: HawkConfig, layer_index: int):
-        super().__init__()
-        self.recurrent_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.recurrent_block = HawkRecurrentBlock(config, layer_index)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = HawkMLP(config)
-
-    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
-        output, state = self.recurrent_block(self.recurrent_norm(hidden), inputs)
-        hidden = hidden + output
-        return hidden + self.mlp(self.mlp_norm(hidden)), state
-
-    def compile_step(self, step: StepCompiler, hidden) -> None:
-        """One step, in place of `hidden`."""
-        step.module(self.recurrent_block, step.rms_norm(self.recurrent_norm, hidden), hidden)
-        step.module(self.mlp, step.rms_norm(self.mlp_norm, hidden), hidden)
-
-
 class HawkPreTrainedModel(RecurrentPreTrainedModel):
     """Initialisation, loading and saving of Hawk models."""
 
     config_class = HawkConfig
-    _no_split_modules = ["HawkLayer"]  # noqa: RUF012 (transformers' own name and form)
+    _no_split_modules = ["RecurrentLayer"]  # noqa: RUF012 (transformers' own name and form)
 
 
 class HawkModel(HawkPreTrainedModel, RecurrentModel):
     """Embedding, N Hawk layers and a final RMSNorm."""
 
     def build_layer(self, config: HawkConfig, layer_index: int) -> nn.Module:
-        return HawkLayer(config, layer_index)
+        return RecurrentLayer(config, HawkRecurrentBlock(config, layer_index), HawkMLP(config))
 
     def build_final_norm(self, config: HawkConfig) -> nn.Module:
         return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)

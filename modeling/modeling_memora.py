@@ -6,13 +6,18 @@ without parameters.
 
 import torch
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .compiled_step import StepCompiler
 from .configuration_memora import MemoraConfig
 from .gated_norm import gated_norm
 from .recurrent_blocks import Contraction, layer_norm
-from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
+from .recurrent_causal_lm import (
+    LayerInputs,
+    RecurrentForCausalLM,
+    RecurrentLayer,
+    RecurrentModel,
+    RecurrentPreTrainedModel,
+)
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
 from .recurrent_units import build_block_unit
@@ -67,39 +72,18 @@ class MemoraMLP(nn.Module):
         step.contract(self.down_proj, product, onto, self.eps if self.norm_after_contraction else None)
 
 
-class MemoraLayer(GradientCheckpointingLayer):
-    """x + Block(RMSNorm(x)), twice: first the recurrent block, then the gated MLP."""
-
-    def __init__(self, config: MemoraConfig, layer_index: int):
-        super().__init__()
-        self.recurrent_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.recurrent_block = MemoraRecurrentBlock(config, layer_index)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = MemoraMLP(config)
-
-    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
-        output, state = self.recurrent_block(self.recurrent_norm(hidden), inputs)
-        hidden = hidden + output
-        return hidden + self.mlp(self.mlp_norm(hidden)), state
-
-    def compile_step(self, step: StepCompiler, hidden) -> None:
-        """One step, in place of `hidden`."""
-        step.module(self.recurrent_block, step.rms_norm(self.recurrent_norm, hidden), hidden)
-        step.module(self.mlp, step.rms_norm(self.mlp_norm, hidden), hidden)
-
-
 class MemoraPreTrainedModel(RecurrentPreTrainedModel):
     """Initialisation, loading and saving of Memora models."""
 
     config_class = MemoraConfig
-    _no_split_modules = ["MemoraLayer"]  # noqa: RUF012 (transformers' own name and form)
+    _no_split_modules = ["RecurrentLayer"]  # noqa: RUF012 (transformers' own name and form)
 
 
 class MemoraModel(MemoraPreTrainedModel, RecurrentModel):
     """Embedding, N Memora layers and a final norm without parameters."""
 
     def build_layer(self, config: MemoraConfig, layer_index: int) -> nn.Module:
-        return MemoraLayer(config, layer_index)
+        return RecurrentLayer(config, MemoraRecurrentBlock(config, layer_index), MemoraMLP(config))
 
     def build_final_norm(self, config: MemoraConfig) -> nn.Module:
         return nn.RMSNorm(config.hidden_size, eps=config.norm_eps, elementwise_affine=False)

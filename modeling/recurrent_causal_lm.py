@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
 from .causal_lm_loss import causal_lm_loss
+from .compiled_step import StepCompiler
 from .recurrent_blocks import Contraction, Padding, TemporalConvolution
 from .recurrent_state import RecurrentState, check_state, select_state, state_dtype
 from .recurrent_unit import RecurrentUnit, lecun_std
@@ -218,6 +220,32 @@ def check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> to
     if mask.shape != (batch_size, steps):
         raise ValueError(f"`{name}` has shape {tuple(mask.shape)}; the inputs need {(batch_size, steps)}.")
     return mask
+
+
+class RecurrentLayer(GradientCheckpointingLayer):
+    """x + Block(RMSNorm(x)), twice: first a recurrent block, then a gated MLP (Memora, section 4; De et al. 2024).
+
+    Args:
+        recurrent_block: (hidden, [`LayerInputs`]) → (output, state parts).
+        mlp: hidden → output.
+    """
+
+    def __init__(self, config, recurrent_block: nn.Module, mlp: nn.Module):
+        super().__init__()
+        self.recurrent_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.recurrent_block = recurrent_block
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = mlp
+
+    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+        output, state = self.recurrent_block(self.recurrent_norm(hidden), inputs)
+        hidden = hidden + output
+        return hidden + self.mlp(self.mlp_norm(hidden)), state
+
+    def compile_step(self, step: StepCompiler, hidden) -> None:
+        """One step, in place of `hidden`."""
+        step.module(self.recurrent_block, step.rms_norm(self.recurrent_norm, hidden), hidden)
+        step.module(self.mlp, step.rms_norm(self.mlp_norm, hidden), hidden)
 
 
 class RecurrentModel(RecurrentBackbone):

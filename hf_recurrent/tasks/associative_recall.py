@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
-from hf_recurrent.tasks.task import IGNORED, Task
+from hf_recurrent.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class AssociativeRecall(Task):
         inputs = np.empty((draws.num_examples, self.length), dtype=np.int64)
         inputs[:, 0:asked:2], inputs[:, 1:asked:2] = keys, values
         inputs[:, asked:] = np.take_along_axis(keys, queries, axis=1)
-        targets = np.full_like(inputs, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
         targets[:, asked:] = np.take_along_axis(values, queries, axis=1)
         return inputs, targets
 
@@ -90,7 +91,7 @@ class InductionHeads(Task):
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         inputs = draws.integers("tokens", self.length, self.vocab_size - 1)
         places = draws.integers("place", 1, self.length - 2)
-        targets = np.full_like(inputs, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
         targets[:, -1:] = np.take_along_axis(inputs, places + 1, axis=1)
         np.put_along_axis(inputs, places, self.vocab_size - 1, axis=1)
         inputs[:, -1] = self.vocab_size - 1

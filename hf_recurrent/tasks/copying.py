@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
-from hf_recurrent.tasks.task import IGNORED, Task
+from hf_recurrent.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Copying(Task):
         inputs = np.zeros((draws.num_examples, self.length), dtype=np.int64)
         inputs[:, : self.num_tokens] = data
         inputs[:, -self.num_tokens :] = self.num_symbols + 1
-        targets = np.full_like(inputs, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
         targets[:, -self.num_tokens :] = data
         return inputs, targets
 
@@ -70,7 +71,7 @@ class Copying(Task):
             raise ValueError(f"`num_symbols` is {self.num_symbols}; for bits it must be a power of two.")
         input_ids, target_ids = self.examples(indices, split)
         shifts = np.arange(num_bits - 1, -1, -1)
-        marker, asked = input_ids == self.num_symbols + 1, target_ids != IGNORED
+        marker, asked = input_ids == self.num_symbols + 1, target_ids != IGNORE_INDEX
         data = np.where((input_ids > 0) & ~marker, input_ids - 1, 0)
         bits = (data[..., None] >> shifts) & 1
         answers = (np.where(asked, target_ids - 1, 0)[..., None] >> shifts) & 1

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
-from hf_recurrent.tasks.task import IGNORED, Task
+from hf_recurrent.tasks.task import Task
 
 _WRITE, _READ, _IGNORE = 2, 3, 4
 _NAMES = "01wri"
@@ -54,8 +55,8 @@ class FlipFlop(Task):
         reads = instructions == _READ
         inputs = np.empty((draws.num_examples, self.length), dtype=np.int64)
         inputs[:, 0::2], inputs[:, 1::2] = instructions, np.where(reads, remembered, bits)
-        targets = np.full_like(inputs, IGNORED)
-        targets[:, 0::2] = np.where(reads, remembered, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
+        targets[:, 0::2] = np.where(reads, remembered, IGNORE_INDEX)
         return inputs, targets
 
     def possible_next(self, input_ids: np.ndarray) -> np.ndarray:

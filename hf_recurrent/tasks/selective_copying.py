@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
-from hf_recurrent.tasks.task import IGNORED, Task
+from hf_recurrent.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class SelectiveCopying(Task):
         inputs = np.zeros((draws.num_examples, self.length), dtype=np.int64)
         np.put_along_axis(inputs, draws.choose("places", before, self.num_tokens), data, axis=1)
         inputs[:, before:] = self.vocab_size - 1
-        targets = np.full_like(inputs, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
         targets[:, before:] = data
         return inputs, targets
 

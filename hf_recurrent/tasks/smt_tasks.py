@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
-from hf_recurrent.tasks.task import IGNORED, Task
+from hf_recurrent.tasks.task import Task
 
 # Keys are drawn as 64-bit numbers.
 _MOST_KEYS = 2**62
@@ -49,7 +50,7 @@ class Retrieval(Task):
     def answers(self, inputs: np.ndarray) -> np.ndarray:
         """(B, T) → targets (B, T), without noise."""
         place = (inputs == 0).argmax(axis=1)[:, None] + 1
-        targets = np.full_like(inputs, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
         targets[:, -1:] = np.take_along_axis(inputs, place, axis=1)
         return targets
 
@@ -92,7 +93,7 @@ class StringCopy(Task):
     def answers(self, inputs: np.ndarray) -> np.ndarray:
         """(B, T) → targets (B, T)."""
         half = self.length // 2
-        targets = np.full_like(inputs, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
         targets[:, half:] = inputs[:, :half][:, ::-1]
         return targets
 
@@ -131,7 +132,7 @@ class StackOperations(Task):
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
         """(B, T) → targets (B, T), for inputs that never pop an empty stack."""
-        targets = np.full_like(inputs, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
         rows = np.arange(len(inputs))
         stack, depth = np.zeros_like(inputs), np.zeros(len(inputs), dtype=np.int64)
         for step in range(inputs.shape[1]):
@@ -203,7 +204,7 @@ class KeysValues(Task):
         pairs = inputs[:, :end].reshape(len(inputs), self.num_pairs, pair)
         asked = inputs[:, None, end + 1 : end + 1 + self.key_length]
         which = (pairs[:, :, : self.key_length] == asked).all(axis=2).argmax(axis=1)
-        targets = np.full_like(inputs, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
         targets[:, -self.value_length :] = pairs[np.arange(len(inputs)), which, self.key_length :]
         return targets
 
@@ -276,7 +277,7 @@ class ModularArithmetic(Task):
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
         """(B, T) → targets (B, T)."""
-        targets = np.full_like(inputs, IGNORED)
+        targets = np.full_like(inputs, IGNORE_INDEX)
         targets[:, 0::2] = inputs[:, 1::2]
         return targets
 
@@ -287,7 +288,7 @@ class ModularArithmetic(Task):
         """
         a, b = (grid.ravel() for grid in np.mgrid[: self.max_a + 1, : self.max_b + 1])
         possible = np.ones((len(inputs), len(a)), dtype=bool)
-        best = np.full_like(inputs, IGNORED)
+        best = np.full_like(inputs, IGNORE_INDEX)
         for step in range(0, self.length, 2):
             values = (a * inputs[:, step, None] + b) % self.vocab_size
             counts = np.zeros((len(inputs), self.vocab_size), dtype=np.int64)

@@ -7,8 +7,9 @@ from functools import cache
 
 import numpy as np
 
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
-from hf_recurrent.tasks.task import IGNORED, Task
+from hf_recurrent.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -102,5 +103,5 @@ def _composition_table(num_elements: int) -> np.ndarray:
 
 def _asked(answers: np.ndarray, final_only: bool) -> np.ndarray:
     if final_only:
-        answers[:, :-1] = IGNORED
+        answers[:, :-1] = IGNORE_INDEX
     return answers

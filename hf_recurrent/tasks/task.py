@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, TrainingArguments
 
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, position_limit
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX as IGNORED
+from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.answers import count_answers, summarize_answers
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
 from hf_recurrent.tasks.task_dataset import TaskDataset
@@ -109,7 +109,7 @@ class Task(EpisodeSource):
         """One example in two lines: the inputs, and below each its target (a dot for none)."""
         inputs, targets = self.examples(np.array([index]), split)
         read = [self.token_name(token) for token in inputs[0].tolist()]
-        asked = ["." if token == IGNORED else self.token_name(token) for token in targets[0].tolist()]
+        asked = ["." if token == IGNORE_INDEX else self.token_name(token) for token in targets[0].tolist()]
         widths = [max(len(above), len(below)) for above, below in zip(read, asked, strict=True)]
         rows = [" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (read, asked)]
         return f"reads {rows[0]}\nasked {rows[1]}"
@@ -165,7 +165,7 @@ class Task(EpisodeSource):
 
     def count_training(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(number of right answers, number of answers)."""
-        return torch.stack([(logits.argmax(-1) == labels).sum(), labels.ne(IGNORED).sum()])
+        return torch.stack([(logits.argmax(-1) == labels).sum(), labels.ne(IGNORE_INDEX).sum()])
 
     def training_metrics(self, counts: Sequence[float]) -> dict[str, float]:
         right, answers = counts
