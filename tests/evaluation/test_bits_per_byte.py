@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Mamba2Config
 from hf_recurrent import Corpus, config_from_preset, evaluate_bits_per_byte
 from hf_recurrent.evaluation.compressors import COMPRESSORS, compressed_bits_per_byte
 
-METRIC = str(Path(__file__).parents[1] / "metrics" / "bits_per_byte")
+METRIC = str(Path(__file__).parents[2] / "metrics" / "bits_per_byte")
 SIZES = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2}
 
 
