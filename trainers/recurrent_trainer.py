@@ -174,9 +174,9 @@ class RecurrentTrainer(HubTrainer):
         self.accelerator.wait_for_everyone()
         self.save_model(staging, _internal_call=True)
         if not self.args.save_only_model:
-            self._save_optimizer_and_scheduler(staging)
-            self._save_scaler(staging)
-            self._save_rng_state(staging)
+            self._write_optimizer(staging)
+            self._write_scaler(staging)
+            self._write_process_state(staging)
             self._save_run(staging)
         best = os.path.join(run_dir, f"checkpoint-{self.state.best_global_step}")
         if self.state.best_global_step and (best == final or os.path.isdir(best)):
@@ -211,16 +211,16 @@ class RecurrentTrainer(HubTrainer):
         arguments = json.dumps(self.args.to_dict(), indent=1, default=str)
         Path(directory, "training_args.json").write_text(arguments, encoding="utf-8")
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+    def _write_optimizer(self, output_dir: str) -> None:
         if self.args.should_save:
             save_tree(self.optimizer.state_dict(), output_dir, "optimizer")
             save_tree(self.lr_scheduler.state_dict(), output_dir, "scheduler")
 
-    def _save_scaler(self, output_dir: str) -> None:
+    def _write_scaler(self, output_dir: str) -> None:
         if self.accelerator.scaler is not None and self.args.should_save:
             write_json(self.accelerator.scaler.state_dict(), os.path.join(output_dir, "scaler.json"))
 
-    def _save_rng_state(self, output_dir: str) -> None:
+    def _write_process_state(self, output_dir: str) -> None:
         """Save the state of this process: random states, and losses and counters since the last log."""
         kind, key, *numpy_state = np.random.get_state()
         tree = {
