@@ -72,12 +72,14 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     )
     if source.episode_length is None:
         check_window("block_size", arguments.block_size, model)
-    metrics = source.evaluation_metrics(source.evaluate(model, share))
+    sums = source.evaluate(model, share)
+    metrics = source.evaluation_metrics(sums)
     results = {
+        **sums,
         **metrics,
         "model": arguments.model,
         "num_parameters": model.num_parameters(),
-        "corpus": source.name,
+        "corpus": ", ".join(data.corpus),
         "split": arguments.split,
         "fingerprint": source.fingerprint,
     }

@@ -160,7 +160,7 @@ def test_command_line_takes_precedence_over_recipe(tmp_path):
         (["--block_size", "0"], "`block_size` is 0; it must be 1 or more"),
         (["--block_size", "many"], "invalid int value: 'many'"),
         (["--blok_size", "1"], "unrecognized argument --blok_size; did you mean --block_size?"),
-        (["--validation_fraction", "2"], "validation_fraction is 2"),
+        (["--validation_fraction", "2"], "`validation_fraction` is 2.0; it must be between 0 and 1"),
         (["--resume_from_checkpoint", "elsewhere"], "'elsewhere' is not a complete checkpoint"),
     ],
 )

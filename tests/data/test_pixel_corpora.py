@@ -216,10 +216,13 @@ def test_without_pillow(tmp_path, load, sketch, monkeypatch):
         save_image_sheet(DIGITS, tmp_path / "sheet.png")
 
 
-def test_pillow_is_loaded_only_for_images():
-    code = "import sys; from hf_recurrent import load_corpus, tokens_to_images; print('PIL' in sys.modules)"
+def test_pillow_is_needed_only_for_images():
+    code = (
+        "import sys; sys.modules['PIL'] = None; from hf_recurrent import Corpus, load_corpus, tokens_to_images; "
+        "print(Corpus.from_documents(['a']).num_bytes)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
-    assert done.stdout.strip() == "False", done.stderr
+    assert done.stdout.strip() == "1", done.stderr
 
 
 # ---- Tokens to images ----
