@@ -37,7 +37,6 @@ class OnlineTrainer(BlockTrainer):
     """
 
     args: OnlineTrainingArguments
-
     _final_state: RecurrentState | None = None  # of the last stride
 
     def carries_state(self, model: PreTrainedModel, args: OnlineTrainingArguments) -> bool:

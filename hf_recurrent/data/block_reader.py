@@ -16,7 +16,6 @@ from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus
 
-
 _INSIDE, _START, _PADDING = 0, 1, 2
 _BYTES_AHEAD, _BLOCKS_AHEAD, _BYTES_AHEAD_OF_ALL_ROWS = 4096, 512, 1 << 24
 _EPISODES_AHEAD = 32

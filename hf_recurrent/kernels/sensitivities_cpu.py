@@ -21,7 +21,6 @@ _VERSION = 1  # of the struct in sensitivities_cpu.c
 # Below this, a second thread costs more than it takes over.
 _SERIAL_ELEMENTS = 1 << 22
 
-
 _library = load_library("_sensitivities_cpu", "hf_sensitivities_version", _VERSION)
 _functions = {torch.float32: _library.hf_sensitivities_float32, torch.float64: _library.hf_sensitivities_float64}
 for _function in _functions.values():

@@ -138,10 +138,8 @@ class Task(EpisodeSource):
 
     def check_model(self, argument: str, model: PreTrainedModel, window: int | None = None) -> None:
         super().check_model(argument, model)
-        if self.length > position_limit(model):
-            raise ValueError(
-                f"{self.name!r} has examples of {self.length} steps; the model has {position_limit(model)} positions."
-            )
+        if self.length > (limit := position_limit(model)):
+            raise ValueError(f"{self.name!r} has examples of {self.length} steps; the model has {limit} positions.")
 
     def check_training(self, args: TrainingArguments, carries_state: bool) -> None:
         super().check_training(args, carries_state)
