@@ -100,9 +100,14 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return {key: _decode(item, tensors) for key, item in value.items()}
 
 
+def staging_path(final: str | os.PathLike) -> Path:
+    """Where `final` is written before it is complete: a directory next to it."""
+    return Path(final).with_name(STAGING_PREFIX + Path(final).name)
+
+
 def new_staging_directory(final: str | os.PathLike) -> Path:
-    """An empty directory next to `final`, for [`publish_directory`] or [`publish_files`]."""
-    staging = Path(final).with_name(STAGING_PREFIX + Path(final).name)
+    """Make [`staging_path`] an empty directory, for [`publish_directory`] or [`publish_files`]."""
+    staging = staging_path(final)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     return staging

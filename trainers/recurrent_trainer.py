@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import sys
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +15,15 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 
 from hf_recurrent.checkpoint_files import (
-    STAGING_PREFIX,
     find_last_checkpoint,
     load_tree,
+    new_staging_directory,
     publish_directory,
     publish_files,
     read_json,
     remove_staging,
     save_tree,
+    staging_path,
     write_json,
 )
 from hf_recurrent.trainers.checkpoint_tensors import load_weights
@@ -151,8 +151,7 @@ class RecurrentTrainer(HubTrainer):
             return
         self.sync_trained_model()
         for folder, model in self._saved_models().items():
-            staging = os.path.join(output_dir, f"{STAGING_PREFIX}model")
-            shutil.rmtree(staging, ignore_errors=True)
+            staging = new_staging_directory(os.path.join(output_dir, "model"))
             model.save_pretrained(staging, state_dict=None if folder else state_dict)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(staging)
@@ -167,10 +166,10 @@ class RecurrentTrainer(HubTrainer):
         self._set_epoch()
         run_dir = self._get_output_dir(trial=trial)
         name = f"checkpoint-{self.state.global_step}"
-        final, staging = os.path.join(run_dir, name), os.path.join(run_dir, STAGING_PREFIX + name)
+        final = os.path.join(run_dir, name)
+        staging = os.fspath(staging_path(final))
         if self.args.should_save:
-            shutil.rmtree(staging, ignore_errors=True)
-            os.makedirs(staging)
+            new_staging_directory(final)
         self.accelerator.wait_for_everyone()
         self.save_model(staging, _internal_call=True)
         if not self.args.save_only_model:

@@ -1,9 +1,10 @@
 """The finished rows, in a JSON file that grows by one row at a time."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from hf_recurrent.checkpoint_files import atomic_file
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -34,7 +35,6 @@ def write_rows(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write to a temporary file, then rename it, so that an interruption leaves the old file."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    """Write a text; an interruption leaves the old file."""
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
