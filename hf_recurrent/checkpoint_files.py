@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,19 +40,41 @@ def load_tree(directory: str | os.PathLike, name: str) -> Any:
         ValueError: a file is missing or damaged.
     """
     structure = read_json(os.path.join(directory, f"{name}.json"))
-    path = os.path.join(directory, f"{name}.safetensors")
-    try:
+    with reading_checkpoint(os.path.join(directory, f"{name}.safetensors")) as path:
         return _decode(structure, load_file(path))
-    except (OSError, SafetensorError, KeyError) as error:
-        raise ValueError(f"The checkpoint file `{path}` is missing or damaged: {error}.") from error
+
+
+@contextmanager
+def reading_checkpoint(path: str | os.PathLike) -> Iterator[str]:
+    """Inside the block, any error that the content of a checkpoint can cause becomes one ValueError that names it."""
+    try:
+        yield os.fspath(path)
+    except ValueError:
+        raise
+    except (
+        ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, SafetensorError, TypeError
+    ) as error:  # fmt: skip
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"`{os.fspath(path)}` is missing or damaged: {reason[0].rstrip('.')}.") from error
 
 
 @contextmanager
 def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
-    """A temporary path that is renamed to `path` when the block ends without an exception."""
+    """A new empty file that is flushed and renamed to `path` when the block ends, and deleted after an exception.
+
+    It is created exclusively: a file or link that already has its name is replaced, not written through.
+    """
     partial = Path(f"{os.fspath(path)}.partial")
-    yield partial
-    os.replace(partial, path)
+    partial.unlink(missing_ok=True)
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    try:
+        yield partial
+        _sync(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync(partial.parent)
 
 
 def write_json(value: Any, path: str | os.PathLike) -> None:
@@ -65,7 +87,7 @@ def read_json(path: str | os.PathLike) -> Any:
     """The content of a JSON file; raise a ValueError if it is missing or damaged."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"The checkpoint file `{os.fspath(path)}` is missing or damaged: {error}.") from error
 
 
@@ -144,18 +166,23 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def find_last_checkpoint(output_dir: str | os.PathLike, is_complete: Callable[[str], bool]) -> str | None:
-    """The complete checkpoint with the most steps in `output_dir`, or None.
+def list_checkpoints(output_dir: str | os.PathLike) -> list[str]:
+    """The checkpoints in `output_dir`, complete or damaged, by their number.
 
     A checkpoint that [`publish_directory`] was replacing when it was interrupted counts under its temporary name.
     """
-    found = []
-    for path in Path(output_dir).glob("*checkpoint-*"):
-        replaced = path.name.startswith(REPLACED_PREFIX)
+    found: dict[int, str] = {}
+    # Sorted, a temporary name comes first and is overwritten by the final one.
+    for path in sorted(Path(output_dir).glob("*checkpoint-*")):
         match = _CHECKPOINT.fullmatch(path.name.removeprefix(REPLACED_PREFIX))
-        if match and is_complete(os.fspath(path)):
-            found.append((int(match[1]), not replaced, os.fspath(path)))
-    return max(found)[2] if found else None
+        if match and path.is_dir():
+            found[int(match[1])] = os.fspath(path)
+    return [found[number] for number in sorted(found)]
+
+
+def find_last_checkpoint(output_dir: str | os.PathLike, is_complete) -> str | None:
+    found = [path for path in list_checkpoints(output_dir) if is_complete(path)]
+    return found[-1] if found else None
 
 
 def remove_staging(output_dir: str | os.PathLike) -> None:

@@ -1,0 +1,97 @@
+"""Saving and restoring an optimizer, checked before torch sees what a file holds."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+# Optimizers of torch with states of other shapes than their parameters.
+_FACTORED = (torch.optim.Adafactor, torch.optim.LBFGS)
+_LARGEST_TABLE = 4096  # elements of a table that a quantized state comes with
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimizer with the name of its class, for [`load_optimizer_state`]."""
+    return {"class": type(_unwrapped(optimizer)).__name__, **optimizer.state_dict()}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    """Restore a state that [`optimizer_state`] returned, after checking it against the parameters.
+
+    torch's fused optimizers do not check shapes: a state of another shape would be read out of bounds.
+
+    Args:
+        optimizer: an optimizer of the same parameters.
+        saved: the state, from a file that may be damaged; earlier versions did not save the class.
+
+    Raises:
+        ValueError: it is the state of another optimizer or of other parameters.
+    """
+    own = _unwrapped(optimizer)
+    name = type(own).__name__
+    if not isinstance(saved, dict) or not isinstance(states := saved.get("state"), dict):
+        raise ValueError("The saved optimizer is damaged: it has no state.")
+    groups, own_groups = saved.get("param_groups"), own.state_dict()["param_groups"]
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise ValueError("The saved optimizer is damaged: it has no parameter groups.")
+    before = saved.get("class", name)
+    # Versions of torch add names, so of two sets of names only one may have more.
+    differ = any(
+        set(group) - set(other) and set(other) - set(group) for group, other in zip(groups, own_groups, strict=False)
+    )
+    if before != name or differ:
+        before = repr(before) if before != name else "another optimizer"
+        raise ValueError(
+            f"The checkpoint was trained with {before}, but `optim` is {name!r} now; they must be the same."
+        )
+    sizes, own_sizes = ([len(group.get("params", ())) for group in part] for part in (groups, own_groups))
+    if sizes != own_sizes:
+        raise ValueError(f"The saved optimizer has groups of {sizes} parameters, but this one has {own_sizes}.")
+    for group, other in zip(groups, own_groups, strict=True):
+        if group["params"] != other["params"]:
+            raise ValueError("The saved optimizer is damaged: the numbers of its parameters are not consecutive.")
+        for key in group.keys() & other.keys():
+            if not _same_kind(group[key], other[key]):
+                raise ValueError(f"The saved optimizer is damaged: its `{key}` is {group[key]!r}.")
+    parameters = [parameter for group in own.param_groups for parameter in group["params"]]
+    for number, state in states.items():
+        if number not in range(len(parameters)) or not isinstance(state, dict):
+            raise ValueError(f"The saved optimizer is damaged: it has a state for the parameter {number!r}.")
+        for key, value in state.items():
+            _check_entry(key, value, parameters[number], number, type(own))
+    optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    return getattr(optimizer, "optimizer", optimizer)  # of accelerate
+
+
+def _same_kind(value: Any, own: Any) -> bool:
+    """True if a hyperparameter can take the place of `own`."""
+    if isinstance(own, bool) or own is None or value is None:
+        return value is None or isinstance(value, bool)
+    if isinstance(own, int | float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(own, list | tuple) and isinstance(value, list | tuple):
+        return len(value) == len(own) and all(map(_same_kind, value, own))
+    return type(value) is type(own)
+
+
+def _check_entry(key: str, value: Any, parameter: nn.Parameter, number: int, kind: type) -> None:
+    """Raise a ValueError if an entry of a parameter's state cannot belong to the parameter."""
+    place = f"The saved optimizer has a `{key}` of parameter {number}"
+    if not isinstance(value, torch.Tensor):
+        if value is not None and not isinstance(value, bool | int | float):
+            raise ValueError(f"{place} that is a {type(value).__name__}; it must be a tensor or a number.")
+        return
+    is_scalar = key == "step" and value.numel() == 1
+    if kind in _FACTORED or not kind.__module__.startswith("torch.optim"):
+        # Such optimizers keep sums over rows and columns, or quantized states.
+        fits = value.numel() <= max(parameter.numel(), _LARGEST_TABLE)
+    else:
+        fits = value.shape == parameter.shape and value.is_floating_point() == parameter.is_floating_point()
+    if not is_scalar and not fits:
+        raise ValueError(
+            f"{place} with shape {tuple(value.shape)} and type {value.dtype}; the parameter has shape "
+            f"{tuple(parameter.shape)} and type {parameter.dtype}."
+        )
