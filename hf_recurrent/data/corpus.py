@@ -19,7 +19,7 @@ from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.episode_losses import carried_losses, evaluation_mode, window_losses
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_vocabulary, check_window, with_unit
 from hf_recurrent.data.iid import IIDDataset
-from hf_recurrent.data.packing import open_packed
+from hf_recurrent.data.packed_files import open_packed
 from hf_recurrent.data.streams import MultiStreamDataset
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.modeling.recurrent_state import supports_recurrent_state

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_recurrent.data.corpus import Corpus
-from hf_recurrent.data.packing import FORMAT, fingerprint, pack_once
+from hf_recurrent.data.packed_files import FORMAT, fingerprint
+from hf_recurrent.data.packing import pack_once
 from hf_recurrent.data.pixel_readers import has_test_files, pixel_format
 from hf_recurrent.data.sources import resolve
 from hf_recurrent.data.token_encoding import TokenEncoding

@@ -1,0 +1,149 @@
+"""The files of a packed corpus, used only after their content was compared with its checksum.
+
+`tokens.bin` holds all episodes concatenated, `offsets.npy` the start of each and the end of the last, and
+`corpus.json` the metadata with a fingerprint of the other two. Computing it reads everything, at about 0.7 GB/s.
+`verified.json` therefore remembers size, times and inode of the files that were compared; they are compared again when
+one of these has changed.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_recurrent.checkpoint_files import write_json
+
+FORMAT = 1
+TOKENS, OFFSETS, METADATA = "tokens.bin", "offsets.npy", "corpus.json"
+_VERIFIED = "verified.json"
+_LARGEST_VOCABULARY = 1 << 16
+_AT_ONCE = 1 << 22
+
+
+def fingerprint(parts: object) -> str:
+    """A short hash of anything that can be written as JSON."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def content_fingerprint(tokens: Path, offsets: np.ndarray, vocab_size: int, end_token_id: int | None) -> str:
+    """The fingerprint of a packed corpus: a hash of its tokens, the ends of its episodes and its alphabet."""
+    content = hashlib.blake2b(fingerprint([vocab_size, end_token_id]).encode(), digest_size=16)
+    for piece in _pieces(offsets[1:]):
+        content.update(np.ascontiguousarray(piece, dtype="<i8"))
+    with open(tokens, "rb") as file:
+        hashlib.file_digest(file, lambda: content)  # updates `content`
+    return content.hexdigest()
+
+
+def open_packed(directory: Path) -> tuple[np.ndarray, np.ndarray, dict]:
+    """Tokens and offsets, memory-mapped, and the metadata.
+
+    Raises:
+        ValueError: a file is missing or damaged; the message names it.
+    """
+    metadata = _read_metadata(directory)
+    try:
+        tokens = np.memmap(directory / TOKENS, dtype=metadata["dtype"], mode="r")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{directory / TOKENS} is missing or damaged: {error}") from error
+    try:
+        offsets = np.load(directory / OFFSETS, mmap_mode="r", allow_pickle=False)
+        shape, dtype = offsets.shape, offsets.dtype
+    except Exception as error:  # NumPy raises many types for a damaged header
+        raise ValueError(f"{directory / OFFSETS} is missing or damaged: {error}") from error
+    if len(tokens) != metadata["num_bytes"]:
+        raise ValueError(f"{directory / TOKENS} has {len(tokens):,} tokens instead of {metadata['num_bytes']:,}.")
+    if shape != (metadata["num_episodes"] + 1,) or dtype != np.dtype("<i8"):
+        raise ValueError(f"{directory / OFFSETS} has another shape or type than {directory / METADATA}.")
+    if os.path.getsize(directory / OFFSETS) != offsets.offset + offsets.nbytes:
+        raise ValueError(f"{directory / OFFSETS} is damaged: it is longer than its header says.")
+    stamps = _stamps(directory)
+    if _read_verified(directory) != stamps:
+        _verify(directory, tokens, offsets, metadata)
+        _write_verified(directory, stamps)
+    return tokens, offsets, metadata
+
+
+def remember_verified(directory: Path) -> None:
+    """Spare the comparison of files whose checksum was just computed."""
+    _write_verified(directory, _stamps(directory))
+
+
+def _read_metadata(directory: Path) -> dict[str, Any]:
+    path = directory / METADATA
+    try:
+        metadata = _read_json(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is missing or damaged: {error}") from error
+    expected = {
+        "format": lambda value: value == FORMAT,
+        "num_bytes": lambda value: value >= 1,
+        "num_episodes": lambda value: value >= 1,
+        "vocab_size": lambda value: 1 <= value <= _LARGEST_VOCABULARY,
+    }
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{path} is damaged: it holds a JSON {type(metadata).__name__} instead of an object.")
+    for name, is_allowed in expected.items():
+        value = metadata.get(name)
+        if type(value) is not int or not is_allowed(value):
+            raise ValueError(f"{path} is damaged: its `{name}` is {value!r:.40}.")
+    end = metadata.get("end_token_id")
+    if "end_token_id" not in metadata or (end is not None and (type(end) is not int or end < 0)):
+        raise ValueError(f"{path} is damaged: its `end_token_id` is {end!r:.40}.")
+    for name, allowed in (("dtype", ("|u1", "<u2")), ("fingerprint", None)):
+        value = metadata.get(name)
+        if not isinstance(value, str) or (allowed and value not in allowed):
+            raise ValueError(f"{path} is damaged: its `{name}` is {value!r:.40}.")
+    return metadata
+
+
+def _verify(directory: Path, tokens: np.ndarray, offsets: np.ndarray, metadata: dict[str, Any]) -> None:
+    """Raise a ValueError unless the content is what was packed, and can be used without further checks."""
+    vocab_size = metadata["vocab_size"]
+    if (
+        content_fingerprint(directory / TOKENS, offsets, vocab_size, metadata["end_token_id"])
+        != metadata["fingerprint"]
+    ):
+        raise ValueError(f"{directory / TOKENS} or {OFFSETS} differs from the checksum in {METADATA}.")
+    # The checksum tells accidents, the rest what somebody else may have written.
+    if offsets[0] != 0 or offsets[-1] != len(tokens):
+        raise ValueError(f"{directory / OFFSETS} is damaged: its offsets do not go from 0 to {len(tokens)}.")
+    for first in range(0, len(offsets) - 1, _AT_ONCE):
+        piece = offsets[first : first + _AT_ONCE + 1]
+        if not (piece[1:] > piece[:-1]).all():
+            raise ValueError(f"{directory / OFFSETS} is damaged: its offsets do not increase.")
+    if vocab_size < 1 << 8 * tokens.itemsize:
+        largest = max(int(piece.max()) for piece in _pieces(tokens))
+        if largest >= vocab_size:
+            raise ValueError(f"{directory / TOKENS} holds token id {largest}; ids must be below {vocab_size}.")
+
+
+def _stamps(directory: Path) -> dict[str, list[int]]:
+    """What changes when a file is written to; the change time cannot be set."""
+    found = {name: os.stat(directory / name) for name in (TOKENS, OFFSETS, METADATA)}
+    return {name: [it.st_size, it.st_mtime_ns, it.st_ctime_ns, it.st_ino] for name, it in found.items()}
+
+
+def _read_verified(directory: Path) -> Any:
+    try:
+        return _read_json(directory / _VERIFIED)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _write_verified(directory: Path, stamps: dict[str, list[int]]) -> None:
+    with contextlib.suppress(OSError):  # without it, the next use compares again
+        write_json(stamps, directory / _VERIFIED)
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
+    return (array[first : first + _AT_ONCE] for first in range(0, len(array), _AT_ONCE))
