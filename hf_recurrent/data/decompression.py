@@ -1,14 +1,18 @@
-"""Files as chunks of decompressed bytes; damage raises a ValueError that names the file."""
+"""Files as chunks of decompressed bytes, in constant memory; damage raises a ValueError that names the file."""
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK = 1 << 20
-# A few bytes of Zstandard can unpack to very many; small pieces bound the memory.
-_COMPRESSED_CHUNK = 1 << 14
+# A block of four bytes can hold 128 KiB of equal bytes, so a piece of this size unpacks to 32 MiB at most.
+_ZSTANDARD_PIECE = 1 << 10
+# Text compresses 3 to 20 times, repetitive logs up to some hundred times.
+_LARGEST_RATIO = 1000
+_ALWAYS_ALLOWED = 1 << 30
 COMPRESSIONS = (".gz", ".zst")
 
 
@@ -20,43 +24,78 @@ def content_suffix(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """The bytes of `path` in chunks of about a megabyte, decompressed if it ends in .gz or .zst.
+def read_chunks(path: Path, compression: str | None = None) -> Iterator[bytes]:
+    """The bytes of `path` in chunks of at most a megabyte, decompressed if it ends in .gz or .zst.
+
+    Args:
+        path: the file.
+        compression: ".gz" or ".zst", "" for none; None for that of the suffix.
 
     Raises:
-        ValueError: the compressed data are damaged or truncated.
+        ValueError: the compressed data are damaged or truncated, or expand without end (see [`check_expansion`]).
         ImportError: the zstandard package is missing for a .zst file.
     """
-    compression = path.suffix.lower()
+    compression = path.suffix.lower() if compression is None else compression
+    with open(path, "rb") as file:
+        if compression not in COMPRESSIONS:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+            return
+        counted, expanded = _CountedFile(file), 0
+        for chunk in (_gzip_chunks if compression == ".gz" else _zstandard_chunks)(path, counted):
+            expanded += len(chunk)
+            check_expansion(path, expanded, max(counted.count, os.fstat(file.fileno()).st_size))
+            yield chunk
+
+
+def check_expansion(path: Path, expanded: int, size: int) -> None:
+    """Raise a ValueError if the content of a file is larger than 1 GiB and than 1,000 times its size."""
+    limit = max(_ALWAYS_ALLOWED, _LARGEST_RATIO * size)
+    if expanded > limit:
+        raise ValueError(
+            f"{path} is refused: its {size:,} bytes expand to more than {limit:,}, as no text does; if its content is "
+            "right, store it uncompressed."
+        )
+
+
+class _CountedFile:
+    """Counts the bytes read, because a pipe has no size."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.count = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.count += len(data)
+        return data
+
+
+def _gzip_chunks(path: Path, file: _CountedFile) -> Iterator[bytes]:
+    source = gzip.GzipFile(fileobj=file, mode="rb")
     try:
-        with open(path, "rb") as file:
-            if compression == ".zst":
-                yield from _zstandard_chunks(path, file)
-            else:
-                source = gzip.GzipFile(fileobj=file) if compression == ".gz" else file
-                while chunk := source.read(_CHUNK):
-                    yield chunk
+        while chunk := source.read(_CHUNK):
+            yield chunk
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole gzip file: {error}") from error
+        raise ValueError(f"{path} is damaged, not a whole gzip file: {error}") from error
 
 
-def _zstandard_chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
+def _zstandard_chunks(path: Path, file: _CountedFile) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
         raise ImportError(f"reading {path} needs the zstandard package: pip install zstandard") from error
     frame = None
-    while piece := file.read(_COMPRESSED_CHUNK):
+    while piece := file.read(_ZSTANDARD_PIECE):
         while piece:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
             try:
-                chunk = frame.decompress(piece)
+                content = frame.decompress(piece)
             except zstandard.ZstdError as error:
-                raise ValueError(f"{path} is not a whole Zstandard file: {error}") from error
-            if chunk:
-                yield chunk
+                raise ValueError(f"{path} is damaged, not a whole Zstandard file: {error}") from error
+            for first in range(0, len(content), _CHUNK):
+                yield content[first : first + _CHUNK]
             piece = b""
             if frame.eof:
                 piece, frame = frame.unused_data, None
     if frame is not None:
-        raise ValueError(f"{path} is not a whole Zstandard file: it ends within a frame.")
+        raise ValueError(f"{path} is damaged, not a whole Zstandard file: it ends within a frame.")

@@ -1,12 +1,13 @@
 """IDX, the file format of MNIST and similar data sets."""
 
-import gzip
 import math
 import os
-import zlib
+import tempfile
 from pathlib import Path
 
 import numpy as np
+
+from hf_recurrent.data.decompression import read_chunks
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -33,29 +34,28 @@ def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
         ValueError: another magic number, a size that differs from the header, or damaged compression.
     """
     path = Path(path)
+    header, magic = 4 * (1 + num_dimensions), bytes([0, 0, 8, num_dimensions])
     if not path.is_file():
         raise FileNotFoundError(f"file not found: {path}")
-    data = path.read_bytes()
-    if data[:2] == _GZIP_MAGIC:
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-    header = 4 * (1 + num_dimensions)
-    magic = bytes([0, 0, 8, num_dimensions])
-    if data[:4] != magic:
-        raise ValueError(
-            f"{path} begins with the magic number 0x{data[:4].hex()}; it must be 0x{magic.hex()} (IDX, unsigned "
-            f"bytes, {num_dimensions} dimensions)."
-        )
-    if len(data) < header:
-        raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes.")
-    shape = tuple(int.from_bytes(data[place : place + 4], "big") for place in range(4, header, 4))
-    size = math.prod(shape)
-    expected = header + size
-    if len(data) != expected:
-        defect = "truncated" if len(data) < expected else "too long"
-        raise ValueError(f"{path} is {defect}: it has {len(data)} bytes, but {expected} by its header.")
-    if not size:
-        raise ValueError(f"{path} is empty: its shape is {shape}.")
-    return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
+    with open(path, "rb") as file:
+        compression = ".gz" if file.read(2) == _GZIP_MAGIC else ""
+    with tempfile.TemporaryFile() as unpacked:  # in memory only as far as it is read
+        unpacked.writelines(read_chunks(path, compression))
+        size = unpacked.tell()
+        unpacked.seek(0)
+        data = unpacked.read(header)
+        if data[:4] != magic:
+            raise ValueError(
+                f"{path} begins with the magic number 0x{data[:4].hex()}; it must be 0x{magic.hex()} (IDX, unsigned "
+                f"bytes, {num_dimensions} dimensions)."
+            )
+        if len(data) < header:
+            raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes.")
+        shape = tuple(int.from_bytes(data[place : place + 4], "big") for place in range(4, header, 4))
+        expected = header + math.prod(shape)
+        if size != expected:
+            defect = "truncated" if size < expected else "too long"
+            raise ValueError(f"{path} is {defect}: it has {size} bytes, but {expected} by its header.")
+        if not math.prod(shape):
+            raise ValueError(f"{path} is empty: its shape is {shape}.")
+        return np.memmap(unpacked, dtype=np.uint8, mode="r", offset=header, shape=shape)

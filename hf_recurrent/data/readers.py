@@ -1,5 +1,8 @@
 """One reader per file format: from a file to its documents, with never more than a piece of it in memory.
 
+Text, raw bytes and FASTA sequences may be of any length. A line of JSON and a row of Parquet are read as a whole, and
+therefore limited.
+
 A document is a pair (name, chunks). The name is its place, for error messages; the chunks are its bytes in order, to
 be consumed before the next document is requested.
 """
@@ -11,12 +14,16 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
-from hf_recurrent.data.decompression import COMPRESSIONS, content_suffix, read_chunks
+from hf_recurrent.data.decompression import COMPRESSIONS, check_expansion, content_suffix, read_chunks
 
 Document = tuple[str, Iterable[bytes]]
 Reader = Callable[[Path, str], Iterator[Document]]
 
+# Bytes of a document that has to be in memory as a whole: a line of JSON, a row of Parquet.
+LARGEST_DOCUMENT = 1 << 28
+_LARGEST_HEADER = 1 << 24
 _ROWS_AT_ONCE = 256
 _NOT_A_SEQUENCE = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.\r\n\t "))
 
@@ -86,13 +93,25 @@ def _read_json_lines(path: Path, text_column: str) -> Iterator[Document]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     pieces: list[bytes] = []
+    number, length = 1, 0
     for chunk in read_chunks(path):
         first, *others = chunk.split(b"\n")
         pieces.append(first)
+        length += len(first)
+        _check_length(f"{path}, line {number},", length)
         for line in others:
             yield b"".join(pieces)
-            pieces = [line]
+            pieces, length = [line], len(line)
+        number += len(others)
     yield b"".join(pieces)
+
+
+def _check_length(name: str, length: int) -> None:
+    if length > LARGEST_DOCUMENT:
+        raise ValueError(
+            f"{name} is longer than {LARGEST_DOCUMENT:,} bytes; store such long documents as text files, which may be "
+            "of any length."
+        )
 
 
 def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
@@ -111,14 +130,26 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
             with parquet.ParquetFile(source) as file:
                 if text_column not in file.schema_arrow.names:
                     raise missing_column(str(path), text_column, file.schema_arrow.names)
-                number = 0
-                for rows in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[text_column]):
-                    for value in rows.column(0).to_pylist():
+                number, expanded, size = 0, 0, path.stat().st_size
+                for rows in file.iter_batches(batch_size=_rows_at_once(file), columns=[text_column]):
+                    for value in rows.column(0):
                         name = f"{path}, row {number}"
-                        yield name, [column_bytes(value, text_column, name)]
+                        data = column_bytes(value.as_py(), text_column, name)
+                        _check_length(f"{name},", len(data))
+                        expanded += len(data)
+                        check_expansion(path, expanded, size)
+                        yield name, [data]
                         number += 1
         except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from error
+
+
+def _rows_at_once(file: Any) -> int:
+    """So many rows of a Parquet file that they fit in memory even if each is as large as its whole row group."""
+    metadata = file.metadata
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    largest = max((group.total_byte_size for group in groups), default=0)
+    return min(max(LARGEST_DOCUMENT // max(largest, 1), 1), _ROWS_AT_ONCE)
 
 
 def _read_fasta(path: Path, text_column: str) -> Iterator[Document]:
@@ -139,6 +170,11 @@ def _fasta_parts(path: Path) -> Iterator[tuple[int, str, bytes]]:
                 end = data.find(b"\n", position)
                 if end < 0:
                     header = data[position:]
+                    if len(header) > _LARGEST_HEADER:
+                        raise ValueError(
+                            f"{path} is not FASTA: the header of record {record + 1} is longer than "
+                            f"{_LARGEST_HEADER:,} bytes."
+                        )
                     break
                 record += 1
                 name = f"{path}, record {record} ({data[position + 1 : end].decode('utf-8', 'replace').strip()})"
