@@ -91,6 +91,22 @@ def read_json(path: str | os.PathLike) -> Any:
         raise ValueError(f"The checkpoint file `{os.fspath(path)}` is missing or damaged: {error}.") from error
 
 
+@contextmanager
+def writing_checkpoint(final: str | os.PathLike) -> Iterator[None]:
+    """Inside the block, an error of the disk becomes one OSError that names `final`; its staging directory is removed.
+
+    Checkpoints that were complete before stay as they are.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(staging_path(final), ignore_errors=True)  # may be what fills the disk
+        raise OSError(
+            f"The checkpoint {os.fspath(final)!r} cannot be written: {getattr(error, 'strerror', None) or error}. "
+            "Earlier checkpoints are unchanged."
+        ) from error
+
+
 def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         # A copy, because safetensors rejects tensors that share memory.
@@ -166,18 +182,21 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def checkpoint_number(path: str | os.PathLike) -> int | None:
+    """The number in the name of a checkpoint; None for other names."""
+    match = _CHECKPOINT.fullmatch(Path(path).name.removeprefix(REPLACED_PREFIX))
+    return int(match[1]) if match else None
+
+
 def list_checkpoints(output_dir: str | os.PathLike) -> list[str]:
     """The checkpoints in `output_dir`, complete or damaged, by their number.
 
     A checkpoint that [`publish_directory`] was replacing when it was interrupted counts under its temporary name.
     """
-    found: dict[int, str] = {}
-    # Sorted, a temporary name comes first and is overwritten by the final one.
-    for path in sorted(Path(output_dir).glob("*checkpoint-*")):
-        match = _CHECKPOINT.fullmatch(path.name.removeprefix(REPLACED_PREFIX))
-        if match and path.is_dir():
-            found[int(match[1])] = os.fspath(path)
-    return [found[number] for number in sorted(found)]
+    # Sorted, a temporary name comes first, and the final one takes its place.
+    paths = sorted(path for path in Path(output_dir).glob("*checkpoint-*") if path.is_dir())
+    found = {checkpoint_number(path): os.fspath(path) for path in paths}
+    return [found[number] for number in sorted(found.keys() - {None})]
 
 
 def find_last_checkpoint(output_dir: str | os.PathLike, is_complete) -> str | None:

@@ -17,7 +17,8 @@ TIERS = (
     ("trainers", "online", "export"),
     ("learning_rules", "evaluation", "tasks", "hub"),
     ("data",),
-    ("checkpoint_files", "plotting", "presets", "__init__"),
+    ("checkpoint_manifest", "plotting", "presets", "__init__"),
+    ("argument_checks", "checkpoint_files", "interruption", "output_lock"),
     ("auto_registration",),
     ("modeling",),
     ("kernels",),  # modeling knows them by name only

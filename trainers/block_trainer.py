@@ -15,8 +15,8 @@ from transformers.utils import logging
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_window
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.trainers.carried_state import CarriedState
+from hf_recurrent.trainers.guarded_trainer import GuardedTrainer
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
-from hf_recurrent.trainers.recurrent_trainer import RecurrentTrainer
 from hf_recurrent.trainers.stream_checkpoint import (
     StreamRun,
     check_stream_run,
@@ -30,7 +30,7 @@ from hf_recurrent.trainers.training_callbacks import BytesProgressCallback, Samp
 logger = logging.get_logger(__name__)
 
 
-class BlockTrainer(RecurrentTrainer):
+class BlockTrainer(GuardedTrainer):
     """Base class of the trainers that read blocks of many parallel streams.
 
     Number of streams = `per_device_train_batch_size` × processes × `gradient_accumulation_steps`; each accumulation
@@ -171,8 +171,7 @@ class BlockTrainer(RecurrentTrainer):
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
         """Number of targets of one optimizer step, over all micro-batches and processes."""
         count = sum(int(batch["shift_labels"].ne(IGNORE_INDEX).sum()) for batch in batch_samples)
-        total = self.accelerator.reduce(torch.tensor([count], device=device), reduction="sum")
-        return total.squeeze(0).clamp(min=1)
+        return self._sum_and_agree(count, device).clamp(min=1)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Compute the gradients of one micro-batch, then record the positions of its streams."""
@@ -323,7 +322,9 @@ class BlockTrainer(RecurrentTrainer):
             carry_state=self.args.eval_carry_state,
             progress=not self.args.disable_tqdm and self.is_world_process_zero() and sys.stderr.isatty(),
         )
-        sums = source.evaluate(self._evaluation_model(), share)
+        model, sums = self._evaluation_model(), {}
+        with self._stoppable(model):
+            sums = source.evaluate(model, share)
         return source.evaluation_metrics({name: self._sum(value) for name, value in sums.items()})
 
     def _evaluation_model(self) -> PreTrainedModel:

@@ -8,6 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 REGIMES = ("multi_stream", "iid")
+DIVERGENCE_ACTIONS = ("stop", "rollback")
 
 
 def argument(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
@@ -24,7 +25,7 @@ class MultiStreamTrainingArguments(TrainingArguments):
     over `num_train_epochs`.
 
     Own fields: `regime`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`, `sample_every`,
-    `sample_bytes`, `sample_prompts`.
+    `sample_bytes`, `sample_prompts`, `on_divergence`, `save_on_signal`.
 
     Defaults that differ from `TrainingArguments`:
 
@@ -37,6 +38,7 @@ class MultiStreamTrainingArguments(TrainingArguments):
     | `warmup_steps` | 0.02 (of all steps) | 0 | training can diverge without warm-up |
     | `num_train_epochs` | 1 | 3 | every byte once |
     | `logging_steps` | 10 | 500 | the progress bar shows the logged values |
+    | `logging_nan_inf_filter` | False | True | a NaN loss ends the run, see `on_divergence` |
     | `save_total_limit` | 2 | all | with optimizer and states, a checkpoint is three times as large as the model |
     | `use_cache` | True | False | the saved config keeps returning the state; training sets it explicitly |
     | `remove_unused_columns` | False | True | the data set yields complete batches |
@@ -75,6 +77,16 @@ class MultiStreamTrainingArguments(TrainingArguments):
         metadata={"help": 'Prompts of the samples. Example: --sample_prompts "Once upon a time" "She said"'},
     )
 
+    on_divergence: str = argument(
+        "stop",
+        "After a NaN or infinite loss, gradient or weight: stop with an error, or rollback to the last checkpoint and "
+        "continue with half the learning rate. Example: --on_divergence rollback",
+        choices=DIVERGENCE_ACTIONS,
+    )
+    save_on_signal: bool = argument(
+        True, "On Ctrl-C and SIGTERM, save a checkpoint after the current step and end. False: end at once."
+    )
+
     learning_rate: float = argument(3e-4, "Peak learning rate of AdamW. Example: 3e-3")
     adam_beta2: float = argument(0.95, "Second decay rate (beta2) of AdamW.")
     weight_decay: float = argument(
@@ -88,6 +100,7 @@ class MultiStreamTrainingArguments(TrainingArguments):
         1.0, "Passes over the corpus; used when neither --max_steps nor --train_bytes is given."
     )
     logging_steps: float = argument(10, "Steps between two log entries.")
+    logging_nan_inf_filter: bool = argument(False, "Keep False: a loss that is not finite ends the run.")
     save_total_limit: int | None = argument(2, "Number of most recent checkpoints to keep.")
     use_cache: bool = argument(True, "`use_cache` of the saved configuration.")
     remove_unused_columns: bool = argument(False, "Keep False: batches are complete.")
@@ -106,6 +119,9 @@ class MultiStreamTrainingArguments(TrainingArguments):
     def __post_init__(self):
         if self.regime not in REGIMES:
             raise ValueError(f"`regime` is {self.regime!r}; it must be one of {', '.join(REGIMES)}.")
+        if self.on_divergence not in DIVERGENCE_ACTIONS:
+            choices = ", ".join(DIVERGENCE_ACTIONS)
+            raise ValueError(f"`on_divergence` is {self.on_divergence!r}; it must be one of {choices}.")
         self._check_minimum(1, "block_size", "eval_block_size", "sample_bytes")
         self._check_minimum(0, "sample_every")
         if self.train_bytes is not None and not self.train_bytes > 0:
@@ -126,6 +142,10 @@ class MultiStreamTrainingArguments(TrainingArguments):
         for name in ("fp16_full_eval", "bf16_full_eval"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` is True; it must be False: evaluation uses the precision of training.")
+        if self.logging_nan_inf_filter:
+            raise ValueError(
+                "`logging_nan_inf_filter` is True; it must be False: a NaN loss is never logged as another."
+            )
         for name in ("deepspeed", "fsdp"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` is not supported; run one process per GPU (DDP) instead.")

@@ -1,12 +1,11 @@
 """Online learning: every block of a stream is read once, with gradients through the past beyond the block."""
 
-import os
 from collections.abc import Iterator
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
+from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, supports_recurrent_state
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.carried_state import CarriedState
@@ -23,8 +22,6 @@ class OnlineTrainer(BlockTrainer):
     frozen. With `method="rtrl"` every recurrent unit learns from its whole past ([`SensitivityEngine`]): the
     derivative of the state with respect to every weight is carried and saved like the state, and is zero where an
     episode begins. In everything else the trainer works like [`MultiStreamTrainer`].
-
-    A NaN or infinite loss stops training before the weights are updated, after saving a checkpoint.
 
     Args:
         model: a recurrent language model. `rtrl` and `snap1` need this package's recurrent units, and `rtrl` units
@@ -71,35 +68,14 @@ class OnlineTrainer(BlockTrainer):
         return torch.stack(losses).sum()
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Nats of a stride / targets of the optimizer step; keeps the final state, detached.
-
-        Raises:
-            NonFiniteLossError: the loss is NaN or infinite.
-        """
+        """Nats of a stride / targets of the optimizer step; keeps the final state, detached."""
         loss, outputs = next_token_loss(model, self.model, inputs, num_items_in_batch, returns_state=True)
         self._final_state = detach_state(outputs.state)
         if model.training:
             self.count_training(outputs.logits, inputs["shift_labels"])
-            if not torch.isfinite(loss):
-                raise NonFiniteLossError(
-                    f"The loss is {loss.item()} in the step after step {self.state.global_step}; the weights were not "
-                    f"updated with this block. {self._save_last_weights()} A smaller `learning_rate` may help."
-                )
         # DDP averages the gradients, but each loss is already divided by the targets of all processes.
         loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
-
-    def _save_last_weights(self) -> str:
-        """Save a checkpoint unless this step has one, and describe its location; one process cannot save for all."""
-        step = self.state.global_step
-        checkpoint = os.path.join(self.args.output_dir, f"checkpoint-{step}")
-        if step == 0:
-            return "The weights are the initial ones."
-        if not os.path.isdir(checkpoint):
-            if self.args.world_size > 1 or self.args.save_strategy == "no":
-                return f"The last checkpoint in {self.args.output_dir!r} has earlier weights."
-            self._save_checkpoint(self.model, None)
-        return f"The weights before this block are in {checkpoint!r}."
 
 
 def _strides(inputs: dict[str, torch.Tensor], stride: int) -> Iterator[dict[str, torch.Tensor]]:

@@ -1,36 +1,40 @@
 """`RecurrentTrainer`: complete checkpoints that execute nothing when loaded, and exact resuming."""
 
-import json
 import os
 import random
 import sys
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 
 from hf_recurrent.checkpoint_files import (
-    find_last_checkpoint,
+    list_checkpoints,
     load_tree,
     new_staging_directory,
     publish_directory,
     publish_files,
     read_json,
+    reading_checkpoint,
     remove_staging,
     save_tree,
     staging_path,
     write_json,
+    writing_checkpoint,
 )
+from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, check_manifest, read_manifest, write_manifest
+from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.trainers.checkpoint_tensors import load_weights
 from hf_recurrent.trainers.hub_trainer import HubTrainer
+from hf_recurrent.trainers.shareable_arguments import shareable_arguments
 from hf_recurrent.trainers.training_callbacks import Throughput
-
-MANIFEST_FILE = "manifest.json"
 
 
 class RecurrentTrainer(HubTrainer):
@@ -108,7 +112,8 @@ class RecurrentTrainer(HubTrainer):
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         self._start_run()
         if checkpoint is not None:
-            self._load_run(checkpoint)
+            with reading_checkpoint(checkpoint):
+                self._load_run(checkpoint)
         if self.args.should_save:
             remove_staging(self.args.output_dir)
         return super().train(checkpoint, trial, ignore_keys_for_eval)
@@ -165,8 +170,22 @@ class RecurrentTrainer(HubTrainer):
         self.store_flos()
         self._set_epoch()
         run_dir = self._get_output_dir(trial=trial)
-        name = f"checkpoint-{self.state.global_step}"
-        final = os.path.join(run_dir, name)
+        final = os.path.join(run_dir, f"checkpoint-{self.state.global_step}")
+        best = self._best_checkpoint(run_dir)
+        if best is not None and (best == final or os.path.isdir(best)):
+            self.state.best_model_checkpoint = best
+        with writing_checkpoint(final):
+            self._write_checkpoint_files(final)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(final)
+        if self.args.should_save:
+            rotate_checkpoints(
+                output_dir=run_dir,
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+            )
+
+    def _write_checkpoint_files(self, final: str) -> None:
         staging = os.fspath(staging_path(final))
         if self.args.should_save:
             new_staging_directory(final)
@@ -177,26 +196,13 @@ class RecurrentTrainer(HubTrainer):
             self._write_scaler(staging)
             self._write_process_state(staging)
             self._save_run(staging)
-        best = os.path.join(run_dir, f"checkpoint-{self.state.best_global_step}")
-        if self.state.best_global_step and (best == final or os.path.isdir(best)):
-            self.state.best_model_checkpoint = best
         if self.args.should_save:
             self._save_trainer_state(staging)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            files = sorted(path.relative_to(staging).as_posix() for path in Path(staging).rglob("*") if path.is_file())
-            manifest = {"num_processes": self.args.world_size, "files": files}
-            write_json(manifest, os.path.join(staging, MANIFEST_FILE))
+            write_manifest(staging, num_processes=self.args.world_size)
             publish_directory(staging, final)
         self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(final)
-        if self.args.should_save:
-            rotate_checkpoints(
-                output_dir=run_dir,
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-            )
 
     def _save_trainer_state(self, directory: str) -> None:
         for callback in [*self.callback_handler.callbacks, self.control]:
@@ -206,13 +212,17 @@ class RecurrentTrainer(HubTrainer):
                     self.state.stateful_callbacks[name].append(callback.state())
                 else:
                     self.state.stateful_callbacks[name] = callback.state()
-        self.state.save_to_json(os.path.join(directory, "trainer_state.json"))
-        arguments = json.dumps(self.args.to_dict(), indent=1, default=str)
-        Path(directory, "training_args.json").write_text(arguments, encoding="utf-8")
+        # Checkpoints may be uploaded, so they hold no local path: the best checkpoint is found again by its step.
+        replace(self.state, best_model_checkpoint=None).save_to_json(os.path.join(directory, "trainer_state.json"))
+        write_json(shareable_arguments(self.args), os.path.join(directory, "training_args.json"))
+
+    def _best_checkpoint(self, run_dir: str) -> str | None:
+        step = self.state.best_global_step
+        return os.path.join(run_dir, f"checkpoint-{step}") if step else None
 
     def _write_optimizer(self, output_dir: str) -> None:
         if self.args.should_save:
-            save_tree(self.optimizer.state_dict(), output_dir, "optimizer")
+            save_tree(optimizer_state(self.optimizer), output_dir, "optimizer")
             save_tree(self.lr_scheduler.state_dict(), output_dir, "scheduler")
 
     def _write_scaler(self, output_dir: str) -> None:
@@ -239,14 +249,48 @@ class RecurrentTrainer(HubTrainer):
         if resume_from_checkpoint is None or resume_from_checkpoint is False:
             return None
         if resume_from_checkpoint is True:
-            found = find_last_complete_checkpoint(self.args.output_dir)
-            if found is None:
-                raise ValueError(f"There is no complete checkpoint in `output_dir` {self.args.output_dir!r}.")
-            return found
-        checkpoint = os.fspath(resume_from_checkpoint)
-        if missing := _missing_part(checkpoint):
-            raise ValueError(f"`resume_from_checkpoint` {checkpoint!r} is not a complete checkpoint: no {missing}.")
+            checkpoints = list_checkpoints(self.args.output_dir)
+            if not checkpoints:
+                raise ValueError(f"There is no checkpoint in `output_dir` {self.args.output_dir!r}.")
+            checkpoint = checkpoints[-1]
+        else:
+            checkpoint = os.fspath(resume_from_checkpoint)
+        if not os.path.isfile(os.path.join(checkpoint, MANIFEST_FILE)):
+            raise ValueError(
+                f"`resume_from_checkpoint` {checkpoint!r} is not a complete checkpoint: no {MANIFEST_FILE}."
+            )
+        if damage := self._find_damage(checkpoint):
+            others = [
+                path for path in list_checkpoints(Path(checkpoint).parent) if not os.path.samefile(path, checkpoint)
+            ]
+            hint = f" Another checkpoint to resume from is {others[-1]!r}." if others else ""
+            raise ValueError(f"`resume_from_checkpoint` {checkpoint!r} cannot be used. {damage}{hint}")
         return checkpoint
+
+    def _find_damage(self, checkpoint: str) -> str | None:
+        """The damage of a checkpoint in words; each process reads a part of the files, and all get the same answer."""
+        damage = None
+        try:
+            check_manifest(checkpoint, self.args.process_index, self.args.world_size)
+        except ValueError as error:
+            damage = str(error)
+        found = gather_object([damage]) if self.args.world_size > 1 else [damage]
+        return next(filter(None, found), None)
+
+    def _init_training_state(
+        self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+    ) -> tuple[int, int]:
+        arguments = max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        if resume_from_checkpoint is None:
+            return super()._init_training_state(*arguments)
+        with reading_checkpoint(resume_from_checkpoint) as checkpoint:
+            result = super()._init_training_state(*arguments)
+            if type(self.state.global_step) is not int or self.state.global_step < 0:
+                raise ValueError(f"The checkpoint {checkpoint!r} is damaged: its step is {self.state.global_step!r}.")
+            best = self._best_checkpoint(os.path.dirname(os.path.abspath(checkpoint)))
+            if best is not None and os.path.isdir(best):
+                self.state.best_model_checkpoint = best
+        return result
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Load the weights after checking names and shapes."""
@@ -258,21 +302,34 @@ class RecurrentTrainer(HubTrainer):
             load_weights(part, os.path.join(resume_from_checkpoint, folder))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            self.optimizer.load_state_dict(load_tree(checkpoint, "optimizer"))
-            self.lr_scheduler.load_state_dict(load_tree(checkpoint, "scheduler"))
+        if checkpoint is None:
+            return
+        with reading_checkpoint(checkpoint):
+            load_optimizer_state(self.optimizer, load_tree(checkpoint, "optimizer"))
+            schedule, own = load_tree(checkpoint, "scheduler"), self.lr_scheduler.state_dict()
+            for name, value in schedule.items():
+                if type(value) is not type(own.get(name)) or (
+                    isinstance(value, list) and len(value) != len(own[name])
+                ):
+                    raise ValueError(f"{checkpoint!r} has another learning rate schedule: `{name}` is {value!r}.")
+            self.lr_scheduler.load_state_dict(schedule)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self.accelerator.scaler is not None:
             path = os.path.join(checkpoint, "scaler.json")
             if os.path.isfile(path):
-                self.accelerator.scaler.load_state_dict(read_json(path))
+                with reading_checkpoint(path):
+                    self.accelerator.scaler.load_state_dict(read_json(path))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore the state of this process; `Trainer` calls this last, right before the next step."""
         if checkpoint is None:
             return
-        stored_processes = read_json(os.path.join(checkpoint, MANIFEST_FILE))["num_processes"]
+        with reading_checkpoint(checkpoint):
+            self._restore_process(checkpoint)
+
+    def _restore_process(self, checkpoint: str) -> None:
+        stored_processes = read_manifest(checkpoint)["num_processes"]
         trees = [load_tree(checkpoint, f"process_rank{rank}") for rank in range(stored_processes)]
         tree = trees[min(self.args.process_index, stored_processes - 1)]
         random.setstate(tree["python"])
@@ -292,11 +349,6 @@ class RecurrentTrainer(HubTrainer):
         self._total_loss_scalar = -self._sum(float(self._tr_loss)) / self.args.world_size
 
 
-def find_last_complete_checkpoint(output_dir: str | os.PathLike) -> str | None:
-    """Path of the checkpoint that `resume_from_checkpoint=True` resumes, or None."""
-    return find_last_checkpoint(output_dir, lambda path: _missing_part(path) is None)
-
-
 def _sum_of_trees(trees: list[Any], times: int) -> Any:
     """`times` × the sum of numbers, tensors or dictionaries of them; None if all are None."""
     trees = [tree for tree in trees if tree is not None]
@@ -306,12 +358,3 @@ def _sum_of_trees(trees: list[Any], times: int) -> Any:
         names = dict.fromkeys(name for tree in trees for name in tree)
         return {name: _sum_of_trees([tree.get(name) for tree in trees], times) for name in names}
     return sum(trees[1:], trees[0]) * times
-
-
-def _missing_part(checkpoint: str) -> str | None:
-    """First file of the manifest that a checkpoint lacks, or None."""
-    manifest = os.path.join(checkpoint, MANIFEST_FILE)
-    if not os.path.isfile(manifest):
-        return MANIFEST_FILE
-    files = read_json(manifest)["files"]
-    return next((name for name in files if not os.path.isfile(os.path.join(checkpoint, name))), None)

@@ -54,6 +54,8 @@ class BytesProgressCallback(ProgressCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         self.current_step = self._first_step = state.global_step
         self._begin = time.perf_counter()
+        if self.training_bar is not None:  # of a run that has diverged
+            self.training_bar.close()
         if state.is_world_process_zero:
             self.training_bar = tqdm(
                 total=state.max_steps,

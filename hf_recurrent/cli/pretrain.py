@@ -3,10 +3,13 @@
 import math
 import os
 import re
+import shlex
+import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +21,7 @@ from accelerate.utils import broadcast
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
+from hf_recurrent.checkpoint_files import list_checkpoints
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
 from hf_recurrent.cli.parsing import parse_pairs
@@ -28,11 +32,11 @@ from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import config_from_preset, preset_names
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
+from hf_recurrent.trainers.guarded_trainer import TrainingInterrupted
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.online_trainer import OnlineTrainer
-from hf_recurrent.trainers.recurrent_trainer import find_last_complete_checkpoint
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.smt_trainer import SmtTrainer
 
@@ -56,20 +60,33 @@ class Run:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process; bad input exits with one sentence."""
-    begin = time.time()
-    try:
-        run = prepare(argv)
-    except (OSError, ValueError, ImportError) as error:
-        _exit(error)
+    """Run the command with `argv`, by default the arguments of the process.
+
+    Bad input exits with one sentence and status 2, a failure during training with one sentence and status 1, and a
+    signal with 128 + its number, after saying how to continue.
+    """
+    begin, run = time.time(), None
+    with _terminable():
+        try:
+            try:
+                run = prepare(argv)
+            except (OSError, ValueError, ImportError) as error:
+                _exit(error, 2)
+            try:
+                _train(run, begin)
+            except (OSError, ValueError) as error:
+                # Before the first step: a checkpoint of another run, or a directory that is in use.
+                _exit(error, 1 if run.trainer.state.global_step else 2, run)
+        except KeyboardInterrupt as error:
+            _exit_on_signal(error, run)
+    PartialState().destroy_process_group()
+
+
+def _train(run: Run, begin: float) -> None:
+    """Train, evaluate, save and report."""
     trainer, output_dir = run.trainer, run.trainer.args.output_dir
     _say(run, describe_run(run.arguments.model.model, trainer, run.checkpoint))
-    try:
-        result = trainer.train(run.checkpoint)
-    except ValueError as error:
-        if trainer.state.global_step:
-            raise
-        _exit(error)  # a checkpoint of another run
+    result = trainer.train(run.checkpoint)
     metrics = trainer.evaluate()
     if isinstance(trainer, SmtTrainer) and run.arguments.teacher.dmt_steps:
         metrics = _run_second_phase(run, metrics)
@@ -87,7 +104,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             draw_samples(trainer)
         print_summary(run.arguments, describe_result(trainer, metrics), time.time() - begin)
     trainer.accelerator.wait_for_everyone()
-    PartialState().destroy_process_group()
 
 
 def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
@@ -95,7 +111,7 @@ def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
     second = second_phase(run.trainer, run.arguments.teacher)
     words = describe_run(run.arguments.model.model, second)
     _say(run, f"before: {describe_result(second, before)}, drift {before.get('eval_drift', math.nan):.3f}\n{words}")
-    second.train(find_last_complete_checkpoint(second.args.output_dir))
+    second.train(bool(list_checkpoints(second.args.output_dir)))
     return second.evaluate()
 
 
@@ -139,10 +155,15 @@ def _choose_output(arguments: PretrainArguments) -> str | None:
         number = int(broadcast(number)) if training.world_size > 1 else int(number)
         training.output_dir += f"-{number}" if number > 1 else ""
     if wants_last:
-        checkpoint = find_last_complete_checkpoint(training.output_dir)
-        if checkpoint is None and training.process_index == 0:
-            print(f"No complete checkpoint in {training.output_dir}; starting a new run.", file=sys.stderr)
-        return checkpoint
+        if checkpoints := list_checkpoints(training.output_dir):
+            return checkpoints[-1]
+        if _holds_model(training.output_dir):
+            raise ValueError(
+                f"`--output_dir` is {training.output_dir!r}, which has a model but no checkpoint to resume."
+            )
+        if training.process_index == 0:
+            print(f"No checkpoint in {training.output_dir}; starting a new run.", file=sys.stderr)
+        return None
     if _holds_model(training.output_dir):
         raise ValueError(
             f"`--output_dir` is {training.output_dir!r}, which has a model or checkpoints; add "
@@ -208,10 +229,49 @@ def _tokenizer(name: str, remote: dict[str, bool]) -> PreTrainedTokenizerBase:
     return own[name]() if name in own else AutoTokenizer.from_pretrained(name, **remote)
 
 
-def _exit(error: Exception) -> NoReturn:
+def _exit(error: Exception, status: int, run: Run | None = None) -> NoReturn:
+    _print_once(f"hf-recurrent pretrain: error: {error}{_way_on(run) if status == 1 else ''}")
+    raise SystemExit(status)
+
+
+def _exit_on_signal(error: KeyboardInterrupt, run: Run | None) -> NoReturn:
+    saved = f"; saved {error.checkpoint}" if isinstance(error, TrainingInterrupted) else ""
+    number = getattr(error, "number", signal.SIGINT)
+    _print_once(f"\nhf-recurrent pretrain: stopped by {number.name}{saved}.{_way_on(run)}")
+    raise SystemExit(128 + number)
+
+
+def _way_on(run: Run | None) -> str:
+    """How to continue a run that has ended early, if it has a checkpoint."""
+    if run is None or not list_checkpoints(run.trainer.args.output_dir):
+        return ""
+    resume = f"--output_dir {shlex.quote(run.trainer.args.output_dir)} --resume_from_checkpoint true"
+    return f"\nTo continue, rerun the command with {resume}"
+
+
+def _print_once(text: str) -> None:
     if int(os.environ.get("RANK", "0")) == 0:
-        print(f"hf-recurrent pretrain: error: {error}", file=sys.stderr)
-    raise SystemExit(2)
+        print(text, file=sys.stderr)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside the block, SIGTERM raises a KeyboardInterrupt that carries it, as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        error = KeyboardInterrupt()
+        error.number = signal.Signals(number)
+        raise error
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # only the main thread receives signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _say(run: Run, text: str) -> None:

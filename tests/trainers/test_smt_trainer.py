@@ -87,7 +87,7 @@ def test_resume_is_bit_for_bit(tmp_path, build):
 def test_a_checkpoint_without_its_teacher_is_incomplete(tmp_path):
     smt_trainer(tmp_path, max_steps=4).train()
     (tmp_path / "checkpoint-4" / "teacher" / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"not a complete checkpoint: no teacher/model\.safetensors"):
+    with pytest.raises(ValueError, match=r"`teacher/model\.safetensors` is missing"):
         smt_trainer(tmp_path / "other").train(str(tmp_path / "checkpoint-4"))
 
 
