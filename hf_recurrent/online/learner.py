@@ -9,22 +9,31 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoint_files import load_tree, new_staging_directory, publish_directory, save_tree
+from hf_recurrent.checkpoint_files import new_staging_directory, publish_directory, save_tree, writing_checkpoint
+from hf_recurrent.checkpoint_manifest import write_manifest
+from hf_recurrent.checkpoint_weights import check_weights
+from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.recurrent_state import (
     RecurrentState,
-    check_state,
     detach_state,
     supports_recurrent_state,
     upcast,
 )
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
+from hf_recurrent.online.saved_learner import (
+    FORMAT,
+    LEARNER_FILES,
+    check_tensors,
+    is_saved_learner,
+    load_saved_model,
+    read_saved_learner,
+)
 from hf_recurrent.online.settings import LearnerSettings
 
-_FILES = "learner"
 # Bytes that are encoded at a time.
 _PIECE = 1 << 16
 # Settings that may change when a learner is loaded; the others determine the shape of what it carries.
@@ -248,22 +257,25 @@ class OnlineLearner:
     # ---- Saving ----
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Write model, tokenizer and learner to a directory, atomically.
+        """Write model, tokenizer and learner to a directory, atomically, with a checksum of every file.
 
         Tensors are safetensors and the rest JSON. `from_pretrained` and all commands read it as a model; [`load`]
         continues exactly here.
 
         Raises:
             ValueError: the directory contains other files.
+            OSError: the directory cannot be written, for example on a full disk; what was saved there is unchanged.
         """
         directory = Path(directory).absolute()
         empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
         if not empty and not is_saved_learner(directory):
             raise ValueError(f"`directory` is {str(directory)!r}; it must be new, empty or a saved learner.")
-        staging = new_staging_directory(directory)
-        self.save_model(staging)
-        save_tree(self._tree(), staging, _FILES)
-        publish_directory(staging, directory)
+        with writing_checkpoint(directory):
+            staging = new_staging_directory(directory)
+            self.save_model(staging)
+            save_tree({"format": FORMAT} | self._tree(), staging, LEARNER_FILES)
+            write_manifest(staging)
+            publish_directory(staging, directory)
 
     def save_model(self, directory: str | os.PathLike) -> None:
         """Write only the model and its tokenizer."""
@@ -289,7 +301,7 @@ class OnlineLearner:
         if self.settings.learn:
             gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
             tree["gradients"] = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-            tree["optimizer"] = self._optimizer.state_dict()
+            tree["optimizer"] = optimizer_state(self._optimizer)
         return tree
 
     @classmethod
@@ -310,48 +322,48 @@ class OnlineLearner:
                 begin at zero.
 
         Raises:
-            ValueError: there is no saved learner, a file is damaged or from another model, or a setting cannot change.
+            ValueError: there is no saved learner, a file is missing, damaged or from another model, or a setting
+                cannot change. The model is unchanged then.
         """
-        if not is_saved_learner(directory):
-            raise ValueError(f"`directory` is {os.fspath(directory)!r}; it must be a saved learner.")
-        tree = load_tree(directory, _FILES)
+        tree = read_saved_learner(directory)
+        settings = dataclasses.asdict(tree["settings"])
         for name, value in changes.items():
-            if name not in CHANGEABLE and value != tree["settings"].get(name):
+            if name not in CHANGEABLE and value != settings.get(name):
                 raise ValueError(
-                    f"`{name}` is {value!r}, but the learner was saved with {tree['settings'].get(name)!r}; only "
+                    f"`{name}` is {value!r}, but the learner was saved with {settings.get(name)!r}; only "
                     f"{', '.join(CHANGEABLE)} can change."
                 )
         if model is None:
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
-            if os.path.isfile(os.path.join(directory, "tokenizer_config.json")):
-                tokenizer = AutoTokenizer.from_pretrained(directory)
-        learner = cls(model, tokenizer, **tree["settings"] | changes)
+            model, tokenizer = load_saved_model(directory)
+        else:
+            check_weights(model, directory)
+        learner = cls(model, tokenizer, **settings | changes)
         try:
             learner._restore(tree)
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"The learner {os.fspath(directory)!r} does not match the model: {error}") from error
         return learner
 
     def _restore(self, tree: dict[str, Any]) -> None:
+        """Take over checked values; those that depend on the model are checked here."""
+        tokens = [token for *item, _ in (*tree["waiting"], tree["last"] or [False]) for token in item]
+        if tokens and max(tokens) >= self.model.config.vocab_size:
+            raise ValueError(f"it has the token {max(tokens)}; the vocabulary size is {self.model.config.vocab_size}.")
         self.bytes_read, self.updates, self.metadata = tree["bytes_read"], tree["updates"], tree["metadata"]
         self._meter.load_state_dict(tree["meter"])
         self._last, self._waiting = tree["last"], tree["waiting"]
-        self._state = _like(tree["state"], self._state)
-        if not (self.settings.learn and tree["settings"]["learn"]):
+        self._state = _like("state", tree["state"], self._state)
+        if not (self.settings.learn and tree["settings"].learn):
             return
-        self._carried = _like(tree["carried"], self._carried)
+        check_tensors("gradients", tree["gradients"], self._parameters)
+        self._carried = _like("carried", tree["carried"], self._carried)
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        load_optimizer_state(self._optimizer, tree["optimizer"])
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         self._summed_blocks, self._summed_bytes = tree["summed"]
         for name, gradient in tree["gradients"].items():
             self._parameters[name].grad = gradient.to(self._parameters[name])
-        rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._optimizer.load_state_dict(tree["optimizer"])
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-
-
-def is_saved_learner(directory: str | os.PathLike) -> bool:
-    """True if the directory has the files of [`OnlineLearner.save`]."""
-    return all(os.path.isfile(os.path.join(directory, f"{_FILES}.{kind}")) for kind in ("json", "safetensors"))
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -366,7 +378,9 @@ def _check_bytes(data: Any) -> None:
         raise ValueError(f"The stream has a {type(data).__name__}; it must be bytes (for text, use `.encode()`).")
 
 
-def _like(stored: RecurrentState, own: RecurrentState) -> RecurrentState:
+def _like(part: str, stored: RecurrentState, own: RecurrentState) -> RecurrentState:
     """A stored state, checked, with the types and device of the learner's own."""
-    check_state(stored, {name: tensor.shape for name, tensor in own.items()})
+    check_tensors(part, stored, own)
+    if missing := sorted(own.keys() - stored.keys()):
+        raise ValueError(f"its `{part}` lacks `{missing[0]}`.")
     return {name: _aligned(stored[name].to(tensor)) for name, tensor in own.items()}
