@@ -33,7 +33,7 @@ from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, check_manifest, read
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.trainers.checkpoint_tensors import load_weights
 from hf_recurrent.trainers.hub_trainer import HubTrainer
-from hf_recurrent.trainers.shareable_arguments import shareable_arguments
+from hf_recurrent.trainers.trainer_state import check_trainer_state, shareable_arguments
 from hf_recurrent.trainers.training_callbacks import Throughput
 
 
@@ -112,6 +112,7 @@ class RecurrentTrainer(HubTrainer):
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         self._start_run()
         if checkpoint is not None:
+            check_trainer_state(checkpoint)
             with reading_checkpoint(checkpoint):
                 self._load_run(checkpoint)
         if self.args.should_save:
@@ -285,8 +286,6 @@ class RecurrentTrainer(HubTrainer):
             return super()._init_training_state(*arguments)
         with reading_checkpoint(resume_from_checkpoint) as checkpoint:
             result = super()._init_training_state(*arguments)
-            if type(self.state.global_step) is not int or self.state.global_step < 0:
-                raise ValueError(f"The checkpoint {checkpoint!r} is damaged: its step is {self.state.global_step!r}.")
             best = self._best_checkpoint(os.path.dirname(os.path.abspath(checkpoint)))
             if best is not None and os.path.isdir(best):
                 self.state.best_model_checkpoint = best
