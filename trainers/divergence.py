@@ -6,7 +6,7 @@ from torch import nn
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 
 
-def check_weights(model: nn.Module, step: int) -> None:
+def check_finite_weights(model: nn.Module, step: int) -> None:
     """Raise a NonFiniteLossError that names the first weight with a NaN or infinite value."""
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():

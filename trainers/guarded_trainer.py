@@ -14,7 +14,7 @@ from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints
 from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.output_lock import output_lock
-from hf_recurrent.trainers.divergence import check_weights, divergence_error
+from hf_recurrent.trainers.divergence import check_finite_weights, divergence_error
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.recurrent_trainer import RecurrentTrainer
 
@@ -202,7 +202,7 @@ class GuardedTrainer(RecurrentTrainer):
     def _check_saved_weights(self) -> None:
         self.sync_trained_model()
         for model in self._saved_models().values():
-            check_weights(model, self.state.global_step)
+            check_finite_weights(model, self.state.global_step)
 
 
 class _StopCallback(TrainerCallback):

@@ -30,8 +30,8 @@ from hf_recurrent.checkpoint_files import (
     writing_checkpoint,
 )
 from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, check_manifest, read_manifest, write_manifest
+from hf_recurrent.checkpoint_weights import load_weights
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
-from hf_recurrent.trainers.checkpoint_tensors import load_weights
 from hf_recurrent.trainers.hub_trainer import HubTrainer
 from hf_recurrent.trainers.trainer_state import check_trainer_state, shareable_arguments
 from hf_recurrent.trainers.training_callbacks import Throughput
