@@ -19,6 +19,7 @@ from hf_recurrent.plotting import require_pyplot
 
 # More points than a plot of this width can show are left out.
 _PLOTTED = 4000
+_LONGEST_LINE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -85,25 +86,35 @@ class RecordFile:
     """JSON lines to append records to; a resumed run continues at its checkpoint.
 
     Args:
-        path: the file; records after `bytes_read`, and an incomplete line, are removed from it.
-        bytes_read: position in the stream at which the run starts.
+        path: the file, not a link; records after `bytes_read`, and an incomplete line, are removed from it.
+        bytes_read: position in the stream at which the run starts; -1 removes all records.
+
+    Raises:
+        ValueError: a line is not a record.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike, bytes_read: int = 0):
-        self._file = open(path, "a+b")  # noqa: SIM115 (closed by the context manager)
-        self._file.seek(0)
-        end = 0
-        for line in self._file:
-            if not line.endswith(b"\n") or json.loads(line)["bytes_read"] > bytes_read:
-                break
-            end += len(line)
-        self._file.truncate(end)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        # Without a buffer, so that an error of the disk belongs to the record that is written.
+        self._file = open(os.open(path, flags, 0o666), "r+b", buffering=0)  # noqa: SIM115 (closed by the context manager)
+        try:
+            self._file.truncate(_end_of_records(path, bytes_read))
+        except BaseException:
+            self._file.close()
+            raise
 
     def write(self, record: PrequentialRecord) -> None:
-        """Append a record without its fields that are None."""
+        """Append a record without its fields that are None; after an OSError, the file is as before."""
         values = {name: value for name, value in asdict(record).items() if value is not None}
-        self._file.write(json.dumps(values).encode() + b"\n")
-        self._file.flush()
+        line = memoryview(json.dumps(values).encode() + b"\n")
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            self._file.truncate(end)
+            raise
 
     def __enter__(self) -> "RecordFile":
         return self
@@ -113,19 +124,58 @@ class RecordFile:
 
 
 def read_records(path: str | os.PathLike) -> Iterator[PrequentialRecord]:
-    """The records of a file written by [`RecordFile`].
+    """The records of a file written by [`RecordFile`], without an incomplete last line.
 
     Raises:
         ValueError: a line is not a record.
     """
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
+    return (record for record, _ in _records(path))
+
+
+def check_records(path: str | os.PathLike, bytes_read: int) -> None:
+    """Raise a ValueError that names the first line up to a position of the stream that is not a record."""
+    _end_of_records(path, bytes_read)
+
+
+def _end_of_records(path: str | os.PathLike, bytes_read: int) -> int:
+    """The size of the file up to the last record at or before `bytes_read`."""
+    end = 0
+    for record, next_end in _records(path) if bytes_read >= 0 else ():
+        if record.bytes_read > bytes_read:
+            break
+        end = next_end
+    return end
+
+
+def _records(path: str | os.PathLike) -> Iterator[tuple[PrequentialRecord, int]]:
+    """Each record with the position after its line."""
+    number = end = 0
+    with open(path, "rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            number, end = number + 1, end + len(line)
+            if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+                return  # of a process that was killed
             try:
-                yield PrequentialRecord(**json.loads(line))
-            except (ValueError, TypeError) as error:
+                yield _parse(line), end
+            except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+                reason = str(error)[:100].rstrip(".")
                 raise ValueError(
-                    f"`{os.fspath(path)}`, line {number}, is not a record of a stream: {error}."
+                    f"`{os.fspath(path)}`, line {number}, is not a record of a stream: {reason}; correct or remove that "
+                    "line."
                 ) from error
+
+
+def _parse(line: bytes) -> PrequentialRecord:
+    values = json.loads(line)
+    if not isinstance(values, dict):
+        raise ValueError(f"it is a JSON {type(values).__name__}")
+    record = PrequentialRecord(**values)
+    for name, value in asdict(record).items():
+        counts = name in ("bytes_read", "updates")
+        allowed = type(value) is int and value >= 0 if counts else value is None or type(value) in (int, float)
+        if not allowed or not math.isfinite(value or 0):
+            raise ValueError(f"its `{name}` is {value!r:.40}")
+    return record
 
 
 def plot_records(

@@ -9,6 +9,8 @@ from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA
 from hf_recurrent.learning_rules.rules import RULES
 
 _OPTIMIZERS = ("adamw", "rmsprop")
+# A window of so many bytes takes 8 GB.
+_LARGEST_COUNT = 10**9
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ class LearnerSettings:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
         for name in ("stride", "update_every", "window"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
-        if not 0 < self.learning_rate < float("inf"):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_COUNT:
+                raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1 and at most 10**9.")
+        if not _is_number(self.learning_rate) or not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"`learning_rate` is {self.learning_rate!r}; it must be finite and more than 0.")
-        if not self.max_grad_norm >= 0:
+        if not _is_number(self.max_grad_norm) or not self.max_grad_norm >= 0:
             raise ValueError(f"`max_grad_norm` is {self.max_grad_norm!r}; it must be at least 0.")
 
     def build_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -61,3 +63,7 @@ class LearnerSettings:
         # One pass over the weights instead of a dozen, a large part of the time at one byte per step.
         fused = parameters[0].device.type in ("cpu", "cuda")
         return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=0.0, fused=fused)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,6 +4,7 @@ A source is an iterator over chunks of bytes. An empty chunk means that no data 
 reader can do other work; a source that fails raises an OSError of one sentence.
 """
 
+import io
 import ipaddress
 import os
 import re
@@ -12,22 +13,57 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from hf_recurrent.data.decompression import COMPRESSIONS, read_chunks
+from hf_recurrent.online.source_identity import ChangedSourceError, ReadBytes, identity_of, is_same_file
 
 STANDARD_INPUT = "-"
 _CHUNK = 1 << 16
 _TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:/]+):(?P<port>\d+)/?")
 # Seconds without data before an empty chunk.
 _MOMENT = 0.5
+# Bytes before a chunk that are read again, to notice that a file was written anew.
+_COMPARED = 1 << 12
+
+
+class Source(Iterator[bytes]):
+    """The chunks of a source."""
+
+    def __init__(
+        self, chunks: Iterator[bytes], read: ReadBytes | None = None, status: os.stat_result | None = None
+    ) -> None:
+        self._chunks, self._read, self._status = chunks, read, status
+
+    def __next__(self) -> bytes:
+        chunk = next(self._chunks)
+        if self._read is not None:
+            self._read.add(chunk)
+        return chunk
+
+    def identity(self, position: int) -> dict[str, Any] | None:
+        """JSON that tells whether a file still has the same bytes before `position`; None for other sources.
+
+        Args:
+            position: bytes of the file that were used, in or at the end of the last chunk.
+        """
+        if self._read is None or self._status is None:
+            return None
+        return identity_of(self._status, self._read.digest(position))
 
 
 def open_source(
-    name: str | os.PathLike, *, follow: bool = False, start: int = 0, timeout: float | None = None
-) -> Iterator[bytes]:
+    name: str | os.PathLike,
+    *,
+    follow: bool = False,
+    start: int = 0,
+    timeout: float | None = None,
+    identity: Mapping[str, Any] | None = None,
+) -> Source:
     """Chunks of the bytes of a source.
 
     Args:
@@ -36,9 +72,11 @@ def open_source(
         follow: at the end of the file, wait for more, as `tail -f` does.
         start: bytes to skip at the beginning of a file.
         timeout: seconds without a byte after which a source that can wait raises a TimeoutError; None for no limit.
+        identity: that of the file at `start` when it was read before ([`Source.identity`]); None to trust its name.
 
     Raises:
-        OSError: the source cannot be opened or read; a followed file was truncated or replaced.
+        ChangedSourceError: the bytes before `start` are others than before, or fewer.
+        OSError: the source cannot be opened or read; a file was truncated or replaced while it was read.
         ValueError: the name is not a source, or an argument does not apply to it.
     """
     name = os.fspath(name)
@@ -49,70 +87,123 @@ def open_source(
             raise ValueError(f"`follow` is True, but the source is {name!r}; it must be a file.")
         if start:
             raise ValueError(f"`start` is {start}, but the source is {name!r}; only a file has a position.")
-        return _read_standard_input(timeout) if name == STANDARD_INPUT else _connect(name, timeout)
+        return Source(_read_standard_input(timeout) if name == STANDARD_INPUT else _connect(name, timeout))
     path = Path(name)
-    if not path.exists() or path.is_dir():
-        raise FileNotFoundError(f"The source is {name!r}; file not found.")
-    if path.suffix.lower() not in COMPRESSIONS:
-        return _read_file(path, follow, start, timeout)
-    if follow:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"The source is {name!r}; file not found.") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(f"The source is {name!r}, a directory; it must be a file.")
+    if stat.S_ISSOCK(status.st_mode):
+        raise ValueError(f"The source is {name!r}, a Unix socket; it must be a file, `-` or tcp://127.0.0.1:PORT.")
+    compressed = path.suffix.lower() in COMPRESSIONS
+    if compressed and follow:
         raise ValueError(f"`follow` is True, but the source {name!r} is compressed; it must be a plain file.")
-    return _skip(read_chunks(path), start, name)
+    read = ReadBytes()
+    chunks = (
+        _skip(read_chunks(path), start, name, read) if compressed else _read_file(path, follow, start, timeout, read)
+    )
+    if start and identity is not None and read.digest(start) != identity.get("digest"):
+        how = "it was changed or written anew" if is_same_file(status, identity) else "it was replaced by another file"
+        raise ChangedSourceError(
+            f"The source {name!r} has other bytes before byte {start:,} than when it was read: {how}."
+        )
+    return Source(chunks, *([read, status] if stat.S_ISREG(status.st_mode) else []))
 
 
-def _read_file(path: Path, follow: bool, start: int, timeout: float | None) -> Iterator[bytes]:
-    file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by `chunks`)
+def _read_file(path: Path, follow: bool, start: int, timeout: float | None, before: ReadBytes) -> Iterator[bytes]:
+    name = os.fspath(path)
+    try:
+        # A pipe without a writer must not block, because a signal or a timeout ends the wait.
+        file = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115 (closed by `_poll`)
+    except OSError as error:
+        raise OSError(f"The source {name!r} cannot be opened: {error.strerror}.") from error
     status = os.fstat(file.fileno())
-    regular = stat.S_ISREG(status.st_mode)  # False for named pipes
+    regular = stat.S_ISREG(status.st_mode)
     if start and (not regular or status.st_size < start):
         file.close()
-        raise _too_short(os.fspath(path), start, status.st_size)
+        raise _too_short(name, start, status.st_size)
     if start:
+        first, begin, last = before.places(start)
+        before.skip(_read_at(file, 0, first), _read_at(file, begin, last), start)
         file.seek(start)
 
     def read() -> bytes | None:
-        if (chunk := file.read(_CHUNK)) or not follow:
+        chunk = file.read(_CHUNK)
+        if chunk and regular:
+            _check_before(name, file, file.tell() - len(chunk), before)
+        if chunk or not follow:
             return chunk
-        if regular:
-            _check_unchanged(path, file)
+        if regular and (change := _change(path, file)):
+            if chunk := file.read(_CHUNK):  # appended just before the change
+                return chunk
+            raise OSError(
+                f"The source {name!r} was {change} while followed; all of its data has been read. "
+                f"For rotated logs, use `tail -F {path} | hf-recurrent learn ... --source -`."
+            )
         time.sleep(_MOMENT)
         return None
 
-    return _poll(file, read, os.fspath(path), timeout)
+    return _poll(file, read if regular else _when_ready(file.fileno(), read), name, timeout)
 
 
-def _check_unchanged(path: Path, file) -> None:
+def _open_without_waiting(name: str, flags: int) -> int:
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _read_at(file: io.FileIO, place: int, count: int) -> bytes:
+    """Bytes at another place; the position stays."""
+    position = file.tell()
+    file.seek(place)
+    data = file.read(count)
+    file.seek(position)
+    return data
+
+
+def _check_before(name: str, file: io.FileIO, position: int, before: ReadBytes) -> None:
+    """Raise an OSError if the file was truncated and has grown again since the last read."""
+    expected = before.last(_COMPARED)
+    if _read_at(file, position - len(expected), len(expected)) != expected:
+        raise ChangedSourceError(
+            f"The source {name!r} was changed while it was read: it has other bytes before byte {position:,}."
+        )
+
+
+def _change(path: Path, file: io.FileIO) -> str | None:
     now = os.fstat(file.fileno())
     try:
         replaced = not os.path.samestat(now, os.stat(path))
     except FileNotFoundError:
         replaced = True
-    if replaced or now.st_size < file.tell():
-        raise OSError(
-            f"The source {str(path)!r} was {'replaced or removed' if replaced else 'truncated'} while followed; "
-            "all of its data has been read. "
-            f"For rotated logs, use `tail -F {path} | hf-recurrent learn ... --source -`."
-        )
+    if replaced:
+        return "replaced or removed"
+    return "truncated" if now.st_size < file.tell() else None
 
 
-def _skip(chunks: Iterator[bytes], start: int, name: str) -> Iterator[bytes]:
-    left = start
-    for chunk in chunks:
-        if left < len(chunk):
-            yield chunk[left:] if left else chunk
-        left = max(left - len(chunk), 0)
-    if left:
-        raise _too_short(name, start, start - left)
+def _skip(chunks: Iterator[bytes], start: int, name: str, read: ReadBytes) -> Iterator[bytes]:
+    """The rest after `start` bytes, which are read at once."""
+    while read.position < start:
+        chunk = next(chunks, b"")
+        if not chunk:
+            raise _too_short(name, start, read.position)
+        used = start - read.position
+        read.add(chunk[:used])
+        if used < len(chunk):
+            return chain([chunk[used:]], chunks)
+    return chunks
 
 
 def _too_short(name: str, start: int, size: int) -> OSError:
-    return OSError(
-        f"The source {name!r} has {size} bytes, fewer than the {start} that were read from it before; it is not the "
-        "same file."
+    return ChangedSourceError(
+        f"The source {name!r} has {size:,} bytes, fewer than the {start:,} that were read from it before; it is not "
+        "the same file."
     )
 
 
 def _read_standard_input(timeout: float | None) -> Iterator[bytes]:
+    if sys.stdin is None:
+        raise OSError("The source is '-', but standard input is closed.")
     descriptor = sys.stdin.fileno()
     read = _when_ready(descriptor, lambda: os.read(descriptor, _CHUNK))
     return _poll(nullcontext(), read, "standard input", timeout)

@@ -368,7 +368,9 @@ def test_bad_input_is_named():
         ({"optimizer": "sgd"}, "`optimizer` is 'sgd'"),
         ({"stride": 0}, "`stride` is 0"),
         ({"update_every": 1.5}, "`update_every` is 1.5"),
+        ({"window": 10**12}, "`window` is 1000000000000; it must be an integer of at least 1 and at most"),
         ({"learning_rate": 0}, "`learning_rate` is 0"),
+        ({"learning_rate": "fast"}, "`learning_rate` is 'fast'"),
         ({"max_grad_norm": -1}, "`max_grad_norm` is -1"),
         ({"tokenizer": "byte"}, "`tokenizer` is a str; it must have `encode_bytes`"),
     ):
