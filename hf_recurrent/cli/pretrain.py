@@ -21,12 +21,13 @@ from accelerate.utils import broadcast
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
-from hf_recurrent.checkpoint_files import list_checkpoints
+from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
 from hf_recurrent.cli.parsing import parse_pairs
 from hf_recurrent.cli.pretrain_arguments import ModelArguments, PretrainArguments, parse_arguments
 from hf_recurrent.cli.pretrain_report import describe_result, describe_run, draw_samples, print_samples, print_summary
+from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import config_from_preset, preset_names
@@ -74,9 +75,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 _exit(error, 2)
             try:
                 _train(run, begin)
-            except (OSError, ValueError) as error:
-                # Before the first step: a checkpoint of another run, or a directory that is in use.
-                _exit(error, 1 if run.trainer.state.global_step else 2, run)
+            except (OSError, NonFiniteLossError) as error:
+                _exit(error, 1, run)
+            except ValueError as error:
+                if run.trainer.state.global_step > (checkpoint_number(run.checkpoint or "") or 0):
+                    raise
+                _exit(error, 2)  # a checkpoint of another run, or a directory that is in use
         except KeyboardInterrupt as error:
             _exit_on_signal(error, run)
     PartialState().destroy_process_group()
