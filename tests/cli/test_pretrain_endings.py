@@ -205,3 +205,9 @@ def test_another_optimizer_is_refused(capsys):
     status, error = run(capsys, "--resume_from_checkpoint", "true", "--optim", "sgd")
     assert status == 2
     assert "trained with 'AdamW', but `optim` is 'SGD' now" in error
+
+
+def test_a_checkpoint_does_not_tell_where_it_was_made(capsys, tmp_path):
+    assert run(capsys, "--corpus", str(tmp_path / "notes"), "--output_dir", str(tmp_path / "run"))[0] == 0
+    for path in Path("run/checkpoint-8").rglob("*"):
+        assert not path.is_file() or str(tmp_path).encode() not in path.read_bytes(), path
