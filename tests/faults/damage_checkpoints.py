@@ -65,8 +65,8 @@ def resume(kind: str, checkpoint: Path, output_dir: Path, corpus: Path) -> Outco
     return run_forked(lambda: main([*arguments, "--resume_from_checkpoint", str(checkpoint)]))
 
 
-def prepare(folder: Path) -> dict[str, Path]:
-    """Train one run of each kind, and return their checkpoints."""
+def prepare(folder: Path, kinds: list[str]) -> dict[str, Path]:
+    """Train one run of each of the kinds, and return their checkpoints."""
     from hf_recurrent.cli.pretrain import main
 
     corpus = folder / "notes"
@@ -74,8 +74,8 @@ def prepare(folder: Path) -> dict[str, Path]:
     for number in range(6):
         (corpus / f"{number}.txt").write_text("All work and no play makes Jack a dull boy.\n" * (number + 1))
     checkpoints = {}
-    for kind, arguments in KINDS.items():
-        output_dir = folder / kind
+    for kind in kinds:
+        arguments, output_dir = KINDS[kind], folder / kind
         with contextlib.redirect_stdout(open(os.devnull, "w")), contextlib.redirect_stderr(open(os.devnull, "w")):
             main(["--corpus", str(corpus), *COMMON, *arguments, "--output_dir", str(output_dir)])
         checkpoints[kind] = output_dir / "checkpoint-4"
@@ -121,9 +121,9 @@ def digest(directory: Path) -> str:
     return found.hexdigest()
 
 
-def run(number: int, seed: int, folder: Path, report=print) -> Counter:
+def run(number: int, seed: int, folder: Path, kinds: list[str]) -> Counter:
     """Run some cases; the counter has the outcomes, and each fault under its own words."""
-    checkpoints = prepare(folder)
+    checkpoints = prepare(folder, kinds)
     corpus, count = folder / "notes", Counter()
     expected = {}
     for kind, checkpoint in checkpoints.items():
@@ -145,7 +145,7 @@ def run(number: int, seed: int, folder: Path, report=print) -> Counter:
             f"faults: {found}" if found else "refused" if outcome.status else "same result or content of an attack"
         ] += 1
         if found:
-            report(f"{case}: {found}\n{outcome.err[-1500:]}")
+            print(f"{case}: {found}\n{outcome.err[-1500:]}")
     return count
 
 
@@ -153,11 +153,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_HOME"] = os.path.join(folder, "home")
-        count = run(options.cases, options.seed, Path(folder))
+        count = run(options.cases, options.seed, Path(folder), options.kinds)
     for name, value in count.items():
         print(f"{value:6,}  {name}")
     sys.exit(any(name.startswith("faults") for name in count))

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 from forked import Outcome, run_forked
+from safetensors import safe_open
 
 _TINY = ["--config_overrides", "hidden_size=16", "num_hidden_layers=1"]
 _MEMORA = [*_TINY, "state_size=16"]
@@ -122,7 +123,7 @@ def result(directory: str) -> dict[str, str]:
     found = {}
     for path in sorted(Path(directory).rglob("*.safetensors")):
         if "checkpoint-" not in str(path):
-            found[str(path.relative_to(directory))] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[str(path.relative_to(directory))] = _digest(path)
     for path in (Path(directory, "trainer_state.json"), Path(directory, "eval_results.json")):
         if path.is_file():
             content = json.loads(path.read_text())
@@ -136,7 +137,17 @@ def result(directory: str) -> dict[str, str]:
     return found
 
 
-def run(kills: int, seed: int, folder: Path, kinds: list[str], report=print) -> Counter:
+def _digest(path: Path) -> str:
+    """Hash of tensors and metadata; the file has its metadata in any order."""
+    content = hashlib.sha256()
+    with safe_open(path, framework="np") as file:
+        content.update(json.dumps(file.metadata(), sort_keys=True).encode())
+        for name in sorted(file.keys()):
+            content.update(name.encode() + file.get_tensor(name).tobytes())
+    return content.hexdigest()
+
+
+def run(kills: int, seed: int, folder: Path, kinds: list[str]) -> Counter:
     """Interrupt runs of all kinds in turn; the counter has the interruptions, and each fault under its own words."""
     draw, count, whole = random.Random(seed), Counter(), {}
     os.chdir(folder)
@@ -153,7 +164,7 @@ def run(kills: int, seed: int, folder: Path, kinds: list[str], report=print) -> 
             faults = _interrupt(kind, *whole[kind], draw, count)
             for words, err in faults:
                 count[f"faults: {words}"] += 1
-                report(f"{kind}: {words}\n{err[-2000:]}")
+                print(f"{kind}: {words}\n{err[-2000:]}")
             shutil.rmtree("run", ignore_errors=True)
             if count["interruptions"] >= kills:
                 break
