@@ -1,12 +1,11 @@
 """`hf-recurrent learn MODEL --source ...`: read an endless stream of bytes and learn from it."""
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.learn_arguments import build_parser
 from hf_recurrent.cli.loading import choose_device, load_model_and_tokenizer
@@ -23,9 +22,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     If the source fails or the loss becomes NaN or infinite, everything is saved and the exit status is 1.
     """
     parser = build_parser()
-    run = run_command(parser, argv, _prepare)
-    with _threads(run.arguments.threads):
-        failure = run.learn()
+    with ExitStack() as lock:
+        run = run_command(parser, argv, lambda arguments: _prepare(arguments, lock))
+        with _threads(run.arguments.threads):
+            failure = run.learn()
     if failure:
         parser.exit(1, f"{parser.prog}: error: {failure}\n")
 
@@ -43,16 +43,14 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _prepare(arguments: argparse.Namespace) -> "LearnRun":
-    """Check all arguments, and open learner and source."""
+def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
+    """Check all arguments, lock the directory, and open learner and source; only then is anything changed."""
     source_name = "standard input" if arguments.source == "-" else arguments.source
     if arguments.output_dir is None:
         name = "stdin" if arguments.source == "-" else arguments.source.removeprefix("tcp://").replace(":", "-")
         arguments.output_dir = Path("runs", f"{Path(arguments.model).name}-{Path(name).name}")
     check_at_least(1, arguments, "threads")
     directory = arguments.output_dir
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"`--output_dir` is {str(directory)!r}; it must be a directory.")
     if arguments.plot:
         from hf_recurrent.plotting import require_pyplot
 
@@ -60,31 +58,39 @@ def _prepare(arguments: argparse.Namespace) -> "LearnRun":
 
     from transformers.utils import logging
 
-    from hf_recurrent.checkpoint_files import find_last_checkpoint, remove_staging
-    from hf_recurrent.cli.learn_run import RECORDS_FILE, LearnRun
+    from hf_recurrent.checkpoint_files import remove_staging
+    from hf_recurrent.cli.learn_directory import RECORDS_FILE, check_checkpoint, find_checkpoint, remove_run
+    from hf_recurrent.cli.learn_run import LearnRun
+    from hf_recurrent.cli.learn_source import continue_source
     from hf_recurrent.data.loading import load_corpus
-    from hf_recurrent.online.learner import is_saved_learner
-    from hf_recurrent.online.sources import open_source
+    from hf_recurrent.online.prequential import check_records
+    from hf_recurrent.output_lock import output_lock
 
     logging.disable_progress_bar()  # of saving, because it breaks the line of progress
-    checkpoint = find_last_checkpoint(directory, is_saved_learner)
-    if directory.is_dir() and any(directory.iterdir()):
-        if not arguments.resume:
-            raise ValueError(
-                f"`--output_dir` is {str(directory)!r}; it must be empty. To continue the run in it, add --resume."
-            )
-        if checkpoint is None and not (directory / RECORDS_FILE).is_file():
-            raise ValueError(
-                f"`--output_dir` is {str(directory)!r}; with --resume, it must have a run of this command."
-            )
+    find_checkpoint(directory, arguments.resume, arguments.restart)
+    is_new = not directory.exists()
+    if not is_new:
+        lock.enter_context(output_lock(directory))
+    checkpoint = find_checkpoint(directory, arguments.resume, arguments.restart)
+    if checkpoint is not None:
+        check_checkpoint(directory, checkpoint)
     learner = _build_learner(arguments, checkpoint)
-    start = _position_in_source(learner, arguments)
-    source = open_source(arguments.source, follow=arguments.follow, start=start, timeout=arguments.timeout)
+    records = directory / RECORDS_FILE
+    if records.is_symlink():
+        raise ValueError(f"`--output_dir` is {str(directory)!r}, but {records} is a link; remove it.")
+    if checkpoint is not None and records.exists():
+        check_records(records, learner.bytes_read)
+    source, start = continue_source(learner, arguments)
     held_out = None
     if arguments.held_out:
         held_out = load_corpus(arguments.held_out, tokenizer=learner.tokenizer, binary=arguments.binary)
-    directory.mkdir(parents=True, exist_ok=True)
+    if is_new:
+        lock.enter_context(output_lock(directory))
+        if find_checkpoint(directory, arguments.resume, arguments.restart) is not None:
+            raise ValueError(f"`--output_dir` is {str(directory)!r}, where another run has begun; use --resume again.")
     remove_staging(directory)
+    if arguments.restart:
+        remove_run(directory)
     if not arguments.quiet:
         how = "reading" if arguments.no_learn else f"learning by {learner.settings.rule} from"
         place = f" from byte {start:,} on" if start else ""
@@ -101,8 +107,7 @@ def _build_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "On
     if arguments.learning_rate is not None:
         settings["learning_rate"] = arguments.learning_rate
     if checkpoint is not None:
-        saved = argparse.Namespace(**vars(arguments) | {"model": checkpoint, "dtype": "auto"})
-        return OnlineLearner.load(checkpoint, *load_model_and_tokenizer(saved), **settings)
+        return _load_learner(arguments, checkpoint, settings)
     if arguments.model not in preset_names():
         return OnlineLearner(*load_model_and_tokenizer(arguments), **settings)
     import torch
@@ -116,10 +121,23 @@ def _build_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "On
     return OnlineLearner(model.to(choose_device(arguments), dtype), ByteTokenizer(), **settings)
 
 
-def _position_in_source(learner: "OnlineLearner", arguments: argparse.Namespace) -> int:
-    """Bytes of the source that the resumed run has read; 0 for sources that cannot be read again."""
-    is_file = Path(arguments.source).is_file()
-    name = os.path.abspath(arguments.source) if is_file else arguments.source
-    if learner.metadata.get("source") != name or not is_file:
-        learner.metadata |= {"source": name, "bytes_before": learner.bytes_read}
-    return learner.bytes_read - learner.metadata["bytes_before"]
+def _load_learner(arguments: argparse.Namespace, checkpoint: str, settings: dict[str, Any]) -> "OnlineLearner":
+    from hf_recurrent.checkpoint_files import checkpoint_number
+    from hf_recurrent.cli.learn_source import check_metadata
+    from hf_recurrent.online.learner import OnlineLearner
+    from hf_recurrent.online.saved_learner import load_saved_model
+
+    model, tokenizer = load_saved_model(checkpoint, trust_remote_code=arguments.trust_remote_code)
+    device = choose_device(arguments)
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"`--device` is {device!r}; it cannot be used: {str(error).splitlines()[0]}") from error
+    learner = OnlineLearner.load(checkpoint, model, tokenizer, **settings)
+    try:
+        check_metadata(learner.metadata, learner.bytes_read)
+        if learner.bytes_read != checkpoint_number(checkpoint):
+            raise ValueError(f"it is the learner at byte {learner.bytes_read}.")
+    except ValueError as error:
+        raise ValueError(f"The checkpoint {checkpoint!r} is damaged: {error}") from error
+    return learner

@@ -55,7 +55,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     output = parser.add_argument_group("results")
     output.add_argument("--output_dir", type=Path, help="default: runs/MODEL-SOURCE")
-    output.add_argument("--resume", action="store_true", help="continue the run in --output_dir, if there is one")
+    earlier_run = output.add_mutually_exclusive_group()
+    earlier_run.add_argument("--resume", action="store_true", help="continue the run in --output_dir, if there is one")
+    earlier_run.add_argument(
+        "--restart", action="store_true", help="begin anew in --output_dir, and remove the checkpoints of its run"
+    )
     output.add_argument("--save_every", type=_count, default=100_000, help="bytes between two checkpoints")
     output.add_argument("--report_every", type=_count, default=1000, help="bytes between two records")
     output.add_argument("--window", type=_count, default=10_000, help="bytes of the windowed bits per byte")

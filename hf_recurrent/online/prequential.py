@@ -160,8 +160,8 @@ def _records(path: str | os.PathLike) -> Iterator[tuple[PrequentialRecord, int]]
             except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
                 reason = str(error)[:100].rstrip(".")
                 raise ValueError(
-                    f"`{os.fspath(path)}`, line {number}, is not a record of a stream: {reason}; correct or remove that "
-                    "line."
+                    f"`{os.fspath(path)}`, line {number}, is not a record of a stream: {reason}; correct or remove "
+                    "that line."
                 ) from error
 
 

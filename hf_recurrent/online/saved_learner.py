@@ -59,8 +59,8 @@ def read_saved_learner(directory: str | os.PathLike) -> dict[str, Any]:
             raise ValueError(f"The checkpoint file `{path}` is damaged: {error}") from error
 
 
-def load_saved_model(directory: str | os.PathLike) -> tuple[PreTrainedModel, Any]:
-    """The model of a saved learner, and its tokenizer or None.
+def load_saved_model(directory: str | os.PathLike, **options: Any) -> tuple[PreTrainedModel, Any]:
+    """The model of a saved learner, and its tokenizer or None; `options` as of `from_pretrained`.
 
     Raises:
         ValueError: they cannot be loaded, or a weight is missing, unknown or of another shape.
@@ -68,11 +68,12 @@ def load_saved_model(directory: str | os.PathLike) -> tuple[PreTrainedModel, Any
     tokenizer = None
     try:
         with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+            config = AutoConfig.from_pretrained(directory, **options)
+            empty = AutoModelForCausalLM.from_config(config, **options)
         check_weights(empty, directory)
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", **options)
         if os.path.isfile(os.path.join(directory, "tokenizer_config.json")):
-            tokenizer = AutoTokenizer.from_pretrained(directory)
+            tokenizer = AutoTokenizer.from_pretrained(directory, **options)
     except Exception as error:  # for damaged or missing files, each library raises its own types
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"The model in {os.fspath(directory)!r} cannot be loaded: {reason[0]}") from error

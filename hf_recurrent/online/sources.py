@@ -87,7 +87,7 @@ def open_source(
             raise ValueError(f"`follow` is True, but the source is {name!r}; it must be a file.")
         if start:
             raise ValueError(f"`start` is {start}, but the source is {name!r}; only a file has a position.")
-        return Source(_read_standard_input(timeout) if name == STANDARD_INPUT else _connect(name, timeout))
+        return _read_standard_input(timeout) if name == STANDARD_INPUT else Source(_connect(name, timeout))
     path = Path(name)
     try:
         status = path.stat()
@@ -201,12 +201,14 @@ def _too_short(name: str, start: int, size: int) -> OSError:
     )
 
 
-def _read_standard_input(timeout: float | None) -> Iterator[bytes]:
+def _read_standard_input(timeout: float | None) -> Source:
     if sys.stdin is None:
         raise OSError("The source is '-', but standard input is closed.")
     descriptor = sys.stdin.fileno()
     read = _when_ready(descriptor, lambda: os.read(descriptor, _CHUNK))
-    return _poll(nullcontext(), read, "standard input", timeout)
+    chunks, status = _poll(nullcontext(), read, "standard input", timeout), os.fstat(descriptor)
+    is_whole_file = stat.S_ISREG(status.st_mode) and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
+    return Source(chunks, *([ReadBytes(), status] if is_whole_file else []))
 
 
 def _connect(name: str, timeout: float | None) -> Iterator[bytes]:

@@ -1,0 +1,71 @@
+"""The source of a run of `hf-recurrent learn`, continued where the learner has stopped reading it."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from hf_recurrent.online.learner import OnlineLearner
+from hf_recurrent.online.source_identity import ChangedSourceError, is_same_file
+from hf_recurrent.online.sources import STANDARD_INPUT, Source, open_source
+
+# Keys of the learner's metadata: the name of the source, the bytes that the learner read before it, and its identity.
+_NAME, _BEFORE, _IDENTITY = "source", "bytes_before", "file"
+
+
+def continue_source(learner: OnlineLearner, arguments: argparse.Namespace) -> tuple[Source, int]:
+    """Open `--source`, and return it with the bytes of it that the learner has read.
+
+    A file continues where it was read to, also under a new name. Any other source is read from its beginning.
+
+    Raises:
+        OSError, ValueError: the source cannot be opened, or is not the file that was read before.
+    """
+    name, start, saved = arguments.source, 0, learner.metadata
+    options = {"follow": arguments.follow, "timeout": arguments.timeout}
+    source = None
+    if name != STANDARD_INPUT and Path(name).is_file():
+        name = os.path.abspath(name)
+        has_its_name = saved.get(_NAME) == name
+        if has_its_name or is_same_file(os.stat(name), saved.get(_IDENTITY) or {}):
+            start = learner.bytes_read - saved[_BEFORE]
+            try:
+                source = open_source(arguments.source, start=start, identity=saved.get(_IDENTITY), **options)
+            except ChangedSourceError as error:
+                if has_its_name:
+                    raise ValueError(f"{str(error).rstrip('.')}; {_ways_on(arguments.source)}.") from error
+                start = 0  # another file with the number that the old one had
+    source = source or open_source(arguments.source, **options)
+    learner.metadata = {**saved, _NAME: name, _BEFORE: learner.bytes_read - start}
+    return source, start
+
+
+def _ways_on(name: str) -> str:
+    return (
+        "to finish a rotated file first, resume with its new name; to continue with the same learner at the first "
+        f"byte of this file, use `--source - --resume < {name}`; to begin anew, use --restart instead of --resume"
+    )
+
+
+def remember_source(learner: OnlineLearner, source: Source) -> None:
+    """Store in the learner how the source can be recognized, before the learner is saved."""
+    learner.metadata[_IDENTITY] = source.identity(learner.bytes_read - learner.metadata[_BEFORE])
+
+
+def check_metadata(values: dict[str, Any], bytes_read: int) -> None:
+    """Raise a ValueError that names the first value that this command does not save."""
+    allowed = {
+        _NAME: lambda value: isinstance(value, str),
+        _BEFORE: lambda value: type(value) is int and 0 <= value <= bytes_read,
+        _IDENTITY: lambda value: value is None or _is_identity(value),
+    }
+    for name, is_allowed in allowed.items():
+        if name in values and not is_allowed(values[name]):
+            raise ValueError(f"its metadata has {values[name]!r:.40} as `{name}`.")
+    if (_NAME in values) != (_BEFORE in values):
+        raise ValueError(f"its metadata lacks `{_BEFORE if _NAME in values else _NAME}`.")
+
+
+def _is_identity(value: Any) -> bool:
+    kinds = {"device": int, "inode": int, "digest": str}
+    return isinstance(value, dict) and {name: type(item) for name, item in value.items()} == kinds

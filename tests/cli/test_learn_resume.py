@@ -1,0 +1,417 @@
+"""`hf-recurrent learn --resume` and `--restart`: nothing damaged or changed is used, and nothing is lost."""
+
+import gzip
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, set_seed
+
+from hf_recurrent import ByteTokenizer, OnlineLearner, config_from_preset
+from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, write_manifest
+from hf_recurrent.cli.learn import main
+from hf_recurrent.output_lock import output_lock
+
+STREAM = b"".join(b"line %d of the log\n" % (number * 37 % 101) for number in range(9))
+HALF = STREAM[:80]
+OTHER = b"".join(b"another text, number %d\n" % number for number in range(20))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    set_seed(7)
+    sizes = {"hidden_size": 16, "state_size": 16, "num_hidden_layers": 1}
+    path = tmp_path_factory.mktemp("model")
+    AutoModelForCausalLM.from_config(config_from_preset("memora-tiny", **sizes)).save_pretrained(path)
+    ByteTokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hf_recurrent.online.sources._MOMENT", 0.01)
+    torch.set_num_threads(1)  # as the command
+
+
+def write(data, name="log.txt"):
+    Path(name).write_bytes(data)
+
+
+def learn(model, *arguments, source="log.txt", output="out"):
+    settings = ["--learning_rate", "1e-2", "--stride", "4", "--quiet", "--timeout", "0.05"]
+    main([model, "--source", source, "--output_dir", output, *settings, *arguments])
+
+
+def refused(capsys, match, model, *arguments, status=2, **options):
+    """The command says one sentence, and changes no file."""
+    before = snapshot()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        learn(model, *arguments, **options)
+    error = capsys.readouterr().err
+    assert stop.value.code == status, error
+    lines = error.splitlines()
+    assert lines[-1].startswith("hf-recurrent learn: error: ") and "Traceback" not in error
+    assert re.search(match, lines[-1]), lines[-1]
+    if status == 2:
+        assert snapshot() == before
+    return lines[-1]
+
+
+def snapshot():
+    return {
+        os.fspath(path): path.read_bytes() if path.is_file() else None
+        for path in sorted(Path().rglob("*"))
+        if path.exists() and not path.is_fifo()
+    }
+
+
+def learned(output="out"):
+    return AutoModelForCausalLM.from_pretrained(output).state_dict()
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def expected(model, *parts):
+    """Weights after these parts of a stream, with a flush after each."""
+    learner = OnlineLearner(AutoModelForCausalLM.from_pretrained(model), learning_rate=1e-2, stride=4)
+    for part in parts:
+        learner.read(part)
+        learner.flush()
+    return dict(learner.model.state_dict())
+
+
+@pytest.fixture
+def half(model):
+    """A run of which the first part is done; the log has grown since."""
+    write(HALF)
+    learn(model)
+    write(STREAM)
+    return Path(f"out/checkpoint-{len(HALF)}")
+
+
+# ---- Damaged checkpoints ----
+
+
+@pytest.mark.parametrize("name", ["learner.json", "learner.safetensors", "model.safetensors", "config.json"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "flipped"])
+def test_a_damaged_checkpoint_is_named_and_nothing_starts_again(model, half, capsys, name, damage):
+    path = half / name
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    if damage != "missing":
+        data[len(data) // 2] ^= 4
+        path.write_bytes(b"" if damage == "empty" else data)
+    message = refused(capsys, rf"out/checkpoint-80` is damaged: `{name}` .*", model, "--resume")
+    assert message.endswith("; to begin anew, use --restart instead of --resume.")
+    learn(model, "--restart")
+    assert same(learned(), expected(model, STREAM))
+
+
+def test_an_older_checkpoint_is_named(model, half, capsys):
+    older, newer = half, Path("out/checkpoint-90")
+    shutil.copytree(older, newer)
+    (newer / "learner.json").unlink()
+    shutil.copytree(older, "out/checkpoint-85")
+    (Path("out/checkpoint-85") / "config.json").unlink()
+    message = refused(capsys, "checkpoint-90` is damaged: `learner.json` is missing", model, "--resume")
+    assert message.endswith(f"; to resume from {older}, remove {newer} and out/checkpoint-85.")
+    shutil.rmtree(newer)
+    shutil.rmtree("out/checkpoint-85")
+    learn(model, "--resume")
+    assert same(learned(), expected(model, HALF, STREAM[80:]))
+
+
+def test_a_replacement_that_was_interrupted(model, half, capsys):
+    replaced = half.with_name("_replaced-checkpoint-80")
+    half.rename(replaced)
+    Path("out/_staging-checkpoint-80").mkdir()
+    learn(model, "--resume")
+    assert same(learned(), expected(model, HALF, STREAM[80:]))
+    assert [path.name for path in Path("out").glob("*checkpoint-*")] == [f"checkpoint-{len(STREAM)}"]
+
+
+def test_the_name_of_a_checkpoint_is_its_position(model, half, capsys):
+    half.rename("out/checkpoint-90")
+    refused(capsys, "checkpoint-90.* byte 80", model, "--resume")
+
+
+def test_missing_weights_are_named(model, half, capsys):
+    weights = load_file(half / "model.safetensors")
+    del weights["model.embed_tokens.weight"]
+    save_file(weights, half / "model.safetensors", {"format": "pt"})
+    write_manifest(half)
+    refused(capsys, "lacks the weight `model.embed_tokens.weight`", model, "--resume")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"source": 5},
+        {"bytes_before": -1},
+        {"bytes_before": 10**9},
+        {"file": 7},
+        {"file": {"digest": 5}},
+        {"source": None},
+    ],
+)
+def test_hostile_metadata_is_refused(model, half, capsys, values):
+    content = json.loads((half / "learner.json").read_text())
+    content["metadata"] |= values
+    (half / "learner.json").write_text(json.dumps(content))
+    write_manifest(half)
+    refused(capsys, rf"{half}.*metadata", model, "--resume")
+
+
+def test_learners_of_earlier_versions_resume(model, half):
+    content = json.loads((half / "learner.json").read_text())
+    del content["format"], content["metadata"]["file"], content["optimizer"]["class"]
+    (half / "learner.json").write_text(json.dumps(content))
+    (half / MANIFEST_FILE).unlink()
+    learn(model, "--resume")
+    assert same(learned(), expected(model, HALF, STREAM[80:]))
+
+
+def test_damaged_records_are_named(model, half, capsys):
+    lines = Path("out/records.jsonl").read_text().splitlines(keepends=True)
+    Path("out/records.jsonl").write_text(lines[0] + "garbage\n" + "".join(lines[1:]))
+    refused(capsys, r"out/records\.jsonl`, line 2, is not a record", model, "--resume")
+    Path("out/records.jsonl").write_text("".join(lines) + '{"bytes_re')
+    learn(model, "--resume")
+
+
+# ---- Directories ----
+
+
+def test_resume_where_nothing_can_be_lost_starts(model):
+    write(STREAM)
+    learn(model, "--resume")  # no directory
+    assert same(learned(), expected(model, STREAM))
+    Path("killed").mkdir()
+    Path("killed/records.jsonl").write_text('{"bytes_read": 0, "updates": 0}\n')  # killed before the first checkpoint
+    Path("killed/_lock").touch()
+    Path("killed/_staging-checkpoint-50").mkdir()
+    learn(model, "--resume", output="killed")
+    assert same(learned("killed"), learned())
+
+
+def test_resume_without_the_checkpoints_of_a_model(model, half, capsys):
+    shutil.rmtree(half)
+    message = refused(
+        capsys, "`--output_dir` is 'out'; it has a model, but no checkpoint to resume", model, "--resume"
+    )
+    assert message.endswith("--restart.")
+
+
+def test_restart_is_only_for_runs_of_this_command(model, capsys):
+    write(STREAM)
+    Path("full").mkdir()
+    Path("full/letter").touch()
+    refused(capsys, "with --restart, it must have a run of this command", model, "--restart", output="full")
+    Path("trained/checkpoint-7").mkdir(parents=True)
+    Path("trained/checkpoint-7/trainer_state.json").touch()
+    refused(capsys, "with --restart, it must have a run of this command", model, "--restart", output="trained")
+    learn(model, "--restart")  # a new directory
+    Path("out/checkpoint-7").mkdir()
+    Path("out/checkpoint-7/trainer_state.json").touch()
+    refused(capsys, "out/checkpoint-7 is not a checkpoint of this command", model, "--restart")
+    refused(capsys, "not allowed with argument", model, "--restart", "--resume")
+
+
+def test_a_restart_that_fails_early_keeps_the_run(model, half, capsys):
+    refused(capsys, "file not found", model, "--restart", source="nowhere.txt")
+    refused(capsys, "`rule` is 'bptt'", model, "--restart", "--rule", "bptt")
+    assert half.is_dir()
+
+
+def test_a_restart_from_its_own_model(model, half):
+    trained = OnlineLearner.load(half).model.state_dict()
+    learn("out", "--restart", source="log.txt")
+    learner = OnlineLearner(AutoModelForCausalLM.from_pretrained(model), learning_rate=1e-2, stride=4)
+    learner.model.load_state_dict(trained)
+    learner.read(STREAM)
+    learner.flush()
+    assert same(learned(), dict(learner.model.state_dict()))
+    assert [path.name for path in Path("out").glob("checkpoint-*")] == [f"checkpoint-{len(STREAM)}"]
+
+
+def _hold(directory, held, release):
+    with output_lock(directory):
+        held.set()
+        release.wait(60)
+
+
+def test_two_runs_in_one_directory(model, half, capsys):
+    context = multiprocessing.get_context("fork")
+    held, release = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=("out", held, release))
+    process.start()
+    held.wait(60)
+    for arguments in (["--resume"], ["--restart"]):
+        refused(capsys, "another running process", model, *arguments)
+    release.set()
+    process.join()
+    learn(model, "--resume")
+    assert not Path("out/_lock").exists()
+
+
+# ---- Changed logs ----
+
+
+def test_a_grown_log_continues(model, half):
+    learn(model, "--resume")
+    assert same(learned(), expected(model, HALF, STREAM[80:]))
+
+
+@pytest.mark.parametrize("follow", [[], ["--follow"]])
+def test_a_replaced_log_is_noticed(model, half, capsys, follow):
+    write(OTHER, "new")
+    os.replace("new", "log.txt")
+    message = refused(
+        capsys, "'log.txt' has other bytes before byte 80 .* replaced by another file", model, "--resume"
+    )
+    assert "--restart" in message
+    learn(model, "--restart")
+    assert same(learned(), expected(model, OTHER))
+
+
+def test_a_log_that_was_truncated_and_has_grown_again_is_noticed(model, half, capsys):
+    write(OTHER)
+    refused(capsys, "'log.txt' has other bytes before byte 80 .* changed or written anew", model, "--resume")
+    write(b"new")
+    refused(capsys, "has 3 bytes, fewer than the 80", model, "--resume")
+
+
+def test_a_compressed_log_that_changed_is_noticed(model, capsys):
+    write(gzip.compress(HALF), "log.gz")
+    learn(model, source="log.gz")
+    write(gzip.compress(OTHER), "log.gz")
+    refused(capsys, "'log.gz' has other bytes before byte 80", model, "--resume", source="log.gz")
+    write(gzip.compress(STREAM), "log.gz")
+    learn(model, "--resume", source="log.gz")
+    assert same(learned(), expected(model, HALF, STREAM[80:]))
+
+
+def test_a_rotated_log_is_finished_under_its_new_name(model, half, capsys):
+    os.rename("log.txt", "log.txt.1")
+    write(OTHER)
+    refused(capsys, "replaced by another file.*new name", model, "--resume")
+    learn(model, "--resume", source="log.txt.1")
+    learn(model, "--resume", source="log.txt")
+    assert same(learned(), expected(model, HALF, STREAM[80:], OTHER))
+
+
+def test_a_new_source_that_has_the_inode_of_the_old_one(model, half):
+    Path("log.txt").write_bytes(OTHER)  # as after removing the log and creating another file
+    os.rename("log.txt", "other.txt")
+    learn(model, "--resume", source="other.txt")
+    assert same(learned(), expected(model, HALF, OTHER))
+
+
+def test_standard_input_from_a_file_is_that_file(model, half, capsys, monkeypatch):
+    write(OTHER[:100])
+    with open("log.txt", "rb") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", file)
+        learn(model, "--resume", source="-")
+    write(OTHER)
+    learn(model, "--resume")
+    assert same(learned(), expected(model, HALF, OTHER[:100], OTHER[100:]))
+
+
+def test_the_position_is_right_after_a_stop_within_a_chunk(model, monkeypatch, capsys):
+    """The source is ahead of the learner then."""
+    write(STREAM)
+    real = OnlineLearner.read
+
+    def read(self, data):
+        if self.bytes_read >= 64:
+            raise OSError("the disk is gone")
+        return real(self, data)
+
+    monkeypatch.setattr(OnlineLearner, "read", read)
+    with pytest.raises(SystemExit):
+        learn(model, "--report_every", "10")
+    monkeypatch.setattr(OnlineLearner, "read", real)
+    learn(model, "--resume")
+    whole = OnlineLearner(AutoModelForCausalLM.from_pretrained(model), learning_rate=1e-2, stride=4)
+    whole.read(STREAM)
+    whole.flush()
+    assert same(learned(), dict(whole.model.state_dict()))
+
+
+# ---- Disks ----
+
+
+@pytest.mark.parametrize("limit", [400, 20_000, 30_000])
+def test_a_full_disk_keeps_the_last_checkpoint(model, half, limit):
+    """Records, learner or model do not fit any more: one error, and the checkpoint is as it was."""
+    before = {path.name: path.read_bytes() for path in half.iterdir()}
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
+        "from hf_recurrent.cli.learn import main; main()"
+    )
+    arguments = [model, "--source", "log.txt", "--output_dir", "out", "--learning_rate", "1e-2", "--stride", "4"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--resume", "--quiet", "--report_every", "4", "--save_every", "20"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[-1].startswith("hf-recurrent learn: error: ") and "File too large" in lines[-1]
+    assert "Traceback" not in done.stderr and lines[-1].endswith(f"The last checkpoint is {half}.")
+    assert {path.name: path.read_bytes() for path in half.iterdir()} == before
+    assert not list(Path("out").glob("_*"))
+    learn("unused", "--resume")
+    assert same(learned(), expected(model, HALF, STREAM[80:]))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory(model, half, capsys):
+    os.chmod("out", 0o555)
+    try:
+        refused(capsys, "out", model, "--resume")
+    finally:
+        os.chmod("out", 0o755)
+
+
+def test_a_link_instead_of_the_records(model, half, capsys):
+    write(b"dear", "letter")
+    os.rename("out/records.jsonl", "records")
+    os.symlink("../letter", "out/records.jsonl")
+    refused(capsys, r"out/records\.jsonl", model, "--resume")
+    refused(capsys, r"out/records\.jsonl", model, "--restart")
+    assert Path("letter").read_bytes() == b"dear"
+
+
+def test_a_pipe_as_source_ends_with_its_writer_and_can_be_stopped(model):
+    os.mkfifo("pipe")
+    command = [
+        sys.executable,
+        "-m",
+        "hf_recurrent.cli.main",
+        "learn",
+        model,
+        "--source",
+        "pipe",
+        "--output_dir",
+        "out",
+    ]
+    process = subprocess.Popen([*command, "--stride", "4"], stderr=subprocess.PIPE, text=True)
+    assert "learning by rtrl from pipe" in process.stderr.readline()
+    time.sleep(0.2)
+    process.terminate()  # no writer has come
+    assert process.wait(60) == 0
+    process.stderr.close()
