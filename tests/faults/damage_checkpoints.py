@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from damages import Damage, accidents, attacks, copy_with
 from forked import Outcome, run_forked
+from tqdm import tqdm
 
 from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, read_manifest, write_manifest
 
@@ -131,7 +132,8 @@ def run(number: int, seed: int, folder: Path, kinds: list[str]) -> Counter:
         if whole.status:
             raise RuntimeError(f"{kind}: resuming an undamaged checkpoint fails: {whole.err}")
         expected[kind] = digest(folder / f"whole-{kind}")
-    for case in itertools.islice(cases(checkpoints, random.Random(seed)), number):
+    chosen = itertools.islice(cases(checkpoints, random.Random(seed)), number)
+    for case in tqdm(chosen, total=number, unit="case"):
         with tempfile.TemporaryDirectory(dir=folder) as place:
             copy, output_dir = Path(place, "checkpoint-4"), Path(place, "out")
             damaged = copy_with(checkpoints[case.kind], copy, case.file, case.damage)

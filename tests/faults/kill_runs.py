@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from forked import Outcome, run_forked
 from safetensors import safe_open
+from tqdm import tqdm
 
 _TINY = ["--config_overrides", "hidden_size=16", "num_hidden_layers=1"]
 _MEMORA = [*_TINY, "state_size=16"]
@@ -152,13 +153,14 @@ def run(kills: int, seed: int, folder: Path, kinds: list[str]) -> Counter:
     draw, count, whole = random.Random(seed), Counter(), {}
     os.chdir(folder)
     write_data(folder)
-    for kind in kinds:
+    for kind in tqdm(kinds, desc="uninterrupted runs"):
         begin = time.monotonic()
         outcome = start(kind, "whole")
         if outcome.status != FINISHED.get(kind, 0):
             raise RuntimeError(f"{kind}: {outcome.err}")
         whole[kind] = result("whole"), time.monotonic() - begin
         shutil.rmtree("whole")
+    bar = tqdm(total=kills, unit="interruption")
     while count["interruptions"] < kills:
         for kind in kinds:
             faults = _interrupt(kind, *whole[kind], draw, count)
@@ -166,6 +168,7 @@ def run(kills: int, seed: int, folder: Path, kinds: list[str]) -> Counter:
                 count[f"faults: {words}"] += 1
                 print(f"{kind}: {words}\n{err[-2000:]}")
             shutil.rmtree("run", ignore_errors=True)
+            bar.update(count["interruptions"] - bar.n)
             if count["interruptions"] >= kills:
                 break
     return count
