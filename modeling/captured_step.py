@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .recurrent_state import RecurrentState
+from .recurrent_state import RecurrentState, check_state, check_state_memory
 
 # Single steps before a graph is captured: a capture takes as long as dozens of steps.
 _STEPS_BEFORE = 2
@@ -69,6 +69,11 @@ class CapturedStep:
         self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """See [`run_single_step`]."""
+        # Copies into the graph's inputs would convert what `forward` refuses.
+        check_state(state, model.state_shapes(len(hidden)))
+        check_state_memory(state, hidden.device)
+        if any(tensor.device != hidden.device for tensor in state.values()):
+            return None
         with self.lock:
             self.steps += 1
             if self.replay is None and self.wanted and self.steps > _STEPS_BEFORE:

@@ -7,6 +7,7 @@ Shape letters: B streams, M model width.
 """
 
 import importlib
+import math
 from functools import cache
 from types import ModuleType
 
@@ -63,7 +64,7 @@ class StepCompiler:
         """`module(x)`, added to `onto` if that is given."""
         if type(module).forward is not nn.Linear.forward or module.bias is not None:
             raise NotCompilable(type(module).__name__)
-        return self.program.linear(self._weight(module.weight), x, onto)
+        return self.program.linear(self._weight(module.weight, 2), x, onto)
 
     def contract(self, module: nn.Linear, x, onto, eps: float | None = None) -> None:
         """`module(x)` added to `onto`, with a LayerNorm between if there is an `eps`."""
@@ -81,7 +82,7 @@ class StepCompiler:
         """`module(x)`, written to `to` if that is given."""
         if type(module) is not nn.RMSNorm or module.eps is None or module.normalized_shape != (x.width,):
             raise NotCompilable(type(module).__name__)
-        weight = None if module.weight is None else self._weight(module.weight)
+        weight = None if module.weight is None else self._weight(module.weight, 1)
         return self.program.rms_norm(x, weight, module.eps, to)
 
     def convolution(self, module: TemporalConvolution, x):
@@ -89,12 +90,16 @@ class StepCompiler:
         if type(module) is not TemporalConvolution or module.kernel_size != len(module.weight):
             raise NotCompilable(type(module).__name__)
         taps, new_taps = self._state("convolution", module.kernel_size - 1, x.width)
-        return self.program.convolution(x, taps, self._weight(module.weight), new_taps)
+        return self.program.convolution(x, taps, self._weight(module.weight, 2), new_taps)
 
     def gated_unit(self, name: str, unit: nn.Module, recurrence_gate, input_gate, projection, rate: nn.Parameter):
         """The element-wise step of a gated unit, whose state is the part `recurrent`; the new state is its output."""
         state, new_state = self._state("recurrent", projection.width)
-        options = {"scale": unit.decay_scale, "negative": unit.allow_negative_eigenvalues, "rate": self._weight(rate)}
+        options = {
+            "scale": unit.decay_scale,
+            "negative": unit.allow_negative_eigenvalues,
+            "rate": self._weight(rate, 1),
+        }
         operands = (recurrence_gate, input_gate, projection, state)
         return self.program.gated_unit(name, new_state, *operands, **options)
 
@@ -103,13 +108,13 @@ class StepCompiler:
         name = f"layers.{self.layer}.{part}"
         if self.state_shapes[name][1:] != shape:
             raise NotCompilable(f"{name} of shape {shape}")
-        return _kernel().Vector(shape[-1], name), _kernel().Vector(shape[-1], f"new {name}")
+        width = math.prod(shape)
+        return _kernel().Vector(width, name), _kernel().Vector(width, name, is_new=True)
 
-    def _weight(self, parameter: torch.Tensor) -> torch.Tensor:
-        readable = parameter.dtype == self.program.dtype and parameter.device.type == "cpu"
-        if type(parameter) is not nn.Parameter or not readable or not parameter.is_contiguous():
-            raise NotCompilable(f"{type(parameter).__name__} in {parameter.dtype} on {parameter.device}")
-        return parameter.detach()
+    def _weight(self, parameter: torch.Tensor, dimensions: int) -> torch.Tensor:
+        if type(parameter) is not nn.Parameter or parameter.dim() != dimensions:
+            raise NotCompilable(f"{type(parameter).__name__} of {dimensions} dimensions")
+        return parameter.detach()  # the program checks that it can read it
 
 
 class CompiledStep:
@@ -118,14 +123,15 @@ class CompiledStep:
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
         self.dtype = hidden.dtype
         self.bytes_read = sum(parameter.nbytes for parameter in model.parameters())
-        compiler = StepCompiler(hidden, model.state_shapes(1))
+        self.state_shapes = [model.state_shapes(batch_size) for batch_size in range(_MOST_STREAMS + 1)]
+        compiler = StepCompiler(hidden, self.state_shapes[1])
         self.program = compiler.program
         try:
             for number, layer in enumerate(model.layers):
                 compiler.begin_layer(number)
                 compiler.module(layer, compiler.hidden)
             compiler.rms_norm(model.norm, compiler.hidden, to=compiler.hidden)
-        except NotCompilable:
+        except (NotCompilable, _kernel().UnreadableTensor):
             self.program = None
 
     @staticmethod
@@ -144,10 +150,16 @@ class CompiledStep:
         """See [`run_single_step`]."""
         if self.program is None or (torch.get_num_threads() > 2 and self.bytes_read > _MOST_SHARED_BYTES):
             return None
-        if not all(type(t) is torch.Tensor and t.dtype == self.dtype and t.is_contiguous() for t in state.values()):
+        batch_size = hidden.shape[0]
+        shapes = self.state_shapes[batch_size]
+        if type(state) is not dict or state.keys() != shapes.keys():
             return None
+        for name, shape in shapes.items():
+            if getattr(state[name], "shape", None) != shape:
+                return None
         hidden = hidden.clone(memory_format=torch.contiguous_format)
-        new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-        tensors = {"hidden": hidden, **state, **{f"new {name}": tensor for name, tensor in new_state.items()}}
-        self.program.run(tensors, hidden.shape[0])
-        return hidden, new_state
+        try:
+            new = self.program.run({"hidden": hidden, **state}, batch_size)
+        except _kernel().UnreadableTensor:  # plain `forward` reads it, or names it
+            return None
+        return hidden, {name: new[name] for name in state}

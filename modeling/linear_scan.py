@@ -25,6 +25,8 @@ from types import ModuleType, SimpleNamespace
 import torch
 from torch import Tensor
 
+from .tensor_checks import check_tensor
+
 # Backends in modules of their own: name -> (module, how to install it). A module offers scan_forward, scan_backward
 # and unsupported_reason with the signatures of the functions below.
 _BACKEND_MODULES = {
@@ -68,7 +70,9 @@ def linear_scan(
         their types and promote as usual.
 
     Raises:
-        ValueError: an unknown backend, shapes, types or devices that do not match, T < 1.
+        TypeError: an argument is not a tensor.
+        ValueError: an unknown backend, shapes, types or devices that do not match, T < 1, or a tensor that is not
+            strided or whose memory was freed.
         ImportError: the backend's package is not installed.
         RuntimeError: the backend is installed but cannot run on these tensors.
     """
@@ -130,6 +134,9 @@ def how_to_install(backend: str) -> str:
 
 
 def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask: Tensor | None) -> None:
+    for name, tensor in (("a", a), ("b", b), ("initial_state", initial_state), ("reset_mask", reset_mask)):
+        if tensor is not None or name in "ab":
+            check_tensor(name, tensor)
     if a.dim() != 3:
         raise ValueError(f"a has shape {tuple(a.shape)}; it must be (batch, steps, width)")
     if b.shape != a.shape:

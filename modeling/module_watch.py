@@ -1,13 +1,18 @@
-"""Detection of changes to a network, for caches that depend on it."""
+"""Detection of changes to a network, for caches that depend on it, and of weights whose memory was freed."""
 
-from operator import attrgetter, is_, itemgetter
+from itertools import chain
+from operator import attrgetter, call, is_, itemgetter
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from .tensor_checks import check_memory, has_memory
+
 _INTERNAL = vars(nn.Module()).keys() - {"training"}
 _PLAIN = (bool, int, float, str, type(None))
 _dtype = attrgetter("dtype")
+_storage, _bytes = torch.Tensor.untyped_storage, torch.UntypedStorage.nbytes
 
 
 class ModuleWatch:
@@ -34,11 +39,14 @@ class ModuleWatch:
         self.plain_tables, self.getters = [table for table, _ in plain], [itemgetter(*names) for _, names in plain]
         self.tables, self.names = zip(*others, strict=True)
         self.objects = [table[name] for table, name in others]
-        self.tensors = [value for value in self.objects if isinstance(value, torch.Tensor)]
+        tensors = [value for value in self.objects if isinstance(value, torch.Tensor)]
+        self.tensors = [tensor for tensor in tensors if has_memory(tensor)]
         self.seen = self._look()
-        # Hooks, and attributes that hide a method of the class, such as another `forward`.
-        self.overridden = any(self.hooks) or any(
-            callable(getattr(type(module), name, None)) for module in modules for name in vars(module)
+        # Hooks, attributes that hide a method of the class, such as another `forward`, and tensors of other kinds.
+        self.overridden = (
+            any(self.hooks)
+            or len(self.tensors) < len(tensors)
+            or any(callable(getattr(type(module), name, None)) for module in modules for name in vars(module))
         )
 
     def unchanged(self) -> bool:
@@ -48,7 +56,46 @@ class ModuleWatch:
             return False
 
     def _look(self) -> tuple:
-        values = [*map(itemgetter.__call__, self.getters, self.plain_tables)]
-        addresses = [*map(torch.Tensor.data_ptr, self.tensors)]
-        dtypes, classes, sizes = [*map(_dtype, self.tensors)], [*map(type, self.modules)], [*map(len, self.sized)]
-        return any(self.hooks), values, addresses, dtypes, classes, sizes
+        values = [*map(call, self.getters, self.plain_tables)]
+        addresses, dtypes = [*map(torch.Tensor.data_ptr, self.tensors)], [*map(_dtype, self.tensors)]
+        contiguous, negated = (
+            [*map(test, self.tensors)] for test in (torch.Tensor.is_contiguous, torch.Tensor.is_neg)
+        )
+        classes, sizes = [*map(type, self.modules)], [*map(len, self.sized)]
+        return any(self.hooks), values, addresses, dtypes, contiguous, negated, classes, sizes
+
+
+class _Storages:
+    """The storages of a network's weights as they were when each was checked."""
+
+    def __init__(self, root: nn.Module):
+        tables = [t for module in root.modules() for t in (module._modules, module._parameters, module._buffers)]
+        self.sized = [table for table in tables if table]
+        self.tables, self.names = zip(*[(table, name) for table in tables for name in table], strict=True)
+        self.objects = [table[name] for table, name in zip(self.tables, self.names, strict=True)]
+        self.tensors = [value for value in self.objects if isinstance(value, torch.Tensor) and has_memory(value)]
+        self.seen = self._look()
+
+    def unchanged(self) -> bool:
+        return all(map(is_, map(dict.get, self.tables, self.names), self.objects)) and self._look() == self.seen
+
+    def _look(self) -> tuple:
+        return [*map(_bytes, map(_storage, self.tensors))], [*map(len, self.sized)]
+
+
+_checked: WeakKeyDictionary[nn.Module, _Storages] = WeakKeyDictionary()
+
+
+def check_weights(root: nn.Module) -> None:
+    """Raise a ValueError that names the first weight of `root` whose memory was freed."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return
+    found = _checked.get(root)
+    if found is None or not found.unchanged():
+        found = _Storages(root)
+        # Hooks before `forward` may bring weights back.
+        if not any(module._forward_pre_hooks for module in root.modules()):
+            for name, tensor in chain(root.named_parameters(), root.named_buffers()):
+                if has_memory(tensor):
+                    check_memory(name, tensor)
+        _checked[root] = found

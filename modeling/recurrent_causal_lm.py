@@ -18,10 +18,12 @@ from transformers.utils import ModelOutput
 
 from .causal_lm_loss import causal_lm_loss
 from .compiled_step import StepCompiler
+from .module_watch import check_weights
 from .recurrent_blocks import Contraction, Padding, TemporalConvolution
-from .recurrent_state import RecurrentState, check_state, select_state, state_dtype
+from .recurrent_state import RecurrentState, check_state, check_state_memory, select_state, state_dtype
 from .recurrent_unit import RecurrentUnit, lecun_std
 from .single_step import run_single_step
+from .tensor_checks import check_embeddings, check_mask, check_tensor, check_token_ids, kept_steps
 
 
 class LayerInputs(NamedTuple):
@@ -110,6 +112,15 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         """Name and shape of every tensor of the state."""
         raise NotImplementedError
 
+    def read_single_step(
+        self, hidden: torch.Tensor, state: RecurrentState
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """The output and the new state of one step, or None where [`read_block`] has to run.
+
+        The state is not checked yet.
+        """
+        return None
+
     def read_block(
         self,
         hidden: torch.Tensor,
@@ -167,16 +178,24 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         batch_size, steps = hidden.shape[:2]
         if state is None:
             state = self.init_state(batch_size, hidden.device)
-        else:
-            check_state(state, self.state_shapes(batch_size))
         if reset_mask is not None:
             reset_mask = check_mask("reset_mask", reset_mask, batch_size, steps).bool()
-
         padding = self._padding(attention_mask, batch_size, steps)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden, new_state, hidden_states = self.read_block(
-            hidden, state, reset_mask, padding, kept, output_hidden_states
-        )
+        kept = kept_steps(logits_to_keep)
+
+        single_step = None
+        if steps == 1 and reset_mask is None and padding is None and not output_hidden_states:
+            single_step = self.read_single_step(hidden, state)
+        if single_step is None:
+            check_state(state, self.state_shapes(batch_size))
+            check_state_memory(state, hidden.device)
+            check_weights(self)
+            hidden, new_state, hidden_states = self.read_block(
+                hidden, state, reset_mask, padding, kept, output_hidden_states
+            )
+        else:
+            hidden, new_state = single_step
+            hidden, hidden_states = hidden[:, kept], None
         output = RecurrentModelOutput(
             last_hidden_state=hidden,
             state=new_state if use_cache else None,
@@ -188,38 +207,33 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
         if inputs_embeds is None:
-            check_token_ids("input_ids", input_ids, self.embed_tokens.num_embeddings)
-            return self.embed_tokens(input_ids)
-        if inputs_embeds.dim() != 3 or inputs_embeds.shape[1] < 1:
-            raise ValueError(f"`inputs_embeds` has shape {tuple(inputs_embeds.shape)}; it must be (B, T, M), T ≥ 1.")
+            embed_tokens = self.embed_tokens
+            check_token_ids("input_ids", input_ids, embed_tokens.num_embeddings)
+            if input_ids.is_meta:
+                self._check_meta("input_ids")
+            return embed_tokens(input_ids)
+        check_embeddings("inputs_embeds", inputs_embeds, self.config.hidden_size)
+        if inputs_embeds.is_meta:
+            self._check_meta("inputs_embeds")
         return inputs_embeds
+
+    def _check_meta(self, name: str) -> None:
+        # torch itself refuses all other mixtures of devices.
+        if self.device.type != "meta":
+            raise ValueError(f"`{name}` is on the meta device, but the model is on {self.device}.")
 
     @staticmethod
     def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
         if attention_mask is None:
             return None
-        # In generation, the mask covers the prompt too: the last T columns are those of this call.
-        mask = check_mask("attention_mask", attention_mask[:, -steps:], batch_size, steps)
+        check_tensor("attention_mask", attention_mask)
+        if attention_mask.dim() == 2:
+            # In generation, the mask covers the prompt too: the last T columns are those of this call.
+            attention_mask = attention_mask[:, -steps:]
+        mask = check_mask("attention_mask", attention_mask, batch_size, steps)
         if not torch.compiler.is_compiling() and bool((mask != 0).all()):
             return None
         return Padding(mask)
-
-
-def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None:
-    """Raise a ValueError unless `token_ids` is (B, T) with T ≥ 1 and, on a CPU, every id is in the vocabulary."""
-    if token_ids.dim() != 2 or token_ids.shape[1] < 1:
-        raise ValueError(f"`{name}` has shape {tuple(token_ids.shape)}; it must be (B, T) with T ≥ 1.")
-    if token_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-        largest = int(token_ids.max())
-        if largest >= vocab_size:
-            raise ValueError(f"`{name}` holds {largest}, but the vocabulary has {vocab_size} tokens.")
-
-
-def check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> torch.Tensor:
-    """`mask`; raises a ValueError unless it is (B, T)."""
-    if mask.shape != (batch_size, steps):
-        raise ValueError(f"`{name}` has shape {tuple(mask.shape)}; the inputs need {(batch_size, steps)}.")
-    return mask
 
 
 class RecurrentLayer(GradientCheckpointingLayer):
@@ -256,6 +270,7 @@ class RecurrentModel(RecurrentBackbone):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([self.build_layer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = self.build_final_norm(config)
+        self.layer_shapes = [self.layer_state_shapes(index) for index in range(config.num_hidden_layers)]
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -274,16 +289,14 @@ class RecurrentModel(RecurrentBackbone):
     def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
         return {
             f"layers.{layer}.{part}": torch.Size((batch_size, *shape))
-            for layer in range(self.config.num_hidden_layers)
-            for part, shape in self.layer_state_shapes(layer).items()
+            for layer, shapes in enumerate(self.layer_shapes)
+            for part, shape in shapes.items()
         }
 
+    def read_single_step(self, hidden, state):
+        return run_single_step(self, hidden, state)
+
     def read_block(self, hidden, state, reset_mask, padding, kept, output_hidden_states):
-        if hidden.shape[1] == 1 and reset_mask is None and padding is None and not output_hidden_states:
-            single_step = run_single_step(self, hidden, state)
-            if single_step is not None:
-                hidden, new_state = single_step
-                return hidden[:, kept], new_state, None
         if padding is not None:
             hidden = padding.pack(hidden)
             reset_mask = None if reset_mask is None else padding.pack(reset_mask) & ~padding.mask
@@ -309,7 +322,7 @@ class RecurrentModel(RecurrentBackbone):
         new_state: RecurrentState = {}
         padding_mask, lengths = (None, None) if padding is None else (padding.mask, padding.lengths)
         for number, layer in enumerate(self.layers):
-            layer_state = {part: state[f"layers.{number}.{part}"] for part in self.layer_state_shapes(number)}
+            layer_state = {part: state[f"layers.{number}.{part}"] for part in self.layer_shapes[number]}
             hidden, layer_state = layer(hidden, LayerInputs(layer_state, reset_mask, padding_mask, lengths))
             new_state |= {f"layers.{number}.{part}": tensor for part, tensor in layer_state.items()}
             hidden_states.append(hidden)

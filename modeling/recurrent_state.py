@@ -11,6 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from .tensor_checks import check_tensor
+
 RecurrentState = dict[str, torch.Tensor]
 
 
@@ -50,16 +52,39 @@ def state_size(state: RecurrentState) -> int:
 
 
 def check_state(state: RecurrentState, expected: Mapping[str, torch.Size]) -> None:
-    """Raise a ValueError that names the first part of `state` that is missing, unknown or of another shape."""
+    """Raise an error that names the first part of `state` that is not as `expected`.
+
+    Raises:
+        TypeError: the state is not a dictionary, or a part is not a tensor.
+        ValueError: a part is missing, unknown or of another shape.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"`state` is of type {type(state).__name__}; it must be a dictionary of tensors.")
     for name, shape in expected.items():
         if name not in state:
             raise ValueError(f"`state` has no `{name}`; this model's state holds {sorted(expected)}.")
-        if state[name].shape != shape:
+        tensor = state[name]
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"`state['{name}']` is of type {type(tensor).__name__}; it must be a torch.Tensor.")
+        if tensor.shape != shape:
             raise ValueError(
-                f"`state['{name}']` has shape {tuple(state[name].shape)}, but batch and model need {tuple(shape)}."
+                f"`state['{name}']` has shape {tuple(tensor.shape)}, but batch and model need {tuple(shape)}."
             )
-    if unknown := sorted(set(state) - set(expected)):
+    if unknown := sorted(map(str, state.keys() - expected.keys())):
         raise ValueError(f"`state` holds {unknown}, which this model does not have; it needs {sorted(expected)}.")
+
+
+def check_state_memory(state: RecurrentState, device: torch.device) -> None:
+    """Raise a ValueError that names the first part of `state` that inputs on `device` cannot be combined with.
+
+    Parts have real numbers in memory that was not freed. Layers may be on several devices: only meta is refused here.
+    """
+    for name, tensor in state.items():
+        check_tensor(f"state['{name}']", tensor)
+        if not tensor.is_floating_point():
+            raise ValueError(f"`state['{name}']` has type {tensor.dtype}; it must be a floating-point type.")
+        if tensor.is_meta and device.type != "meta":
+            raise ValueError(f"`state['{name}']` is on the meta device, but the inputs are on {device}.")
 
 
 def save_state(state: RecurrentState, path: str | os.PathLike, metadata: dict[str, str] | None = None) -> None:

@@ -12,6 +12,7 @@ import struct
 import torch
 from torch import Tensor
 
+from .addresses import address, check_scan
 from .compiled import load_library
 from .output_memory import OutputMemory
 
@@ -108,19 +109,31 @@ def _call_options(shape: torch.Size, dtype: torch.dtype, state_dtype: torch.dtyp
     return state_dtype, (number, threads, bypass)
 
 
+def _resets(reset_mask: Tensor | None) -> tuple[Tensor | None, int]:
+    """A contiguous mask, which has to be kept, and its address."""
+    if reset_mask is None:
+        return None, 0
+    reset_mask = reset_mask.contiguous()
+    return reset_mask, address("reset_mask", reset_mask, torch.bool, reset_mask.numel())
+
+
 def scan_forward(a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """a, b (B,T,S) of one type, state (B,S) of that type or float32, whichever is wider -> h (B,T,S), final (B,S)."""
+    check_scan({"a": a, "b": b}, {"initial_state": state}, reset_mask)
     a, a_stream, a_step = _rows(a)
     b, b_stream, b_step = _rows(b)
     kept_dtype, options = _call_options(a.shape, a.dtype, state.dtype)
     initial = _whole(state).to(kept_dtype)
-    resets = None if reset_mask is None else reset_mask.contiguous()
+    reset_mask, resets = _resets(reset_mask)
     h, final = _memory.empty(a.shape, a.dtype), torch.empty_like(initial)
+    sequence, single = (a.dtype, h.numel()), (kept_dtype, initial.numel())  # type and size
     _library.hf_scan_forward(
         _pack(
             *options, *a.shape,
-            a.data_ptr(), a_stream, a_step, b.data_ptr(), b_stream, b_step,
-            initial.data_ptr(), 0 if resets is None else resets.data_ptr(), h.data_ptr(), final.data_ptr(), 0, 0, 0,
+            address("a", a, *sequence, strided=True), a_stream, a_step,
+            address("b", b, *sequence, strided=True), b_stream, b_step,
+            address("initial_state", initial, *single), resets,
+            address("h", h, *sequence), address("final_state", final, *single), 0, 0, 0,
         )
     )  # fmt: skip
     return h, final.to(state.dtype)
@@ -130,6 +143,7 @@ def scan_backward(
     a: Tensor, h: Tensor, state: Tensor, reset_mask: Tensor | None, grad_h: Tensor | None, grad_final: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b (B,T,S) and of the initial state (B,S)."""
+    check_scan({"h": h, "a": a, "grad_h": grad_h}, {"initial_state": state, "grad_final": grad_final}, reset_mask)
     if grad_h is None:
         grad_h = h.new_zeros(h.shape[2]).expand(h.shape)
     a, a_stream, a_step = _rows(a)
@@ -137,16 +151,19 @@ def scan_backward(
     kept_dtype, options = _call_options(h.shape, h.dtype, state.dtype)
     h, initial = _whole(h), _whole(state).to(kept_dtype)
     grad_final = None if grad_final is None else _whole(grad_final).to(kept_dtype)
-    resets = None if reset_mask is None else reset_mask.contiguous()
+    reset_mask, resets = _resets(reset_mask)
     grad_a, grad_b = _memory.empty(h.shape, h.dtype), _memory.empty(h.shape, h.dtype)
     grad_state = torch.empty_like(initial)
+    sequence, single = (h.dtype, h.numel()), (kept_dtype, initial.numel())  # type and size
     _library.hf_scan_backward(
         _pack(
             *options, *h.shape,
-            a.data_ptr(), a_stream, a_step, grad_h.data_ptr(), grad_stream, grad_step,
-            initial.data_ptr(), 0 if resets is None else resets.data_ptr(),
-            h.data_ptr(), 0 if grad_final is None else grad_final.data_ptr(),
-            grad_a.data_ptr(), grad_b.data_ptr(), grad_state.data_ptr(),
+            address("a", a, *sequence, strided=True), a_stream, a_step,
+            address("grad_h", grad_h, *sequence, strided=True), grad_stream, grad_step,
+            address("initial_state", initial, *single), resets, address("h", h, *sequence),
+            0 if grad_final is None else address("grad_final", grad_final, *single),
+            address("grad_a", grad_a, *sequence), address("grad_b", grad_b, *sequence),
+            address("grad_state", grad_state, *single),
         )
     )  # fmt: skip
     return grad_a, grad_b, grad_state.to(state.dtype)

@@ -10,11 +10,14 @@ Set TRITON_INTERPRET=1 before the first import to run the kernels on a CPU, slow
 """
 
 import os
+from contextlib import nullcontext
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .addresses import check_readable, check_scan
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _STRIP = 64  # channels of one program: two a thread of a warp, so loads of one row are whole cache lines
@@ -201,8 +204,16 @@ def chunk_length(batch: int, steps: int, width: int) -> int:
     return length if steps >= _FEWEST_CHUNKS * length else steps
 
 
-def _ready(tensor: Tensor) -> Tensor:
-    return tensor.resolve_neg().contiguous()
+def _ready(name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor with values of its own, contiguous, of that type and on the device of `like`."""
+    tensor = tensor.resolve_neg().contiguous()
+    check_readable(name, tensor, dtype, tensor.numel(), like.device)
+    return tensor
+
+
+def _device_of(tensor: Tensor):
+    """Kernels start on the current GPU, which may be another one."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 class _Launch:
@@ -214,7 +225,9 @@ class _Launch:
         self.chunks = triton.cdiv(self.steps, self.length)
         self.strips = triton.cdiv(self.width, _STRIP)
         self.sizes = self.steps, self.width, self.length, self.chunks
-        self.resets = like if reset_mask is None else reset_mask.contiguous().view(torch.uint8)
+        self.resets = like
+        if reset_mask is not None:
+            self.resets = _ready("reset_mask", reset_mask, like, torch.bool).view(torch.uint8)
         self.options = {"HAS_RESETS": reset_mask is not None, **self._constants(like.dtype)}
 
     @staticmethod
@@ -245,12 +258,15 @@ def scan_forward(
 
     `chunk` sets the steps of a chunk instead of `chunk_length`.
     """
-    a, b, state = _ready(a), _ready(b), _ready(state)
+    check_scan({"a": a, "b": b}, {"initial_state": state}, reset_mask)
+    a, b = _ready("a", a, a, a.dtype), _ready("b", b, a, a.dtype)
+    state = _ready("initial_state", state, a, state.dtype)
     launch = _Launch(a, reset_mask, chunk)
     h, final = torch.empty_like(a), torch.empty_like(state)
-    starts = launch.chunk_starts(_forward_summary, a, b, state, reverse=False)
-    grid = launch.programs(launch.chunks)
-    _forward[grid](a, b, launch.resets, starts, h, final, *launch.sizes, **launch.options)
+    with _device_of(a):
+        starts = launch.chunk_starts(_forward_summary, a, b, state, reverse=False)
+        grid = launch.programs(launch.chunks)
+        _forward[grid](a, b, launch.resets, starts, h, final, *launch.sizes, **launch.options)
     return h, final
 
 
@@ -265,13 +281,15 @@ def scan_backward(
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b (B,T,S) and of the initial state (B,S)."""
-    a, h, state = _ready(a), _ready(h), _ready(state)
-    grad_h = torch.zeros_like(h) if grad_h is None else _ready(grad_h)
-    grad_final = torch.zeros_like(state) if grad_final is None else _ready(grad_final)
+    check_scan({"a": a, "h": h, "grad_h": grad_h}, {"initial_state": state, "grad_final": grad_final}, reset_mask)
+    a, h = _ready("a", a, a, a.dtype), _ready("h", h, a, h.dtype)
+    state = _ready("initial_state", state, a, state.dtype)
+    grad_h = torch.zeros_like(h) if grad_h is None else _ready("grad_h", grad_h, a, grad_h.dtype)
+    grad_final = torch.zeros_like(state) if grad_final is None else _ready("grad_final", grad_final, a, state.dtype)
     launch = _Launch(a, reset_mask, chunk)
-    grad_a, grad_b, grad_state = torch.empty_like(a), torch.empty_like(h), torch.empty_like(state)
-    starts = launch.chunk_starts(_backward_summary, a, grad_h, grad_final, reverse=True)
-    grid = launch.programs(launch.chunks)
-    outputs = grad_a, grad_b, grad_state
-    _backward[grid](a, h, state, launch.resets, grad_h, starts, *outputs, *launch.sizes, **launch.options)
+    outputs = torch.empty_like(a), torch.empty_like(h), torch.empty_like(state)
+    with _device_of(a):
+        starts = launch.chunk_starts(_backward_summary, a, grad_h, grad_final, reverse=True)
+        grid = launch.programs(launch.chunks)
+        _backward[grid](a, h, state, launch.resets, grad_h, starts, *outputs, *launch.sizes, **launch.options)
     return outputs

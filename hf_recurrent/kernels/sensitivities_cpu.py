@@ -15,6 +15,7 @@ import threading
 
 import torch
 
+from .addresses import address, check_shapes
 from .compiled import load_library
 
 _VERSION = 1  # of the struct in sensitivities_cpu.c
@@ -59,10 +60,22 @@ def advance(
     """
     batch_size, _, parts, groups, columns = carried.shape
     rows = parts * groups
-    # The list keeps copies alive.
-    tensors = [carried, *(tensor.contiguous() for tensor in (transition, of_rows, inputs))]
-    tensors += [] if gradient is None else [grad_state.contiguous(), gradient]
-    pointers = [tensor.data_ptr() for tensor in tensors] + ([0, 0] if gradient is None else [])
+    shaped = {
+        "carried": (carried, (batch_size, 1, parts, groups, columns)),
+        "transition": (transition, (batch_size, 1, 1, groups)),
+        "of_rows": (of_rows, (batch_size, 1, 1, parts, groups)),
+        "inputs": (inputs, (batch_size, 1, columns)),
+    }
+    if gradient is not None:
+        shaped["grad_state"] = grad_state, (batch_size, 1, groups)
+        shaped["gradient"] = gradient, (parts, groups, columns)
+    check_shapes(shaped)
+    tensors = {  # keeps copies alive
+        name: tensor if name in ("carried", "gradient") else tensor.resolve_neg().contiguous()
+        for name, (tensor, _) in shaped.items()
+    }
+    pointers = [address(name, tensor, carried.dtype, tensor.numel()) for name, tensor in tensors.items()]
+    pointers += [0, 0] if gradient is None else []
     threads = min(torch.get_num_threads(), rows) if carried.numel() >= _SERIAL_ELEMENTS else 1
     edges = [rows * number // threads for number in range(threads + 1)]
     calls = [

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .addresses import UnreadableTensor as UnreadableTensor
+from .addresses import address, addresses
 from .compiled import load_library
 
 _VERSION = 1  # of the struct in step_cpu.c
@@ -37,11 +39,15 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 class Vector(NamedTuple):
-    """`width` numbers of each stream: the tensor `name` of a call, or scratch memory from `offset` on."""
+    """`width` numbers of each stream: the tensor `name` of a call, or scratch memory from `offset` on.
+
+    With `is_new` it is the result that replaces this tensor, which stays as it is.
+    """
 
     width: int
     name: str | None = None
     offset: int = 0
+    is_new: bool = False
 
 
 class StepProgram:
@@ -57,10 +63,13 @@ class StepProgram:
     def __init__(self, dtype: torch.dtype):
         self.dtype = dtype
         self.instructions: list[int] = []
-        self.named: dict[str, list[int]] = {}  # name → its places in the instructions
+        self.widths: dict[str, int] = {}  # of the tensors, by name
+        self.named: dict[tuple[str, bool], list[int]] = {}  # name and is_new → places in the instructions
         self.scratch: dict[int, int] = {}  # place → offset
         self.scratch_width = 0
         self._weights: list[Tensor] = []
+        self._storages: list[torch.UntypedStorage] = []
+        self._storage_bytes: list[int] = []
         self._used_scratch = 0
         self._idle: dict[int, deque[_Call]] = {}
 
@@ -82,7 +91,7 @@ class StepProgram:
     def rms_norm(self, x: Vector, weight: Tensor | None, eps: float, to: Vector | None = None) -> Vector:
         """RMSNorm, written to `to` if that is given; it may be `x`."""
         to = self._new(x.width) if to is None else to
-        _check_widths((x, to), *[x.width if weight is None else len(weight)] * 2)
+        _check_widths((x, to), *[x.width if weight is None else _length(weight)] * 2)
         return self._append(_NORM, to, x, weight, number=eps)
 
     def gelu(self, x: Vector) -> Vector:
@@ -101,29 +110,38 @@ class StepProgram:
 
     def gated_unit(self, name: str, to: Vector, *operands: Vector, rate: Tensor, scale, negative) -> Vector:
         """The element-wise step of `glru` or `rg_lru` from recurrence gate, input gate, projection and state."""
-        _check_widths((to, *operands), *[len(rate)] * 5)
+        _check_widths((to, *operands), *[_length(rate)] * 5)
         return self._append(_GATED_UNITS[name], to, *operands, rate, flag=negative, number=scale)
 
     def convolution(self, x: Vector, taps: Vector, weight: Tensor, new_taps: Vector) -> Vector:
-        """Depthwise causal convolution with a weight (K, S), whose taps are (B, K-1, S)."""
+        """Depthwise causal convolution with a weight (K, S), whose taps are (B, K-1, S), of width (K-1) S."""
         depth, width = weight.shape
-        _check_widths((x, taps, new_taps), *[width] * 3)
+        _check_widths((x, taps, new_taps), width, *[(depth - 1) * width] * 2)
         return self._append(_CONVOLUTION, self._new(width), x, taps, weight, new_taps, depth=depth)
 
-    def run(self, tensors: dict[str, Tensor], batch_size: int) -> None:
+    def run(self, tensors: dict[str, Tensor], batch_size: int) -> dict[str, Tensor]:
         """Run all operations on B streams.
 
         Args:
             tensors: contiguous, of the program's type, by the names used above.
             batch_size: B.
+
+        Returns:
+            The new tensors, by name.
+
+        Raises:
+            UnreadableTensor: a tensor is not what the operations need, or the memory of a weight was freed.
         """
-        idle = self._idle.setdefault(batch_size, deque(maxlen=_MOST_IDLE))
+        idle = self._idle.get(batch_size) or self._idle.setdefault(batch_size, deque(maxlen=_MOST_IDLE))
         try:
             call = idle.pop()
         except IndexError:
             call = _Call(self, batch_size)
-        call.run(tensors)
+        if [*map(torch.UntypedStorage.nbytes, self._storages)] != self._storage_bytes:
+            raise UnreadableTensor("The memory of a weight was freed or resized.")
+        results = call.run(tensors)
         idle.append(call)
+        return results
 
     def _new(self, width: int) -> Vector:
         offset = self._used_scratch
@@ -136,17 +154,29 @@ class StepProgram:
     ) -> Vector:
         self.instructions += (operation, to.width, depth, int(flag))
         for operand in (to, *operands, *[None] * (_COLUMNS - _FIRST_OPERAND - 2 - len(operands))):
-            place, address = len(self.instructions), 0
+            place, pointer = len(self.instructions), 0
             if isinstance(operand, Tensor):
-                self._weights.append(operand)
-                address = operand.data_ptr()
+                pointer = self._keep(operand)
             elif operand is not None and operand.name is not None:
-                self.named.setdefault(operand.name, []).append(place)
+                self._name(operand, place)
             elif operand is not None:
                 self.scratch[place] = operand.offset
-            self.instructions.append(address)
+            self.instructions.append(pointer)
         self.instructions += struct.unpack("=q", struct.pack("=d", number))
         return to
+
+    def _keep(self, weight: Tensor) -> int:
+        pointer = address("weight", weight, self.dtype, weight.numel())
+        self._weights.append(weight)
+        self._storages.append(weight.untyped_storage())
+        self._storage_bytes.append(self._storages[-1].nbytes())
+        return pointer
+
+    def _name(self, vector: Vector, place: int) -> None:
+        self.named.setdefault((vector.name, vector.is_new), []).append(place)
+        before = self.widths.setdefault(vector.name, vector.width)
+        if before != vector.width:
+            raise ValueError(f"the vector `{vector.name}` has width {vector.width}; it had width {before} before")
 
 
 class _Call:
@@ -158,19 +188,31 @@ class _Call:
         stream_bytes = batch_size * program.dtype.itemsize
         for place, offset in program.scratch.items():
             self.instructions[place] = self.scratch.data_ptr() + offset * stream_bytes
-        self.names = tuple(program.named)
+        self.dtype = program.dtype
+        self.sizes = tuple((name, batch_size * width) for name, width in program.widths.items())
+        self.new = tuple(name for name in program.widths if (name, True) in program.named)
+        order = [(name, False) for name in program.widths] + [(name, True) for name in self.new]
         self.places = np.concatenate([np.array(places) for places in program.named.values()])
-        self.numbers = np.repeat(np.arange(len(self.names)), [len(places) for places in program.named.values()])
+        self.numbers = np.concatenate([[order.index(key)] * len(places) for key, places in program.named.items()])
         count = len(program.instructions) // _COLUMNS
         self.arguments = (_TYPES[program.dtype], batch_size, count, self.instructions.ctypes.data)
 
-    def run(self, tensors: dict[str, Tensor]) -> None:
-        addresses = np.array([tensors[name].data_ptr() for name in self.names])
-        self.instructions[self.places] = addresses[self.numbers]
+    def run(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        pointers = addresses(tensors, self.sizes, self.dtype)
+        new = {name: torch.empty_like(tensors[name]) for name in self.new}
+        pointers += map(Tensor.data_ptr, new.values())
+        self.instructions[self.places] = np.array(pointers)[self.numbers]
         _library.hf_step_run(*self.arguments)
+        return new
 
 
 def _check_widths(vectors: tuple[Vector, ...], *expected: int) -> None:
     widths = tuple(vector.width for vector in vectors)
     if widths != expected:
         raise ValueError(f"the vectors of an operation have widths {widths}; they must be {expected}")
+
+
+def _length(weight: Tensor) -> int:
+    if weight.dim() != 1:
+        raise ValueError(f"the weight of an operation has shape {tuple(weight.shape)}; it must have one dimension")
+    return len(weight)

@@ -1,0 +1,99 @@
+"""Addresses of tensors: every pointer that a compiled kernel gets is checked here, because the kernel checks none."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_CPU = torch.device("cpu")
+
+
+class UnreadableTensor(ValueError):
+    """A tensor that a kernel cannot read or write."""
+
+
+def check_readable(
+    name: str, tensor: Tensor, dtype: torch.dtype, elements: int, device: torch.device = _CPU, *, strided: bool = False
+) -> None:
+    """Raise [`UnreadableTensor`] unless the tensor is that many elements of that type in memory on `device`.
+
+    They must be contiguous; with `strided` they may lie anywhere in the tensor's storage.
+    """
+    if type(tensor) not in _PLAIN:
+        problem = f"is of type {type(tensor).__name__}; it must be a torch.Tensor"
+    elif tensor.layout is not torch.strided:
+        problem = f"has layout {tensor.layout}; it must be torch.strided"
+    elif tensor.dtype is not dtype:
+        problem = f"has type {tensor.dtype}; it must be {dtype}"
+    elif tensor.device != device:
+        problem = f"is on {tensor.device}; it must be on {device}"
+    elif tensor.numel() != elements:
+        problem = f"has {tensor.numel()} elements; it must have {elements}"
+    elif tensor.is_neg() or (dtype.is_complex and tensor.is_conj()):
+        problem = "is lazily negated or conjugated; it must hold its own values"
+    elif not (strided or tensor.is_contiguous()):
+        problem = f"has strides {tensor.stride()}; it must be contiguous"
+    elif (held := tensor.untyped_storage().nbytes()) < (needed := _required_bytes(tensor)):
+        problem = f"needs {needed} bytes, but its storage has {held}: its memory was freed or shrunk"
+    else:
+        return
+    raise UnreadableTensor(f"`{name}` {problem}.")
+
+
+def address(name: str, tensor: Tensor, dtype: torch.dtype, elements: int, *, strided: bool = False) -> int:
+    """The address of a tensor on the CPU that passes [`check_readable`]."""
+    check_readable(name, tensor, dtype, elements, strided=strided)
+    return tensor.data_ptr()
+
+
+def addresses(tensors: dict[str, Tensor], sizes: Iterable[tuple[str, int]], dtype: torch.dtype) -> list[int]:
+    """[`address`] of each named tensor with that many elements of a real type, for calls that take microseconds."""
+    found = []
+    for name, elements in sizes:
+        tensor = tensors[name]
+        usual = (
+            type(tensor) in _PLAIN
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+            and tensor.dtype is dtype
+            and tensor.numel() == elements
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and (tensor.storage_offset() + elements) * dtype.itemsize <= tensor.untyped_storage().nbytes()
+        )
+        found.append(tensor.data_ptr() if usual else address(name, tensor, dtype, elements))
+    return found
+
+
+def check_shapes(shaped: dict[str, tuple[Tensor | None, tuple[int, ...]]]) -> None:
+    """Raise [`UnreadableTensor`] unless each tensor that is given has the shape beside it."""
+    for name, (tensor, shape) in shaped.items():
+        if tensor is not None and tensor.shape != shape:
+            raise UnreadableTensor(f"`{name}` has shape {tuple(tensor.shape)}; it must be {tuple(shape)}.")
+
+
+def check_scan(
+    sequences: dict[str, Tensor | None], states: dict[str, Tensor | None], reset_mask: Tensor | None
+) -> None:
+    """Raise [`UnreadableTensor`] unless the shapes are those of a scan, given that of the first sequence.
+
+    Args:
+        sequences: (B,T,S), each at least 1.
+        states: (B,S).
+        reset_mask: (B,T).
+    """
+    shape = tuple(next(iter(sequences.values())).shape)
+    if len(shape) != 3 or 0 in shape:
+        raise UnreadableTensor(f"the scan has sequences of shape {shape}; it must be (B,T,S), each at least 1.")
+    shaped = {name: (tensor, shape) for name, tensor in sequences.items()}
+    shaped |= {name: (tensor, (shape[0], shape[2])) for name, tensor in states.items()}
+    check_shapes(shaped | {"reset_mask": (reset_mask, shape[:2])})
+
+
+def _required_bytes(tensor: Tensor) -> int:
+    if tensor.is_contiguous():
+        elements = tensor.numel()
+    else:  # not empty: an empty tensor is contiguous
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + elements) * tensor.element_size() if elements else 0
