@@ -94,6 +94,8 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
     if not arguments.quiet:
         how = "reading" if arguments.no_learn else f"learning by {learner.settings.rule} from"
         place = f" from byte {start:,} on" if start else ""
+        if arguments.resume and checkpoint is None:
+            print(f"{directory} has no checkpoint to resume; a new run begins", file=sys.stderr)
         print(f"{how} {source_name}{place}, saving to {directory}", file=sys.stderr)
     return LearnRun(arguments, learner, source, held_out, resumed=checkpoint is not None)
 

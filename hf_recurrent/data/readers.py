@@ -24,7 +24,9 @@ Reader = Callable[[Path, str], Iterator[Document]]
 # Bytes of a document that has to be in memory as a whole: a line of JSON, a row of Parquet.
 LARGEST_DOCUMENT = 1 << 28
 _LARGEST_HEADER = 1 << 24
+# Rows of Parquet that are read together: their number, and their bytes.
 _ROWS_AT_ONCE = 256
+_LARGEST_BATCH = 1 << 30
 _NOT_A_SEQUENCE = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.\r\n\t "))
 
 
@@ -131,7 +133,9 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
                 if text_column not in file.schema_arrow.names:
                     raise missing_column(str(path), text_column, file.schema_arrow.names)
                 number, expanded, size = 0, 0, path.stat().st_size
-                for rows in file.iter_batches(batch_size=_rows_at_once(file), columns=[text_column]):
+                for rows in file.iter_batches(
+                    batch_size=_rows_at_once(file.metadata, text_column), columns=[text_column]
+                ):
                     for value in rows.column(0):
                         name = f"{path}, row {number}"
                         data = column_bytes(value.as_py(), text_column, name)
@@ -144,12 +148,12 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from error
 
 
-def _rows_at_once(file: Any) -> int:
-    """So many rows of a Parquet file that they fit in memory even if each is as large as its whole row group."""
-    metadata = file.metadata
+def _rows_at_once(metadata: Any, column: str) -> int:
+    """So many rows of a Parquet file that they fit in memory even if each is as large as its whole column chunk."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    largest = max((group.total_byte_size for group in groups), default=0)
-    return min(max(LARGEST_DOCUMENT // max(largest, 1), 1), _ROWS_AT_ONCE)
+    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+    sizes = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] == column)
+    return min(max(_LARGEST_BATCH // max([*sizes, 1]), 1), _ROWS_AT_ONCE)
 
 
 def _read_fasta(path: Path, text_column: str) -> Iterator[Document]:

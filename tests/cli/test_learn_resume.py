@@ -196,8 +196,10 @@ def test_damaged_records_are_named(model, half, capsys):
 # ---- Directories ----
 
 
-def test_resume_where_nothing_can_be_lost_starts(model):
+def test_resume_where_nothing_can_be_lost_starts(model, capsys):
     write(STREAM)
+    main([model, "--source", "log.txt", "--output_dir", "loud", "--resume"])
+    assert "loud has no checkpoint to resume; a new run begins" in capsys.readouterr().err
     learn(model, "--resume")  # no directory
     assert same(learned(), expected(model, STREAM))
     Path("killed").mkdir()
@@ -395,6 +397,17 @@ def test_a_link_instead_of_the_records(model, half, capsys):
     refused(capsys, r"out/records\.jsonl", model, "--resume")
     refused(capsys, r"out/records\.jsonl", model, "--restart")
     assert Path("letter").read_bytes() == b"dear"
+
+
+@pytest.mark.parametrize("name", ["_lock", f"_staging-checkpoint-{len(STREAM)}", "_staging-model"])
+def test_nothing_is_written_through_a_link(model, half, capsys, name):
+    Path("outside").mkdir()
+    write(b"dear", "outside/letter")
+    os.symlink("../outside/letter" if name == "_lock" else "../outside", f"out/{name}")
+    refused(
+        capsys, name if name == "_lock" else "cannot be written", model, "--resume", status=2 if name == "_lock" else 1
+    )
+    assert os.listdir("outside") == ["letter"] and Path("outside/letter").read_bytes() == b"dear"
 
 
 def test_a_pipe_as_source_ends_with_its_writer_and_can_be_stopped(model):

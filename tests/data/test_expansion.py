@@ -121,7 +121,7 @@ def test_equal_parquet_rows_are_read_a_few_at_a_time(tmp_path, monkeypatch, smal
     value = arrow.array(["x" * (8 << 20)])
     rows = arrow.DictionaryArray.from_arrays(arrow.array([0] * 100, arrow.int32()), value)
     write_parquet(tmp_path / "a.parquet", rows, compression="zstd")
-    monkeypatch.setattr(readers, "LARGEST_DOCUMENT", 32 << 20)
+    monkeypatch.setattr(readers, "_LARGEST_BATCH", 32 << 20)
     monkeypatch.setattr(decompression, "_ALWAYS_ALLOWED", 512 << 20)
     before, most, total = anonymous_memory(), 0, 0
     documents = readers.reader_of(tmp_path / "a.parquet", False)(tmp_path / "a.parquet", "text")
