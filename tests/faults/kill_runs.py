@@ -6,6 +6,7 @@ Every fourth interruption is SIGTERM, after which the run saves and ends by itse
 """
 
 import argparse
+import contextlib
 import gzip
 import hashlib
 import json
@@ -21,6 +22,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import torch
 from forked import Outcome, run_forked
 from safetensors import safe_open
@@ -105,13 +107,15 @@ def _start_two(output_dir: str, interruption: tuple[int, float] | None) -> Outco
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     try:
         err = process.communicate(timeout=300 if interruption is None else 10 + interruption[1])[1]
     except subprocess.TimeoutExpired:
         if interruption[0] == signal.SIGKILL:
-            os.killpg(process.pid, signal.SIGKILL)
+            launcher = psutil.Process(process.pid)
+            for part in (*launcher.children(recursive=True), launcher):  # each has a session of its own
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    part.kill()
         else:
             process.send_signal(interruption[0])  # the launcher passes it on
         err = process.communicate(timeout=300)[1]
