@@ -16,6 +16,7 @@ SMT: `smt-rnn-paper` and its teacher `smt-teacher-paper`, the sizes of appendix 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 from typing import TYPE_CHECKING, Any
@@ -136,8 +137,7 @@ def config_from_preset(name: str, vocab_size: int = 256, **overrides) -> PreTrai
     path, fields = _PRESETS[name.lower()]
     module, _, class_name = path.rpartition(".")
     config_class = getattr(importlib.import_module(module), class_name)
-    config = config_class(**{"vocab_size": vocab_size, **fields, **overrides})
-    known = config_class()
-    if unknown := sorted(field for field in overrides if not hasattr(known, field)):
+    known = {field.name for field in dataclasses.fields(config_class)} | {*config_class.attribute_map, "num_labels"}
+    if unknown := sorted(overrides.keys() - known):
         raise ValueError(f"{class_name} has no field {unknown[0]!r}; the preset {name!r} cannot set it.")
-    return config
+    return config_class(**{"vocab_size": vocab_size, **fields, **overrides})

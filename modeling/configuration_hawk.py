@@ -1,6 +1,6 @@
 """Configuration of Hawk."""
 
-from .configuration_recurrent import RecurrentConfig, check_positive
+from .configuration_recurrent import MOST_PARTS, RecurrentConfig, check_positive
 
 
 class HawkConfig(RecurrentConfig):
@@ -16,7 +16,7 @@ class HawkConfig(RecurrentConfig):
     conv_kernel: int = 4
 
     def __post_init__(self, **kwargs):
-        check_positive(self, "conv_kernel")
+        check_positive(self, "conv_kernel", most=MOST_PARTS)
         super().__post_init__(**kwargs)
 
 

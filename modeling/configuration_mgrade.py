@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from .configuration_recurrent import RecurrentConfig, check_positive
+from .configuration_recurrent import MOST_PARTS, RecurrentConfig, check_positive, check_types
 
 SPACINGS = ("learned", "constant", "exponential")
 POSITION_INITS = ("dilated", "uniform")
@@ -72,7 +72,8 @@ class MgradeConfig(RecurrentConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
-        check_positive(self, "hidden_size", "num_hidden_layers")
+        check_positive(self, "hidden_size")
+        check_positive(self, "num_hidden_layers", most=MOST_PARTS)
         for name in ("state_size", "input_size"):
             if getattr(self, name) is not None:
                 check_positive(self, name)
@@ -84,6 +85,7 @@ class MgradeConfig(RecurrentConfig):
             )
         if self.intermediate_size is None:
             self.intermediate_size = 2 * self.hidden_size
+        check_types(self)
         if self.mlp_layers not in (0, 1, 2):
             raise ValueError(f"`mlp_layers` is {self.mlp_layers!r}; it must be 0, 1 or 2.")
         if self.spacing is None and self.recurrent_unit is None:
@@ -102,7 +104,7 @@ class MgradeConfig(RecurrentConfig):
             raise ValueError(f"`{field}` is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
 
     def _check_convolution(self) -> None:
-        check_positive(self, "conv_kernel")
+        check_positive(self, "conv_kernel", most=MOST_PARTS)
         if self.dilation is not None:
             check_positive(self, "dilation")
         if not self.interpolation_width > 0 or not math.isfinite(self.interpolation_width):

@@ -1,14 +1,51 @@
-"""Base class of the configurations of all recurrent families."""
+"""Base class of the configurations of all recurrent families, and checks of their fields."""
+
+import math
+from dataclasses import fields
+from typing import get_args, get_origin
 
 from transformers import PreTrainedConfig
 
+# Widths: torch's kernels count in 32 bits. Parts, such as layers and taps, are made one by one.
+MOST_WIDTH, MOST_PARTS = 2**31 - 1, 2**16
+_CHECKED_TYPES = {bool, int, float, str, list, type(None)}
 
-def check_positive(config: PreTrainedConfig, *names: str) -> None:
-    """Raise a ValueError that names the first of these fields that is not an integer ≥ 1."""
+
+def check_types(config: PreTrainedConfig) -> None:
+    """Raise a ValueError that names the first field that is not of its annotated type, or not finite."""
+    for field in fields(config):
+        kinds = tuple(get_origin(kind) or kind for kind in get_args(field.type) or [field.type])
+        if not _CHECKED_TYPES.issuperset(kinds):
+            continue
+        value = getattr(config, field.name)
+        if isinstance(value, bool):
+            matches = bool in kinds
+        else:
+            matches = isinstance(value, kinds) or (isinstance(value, int) and float in kinds)
+        if not matches:
+            names = ("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise ValueError(f"`{field.name}` is {value!r}; it must be {' or '.join(names)}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"`{field.name}` is {value!r}; it must be finite.")
+
+
+def check_positive(config: PreTrainedConfig, *names: str, most: int = MOST_WIDTH) -> None:
+    """Raise a ValueError that names the first of these fields that is not an integer from 1 to `most`."""
     for name in names:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
+        if value > most:
+            raise ValueError(f"`{name}` is {value}; it must be at most {most}.")
+
+
+def check_token_ids(config: PreTrainedConfig) -> None:
+    """Raise a ValueError that names the first special token whose id is outside the vocabulary."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        ids = getattr(config, name)
+        for token in ids if isinstance(ids, list) else [ids]:
+            if token is not None and not (isinstance(token, int) and 0 <= token < config.vocab_size):
+                raise ValueError(f"`{name}` is {ids!r}; it must be from 0 to {config.vocab_size - 1}, or None.")
 
 
 POOLINGS = ("mean", "last")
@@ -33,7 +70,8 @@ class RecurrentConfig(PreTrainedConfig):
         use_cache: return the state from `forward` by default.
 
     Raises:
-        ValueError: a size is not an integer of at least 1, or `pooling` is unknown.
+        ValueError: a field has a wrong type, a size is below 1 or too large, a token id is outside the vocabulary,
+            `norm_eps` is negative, or `pooling` is unknown.
     """
 
     keys_to_ignore_at_inference = ["state"]  # noqa: RUF012 (transformers' own name and form)
@@ -53,7 +91,12 @@ class RecurrentConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
-        check_positive(self, "vocab_size", "hidden_size", "state_size", "num_hidden_layers")
+        check_positive(self, "vocab_size", "hidden_size", "state_size")
+        check_positive(self, "num_hidden_layers", most=MOST_PARTS)
+        check_types(self)
+        check_token_ids(self)
+        if self.norm_eps < 0:
+            raise ValueError(f"`norm_eps` is {self.norm_eps!r}; it must be at least 0.")
         if self.intermediate_size is None:
             self.intermediate_size = 3 * self.hidden_size
         check_positive(self, "intermediate_size")

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedConfig
 
-from .configuration_recurrent import check_positive
+from .configuration_recurrent import MOST_PARTS, check_positive, check_token_ids, check_types
 
 
 class SmtConfig(PreTrainedConfig):
@@ -28,7 +28,8 @@ class SmtConfig(PreTrainedConfig):
             maps back to the residual stream.
 
     Raises:
-        ValueError: a size is not an integer of at least 1, or the heads do not divide the width into even parts.
+        ValueError: a field has a wrong type, a size is below 1 or too large, a token id is outside the vocabulary, or
+            the heads do not divide the width into even parts.
     """
 
     vocab_size: int = 256
@@ -47,7 +48,10 @@ class SmtConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
-        check_positive(self, "vocab_size", "hidden_size", "num_memory_tokens", "num_attention_heads")
+        check_positive(self, "vocab_size", "hidden_size", "num_attention_heads")
+        check_positive(self, "num_memory_tokens", most=MOST_PARTS)
+        check_types(self)
+        check_token_ids(self)
         if self.memory_size is None:
             self.memory_size = self.hidden_size
         if self.intermediate_size is None:

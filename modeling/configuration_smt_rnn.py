@@ -1,6 +1,6 @@
 """Configuration of the RNNs of Supervised Memory Training."""
 
-from .configuration_recurrent import POOLINGS, check_positive
+from .configuration_recurrent import MOST_PARTS, POOLINGS, check_positive
 from .configuration_smt import SmtConfig
 
 BACKBONES = ("transformer", "mlp", "gru")
@@ -37,7 +37,7 @@ class SmtRnnConfig(SmtConfig):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs):
-        check_positive(self, "num_hidden_layers", "num_readout_layers")
+        check_positive(self, "num_hidden_layers", "num_readout_layers", most=MOST_PARTS)
         for name, allowed in (("backbone", BACKBONES), ("pooling", POOLINGS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")

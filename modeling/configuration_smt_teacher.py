@@ -1,6 +1,6 @@
 """Configuration of the teachers of Supervised Memory Training."""
 
-from .configuration_recurrent import check_positive
+from .configuration_recurrent import MOST_PARTS, check_positive
 from .configuration_smt import SmtConfig
 
 
@@ -22,7 +22,7 @@ class SmtTeacherConfig(SmtConfig):
     num_decoder_layers: int = 4
 
     def __post_init__(self, **kwargs):
-        check_positive(self, "num_encoder_layers", "num_decoder_layers")
+        check_positive(self, "num_encoder_layers", "num_decoder_layers", most=MOST_PARTS)
         super().__post_init__(**kwargs)
 
 
