@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, ModelCard
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_recurrent.hub.local_paths import check_no_local_paths
 from hf_recurrent.hub.model_card import create_model_card, redact_secrets
 
 _SIBLING_IMPORT = re.compile(r"^\s*from\s+\.(\w+)\s+import\b", re.MULTILINE)
@@ -33,7 +34,8 @@ def save_checkpoint_for_hub(
 
     Raises:
         ValueError: a code file would be missing, or a class outside transformers is not in `auto_map`, so that the
-            checkpoint would not load elsewhere. `directory` is then unchanged.
+            checkpoint would not load elsewhere; or a configuration or the card has a path of this machine.
+            `directory` is then unchanged.
     """
     directory = Path(directory)
     if card is None:
@@ -43,8 +45,10 @@ def save_checkpoint_for_hub(
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         Path(partial, "README.md").write_text(redact_secrets(str(card)), encoding="utf-8")
+        check_no_local_paths(partial)
         check_self_contained(partial)
-        _check_registered(model, Path(partial, "config.json"), "AutoConfig", "AutoModelForCausalLM")
+        if not Path(partial, "adapter_config.json").is_file():  # an adapter is loaded into its base model
+            _check_registered(model, Path(partial, "config.json"), "AutoConfig", "AutoModelForCausalLM")
         _check_registered(tokenizer, Path(partial, "tokenizer_config.json"), "AutoTokenizer")
         directory.mkdir(exist_ok=True)
         names = sorted(os.listdir(partial))
@@ -79,7 +83,7 @@ def check_self_contained(directory: str | os.PathLike) -> None:
     directory = Path(directory)
     needed: dict[str, str] = {}  # file → the file that needs it
     for name in ("config.json", "tokenizer_config.json"):
-        for classes in _auto_map(directory / name).values():
+        for classes in _auto_map(directory / name).values() if (directory / name).is_file() else ():
             # "modeling_x.XModel" or "owner/name--modeling_x.XModel"; of tokenizers a list, in which None may be
             for reference in filter(None, classes if isinstance(classes, list) else [classes]):
                 needed[f"{reference.split('--')[-1].split('.')[0]}.py"] = name

@@ -14,6 +14,8 @@ import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel, TrainingArguments
 
+from hf_recurrent.hub.local_paths import find_local_path
+
 REDACTED = "[redacted]"
 
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
@@ -173,7 +175,9 @@ def _last_part(path: str) -> str:
 
 
 def _hub_dataset(corpus_name: str | None) -> str | None:
-    return corpus_name.removeprefix("hub:") if corpus_name and corpus_name.startswith("hub:") else None
+    name = corpus_name.removeprefix("hub:") if corpus_name and corpus_name.startswith("hub:") else None
+    # "hub:" may also name a local folder.
+    return None if name is None or find_local_path(name) or os.path.exists(name) else name
 
 
 def _public_corpus_name(corpus_name: str | None) -> str | None:

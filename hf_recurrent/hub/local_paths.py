@@ -1,0 +1,61 @@
+"""Paths of this machine in files that are about to be published: they name users and projects."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Files whose values are names and numbers. The others are vocabularies, weights and our own code.
+_CONFIGURATIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "adapter_config.json",
+)
+_CARD = "README.md"
+# At least two components, at the beginning of a word: neither "and/or" nor a part of a URL.
+_PATH = re.compile(r"(?<![\w/:.~])~?(?:/[\w.@+ -]*[\w.@+-]){2,}|\b[A-Za-z]:\\[\w.@+\\-]+|(?<!\w)~/[\w.@+/-]+")
+# Directories that every machine has tell nothing about this one.
+_SYSTEM = ("bin", "dev", "etc", "lib", "opt", "proc", "sbin", "sys", "usr")
+
+
+def check_no_local_paths(directory: str | os.PathLike) -> None:
+    """Raise a ValueError if a configuration or the card in `directory` has a path of this machine."""
+    for name in _CONFIGURATIONS:
+        path = Path(directory, name)
+        for place, text in _texts(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ():
+            if found := find_local_path(text):
+                raise ValueError(
+                    f"`{name}` has the local path {found!r} in `{place}`, which would be published; remove it, or "
+                    "give a name on the Hub."
+                )
+    card = Path(directory, _CARD)
+    if card.is_file() and (found := find_local_path(card.read_text(encoding="utf-8"))):
+        raise ValueError(f"`{_CARD}` has the local path {found!r}, which would be published; remove it.")
+
+
+def find_local_path(text: str) -> str | None:
+    """The first path of this machine in a text: below the home directory or a directory that exists here."""
+    home = os.path.expanduser("~")
+    if len(home) > 1 and (found := re.search(rf"(?<!\w){re.escape(home)}(?![\w-])[\w.@+/\\-]*", text)):
+        return found[0]
+    for found in _PATH.finditer(text):
+        first = found[0].split("/")[1] if found[0].startswith("/") else None
+        if first is None or (first not in _SYSTEM and os.path.isdir(f"/{first}")):
+            return found[0]
+    return None
+
+
+def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """All texts in a JSON value, each with the key that leads to it."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(item, str(key))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, place)
