@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.hf_argparser import HfArg
 
+from hf_recurrent.argument_checks import check_numbers
+
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus
     from hf_recurrent.data.episode_source import EpisodeSource
@@ -37,6 +39,7 @@ class DataArguments:
     )
 
     def __post_init__(self):
+        check_numbers(vars(self), "--")
         for name in ("max_corpus_bytes", "max_eval_bytes"):
             value = getattr(self, name)
             if value is not None and not (value >= 1 and value == int(value)):

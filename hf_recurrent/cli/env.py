@@ -1,12 +1,11 @@
 """`hf-recurrent env`: versions and devices for bug reports."""
 
-import argparse
 import importlib
 import importlib.metadata
 import platform
 from collections.abc import Sequence
 
-from hf_recurrent.cli.parsing import run_command
+from hf_recurrent.cli.parsing import CommandParser, run_command
 
 PACKAGES = (
     "hf-recurrent", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "datasets",
@@ -16,7 +15,7 @@ PACKAGES = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print versions, devices and the backends of the linear scan."""
-    parser = argparse.ArgumentParser(prog="hf-recurrent env", description=main.__doc__)
+    parser = CommandParser(prog="hf-recurrent env", description=main.__doc__)
     run_command(parser, argv, lambda arguments: _print_environment())
 
 

@@ -10,12 +10,16 @@ from transformers import HfArgumentParser
 
 from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_source, token_vocabulary
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
-from hf_recurrent.cli.parsing import check_at_least, check_parent, run_command
+from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, run_command
+
+
+class _Parser(OneSentenceErrors, HfArgumentParser):
+    pass
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command. The data arguments are those of `pretrain`, so that the split is the same."""
-    parser = HfArgumentParser(
+    parser = _Parser(
         (DataArguments,),
         prog="hf-recurrent evaluate",
         usage="hf-recurrent evaluate MODEL [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",

@@ -5,18 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
-from hf_recurrent.cli.parsing import check_at_least, check_file, check_parent, run_command
+from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_file, check_parent, run_command
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from transformers import PreTrainedModel
 
+# Logits divided by less would be infinite, and their differences NaN.
+_LEAST_TEMPERATURE = 1e-6
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="hf-recurrent generate",
         description="Continue texts. New text is printed to standard output, everything else to standard error.",
     )
@@ -56,7 +59,14 @@ def _generate(arguments: argparse.Namespace) -> None:
     if arguments.seed is not None:
         set_seed(arguments.seed)
     generate = _generate_recurrent if supports_recurrent_state(model) else _generate_stock
-    generate(arguments, model, tokenizer)
+    try:
+        generate(arguments, model, tokenizer)
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise ValueError(
+            f"`MODEL` is {arguments.model!r}; its probabilities are NaN at `--temperature` {arguments.temperature}."
+        ) from error
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -64,8 +74,11 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError("There is nothing to continue; give --prompt, --prompt_file or --state.")
     check_at_least(0, arguments, "max_new_tokens", "top_k")
     check_at_least(1, arguments, "num_beams")
-    if not arguments.temperature > 0:
-        raise ValueError(f"`--temperature` is {arguments.temperature}; it must be more than 0. For 0, use --greedy.")
+    if arguments.temperature < _LEAST_TEMPERATURE:
+        raise ValueError(
+            f"`--temperature` is {arguments.temperature}; it must be at least {_LEAST_TEMPERATURE}. "
+            "For 0, use --greedy."
+        )
     if not 0 < arguments.top_p <= 1:
         raise ValueError(f"`--top_p` is {arguments.top_p}; it must be more than 0 and at most 1.")
     check_file("--prompt_file", arguments.prompt_file)
@@ -84,6 +97,7 @@ def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel",
     from hf_recurrent.modeling.byte_streamer import ByteStreamer
     from hf_recurrent.sessions import text_state
 
+    check_byte_tokenizer("MODEL", arguments.model, tokenizer)
     text = text_state.load_text_state(model, arguments.state) if arguments.state else None
     progress = not arguments.quiet
     if arguments.prompt_file:
@@ -127,6 +141,11 @@ def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tok
     book = arguments.prompt_file.read_bytes() if arguments.prompt_file else b""
     texts = [book.decode("utf-8", "surrogateescape") + prompt for prompt in arguments.prompt or [""]]
     rows = [torch.as_tensor(tokenizer(text)["input_ids"], dtype=torch.long) for text in texts]
+    for text, row in zip(texts, rows, strict=True):
+        if len(row) and row.max() >= model.config.vocab_size:
+            raise ValueError(
+                f"The text {text[:20]!r} has the token {row.max()}; the model has {model.config.vocab_size}."
+            )
     lengths = torch.tensor([len(row) for row in rows])
     longest = int(lengths.max())
     if not lengths.min():

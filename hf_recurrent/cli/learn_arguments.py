@@ -4,13 +4,14 @@ import argparse
 from pathlib import Path
 
 from hf_recurrent.cli.loading import add_loading_arguments
+from hf_recurrent.cli.parsing import CommandParser
 
 PLOT_FILE = "prequential.png"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="hf-recurrent learn",
         description="Read a stream of bytes once: predict every byte, score the prediction and learn from it.\n"
         "MODEL is a checkpoint, or a preset with new weights. The updated model is saved in --output_dir, where\n"
@@ -71,6 +72,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     value = float(text)
-    if not value >= 1 or value != int(value):
+    if not (value >= 1 and value.is_integer()):  # false for NaN and infinity too
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return int(value)

@@ -2,10 +2,12 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.cli.parsing import check_checkpoint
+from hf_recurrent.cli.parsing import check_checkpoint, is_out_of_memory, one_line, parse_pairs
+from hf_recurrent.presets import config_from_preset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,19 +37,15 @@ def load_model_and_tokenizer(arguments: argparse.Namespace) -> "tuple[PreTrained
         check_checkpoint("MODEL", Path(name))
 
     # After the checks, because importing torch takes seconds.
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    import hf_recurrent  # noqa: F401 (registers our classes)
+    from hf_recurrent.hub.loading import load_model, load_tokenizer
 
     logging.disable_progress_bar()
-    options = {"trust_remote_code": arguments.trust_remote_code}
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=arguments.dtype, **options)
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except Exception as error:  # for damaged or missing files, each library raises its own types
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"`MODEL` is {name!r}; it cannot be loaded: {reason[0]}") from error
+    options = {"argument": "MODEL", "trust_remote_code": arguments.trust_remote_code}
+    model = load_model(AutoModelForCausalLM, name, dtype=arguments.dtype, **options)
+    tokenizer = load_tokenizer(name, **options)
     device = choose_device(arguments)
     try:
         model.to(device)
@@ -56,8 +54,54 @@ def load_model_and_tokenizer(arguments: argparse.Namespace) -> "tuple[PreTrained
     return model.eval(), tokenizer
 
 
+def check_byte_tokenizer(argument: str, name: str, tokenizer: Any) -> None:
+    """Raise a ValueError that names `argument` if a tokenizer has other tokens than bytes."""
+    if not hasattr(tokenizer, "encode_bytes"):
+        raise ValueError(
+            f"`{argument}` is {name!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer."
+        )
+
+
 def choose_device(arguments: argparse.Namespace) -> str:
     """`--device`, by default the first GPU, or the CPU without one."""
     import torch
 
     return arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def build_new_model(
+    auto_class: Any, preset: str, flag: str, overrides: Sequence[str] = (), **fields: Any
+) -> "PreTrainedModel":
+    """A model of a preset with new weights.
+
+    Args:
+        auto_class: Auto class of transformers that builds it.
+        preset: name of the preset.
+        flag: the argument that holds `overrides`, for messages.
+        overrides: NAME=VALUE; they take precedence over `fields`.
+        fields: other fields of the configuration.
+
+    Raises:
+        ValueError: the configuration or the model rejects an override, or the model does not fit into memory.
+    """
+    pairs = parse_pairs(flag, overrides)
+    try:
+        model = auto_class.from_config(config_from_preset(preset, **fields | pairs))
+        if pairs and type(model).__module__.startswith("transformers."):
+            _try_out(model)
+        return model
+    except Exception as error:  # the layers of other libraries raise types of their own for wrong sizes
+        reason = "there is not enough memory" if is_out_of_memory(error) else one_line(str(error))
+        if isinstance(error, ValueError) or not overrides:
+            raise ValueError(reason) from error
+        raise ValueError(f"`{flag}` is {' '.join(overrides)}; the model cannot be built: {reason}") from error
+
+
+def _try_out(model: "PreTrainedModel") -> None:
+    """Read two tokens: some wrong sizes of stock models show only there."""
+    import torch
+
+    mode = model.training
+    with torch.no_grad():
+        model.eval()(torch.zeros(1, 2, dtype=torch.long))
+    model.train(mode)

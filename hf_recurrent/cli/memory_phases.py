@@ -4,13 +4,13 @@ import os
 
 from transformers import AutoModel, PreTrainedModel, TrainingArguments
 
-from hf_recurrent.cli.parsing import parse_pairs
+from hf_recurrent.cli.loading import build_new_model
 from hf_recurrent.cli.pretrain_arguments import TeacherArguments
+from hf_recurrent.hub.loading import load_model
 from hf_recurrent.modeling.configuration_smt_rnn import SmtRnnConfig
-from hf_recurrent.modeling.configuration_smt_teacher import SmtTeacherConfig
 from hf_recurrent.modeling.modeling_smt_rnn import teacher_fields
 from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
-from hf_recurrent.presets import config_from_preset, preset_names
+from hf_recurrent.presets import preset_names
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.memory_trainer import TEACHER_FOLDER, MemoryTrainer
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
@@ -37,22 +37,18 @@ def build_teacher(
     """
     if not isinstance(model.config, SmtRnnConfig):
         raise ValueError(f"`--model` is {model_name!r}; it must be an RNN of SMT, such as smt-rnn-tiny.")
-    overrides = parse_pairs("--teacher_overrides", arguments.teacher_overrides)
-    name = arguments.teacher
+    name, overrides, flag = arguments.teacher, arguments.teacher_overrides, "--teacher_overrides"
     if is_new and name is None:
-        return SmtTeacherModel(SmtTeacherConfig(**teacher_fields(model.config) | overrides))
+        # A preset without fields of its own: all are those of the RNN.
+        return build_new_model(AutoModel, "smt-teacher-paper", flag, overrides, **teacher_fields(model.config))
     if is_new and name in preset_names():
-        return SmtTeacherModel(config_from_preset(name, vocab_size=model.config.vocab_size, **overrides))
+        return build_new_model(AutoModel, name, flag, overrides, vocab_size=model.config.vocab_size)
     if overrides:
-        raise ValueError(
-            f"`--teacher_overrides` is {arguments.teacher_overrides}; with a saved teacher it must be empty."
-        )
+        raise ValueError(f"`{flag}` is {overrides}; with a saved teacher it must be empty.")
     name = name or model_name
     folder = os.path.join(name, TEACHER_FOLDER)
-    try:
-        teacher = AutoModel.from_pretrained(folder if os.path.isfile(os.path.join(folder, "config.json")) else name)
-    except OSError as error:
-        raise ValueError(f"`--teacher` is {name!r}; it cannot be loaded: {str(error).splitlines()[0]}") from error
+    place = folder if os.path.isfile(os.path.join(folder, "config.json")) else name
+    teacher = load_model(AutoModel, place, argument="--teacher")
     if not isinstance(teacher, SmtTeacherModel):
         raise ValueError(f"`--teacher` is {name!r}, a {type(teacher).__name__}; it must be a teacher of SMT.")
     return teacher

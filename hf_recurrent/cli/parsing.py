@@ -4,13 +4,42 @@ import argparse
 import difflib
 import json
 import re
+import reprlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
+from hf_recurrent.argument_checks import check_numbers
+
 _Result = TypeVar("_Result")
+# Characters of an error message; longer ones, of long arguments, are cut in the middle.
+_LONGEST_MESSAGE = 1200
+# Lists in lists of a value: enough for every field of a configuration, too few for a YAML bomb.
+_DEPTH = 3
+
+
+class OneSentenceErrors:
+    """Mixin of argument parsers: bad input ends with one sentence and status 2, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the sentence and exit."""
+        self.exit(2, f"{self.prog}: error: {one_line(message)}\n")
+
+
+class CommandParser(OneSentenceErrors, argparse.ArgumentParser):
+    """The parser of a command whose arguments are not dataclasses."""
+
+
+def one_line(message: str) -> str:
+    """An error message without line breaks, cut in the middle if it is very long."""
+    message = " ".join(message.split())
+    if len(message) <= _LONGEST_MESSAGE:
+        return message
+    half = _LONGEST_MESSAGE // 2
+    return f"{message[:half]} [...] {message[-half:]}"
 
 
 def run_command(
@@ -19,12 +48,30 @@ def run_command(
     action: Callable[[argparse.Namespace], _Result],
 ) -> _Result:
     """The result of `action` on the parsed arguments; on bad input, exit with one sentence and status 2."""
+    print_any_text()
     arguments, unrecognized = parser.parse_known_args(argv)
     try:
         check_recognized(parser, unrecognized)
+        check_numbers(vars(arguments), "--")
         return action(arguments)
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        parser.error(f"not enough memory; use smaller sizes ({error})")
+
+
+def print_any_text() -> None:
+    """Let standard output print names of files that are not UTF-8, with escapes, as standard error does."""
+    if hasattr(sys.stdout, "reconfigure"):  # not in a notebook
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for the errors with which Python, NumPy and torch report a failed allocation."""
+    # On the CPU, torch has no type of its own for it.
+    return isinstance(error, MemoryError) or bool(re.search("out of memory|allocate memory|alloc_cpu", str(error)))
 
 
 def check_recognized(parser: argparse.ArgumentParser, unrecognized: Sequence[str]) -> None:
@@ -41,17 +88,45 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """["hidden_size=64", "a=true", "b=1e-3"] → {"hidden_size": 64, "a": True, "b": 0.001}; values are JSON or YAML."""
+    """["hidden_size=64", "a=true", "b=1e-3"] → {"hidden_size": 64, "a": True, "b": 0.001}; values are JSON or YAML.
+
+    Raises:
+        ValueError: a pair has no name, or its value is not a finite number, text, null, or a list or mapping of these.
+    """
     result = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise ValueError(f"`{flag}` has {pair!r}; it must be NAME=VALUE.")
+            raise ValueError(f"`{flag}` has {reprlib.repr(pair)}; it must be NAME=VALUE.")
+        place = f"The value of `{key}` in `{flag}`"
         try:
-            result[key] = json.loads(text)  # YAML reads 1e-3 as text
-        except ValueError:
-            result[key] = yaml.safe_load(text)
+            value = json.loads(text)  # YAML reads 1e-3 as text
+        except (ValueError, RecursionError):
+            value = parse_yaml(text, place)
+        check_plain(value, place)
+        result[key] = value
+    check_numbers(result)
     return result
+
+
+def parse_yaml(text: str, place: str) -> Any:
+    """The value of a YAML text without tags; raise a ValueError that names `place` if it is malformed."""
+    try:
+        return yaml.safe_load(text)
+    except Exception as error:  # for malformed values, PyYAML raises types of its own, KeyError and IndexError
+        raise ValueError(f"{place} is not valid YAML: {one_line(str(error)) or type(error).__name__}.") from error
+
+
+def check_plain(value: Any, place: str, depth: int = _DEPTH) -> None:
+    """Raise a ValueError that names `place` unless a value is a number, text, null, or a list or mapping of these."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return
+    if isinstance(value, list | dict) and depth:
+        for item in value.values() if isinstance(value, dict) else value:
+            check_plain(item, place, depth - 1)
+        if isinstance(value, list) or all(isinstance(key, str) for key in value):
+            return
+    raise ValueError(f"{place} is {reprlib.repr(value)}; it must be a number, text, or a list or mapping of these.")
 
 
 def check_at_least(least: int, arguments: object, *names: str) -> None:

@@ -18,19 +18,21 @@ import torch
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
 from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
+from hf_recurrent.cli.loading import build_new_model, check_byte_tokenizer
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
-from hf_recurrent.cli.parsing import parse_pairs
 from hf_recurrent.cli.pretrain_arguments import ModelArguments, PretrainArguments, parse_arguments
 from hf_recurrent.cli.pretrain_report import describe_result, describe_run, draw_samples, print_samples, print_summary
+from hf_recurrent.evaluation.samples import check_prompts
+from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
-from hf_recurrent.presets import config_from_preset, preset_names
+from hf_recurrent.presets import preset_names
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.guarded_trainer import TrainingInterrupted
@@ -133,6 +135,7 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     if vocab_size is not None:
         training.sample_every, training.sample_prompts = 0, []  # the tokens are not text
     model, tokenizer = build_model(arguments.model, vocab_size)
+    check_prompts(training.sample_prompts, tokenizer)
     with training.main_process_first(desc="packing the corpus"):
         data = arguments.data
         train_corpus, eval_corpus = load_training_sources(data, tokenizer, data.validation_corpus)
@@ -202,35 +205,37 @@ def build_model(
         arguments: the choice of the model.
         vocab_size: V of data that is not text; then a preset has no end token, and token ids are written as bytes.
     """
-    overrides = parse_pairs("--config_overrides", arguments.config_overrides)
-    name = arguments.model
-    remote = {"trust_remote_code": arguments.trust_remote_code}
+    name, overrides = arguments.model, arguments.config_overrides
     if name in preset_names():
         if vocab_size is None:
-            tokenizer = _tokenizer(arguments.tokenizer or "byte", remote)
+            tokenizer = _tokenizer(arguments, "byte")
             own = {"vocab_size": tokenizer.vocab_size}
         elif arguments.tokenizer is None:
             tokenizer, own = ByteTokenizer(eos_token=None), {"vocab_size": vocab_size, "eos_token_id": None}
         else:
             raise ValueError(f"`--tokenizer` is {arguments.tokenizer!r}, but `--corpus` is not text; leave it out.")
-        return AutoModelForCausalLM.from_config(config_from_preset(name, **own | overrides)), tokenizer
+        return build_new_model(AutoModelForCausalLM, name, "--config_overrides", overrides, **own), tokenizer
     if not os.path.isdir(name) and name.count("/") != 1:
         raise ValueError(
             f"`--model` is {name!r}; it must be a directory, owner/name on the Hub, or one of "
             f"{', '.join(preset_names())}."
         )
     if overrides:
-        raise ValueError(f"`--config_overrides` is {arguments.config_overrides}; with a saved model it must be empty.")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, **remote)
-        return model, _tokenizer(arguments.tokenizer or name, remote)
-    except OSError as error:
-        raise ValueError(f"`--model` is {name!r}; it cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"`--config_overrides` is {overrides}; with a saved model it must be empty.")
+    trust = arguments.trust_remote_code
+    model = load_model(AutoModelForCausalLM, name, argument="--model", trust_remote_code=trust)
+    return model, _tokenizer(arguments, name)
 
 
-def _tokenizer(name: str, remote: dict[str, bool]) -> PreTrainedTokenizerBase:
+def _tokenizer(arguments: ModelArguments, default: str) -> PreTrainedTokenizerBase:
+    name = default if arguments.tokenizer is None else arguments.tokenizer
     own = {"byte": ByteTokenizer, "dna": DNATokenizer}
-    return own[name]() if name in own else AutoTokenizer.from_pretrained(name, **remote)
+    if name in own:
+        return own[name]()
+    argument = "--model" if arguments.tokenizer is None else "--tokenizer"
+    tokenizer = load_tokenizer(name, argument=argument, trust_remote_code=arguments.trust_remote_code)
+    check_byte_tokenizer(argument, name, tokenizer)
+    return tokenizer
 
 
 def _exit(error: Exception, status: int, run: Run | None = None) -> NoReturn:

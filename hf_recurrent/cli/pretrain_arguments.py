@@ -6,21 +6,28 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, get_type_hints
 
-import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import HfArg
 
+from hf_recurrent.argument_checks import check_numbers
 from hf_recurrent.cli.data_arguments import DataArguments
-from hf_recurrent.cli.parsing import check_at_least, check_recognized, did_you_mean
+from hf_recurrent.cli.parsing import (
+    CommandParser,
+    OneSentenceErrors,
+    check_at_least,
+    check_recognized,
+    did_you_mean,
+)
+from hf_recurrent.cli.recipes import load_recipe, recipe_flags, recipe_names
 from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 
+_PROG = "hf-recurrent pretrain"
 DEFAULT_RECIPE = "default"
 # Truncated backpropagation through each block; RULES are the methods of the online trainer.
 DEFAULT_METHOD = "bptt"
@@ -86,14 +93,13 @@ class TeacherArguments:
     dmt_rollout_length: int = HfArg(default=256, help="Bytes that the RNN reads without its teacher in DMT.")
 
     def __post_init__(self):
-        check_at_least(0, self, "dmt_steps")
+        check_numbers(vars(self), "--")
+        check_at_least(0, self, "dmt_steps", "dmt_learning_rate")
         check_at_least(1, self, "dmt_rollout_length")
 
 
-class _Parser(HfArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        # Without the usage, which is a page long.
-        self.exit(2, f"{self.prog}: error: {message}\n")
+class _Parser(OneSentenceErrors, HfArgumentParser):
+    pass
 
 
 def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
@@ -101,7 +107,7 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
     own = (TeacherArguments,) if method in (SMT, DMT) else ()
     parser = _Parser(
         (ModelArguments, PretrainDataArguments, _TRAINING_ARGUMENTS[method], *own),
-        prog="hf-recurrent pretrain",
+        prog=_PROG,
         usage="hf-recurrent pretrain [--recipe RECIPE] [--model MODEL] [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",
         description="Train a byte-level model on continuous streams, evaluate it on held-out documents and save it. "
         "The default recipe trains a small Memora on the Python standard library in a few minutes.",
@@ -156,7 +162,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
         ValueError: an argument or a key of the recipe is unknown, or a value is not allowed.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = CommandParser(prog=_PROG, add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     finder.add_argument("--method")
     found = finder.parse_known_args(argv)[0]
@@ -170,10 +176,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     if unknown := sorted(set(recipe) - fields):
         raise ValueError(f"The recipe {name!r} has the unknown key `{unknown[0]}`{did_you_mean(unknown[0], fields)}")
     defaults = vars(parser.parse_known_args([])[0])
-    parser.set_defaults(**recipe)
-    namespace, remaining = parser.parse_known_args(argv)
+    types_of = {key: kind for part in parser.dataclass_types for key, kind in get_type_hints(part).items()}
+    flags, own_defaults = recipe_flags(name, recipe, types_of)
+    parser.set_defaults(**own_defaults)
+    namespace, remaining = parser.parse_known_args([*flags, *argv])
     check_recognized(parser, remaining)
     values = {key: value for key, value in vars(namespace).items() if key in fields}
+    check_numbers(values, "--")
     given = {key: value for key, value in values.items() if value != defaults[key] and key not in _NOT_IN_RECIPES}
     names_output_dir = values["output_dir"] is not None
     if not names_output_dir:
@@ -182,42 +191,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
         del values["method"]
     if method != DEFAULT_METHOD:
         given["method"] = method  # a default of this parser, but not of recipes
-    model, data, training, *teacher = parser.parse_dict(values)
+    try:
+        model, data, training, *teacher = parser.parse_dict(values)
+    except TypeError as error:  # an unknown key in one of the mappings of `TrainingArguments`
+        raise ValueError(f"an argument that is a mapping has a wrong key or value: {error}") from error
     return PretrainArguments(model, data, training, name, given, names_output_dir, *teacher)
 
 
 def _run_name(model: str, corpus: list[str]) -> str:
     first = Path(corpus[0].split(",")[0].rpartition(":")[2]).name.split(".")[0].strip("*") or "corpus"
     return f"{Path(model).name}-{first}"
-
-
-def recipe_names() -> list[str]:
-    """The recipes of the package."""
-    folder = files("hf_recurrent").joinpath("recipes")
-    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def load_recipe(name: str) -> dict[str, Any]:
-    """The arguments of a recipe, by its name or from a YAML file; `none` is empty.
-
-    Raises:
-        FileNotFoundError: neither a recipe nor a file has this name.
-        ValueError: the file is not YAML, or not a mapping.
-    """
-    if name == "none":
-        return {}
-    if name in recipe_names():
-        text = files("hf_recurrent").joinpath("recipes", f"{name}.yaml").read_text(encoding="utf-8")
-    elif os.path.isfile(name):
-        text = Path(name).read_text(encoding="utf-8")
-    else:
-        raise FileNotFoundError(
-            f"`--recipe` is {name!r}; it must be a YAML file, none, or one of {', '.join(recipe_names())}."
-        )
-    try:
-        recipe = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"The recipe {name!r} is not valid YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"The recipe {name!r} is a {type(recipe).__name__}; it must map arguments to values.")
-    return recipe

@@ -11,12 +11,12 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from hf_recurrent.cli.parsing import check_checkpoint, check_file, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_checkpoint, check_file, run_command
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command, without the token: arguments are visible in the list of processes."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="hf-recurrent push_to_hub",
         description="Upload a checkpoint with its tokenizer, its code and a model card. The token is read from "
         "HF_TOKEN, or from the login of `hf auth login`.",
@@ -42,14 +42,14 @@ def _push(arguments: argparse.Namespace) -> None:
     metrics = _read_metrics(arguments.metrics) if arguments.metrics else None
 
     # After the checks, because importing torch takes seconds.
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    import hf_recurrent  # noqa: F401 (registers our classes)
     from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
+    from hf_recurrent.hub.loading import load_model, load_tokenizer
     from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
 
-    model = AutoModelForCausalLM.from_pretrained(arguments.path)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.path)
+    model = load_model(AutoModelForCausalLM, arguments.path, argument="PATH")
+    tokenizer = load_tokenizer(arguments.path, argument="PATH")
     written = arguments.path / "README.md"
     if written.is_file() and metrics is None and arguments.corpus_name is None:
         text = written.read_text(encoding="utf-8").replace(unnamed_repository(model), arguments.repo_id)

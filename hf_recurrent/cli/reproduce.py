@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_recurrent.cli.parsing import check_at_least, check_file, parse_pairs, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_file, parse_pairs, run_command
 
 NOT_INSTALLED = (
     "hf-recurrent reproduce: error: experiments are not part of the installed wheel; clone the repository and run "
@@ -22,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     from hf_recurrent.reproduce import EXPERIMENTS
 
     width = max(map(len, EXPERIMENTS))
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="hf-recurrent reproduce",
         description="Train the models of a table or figure of the papers; write the table, the plot and all rows.\n\n"
         "experiments:\n" + "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in EXPERIMENTS.items()),

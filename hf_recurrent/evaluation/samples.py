@@ -9,6 +9,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_recurrent.data.episode_losses import evaluation_mode
 
 
+def check_prompts(prompts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError that names the first of `sample_prompts` that is empty or cannot be encoded."""
+    for prompt in prompts:
+        try:
+            empty = not len(tokenizer(prompt)["input_ids"])
+        except ValueError as error:
+            raise ValueError(f"`sample_prompts` has {prompt!r}, which cannot be encoded: {error}") from error
+        if empty:
+            raise ValueError(f"`sample_prompts` has {prompt!r}; a prompt must have at least one byte.")
+
+
 def generate_samples(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

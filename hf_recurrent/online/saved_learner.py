@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent.checkpoint_files import load_tree, read_json, reading_checkpoint
 from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, check_manifest
 from hf_recurrent.checkpoint_weights import check_weights
+from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.online.settings import LearnerSettings
 
 LEARNER_FILES = "learner"
@@ -59,25 +60,17 @@ def read_saved_learner(directory: str | os.PathLike) -> dict[str, Any]:
             raise ValueError(f"The checkpoint file `{path}` is damaged: {error}") from error
 
 
-def load_saved_model(directory: str | os.PathLike, **options: Any) -> tuple[PreTrainedModel, Any]:
-    """The model of a saved learner, and its tokenizer or None; `options` as of `from_pretrained`.
+def load_saved_model(directory: str | os.PathLike, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Any]:
+    """The model of a saved learner, and its tokenizer or None.
 
     Raises:
         ValueError: they cannot be loaded, or a weight is missing, unknown or of another shape.
     """
-    tokenizer = None
-    try:
-        with torch.device("meta"):
-            config = AutoConfig.from_pretrained(directory, **options)
-            empty = AutoModelForCausalLM.from_config(config, **options)
-        check_weights(empty, directory)
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", **options)
-        if os.path.isfile(os.path.join(directory, "tokenizer_config.json")):
-            tokenizer = AutoTokenizer.from_pretrained(directory, **options)
-    except Exception as error:  # for damaged or missing files, each library raises its own types
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"The model in {os.fspath(directory)!r} cannot be loaded: {reason[0]}") from error
-    return model, tokenizer
+    options = {"argument": "directory", "trust_remote_code": trust_remote_code}
+    model = load_model(AutoModelForCausalLM, directory, dtype="auto", **options)
+    check_weights(model, directory)
+    has_tokenizer = os.path.isfile(os.path.join(directory, "tokenizer_config.json"))
+    return model, load_tokenizer(directory, **options) if has_tokenizer else None
 
 
 def check_tensors(part: str, stored: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:

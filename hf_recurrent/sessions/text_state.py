@@ -83,6 +83,11 @@ def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
         if not all(token is None or token in range(model.config.vocab_size) for token in pending):
             raise ValueError("a pending token is outside the vocabulary.")
         check_state(state, model.model.state_shapes(len(pending)))
+        for name, tensor in state.items():
+            if not tensor.is_floating_point() and not tensor.is_complex():
+                raise ValueError(f"`state[{name!r}]` has the type {tensor.dtype}, which is not a floating type.")
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"`state[{name!r}]` has NaN or infinite values.")
     except ValueError as error:
         raise ValueError(f"`{path}` is damaged: {error}") from error
     return TextState(state, pending)
@@ -112,8 +117,9 @@ def read_texts(
         progress: show a progress bar.
 
     Raises:
-        ValueError: a text is empty, or `start` has another number of rows.
+        ValueError: a text is empty or has a token outside the vocabulary, or `start` has another number of rows.
     """
+    vocab_size = model.config.vocab_size
     if start is None:
         start = TextState(model.init_state(len(texts)), [None] * len(texts))
     if len(start.pending) != len(texts):
@@ -139,6 +145,10 @@ def read_texts(
                     ids[row, mask[row]] = tokens[first:last]
                 else:
                     ids[row, mask[row]] = tokens[first - 1 : last - 1] if first else [token, *tokens[: last - 1]]
+            if ids.max() >= vocab_size:
+                raise ValueError(
+                    f"A text has the token {ids.max()}; it must be below the vocabulary size {vocab_size}."
+                )
             inputs = torch.from_numpy(ids).to(model.device)
             attention_mask = None if mask.all() else torch.from_numpy(mask.astype(np.int64)).to(model.device)
             state = model(
@@ -147,6 +157,8 @@ def read_texts(
             bar.update(int(mask.sum()))
     # A row without new tokens keeps its pending one, which was not fed.
     pending = [int(ids[-1:][0]) if len(ids) else token for token, ids in zip(start.pending, texts, strict=True)]
+    if (last := max(pending)) >= vocab_size:
+        raise ValueError(f"A text has the token {last}; it must be below the vocabulary size {vocab_size}.")
     return TextState(state, pending)
 
 

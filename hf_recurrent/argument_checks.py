@@ -1,0 +1,27 @@
+"""Ranges of numeric arguments, checked in the same words for commands and trainers."""
+
+from collections.abc import Mapping
+
+# Of the integers of torch and NumPy.
+_LIMIT = 2**63
+# Of NumPy's global seed.
+_SEED_LIMIT = 2**32
+_SEEDS = ("seed", "seeds")
+
+
+def check_numbers(values: Mapping[str, object], prefix: str = "") -> None:
+    """Raise a ValueError that names the first NaN, infinity, number outside 64 bits or impossible seed.
+
+    Args:
+        values: argument → value; numbers, and lists of numbers, are checked.
+        prefix: begins the name of an argument, for messages: "--" for flags.
+    """
+    for name, value in values.items():
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(number, int | float):
+                continue
+            # The comparisons are false for NaN too.
+            if name in _SEEDS and not 0 <= number < _SEED_LIMIT:
+                raise ValueError(f"`{prefix}{name}` is {number}; it must be from 0 to {_SEED_LIMIT - 1}.")
+            if not -_LIMIT < number < _LIMIT:
+                raise ValueError(f"`{prefix}{name}` is {number}; it must be a finite number below 2**63.")
