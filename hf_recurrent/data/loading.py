@@ -27,8 +27,10 @@ def load_corpus(
 ) -> Corpus:
     """Read documents and pack them, once, into a memory-mapped corpus.
 
-    A packed corpus is reused while the options and the names, sizes and modification times of the files stay the same.
-    Empty documents are skipped. Packing uses constant memory, and shows a progress bar if it takes long.
+    A packed corpus is reused while the options and the names, sizes and modification times of the files stay the same;
+    a damaged one is packed again. Empty documents are skipped. Packing uses constant memory, and shows a progress bar if
+    it takes long. A line of JSON or a row of Parquet may have 256 MiB, and a compressed file may expand to 1 GiB or 1,000
+    times its size; other documents may be of any length.
 
     Args:
         source: one of these, or a list of them:
@@ -55,8 +57,9 @@ def load_corpus(
 
     Raises:
         FileNotFoundError: the source does not exist.
-        ValueError: the source is empty, damaged, not UTF-8, contains byte 0 without `binary`, or lacks the column or
-            split; the message names the file.
+        ValueError: the source is empty, damaged, too large, not UTF-8, contains byte 0 without `binary`, or lacks the
+            column or split; the message names the file.
+        OSError: the packed corpus cannot be written.
         ImportError: an optional package is missing.
     """
     if max_bytes is not None and max_bytes < 1:

@@ -130,14 +130,14 @@ def _read_file(path: Path, follow: bool, start: int, timeout: float | None, befo
         file.seek(start)
 
     def read() -> bytes | None:
-        chunk = file.read(_CHUNK)
+        chunk, change = file.read(_CHUNK), None
+        if not chunk and follow and regular and (change := _change(path, file)):
+            chunk = file.read(_CHUNK)  # appended just before the change
         if chunk and regular:
             _check_before(name, file, file.tell() - len(chunk), before)
         if chunk or not follow:
             return chunk
-        if regular and (change := _change(path, file)):
-            if chunk := file.read(_CHUNK):  # appended just before the change
-                return chunk
+        if change:
             raise OSError(
                 f"The source {name!r} was {change} while followed; all of its data has been read. "
                 f"For rotated logs, use `tail -F {path} | hf-recurrent learn ... --source -`."
