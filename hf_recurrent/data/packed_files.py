@@ -124,7 +124,7 @@ def _verify(directory: Path, tokens: np.ndarray, offsets: np.ndarray, metadata: 
 
 
 def _stamps(directory: Path) -> dict[str, list[int]]:
-    """What changes when a file is written to; the change time cannot be set."""
+    """Facts of the files that change with their content; the change time cannot be set."""
     found = {name: os.stat(directory / name) for name in (TOKENS, OFFSETS, METADATA)}
     return {name: [it.st_size, it.st_mtime_ns, it.st_ctime_ns, it.st_ino] for name, it in found.items()}
 

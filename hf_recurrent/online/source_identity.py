@@ -33,7 +33,7 @@ class ReadBytes:
 
     @staticmethod
     def places(position: int) -> tuple[int, int, int]:
-        """What [`skip`] needs: the number of first bytes, the begin of the last, and their number."""
+        """For [`skip`]: the number of the first bytes, the place of the last, and their number."""
         return min(position, _FIRST), max(position - _LAST, 0), min(position, _LAST)
 
     def last(self, count: int) -> bytes:
@@ -48,7 +48,7 @@ class ReadBytes:
 
 
 def identity_of(status: os.stat_result, digest: str) -> dict[str, Any]:
-    """What identifies a file, as JSON."""
+    """The identity of a file, as JSON."""
     return {"device": status.st_dev, "inode": status.st_ino, "digest": digest}
 
 
