@@ -190,7 +190,7 @@ def test_a_gru_is_warned_of(tmp_path, caplog):
     logging.getLogger("transformers").propagate = True
     logging.getLogger("hf_recurrent").propagate = True
     with caplog.at_level("WARNING"):
-        smt_trainer(tmp_path, tiny_pair(vocab_size=256, backbone="gru", memory_norm=None))
+        smt_trainer(tmp_path, tiny_pair(vocab_size=256, backbone="gru", memory_norm=False))
     assert "collapse" in caplog.text
 
 
