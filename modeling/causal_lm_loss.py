@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from .recurrent_state import upcast
+from .tensor_checks import check_tensor
 
 IGNORE_INDEX = -100  # a label without a loss, as in torch and transformers
 
@@ -24,7 +25,15 @@ def causal_lm_loss(
         labels: (B, T), shifted here; ignored if there are `shift_labels`.
         shift_labels: (B, T), the target of every step.
         num_items_in_batch: divides the sum; by default the mean over the targets.
+
+    Raises:
+        TypeError: the targets are not a tensor.
+        ValueError: the targets are not integers, or not (B, T).
     """
+    name, targets = ("labels", labels) if shift_labels is None else ("shift_labels", shift_labels)
+    check_tensor(name, targets)
+    if targets.dim() != 2 or targets.is_floating_point():
+        raise ValueError(f"`{name}` is {targets.dtype} of shape {tuple(targets.shape)}; it must be integers, (B, T).")
     if shift_labels is None:
         shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
     if logits.shape[:2] != shift_labels.shape:

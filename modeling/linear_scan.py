@@ -450,6 +450,8 @@ def _is_plain(*tensors: Tensor | None) -> bool:
 def _operator_forward(
     a: Tensor, b: Tensor, initial_state: Tensor, reset_mask: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor]:
+    _check_inputs(a, b, initial_state, reset_mask)
+    a, b, initial_state, reset_mask = _without_subclass(a, b, initial_state, reset_mask)
     return _backend_functions(backend, a.device.type, a.dtype).scan_forward(a, b, initial_state, reset_mask)
 
 
@@ -462,8 +464,15 @@ def _operator_backward(
     grad_final: Tensor | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    functions = _backend_functions(backend, a.device.type, a.dtype)
-    return functions.scan_backward(a, h, initial_state, reset_mask, grad_h, grad_final)
+    _check_inputs(a, h, initial_state, reset_mask)
+    _check_inputs(a, h if grad_h is None else grad_h, grad_final, reset_mask)
+    tensors = _without_subclass(a, h, initial_state, reset_mask, grad_h, grad_final)
+    return _backend_functions(backend, a.device.type, a.dtype).scan_backward(*tensors)
+
+
+def _without_subclass(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The same memory as plain tensors, which kernels read."""
+    return [t if t is None or type(t) is Tensor else t.as_subclass(Tensor) for t in tensors]
 
 
 def _fold_batch(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from .causal_lm_loss import causal_lm_loss
 from .configuration_smt_teacher import SmtTeacherConfig
 from .memory_transformer import MemoryDecoder, MemoryTransformer, init_memory_weights, normalize_memory, rotary_tables
-from .recurrent_causal_lm import check_token_ids
+from .tensor_checks import check_mask, check_not_meta, check_tensor, check_token_ids
 
 
 @dataclass
@@ -93,7 +93,9 @@ class SmtTeacherModel(PreTrainedModel):
         """
         embeds = self._embed("input_ids", input_ids)
         if attention_mask is not None:
-            _check_left_padding(attention_mask, input_ids.shape)
+            check_mask("attention_mask", attention_mask, *input_ids.shape)
+            check_not_meta("attention_mask", attention_mask, self.device)
+            _check_left_padding(attention_mask)
         return self.encoder(embeds, attention_mask)
 
     def decode(self, memory: torch.Tensor, input_ids: torch.LongTensor) -> torch.Tensor:
@@ -108,6 +110,7 @@ class SmtTeacherModel(PreTrainedModel):
         """
         embeds = self._embed("input_ids", input_ids)[:, :-1]
         expected = (len(input_ids), self.config.num_memory_tokens, self.config.memory_size)
+        check_tensor("memory", memory)
         if memory.shape != expected:
             raise ValueError(f"`memory` has shape {tuple(memory.shape)}; these inputs need {expected}.")
         return self.lm_head(self.decoder(memory, embeds)[-1])
@@ -149,12 +152,11 @@ class SmtTeacherModel(PreTrainedModel):
 
     def _embed(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         check_token_ids(name, ids, self.embed_tokens.num_embeddings)
+        check_not_meta(name, ids, self.device)
         return self.embed_tokens(ids)
 
 
-def _check_left_padding(attention_mask: torch.Tensor, shape: torch.Size) -> None:
-    if attention_mask.shape != shape:
-        raise ValueError(f"`attention_mask` has shape {tuple(attention_mask.shape)}; the inputs need {tuple(shape)}.")
+def _check_left_padding(attention_mask: torch.Tensor) -> None:
     if attention_mask.device.type == "cpu" and not torch.compiler.is_compiling():
         late = (attention_mask[:, :-1] != 0) & (attention_mask[:, 1:] == 0)
         if late.any():

@@ -5,14 +5,15 @@ from operator import attrgetter, call, is_, itemgetter
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .tensor_checks import check_memory, has_memory
 
 _INTERNAL = vars(nn.Module()).keys() - {"training"}
 _PLAIN = (bool, int, float, str, type(None))
-_dtype = attrgetter("dtype")
-_storage, _bytes = torch.Tensor.untyped_storage, torch.UntypedStorage.nbytes
+# All that tells whether a tensor is still the same numbers in the same memory.
+_READ = (Tensor.data_ptr, attrgetter("dtype"), Tensor.stride, Tensor.numel, Tensor.is_neg)
+_storage, _bytes = Tensor.untyped_storage, torch.UntypedStorage.nbytes
 
 
 class ModuleWatch:
@@ -39,7 +40,7 @@ class ModuleWatch:
         self.plain_tables, self.getters = [table for table, _ in plain], [itemgetter(*names) for _, names in plain]
         self.tables, self.names = zip(*others, strict=True)
         self.objects = [table[name] for table, name in others]
-        tensors = [value for value in self.objects if isinstance(value, torch.Tensor)]
+        tensors = [value for value in self.objects if isinstance(value, Tensor)]
         self.tensors = [tensor for tensor in tensors if has_memory(tensor)]
         self.seen = self._look()
         # Hooks, attributes that hide a method of the class, such as another `forward`, and tensors of other kinds.
@@ -57,12 +58,9 @@ class ModuleWatch:
 
     def _look(self) -> tuple:
         values = [*map(call, self.getters, self.plain_tables)]
-        addresses, dtypes = [*map(torch.Tensor.data_ptr, self.tensors)], [*map(_dtype, self.tensors)]
-        contiguous, negated = (
-            [*map(test, self.tensors)] for test in (torch.Tensor.is_contiguous, torch.Tensor.is_neg)
-        )
+        tensors = [[*map(read, self.tensors)] for read in _READ]
         classes, sizes = [*map(type, self.modules)], [*map(len, self.sized)]
-        return any(self.hooks), values, addresses, dtypes, contiguous, negated, classes, sizes
+        return any(self.hooks), values, tensors, classes, sizes
 
 
 class _Storages:
@@ -73,7 +71,7 @@ class _Storages:
         self.sized = [table for table in tables if table]
         self.tables, self.names = zip(*[(table, name) for table in tables for name in table], strict=True)
         self.objects = [table[name] for table, name in zip(self.tables, self.names, strict=True)]
-        self.tensors = [value for value in self.objects if isinstance(value, torch.Tensor) and has_memory(value)]
+        self.tensors = [value for value in self.objects if isinstance(value, Tensor) and has_memory(value)]
         self.seen = self._look()
 
     def unchanged(self) -> bool:
@@ -86,16 +84,27 @@ class _Storages:
 _checked: WeakKeyDictionary[nn.Module, _Storages] = WeakKeyDictionary()
 
 
-def check_weights(root: nn.Module) -> None:
-    """Raise a ValueError that names the first weight of `root` whose memory was freed."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+def check_weights(root: nn.Module, device: torch.device) -> None:
+    """Raise a ValueError that names the first weight of `root` whose memory was freed.
+
+    Args:
+        root: about to read inputs.
+        device: of these inputs.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or device.type == "meta":
         return
     found = _checked.get(root)
-    if found is None or not found.unchanged():
-        found = _Storages(root)
-        # Hooks before `forward` may bring weights back.
-        if not any(module._forward_pre_hooks for module in root.modules()):
-            for name, tensor in chain(root.named_parameters(), root.named_buffers()):
-                if has_memory(tensor):
-                    check_memory(name, tensor)
-        _checked[root] = found
+    if found is not None and found.unchanged():
+        return
+    found = _Storages(root)
+    if not any(module._forward_pre_hooks or "forward" in vars(module) for module in root.modules()):
+        _check_each(root)  # else these may bring weights back
+    _checked[root] = found
+
+
+def _check_each(root: nn.Module) -> None:
+    for name, tensor in chain(root.named_parameters(), root.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(f"`{name}` is on the meta device, but the inputs are not; load the weights first.")
+        if has_memory(tensor):
+            check_memory(name, tensor)

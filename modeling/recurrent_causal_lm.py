@@ -23,7 +23,7 @@ from .recurrent_blocks import Contraction, Padding, TemporalConvolution
 from .recurrent_state import RecurrentState, check_state, check_state_memory, select_state, state_dtype
 from .recurrent_unit import RecurrentUnit, lecun_std
 from .single_step import run_single_step
-from .tensor_checks import check_embeddings, check_mask, check_tensor, check_token_ids, kept_steps
+from .tensor_checks import check_embeddings, check_mask, check_not_meta, check_tensor, check_token_ids, kept_steps
 
 
 class LayerInputs(NamedTuple):
@@ -189,7 +189,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if single_step is None:
             check_state(state, self.state_shapes(batch_size))
             check_state_memory(state, hidden.device)
-            check_weights(self)
+            check_weights(self, hidden.device)
             hidden, new_state, hidden_states = self.read_block(
                 hidden, state, reset_mask, padding, kept, output_hidden_states
             )
@@ -210,17 +210,11 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
             embed_tokens = self.embed_tokens
             check_token_ids("input_ids", input_ids, embed_tokens.num_embeddings)
             if input_ids.is_meta:
-                self._check_meta("input_ids")
+                check_not_meta("input_ids", input_ids, self.device)
             return embed_tokens(input_ids)
         check_embeddings("inputs_embeds", inputs_embeds, self.config.hidden_size)
-        if inputs_embeds.is_meta:
-            self._check_meta("inputs_embeds")
+        check_not_meta("inputs_embeds", inputs_embeds, self.device)
         return inputs_embeds
-
-    def _check_meta(self, name: str) -> None:
-        # torch itself refuses all other mixtures of devices.
-        if self.device.type != "meta":
-            raise ValueError(f"`{name}` is on the meta device, but the model is on {self.device}.")
 
     @staticmethod
     def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
@@ -402,6 +396,13 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         )
         return output if return_dict else output.to_tuple()
 
+    def generate(self, inputs: torch.Tensor | None = None, *arguments, **kwargs):
+        """As `transformers.GenerationMixin.generate`, which computes with its tensors before `forward` checks them."""
+        for name, tensor in {"inputs": inputs, **kwargs}.items():
+            if isinstance(tensor, torch.Tensor):
+                check_tensor(name, tensor)
+        return super().generate(inputs, *arguments, **kwargs)
+
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
@@ -428,6 +429,9 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
         state = model_kwargs.pop("state", None)
+        if state is not None:
+            check_state(state, self.model.state_shapes(len(input_ids)))
+            check_state_memory(state, input_ids.device)
         input_ids, model_kwargs = super()._expand_inputs_for_generation(
             expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
         )

@@ -44,7 +44,10 @@ def check_readable(
 def address(name: str, tensor: Tensor, dtype: torch.dtype, elements: int, *, strided: bool = False) -> int:
     """The address of a tensor on the CPU that passes [`check_readable`]."""
     check_readable(name, tensor, dtype, elements, strided=strided)
-    return tensor.data_ptr()
+    pointer = tensor.data_ptr()
+    if elements and not pointer:
+        raise UnreadableTensor(f"`{name}` has no memory of its own.")
+    return pointer
 
 
 def addresses(tensors: dict[str, Tensor], sizes: Iterable[tuple[str, int]], dtype: torch.dtype) -> list[int]:
@@ -62,7 +65,7 @@ def addresses(tensors: dict[str, Tensor], sizes: Iterable[tuple[str, int]], dtyp
             and not tensor.is_neg()
             and (tensor.storage_offset() + elements) * dtype.itemsize <= tensor.untyped_storage().nbytes()
         )
-        found.append(tensor.data_ptr() if usual else address(name, tensor, dtype, elements))
+        found.append((usual and tensor.data_ptr()) or address(name, tensor, dtype, elements))
     return found
 
 

@@ -12,7 +12,7 @@ import struct
 import torch
 from torch import Tensor
 
-from .addresses import address, check_scan
+from .addresses import UnreadableTensor, address, check_scan
 from .compiled import load_library
 from .output_memory import OutputMemory
 
@@ -100,6 +100,8 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _call_options(shape: torch.Size, dtype: torch.dtype, state_dtype: torch.dtype) -> tuple[torch.dtype, tuple]:
     """The type of the kernel's state, and the type's number, the threads, and 1 where results bypass the cache."""
+    if dtype not in _TYPE_NUMBERS:
+        raise UnreadableTensor(f"the sequences of a scan have type {dtype}; the kernel has no version for it.")
     number = _TYPE_NUMBERS[dtype]
     if shape[1] >= _WIDE_STEPS:
         number, state_dtype = _WIDE_STATES.get(dtype, (number, state_dtype))

@@ -1,0 +1,26 @@
+"""The short forms of the programs in this folder; CONTRIBUTING.md has the long ones."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+PROGRAMS = {  # and what their output has to contain
+    "damage_checkpoints.py --cases 32 --kinds bptt --seed 1": ["32  cases", "refused"],
+    "damage_learner.py --cases 60 --seed 1": ["60  cases", "the same result"],
+    "fuzz_forward.py --cases 300 --seed 1": ["300 cases, 0 failures"],
+    "kill_runs.py --kills 4 --kinds bptt learn --seed 1": ["interruptions"],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_finds_no_fault(program):
+    # Without threads of its own: they would not exist in its forked children.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(FOLDER.parents[1])}
+    command = [sys.executable, *program.split()]
+    result = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=400)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert all(text in result.stdout for text in PROGRAMS[program]), result.stdout[-3000:]
