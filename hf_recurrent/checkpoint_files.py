@@ -199,11 +199,6 @@ def list_checkpoints(output_dir: str | os.PathLike) -> list[str]:
     return [found[number] for number in sorted(found.keys() - {None})]
 
 
-def find_last_checkpoint(output_dir: str | os.PathLike, is_complete) -> str | None:
-    found = [path for path in list_checkpoints(output_dir) if is_complete(path)]
-    return found[-1] if found else None
-
-
 def remove_staging(output_dir: str | os.PathLike) -> None:
     """Delete temporary directories that a killed process left."""
     for path in Path(output_dir).glob(f"{STAGING_PREFIX}*"):

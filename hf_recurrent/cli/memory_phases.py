@@ -20,8 +20,8 @@ DMT_FOLDER = "dmt"
 _SHARED_ARGUMENTS = (
     "bf16", "context_length", "data_seed", "dataloader_num_workers", "disable_tqdm", "eval_block_size", "eval_windows",
     "fp16", "gradient_accumulation_steps", "logging_steps", "max_grad_norm",
-    "per_device_eval_batch_size", "report_to", "save_steps", "save_strategy", "save_total_limit", "seed",
-    "start_share", "use_cpu", "weight_decay",
+    "on_divergence", "per_device_eval_batch_size", "report_to", "save_on_signal", "save_steps", "save_strategy",
+    "save_total_limit", "seed", "start_share", "use_cpu", "weight_decay",
     # transformers 5.23 has renamed it, and warns about the old name.
     "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient_checkpointing",
 )  # fmt: skip
