@@ -151,7 +151,7 @@ class SmtTeacherModel(PreTrainedModel):
         return output if return_dict else output.to_tuple()
 
     def _embed(self, name: str, ids: torch.Tensor) -> torch.Tensor:
-        check_token_ids(name, ids, self.embed_tokens.num_embeddings)
+        check_token_ids(name, ids, self.config.vocab_size)
         check_not_meta(name, ids, self.device)
         return self.embed_tokens(ids)
 

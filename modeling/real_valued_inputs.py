@@ -91,6 +91,7 @@ class RealValuedSequences:
         inputs_embeds: torch.Tensor | None = None,
         input_values: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs,

@@ -82,30 +82,19 @@ class TemporalConvolution(nn.Module):
 class Padding:
     """Moves the real steps of each row to its front, and the results back to where they came from.
 
-    With the padding at the end, a row's state after its last real step is that of the row alone, padded on the left or
-    on the right.
+    With the padding at the end, a row's outputs and its state after its last real step are those of its real steps
+    alone, wherever the padding was.
 
     Args:
         attention_mask: (B, T), non-zero where a step is real.
-
-    Raises:
-        ValueError: a row has padding between real steps.
     """
 
     def __init__(self, attention_mask: torch.Tensor):
-        real = attention_mask != 0
-        if not torch.compiler.is_compiling():
-            starts = (real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0]
-            if (starts > 1).any():
-                row = int((starts > 1).nonzero()[0])
-                raise ValueError(
-                    f"`attention_mask` has padding between real positions in row {row}; "
-                    "padding is allowed only on the left or on the right of a row."
-                )
-        self.lengths = real.sum(1)
-        self._order = torch.argsort(~real, dim=1, stable=True)
+        self.real = attention_mask != 0
+        self.lengths = self.real.sum(1)
+        self._order = torch.argsort(~self.real, dim=1, stable=True)
         self._places = torch.argsort(self._order, dim=1, stable=True)
-        self.mask = ~real.gather(1, self._order)
+        self.mask = ~self.real.gather(1, self._order)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """(B, T, …) with each row's real steps first."""

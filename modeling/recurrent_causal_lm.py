@@ -19,9 +19,11 @@ from transformers.utils import ModelOutput
 from .causal_lm_loss import causal_lm_loss
 from .compiled_step import StepCompiler
 from .module_watch import check_weights
+from .packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
 from .recurrent_blocks import Contraction, Padding, TemporalConvolution
 from .recurrent_state import RecurrentState, check_state, check_state_memory, select_state, state_dtype
 from .recurrent_unit import RecurrentUnit, lecun_std
+from .saved_code import SavedCode
 from .single_step import run_single_step
 from .tensor_checks import check_embeddings, check_mask, check_not_meta, check_tensor, check_token_ids, kept_steps
 
@@ -68,7 +70,7 @@ class RecurrentCausalLMOutput(ModelOutput):
     hidden_states: tuple[torch.Tensor, ...] | None = None
 
 
-class RecurrentPreTrainedModel(PreTrainedModel):
+class RecurrentPreTrainedModel(SavedCode, PreTrainedModel):
     """Initialisation, loading and saving of recurrent models."""
 
     base_model_prefix = "model"
@@ -170,6 +172,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
 
         `logits_to_keep` selects the steps of `last_hidden_state` here; 0 for all.
         """
+        check_arguments(kwargs)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -181,6 +184,9 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if reset_mask is not None:
             reset_mask = check_mask("reset_mask", reset_mask, batch_size, steps).bool()
         padding = self._padding(attention_mask, batch_size, steps)
+        if packing := {name: kwargs[name] for name in PACKING_ARGUMENTS if kwargs.get(name) is not None}:
+            real = None if padding is None else padding.real
+            reset_mask = packed_resets(reset_mask, real, (batch_size, steps), **packing)
         kept = kept_steps(logits_to_keep)
 
         single_step = None
@@ -207,11 +213,10 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
         if inputs_embeds is None:
-            embed_tokens = self.embed_tokens
-            check_token_ids("input_ids", input_ids, embed_tokens.num_embeddings)
+            check_token_ids("input_ids", input_ids, self.config.vocab_size)
             if input_ids.is_meta:
                 check_not_meta("input_ids", input_ids, self.device)
-            return embed_tokens(input_ids)
+            return self.embed_tokens(input_ids)
         check_embeddings("inputs_embeds", inputs_embeds, self.config.hidden_size)
         check_not_meta("inputs_embeds", inputs_embeds, self.device)
         return inputs_embeds
@@ -348,7 +353,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         reset_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
-        shift_labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
@@ -357,25 +361,32 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
     ) -> RecurrentCausalLMOutput | tuple:
         """Read a block of T bytes, a prompt, or one byte.
 
+        `shift_labels` is a keyword outside the signature, as in transformers: its `Trainer` wants every label that the
+        signature has in each batch.
+
         Args:
             input_ids: (B, T).
-            attention_mask: (B, T) or longer, of which the last T columns count; 0 where a step is padding, on the left
-                or on the right, and leaves the state unchanged.
+            attention_mask: (B, T) or longer, of which the last T columns count; 0 where a step is padding, anywhere,
+                and leaves the state unchanged.
             state: from an earlier call for these streams; zeros by default.
             reset_mask: (B, T) bool, true where a byte is the first of its episode: the state before it is zero.
             inputs_embeds: (B, T, M), instead of `input_ids`.
             labels: (B, T), the same bytes as `input_ids`; shifted inside, -100 is ignored.
-            shift_labels: (B, T), already the next bytes, so that T = 1 trains too; instead of `labels`.
             use_cache: return the state; `config.use_cache` by default.
             output_hidden_states: return the hidden states of all layers.
             logits_to_keep: number of last steps with logits, or their indices; 0 for all.
             return_dict: False for a plain tuple.
-            kwargs: `num_items_in_batch`, by which the summed loss is divided; others are ignored.
+            kwargs: `shift_labels` (B, T), already the next bytes, so that T = 1 trains too, instead of `labels`;
+                `num_items_in_batch`, by which the summed loss is divided; `position_ids`, `seq_idx` or `cu_seq_lens_q`
+                of packed documents, whose starts are resets ([`packed_resets`]).
 
         Raises:
-            ValueError: a shape does not match, a token id is outside the vocabulary, or padding has a hole.
+            TypeError: an unknown argument.
+            ValueError: a shape does not match, a token id is outside the vocabulary, or two arguments disagree about
+                where documents begin.
         """
         return_dict = self.config.return_dict if return_dict is None else return_dict
+        shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -386,11 +397,12 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
             logits_to_keep=logits_to_keep,
             return_dict=True,
+            **kwargs,
         )
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None or shift_labels is not None:
-            loss = causal_lm_loss(logits, labels, shift_labels, kwargs.get("num_items_in_batch"))
+            loss = causal_lm_loss(logits, labels, shift_labels, num_items)
         output = RecurrentCausalLMOutput(
             loss=loss, logits=logits, state=outputs.state, hidden_states=outputs.hidden_states
         )

@@ -68,6 +68,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs,
@@ -76,15 +77,17 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
 
         Args:
             input_ids: (B, T).
-            attention_mask: (B, T), 0 where a step is padding, on the left or on the right.
+            attention_mask: (B, T), 0 where a step is padding.
             inputs_embeds: (B, T, M), in place of `input_ids`.
             labels: (B,), the class of each sequence.
+            use_cache: without effect: a classifier returns no state.
             output_hidden_states: return the hidden states of all layers.
             return_dict: False for a plain tuple.
             kwargs: other inputs of the family's model; `num_items_in_batch`, by which the summed loss is divided.
 
         Raises:
-            ValueError: a shape does not fit, a row has no real step, or padding has a hole.
+            TypeError: an unknown argument.
+            ValueError: a shape does not match, or a row has no real step.
         """
         return_dict = self.config.return_dict if return_dict is None else return_dict
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)

@@ -42,13 +42,11 @@ def _push(arguments: argparse.Namespace) -> None:
     metrics = _read_metrics(arguments.metrics) if arguments.metrics else None
 
     # After the checks, because importing torch takes seconds.
-    from transformers import AutoModelForCausalLM
-
     from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
-    from hf_recurrent.hub.loading import load_model, load_tokenizer
+    from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
     from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
 
-    model = load_model(AutoModelForCausalLM, arguments.path, argument="PATH")
+    model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH")
     tokenizer = load_tokenizer(arguments.path, argument="PATH")
     written = arguments.path / "README.md"
     if written.is_file() and metrics is None and arguments.corpus_name is None:

@@ -48,7 +48,8 @@ def save_checkpoint_for_hub(
         check_no_local_paths(partial)
         check_self_contained(partial)
         if not Path(partial, "adapter_config.json").is_file():  # an adapter is loaded into its base model
-            _check_registered(model, Path(partial, "config.json"), "AutoConfig", "AutoModelForCausalLM")
+            auto_class = getattr(type(model), "_auto_class", None) or "AutoModelForCausalLM"
+            _check_registered(model, Path(partial, "config.json"), "AutoConfig", auto_class)
         _check_registered(tokenizer, Path(partial, "tokenizer_config.json"), "AutoTokenizer")
         directory.mkdir(exist_ok=True)
         names = sorted(os.listdir(partial))

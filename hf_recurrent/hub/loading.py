@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import (
     ADAPTER_SAFE_WEIGHTS_NAME,
     CONFIG_NAME,
@@ -65,6 +72,15 @@ def load_model(
     except Exception as error:  # for missing and damaged files, each library raises types of its own
         raise _not_loaded(argument, name, "it", error) from error
     return model
+
+
+def auto_class_of(directory: str | os.PathLike) -> Any:
+    """The Auto class of the model that was saved in `directory`: a classifier, or else a language model."""
+    path = os.path.join(directory, CONFIG_NAME)
+    config = read_json(path) if os.path.isfile(path) else {}
+    architectures = (config.get("architectures") if isinstance(config, dict) else None) or [""]
+    classifies = isinstance(architectures, list) and str(architectures[0]).endswith("ForSequenceClassification")
+    return AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
 
 
 @contextmanager

@@ -88,6 +88,7 @@ def create_model_card(
         ValueError: `metrics["bits_per_byte"]` or a value of `comparisons` is not a finite number above 0.
     """
     recurrent = bool(getattr(model, "supports_recurrent_state", False))
+    task = "text-classification" if type(model).__name__.endswith("ForSequenceClassification") else "text-generation"
     metrics = {name.removeprefix("eval_"): value for name, value in (metrics or {}).items()}
     if (bits_per_byte := metrics.get("bits_per_byte")) is not None:
         _check_measured("metrics['bits_per_byte']", bits_per_byte)
@@ -117,10 +118,10 @@ def create_model_card(
         license=license,
         language="code" if language is None and corpus_name == "python" else language,
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=task,
         tags=list(dict.fromkeys(["hf_recurrent", "byte-level", *["recurrent"] * recurrent, *(tags or [])])),
         datasets=[dataset_id] if dataset_id else None,
-        metrics=["bits_per_byte"],
+        metrics=["bits_per_byte"] if task == "text-generation" else None,
         model_name=model_name,
         eval_results=eval_results,
     )
@@ -131,6 +132,7 @@ def create_model_card(
         class_name=class_name,
         repository=repo_id or unnamed_repository(model),
         recurrent=recurrent,
+        classifies=task == "text-classification",
         model_facts=_model_facts(model, recurrent),
         recipe=_last_part(recipe) if recipe else None,
         data_name=data_name,
@@ -194,7 +196,7 @@ def _model_facts(model: PreTrainedModel, recurrent: bool) -> dict[str, str]:
         if (value := getattr(model.config, attribute, None)) is not None:
             facts[label] = str(value)
     if recurrent:
-        state = model.init_state(1)
+        state = model.base_model.init_state(1)
         facts["State per stream"] = f"{sum(part.numel() * part.element_size() for part in state.values()):,} bytes"
     return facts
 

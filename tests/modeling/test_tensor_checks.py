@@ -49,9 +49,9 @@ def test_lazily_negated_states_have_the_right_sign(model, steps):
 
 def test_weights_with_freed_memory(model, steps):
     read(model, steps)
-    name, weight = next((n, p) for n, p in model.model.named_parameters() if p.dim() == 2 and "embed" not in n)
+    weight = next(p for n, p in model.model.named_parameters() if p.dim() == 2 and "embed" not in n)
     weight.untyped_storage().resize_(0)
-    with pytest.raises((ValueError, RuntimeError), match="memory|storage"):
+    with pytest.raises((ValueError, RuntimeError), match=r"memory|storage"):
         read(model, steps)
 
 
@@ -67,5 +67,5 @@ def test_a_batch_without_streams(model):
 
 
 def test_targets_that_are_not_integers(model):
-    with pytest.raises(ValueError, match="`shift_labels` is torch.float32"):
+    with pytest.raises(ValueError, match=r"`shift_labels` is torch\.float32"):
         model(torch.ones(1, 2, dtype=torch.long), shift_labels=torch.rand(1, 2))
