@@ -166,6 +166,12 @@ def test_an_argument_whose_package_is_missing(capsys):
     assert "`use_liger_kernel`" in error and "pip install liger-kernel" in error
 
 
+def test_an_option_that_the_scheduler_does_not_take(capsys):
+    status, error = run(capsys, "--lr_scheduler_kwargs", '{"no_such_option": 1}')
+    assert status == 2 and error.count("\n") == 1
+    assert "`lr_scheduler_kwargs` is {" in error and "'cosine'" in error
+
+
 @pytest.mark.parametrize("error", [MemoryError("Unable to allocate 4.00 GiB"), RuntimeError("alloc_cpu: no")])
 @pytest.mark.parametrize(("place", "expected"), [("load_training_sources", 2), ("MultiStreamTrainer.train", 1)])
 def test_too_little_memory(capsys, monkeypatch, place, expected, error):
