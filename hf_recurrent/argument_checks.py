@@ -7,6 +7,9 @@ _LIMIT = 2**63
 # Of NumPy's global seed.
 _SEED_LIMIT = 2**32
 _SEEDS = ("seed", "seeds")
+# More threads or processes than any machine can start.
+_MOST_WORKERS = 4096
+_WORKERS = ("threads", "processes", "dataloader_num_workers")
 
 
 def check_numbers(values: Mapping[str, object], prefix: str = "") -> None:
@@ -23,5 +26,7 @@ def check_numbers(values: Mapping[str, object], prefix: str = "") -> None:
             # The comparisons are false for NaN too.
             if name in _SEEDS and not 0 <= number < _SEED_LIMIT:
                 raise ValueError(f"`{prefix}{name}` is {number}; it must be from 0 to {_SEED_LIMIT - 1}.")
+            if name in _WORKERS and number > _MOST_WORKERS:
+                raise ValueError(f"`{prefix}{name}` is {number}; it must be at most {_MOST_WORKERS}.")
             if not -_LIMIT < number < _LIMIT:
                 raise ValueError(f"`{prefix}{name}` is {number}; it must be a finite number below 2**63.")

@@ -146,6 +146,9 @@ class MultiStreamTrainingArguments(TrainingArguments):
             raise ValueError(
                 "`logging_nan_inf_filter` is True; it must be False: a NaN loss is never logged as another."
             )
+        for name in ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs"):
+            if not isinstance(getattr(self, name) or {}, dict):  # any text that is not a JSON object
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be a mapping.")
         for name in ("deepspeed", "fsdp"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` is not supported; run one process per GPU (DDP) instead.")

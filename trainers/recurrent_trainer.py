@@ -119,6 +119,16 @@ class RecurrentTrainer(HubTrainer):
             remove_staging(self.args.output_dir)
         return super().train(checkpoint, trial, ignore_keys_for_eval)
 
+    def create_scheduler(self, num_training_steps, optimizer=None):
+        """The scheduler of `Trainer`; a ValueError that names the arguments if it does not take its options."""
+        try:
+            return super().create_scheduler(num_training_steps, optimizer)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"`lr_scheduler_kwargs` is {self.args.lr_scheduler_kwargs}; with `lr_scheduler_type` "
+                f"{str(self.args.lr_scheduler_type.value)!r}: {error}"
+            ) from error
+
     def _run_epoch(self, *args, **kwargs):
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True  # resumed from the checkpoint of a finished run

@@ -23,7 +23,7 @@ class MemoryTrainingArguments(MultiStreamTrainingArguments):
     | `per_device_train_batch_size` | 32 | 8 | each block has losses at `timesteps` positions only |
 
     Raises:
-        ValueError: a number is out of its range, or `regime` is not iid.
+        ValueError: a number is out of its range, `regime` is not iid, or `neftune_noise_alpha` is set.
     """
 
     context_length: int = argument(256, "Tc, maximum number of bytes that the teacher encodes into a memory.")
@@ -58,6 +58,11 @@ class MemoryTrainingArguments(MultiStreamTrainingArguments):
             raise ValueError(f"`start_share` is {self.start_share}; it must be from 0 to 1.")
         if self.regime != "iid":
             raise ValueError(f"`regime` is {self.regime!r}; it must be iid: training on memories carries no state.")
+        if self.neftune_noise_alpha is not None:
+            raise ValueError(
+                f"`neftune_noise_alpha` is {self.neftune_noise_alpha}; it must be None: training on memories adds "
+                "no noise to embeddings."
+            )
         self.chooses_block_size = self.block_size is None
         if self.chooses_block_size:
             self.block_size = self.shortest_block

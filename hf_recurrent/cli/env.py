@@ -13,10 +13,14 @@ PACKAGES = (
 )  # fmt: skip
 
 
+def build_parser() -> CommandParser:
+    """The arguments of the command: none but --help."""
+    return CommandParser(prog="hf-recurrent env", description="Print versions, devices and the scan backends.")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print versions, devices and the backends of the linear scan."""
-    parser = CommandParser(prog="hf-recurrent env", description=main.__doc__)
-    run_command(parser, argv, lambda arguments: _print_environment())
+    run_command(build_parser(), argv, lambda arguments: _print_environment())
 
 
 def _print_environment() -> None:

@@ -24,6 +24,13 @@ _DEPTH = 3
 class OneSentenceErrors:
     """Mixin of argument parsers: bad input ends with one sentence and status 2, without the usage."""
 
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Refuse `--flag=--`, which argparse reads as a flag with an empty list."""
+        args = sys.argv[1:] if args is None else args
+        if found := next((word for word in args if re.fullmatch(r"--?\w[\w-]*=--", word)), None):
+            self.error(f"argument {found.partition('=')[0]}: expected a value, not '--'")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit."""
         self.exit(2, f"{self.prog}: error: {one_line(message)}\n")
@@ -57,9 +64,7 @@ def run_command(
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        parser.error(f"not enough memory; use smaller sizes ({error})")
+        parser.error(explain_memory(error))
 
 
 def print_any_text() -> None:
@@ -72,6 +77,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True for the errors with which Python, NumPy and torch report a failed allocation."""
     # On the CPU, torch has no type of its own for it.
     return isinstance(error, MemoryError) or bool(re.search("out of memory|allocate memory|alloc_cpu", str(error)))
+
+
+def explain_memory(error: BaseException) -> str:
+    """The sentence about a failed allocation; any other error is raised again."""
+    if not is_out_of_memory(error):
+        raise error
+    return f"not enough memory; use smaller sizes ({error})"
 
 
 def check_recognized(parser: argparse.ArgumentParser, unrecognized: Sequence[str]) -> None:

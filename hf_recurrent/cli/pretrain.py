@@ -25,6 +25,7 @@ from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.loading import build_new_model, check_byte_tokenizer
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
+from hf_recurrent.cli.parsing import explain_memory, one_line
 from hf_recurrent.cli.pretrain_arguments import ModelArguments, PretrainArguments, parse_arguments
 from hf_recurrent.cli.pretrain_report import describe_result, describe_run, draw_samples, print_samples, print_summary
 from hf_recurrent.evaluation.samples import check_prompts
@@ -74,15 +75,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             try:
                 run = prepare(argv)
             except (OSError, ValueError, ImportError) as error:
-                _exit(error, 2)
+                _exit(str(error), 2)
+            except (MemoryError, RuntimeError) as error:
+                _exit(explain_memory(error), 2)
             try:
                 _train(run, begin)
             except (OSError, NonFiniteLossError) as error:
-                _exit(error, 1, run)
-            except ValueError as error:
+                _exit(str(error), 1, run)
+            except (ValueError, ImportError) as error:
                 if run.trainer.state.global_step > (checkpoint_number(run.checkpoint or "") or 0):
                     raise
-                _exit(error, 2)  # a checkpoint of another run, or a directory that is in use
+                # A checkpoint of another run, a directory that is in use, or an argument whose package is missing.
+                _exit(str(error), 2)
+            except (MemoryError, RuntimeError) as error:
+                _exit(explain_memory(error), 1, run)
         except KeyboardInterrupt as error:
             _exit_on_signal(error, run)
     PartialState().destroy_process_group()
@@ -238,8 +244,8 @@ def _tokenizer(arguments: ModelArguments, default: str) -> PreTrainedTokenizerBa
     return tokenizer
 
 
-def _exit(error: Exception, status: int, run: Run | None = None) -> NoReturn:
-    _print_once(f"hf-recurrent pretrain: error: {error}{_way_on(run) if status == 1 else ''}")
+def _exit(error: str, status: int, run: Run | None = None) -> NoReturn:
+    _print_once(f"hf-recurrent pretrain: error: {one_line(error)}{_way_on(run) if status == 1 else ''}")
     raise SystemExit(status)
 
 

@@ -85,13 +85,17 @@ def create_model_card(
         tags: further tags.
 
     Raises:
-        ValueError: `metrics["bits_per_byte"]` or a value of `comparisons` is not a finite number above 0.
+        ValueError: `metrics["bits_per_byte"]` or a value of `comparisons` is not a finite number above 0, or another
+            of the metrics is not a finite number from 0 on.
     """
     recurrent = bool(getattr(model, "supports_recurrent_state", False))
     task = "text-classification" if type(model).__name__.endswith("ForSequenceClassification") else "text-generation"
     metrics = {name.removeprefix("eval_"): value for name, value in (metrics or {}).items()}
     if (bits_per_byte := metrics.get("bits_per_byte")) is not None:
         _check_measured("metrics['bits_per_byte']", bits_per_byte)
+    for name in ("num_bytes", "num_episodes", "train_runtime"):
+        if (number := metrics.get(name)) is not None and not _is_finite(number):
+            raise ValueError(f"`metrics[{name!r}]` is {number!r}; it must be a finite number from 0 on.")
     for name, value in (comparisons or {}).items():
         _check_measured(f"comparisons[{name!r}]", value)
     class_name = type(model).__name__
@@ -168,8 +172,13 @@ def describe_hardware(num_processes: int = 1) -> str:
 
 
 def _check_measured(argument: str, value: float) -> None:
-    if not 0 < value < float("inf"):  # false for NaN too
-        raise ValueError(f"`{argument}` is {value}; it must be a finite number above 0 (measured bits per byte).")
+    if not _is_finite(value) or not value:
+        raise ValueError(f"`{argument}` is {value!r}; it must be a finite number above 0 (measured bits per byte).")
+
+
+def _is_finite(value: object) -> bool:
+    """True for a number that is not negative, NaN or infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _last_part(path: str) -> str:

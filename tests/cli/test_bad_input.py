@@ -245,6 +245,29 @@ def test_prompts_of_samples_are_checked_before_training(prompt, every, tmp_path,
     assert f"`sample_prompts` has {prompt!r}" in error
 
 
+@pytest.mark.parametrize("flag", ["--lr_scheduler_kwargs", "--gradient_checkpointing_kwargs"])
+def test_arguments_that_are_mappings(flag, capsys):
+    for value in ("text", "[1]"):
+        assert f"`{flag[2:]}` is {value!r}; it must be a mapping." in fail(
+            capsys, "pretrain", *COMMANDS["pretrain"][2], flag, value
+        )
+
+
+@pytest.mark.parametrize(("command", "flag"), [("generate", "--save_state"), ("pretrain", "--output_dir")])
+def test_two_dashes_are_not_a_value(command, flag, capsys):
+    error = fail(capsys, command, *COMMANDS[command][2], f"{flag}=--")
+    assert f"argument {flag}: expected a value, not '--'" in error
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [("learn", "--threads"), ("reproduce", "--processes"), ("pretrain", "--dataloader_num_workers")],
+)
+def test_more_workers_than_a_machine_can_start(command, flag, capsys):
+    error = fail(capsys, command, *COMMANDS[command][2], flag, "4097")
+    assert f"`{flag}` is 4097; it must be at most 4096." in error
+
+
 def test_long_arguments_do_not_fill_the_screen(capsys):
     error = fail(capsys, "generate", "absent/model", "--prompt", "a", "--top_k", "x" * 100_000)
     assert "--top_k" in error and len(error) < 2000

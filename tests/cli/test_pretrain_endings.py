@@ -1,5 +1,6 @@
 """The ends of `hf-recurrent pretrain` other than success: each one sentence, and the last checkpoint stays."""
 
+import importlib.util
 import os
 import resource
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -155,6 +157,34 @@ def test_an_output_directory_that_cannot_be_made(capsys):
     status, error = run(capsys, "--output_dir", "file/run")
     assert status == 2
     assert error.count("\n") == 1 and "file" in error
+
+
+@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="the package is not missing")
+def test_an_argument_whose_package_is_missing(capsys):
+    status, error = run(capsys, "--use_liger_kernel")
+    assert status == 2 and error.count("\n") == 1
+    assert "`use_liger_kernel`" in error and "pip install liger-kernel" in error
+
+
+def test_an_option_that_the_scheduler_does_not_take(capsys):
+    status, error = run(capsys, "--lr_scheduler_kwargs", '{"no_such_option": 1}')
+    assert status == 2 and error.count("\n") == 1
+    assert "`lr_scheduler_kwargs` is {" in error and "'cosine'" in error
+
+
+@pytest.mark.parametrize("error", [MemoryError("Unable to allocate 4.00 GiB"), RuntimeError("alloc_cpu: no")])
+@pytest.mark.parametrize(("place", "expected"), [("load_training_sources", 2), ("MultiStreamTrainer.train", 1)])
+def test_too_little_memory(capsys, monkeypatch, place, expected, error):
+    monkeypatch.setattr(f"hf_recurrent.cli.pretrain.{place}", Mock(side_effect=error))
+    status, printed = run(capsys)
+    assert status == expected
+    assert printed.splitlines()[-1] == f"hf-recurrent pretrain: error: not enough memory; use smaller sizes ({error})"
+
+
+def test_other_errors_of_torch_are_not_called_bad_input(capsys, monkeypatch):
+    monkeypatch.setattr("hf_recurrent.cli.pretrain.MultiStreamTrainer.train", Mock(side_effect=RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(capsys)
 
 
 def test_two_runs_in_one_directory(capsys, tmp_path):

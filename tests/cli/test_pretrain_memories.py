@@ -59,6 +59,7 @@ def test_a_task_and_its_length(tmp_path):
         (["--teacher_overrides", "num_memory_tokens=3"], "does not match its teacher"),
         (["--dmt_steps", "-1"], "`--dmt_steps` is -1; it must be at least 0."),
         (["--dynamics_weight", "-1"], "`dynamics_weight` is -1"),
+        (["--neftune_noise_alpha", "5"], "`neftune_noise_alpha` is 5.0; it must be None"),
     ],
 )
 def test_bad_input(tmp_path, corpus, arguments, message, capsys):

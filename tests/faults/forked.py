@@ -4,6 +4,7 @@ Importing torch takes seconds and forking milliseconds, so that hundreds of case
 when the first child is forked: the threads of its pool do not exist in children.
 """
 
+import faulthandler
 import os
 import resource
 import signal
@@ -48,7 +49,7 @@ def run_forked(
 
     Args:
         action: takes no arguments; its result is ignored.
-        seconds: the child is killed after this time.
+        seconds: the child is killed after this time; shortly before, the stacks of its threads are written to `err`.
         most_memory: bytes of address space that the child may have.
         interruption: a signal, and the seconds after which the child gets it.
     """
@@ -57,11 +58,16 @@ def run_forked(
         sys.stderr.flush()
         child = os.fork()
         if not child:
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            resource.setrlimit(resource.RLIMIT_AS, (most_memory, most_memory))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os._exit(_status_of(action))
+            status = TRACEBACK_STATUS
+            try:
+                os.dup2(out.fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                resource.setrlimit(resource.RLIMIT_AS, (most_memory, most_memory))
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                faulthandler.dump_traceback_later(0.9 * seconds, file=err)
+                status = _status_of(action)
+            finally:  # even if printing fails: the child must not go on as a second parent
+                os._exit(status)
         status, timed_out = _wait(child, seconds, interruption)
         texts = []
         for file in (out, err):
@@ -72,7 +78,7 @@ def run_forked(
 
 def _status_of(action: Callable[[], object]) -> int:
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     try:
         action()
         status = 0

@@ -56,10 +56,17 @@ def test_nothing_is_claimed_that_was_not_measured(model):
     assert "Hardware" not in card.content and "held-out" not in card.content
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0, "2.5", [2.5], True])
 def test_a_number_that_is_no_measurement_is_refused(model, value):
     with pytest.raises(ValueError, match=r"metrics\['bits_per_byte'\]"):
         create_model_card(model, metrics={"bits_per_byte": value})
+
+
+@pytest.mark.parametrize("name", ["num_bytes", "num_episodes", "train_runtime"])
+@pytest.mark.parametrize("value", [float("nan"), -1, "5", [5]])
+def test_other_metrics_are_numbers(model, name, value):
+    with pytest.raises(ValueError, match=rf"`metrics\['{name}'\]` is .*; it must be a finite number from 0 on"):
+        create_model_card(model, metrics={"bits_per_byte": 2.5, name: value})
 
 
 def test_a_baseline_without_a_state_has_a_card_too():

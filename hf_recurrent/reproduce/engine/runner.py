@@ -41,7 +41,7 @@ def reproduce(
         The finished rows, in order.
 
     Raises:
-        ValueError: an override that no row has, a label that no row has, or a damaged file of rows.
+        ValueError: an override that no row has or of another type, a label that no row has, or a damaged file of rows.
     """
     overrides = overrides or {}
     wanted = [{**row, "seed": seed} for seed in seeds for row in _chosen(experiment.rows(size), overrides, only)]
@@ -69,10 +69,13 @@ def reproduce(
 
 
 def _chosen(rows: list[Settings], overrides: dict[str, Any], only: Sequence[str]) -> list[Settings]:
-    for key in overrides:
-        if not any(key in row for row in rows):
+    for key, value in overrides.items():
+        known = [row[key] for row in rows if key in row]
+        if not known:
             keys = sorted({key for row in rows for key in row} - {"label"})
             raise ValueError(f"--override has {key!r}; the rows' settings are {', '.join(keys)}.")
+        if not any(_has_type_of(value, other) for other in known):
+            raise ValueError(f"--override has {key}={value!r}; it must be of the type of {known[0]!r}.")
     for part in only:
         if not any(part in row["label"] for row in rows):
             raise ValueError(f"--only has {part!r}; the rows are {', '.join(row['label'] for row in rows)}.")
@@ -80,6 +83,11 @@ def _chosen(rows: list[Settings], overrides: dict[str, Any], only: Sequence[str]
     rows = [{key: overrides.get(key, value) for key, value in row.items()} for row in rows]
     # Overrides may have made rows equal.
     return [row for number, row in enumerate(rows) if row not in rows[:number]]
+
+
+def _has_type_of(value: Any, other: Any) -> bool:
+    """True if both are of one type, or `value` is an integer and `other` a fraction."""
+    return type(value) is type(other) or (type(value) is int and type(other) is float)
 
 
 def _run_all(
