@@ -14,6 +14,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .configuration_mgrade import check_positions
+from .parameter_values import copy_values
 from .recurrent_state import upcast
 
 # Up to this number of lags, adding shifted inputs is faster than two Fourier transforms.
@@ -107,7 +108,7 @@ class DelayConvolution(nn.Module):
             init.uniform_(self.positions, 0.0, float(self.receptive_field))
         else:
             start = torch.tensor(self.initial_positions, dtype=self.positions.dtype, device=self.positions.device)
-            init.copy_(self.positions, start.unsqueeze(1).expand_as(self.positions))
+            copy_values(self.positions, start.unsqueeze(1).expand_as(self.positions))
 
     def taps(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Lags and weights of all taps, both (lags, M); the kernel is their sum, k_n = Σ_j weight_j with lag_j = n."""

@@ -8,9 +8,9 @@ Shape letters: B streams or batch, T steps, S state width.
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from .nonlinear_units import SequentialUnit
+from .parameter_values import copy_values
 from .recurrent_state import upcast
 
 
@@ -95,7 +95,7 @@ class DenseLinear(DenseUnit):
     def reset_parameters(self) -> None:
         weight = self.recurrent_map.weight
         rotation, _ = torch.linalg.qr(torch.randn(weight.shape, dtype=torch.float32, device=weight.device))
-        init.copy_(weight, self.initial_radius * rotation)
+        copy_values(weight, self.initial_radius * rotation)
 
     @property
     def state_maps(self):

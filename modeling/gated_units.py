@@ -5,8 +5,9 @@ from torch import nn
 from transformers import initialization as init
 
 from .gate_coefficients import gate_coefficients
+from .parameter_values import copy_log, copy_values
 from .recurrent_state import upcast
-from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, copy_log, input_normalizer
+from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, input_normalizer
 
 
 class GLRU(RecurrentUnit):
@@ -190,7 +191,7 @@ class ComplexGLRU(ComplexRecurrentUnit):
 
     def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
-        init.copy_(self.theta, self.sample_phase(self.theta))
+        copy_values(self.theta, self.sample_phase(self.theta))
 
     def project(self, inputs):
         return self.recurrence_gate(inputs), self.input_gate(inputs), self.input_projection(inputs)

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from .causal_lm_loss import causal_lm_loss
 from .configuration_smt_teacher import SmtTeacherConfig
 from .memory_transformer import MemoryDecoder, MemoryTransformer, init_memory_weights, normalize_memory, rotary_tables
-from .tensor_checks import check_mask, check_not_meta, check_tensor, check_token_ids
+from .tensor_checks import check_mask, check_not_meta, check_tensor, check_token_ids, has_values
 
 
 @dataclass
@@ -157,7 +157,7 @@ class SmtTeacherModel(PreTrainedModel):
 
 
 def _check_left_padding(attention_mask: torch.Tensor) -> None:
-    if attention_mask.device.type == "cpu" and not torch.compiler.is_compiling():
+    if attention_mask.is_cpu and has_values(attention_mask):
         late = (attention_mask[:, :-1] != 0) & (attention_mask[:, 1:] == 0)
         if late.any():
             row = int(late.any(1).nonzero()[0])

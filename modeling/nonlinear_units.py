@@ -5,8 +5,8 @@ Shape letters: B streams or batch, S state width.
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
+from .parameter_values import copy_values
 from .recurrent_state import upcast
 from .recurrent_unit import RecurrentUnit, sample_ring_rate
 
@@ -59,7 +59,7 @@ class IndRNN(SequentialUnit):
         self.recurrent_weight = nn.Parameter(torch.empty(state_size))
 
     def reset_parameters(self) -> None:
-        init.copy_(self.recurrent_weight, torch.exp(-sample_ring_rate(self.recurrent_weight)))
+        copy_values(self.recurrent_weight, torch.exp(-sample_ring_rate(self.recurrent_weight)))
 
     def step(self, state, projection):
         recurrent_weight = upcast(self.recurrent_weight)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .tensor_checks import check_tensor
+from .tensor_checks import check_tensor, has_values
 
 PACKING_ARGUMENTS = ("position_ids", "seq_idx", "cu_seq_lens_q")
 # Other arguments of stock models that do not change what a recurrent model computes.
@@ -84,7 +84,7 @@ def _starts(ends: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         raise ValueError(
             f"`cu_seq_lens_q` is {ends.dtype} of shape {tuple(ends.shape)}; it must be integers in one dimension."
         )
-    if not torch.compiler.is_compiling():
+    if has_values(ends):
         places = ends.tolist()
         if places[:1] != [0] or places[-1] != batch_size * steps or places != sorted(places):
             raise ValueError(f"`cu_seq_lens_q` must rise from 0 to {batch_size * steps}, the number of all steps.")
@@ -97,7 +97,7 @@ def _starts(ends: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
 
 
 def _check_positions(position_ids: torch.Tensor, real: torch.Tensor | None) -> None:
-    if position_ids.device.type != "cpu" or torch.compiler.is_compiling():
+    if not (position_ids.is_cpu and has_values(position_ids)):
         return
     before, after = position_ids[:, :-1], position_ids[:, 1:]
     wrong = (after != 0) & (after != before + 1)
@@ -114,7 +114,7 @@ def _check_positions(position_ids: torch.Tensor, real: torch.Tensor | None) -> N
 def _check_agreement(
     name: str, resets: torch.Tensor, other: str, mask: torch.Tensor, real: torch.Tensor | None
 ) -> None:
-    if resets.device.type != "cpu" or torch.compiler.is_compiling():
+    if not (resets.is_cpu and has_values(resets)):
         return
     differs = (resets != mask)[:, 1:]
     if real is not None:

@@ -25,7 +25,15 @@ from .recurrent_state import RecurrentState, check_state, check_state_memory, se
 from .recurrent_unit import RecurrentUnit, lecun_std
 from .saved_code import SavedCode
 from .single_step import run_single_step
-from .tensor_checks import check_embeddings, check_mask, check_not_meta, check_tensor, check_token_ids, kept_steps
+from .tensor_checks import (
+    check_embeddings,
+    check_mask,
+    check_not_meta,
+    check_tensor,
+    check_token_ids,
+    has_values,
+    kept_steps,
+)
 
 
 class LayerInputs(NamedTuple):
@@ -230,7 +238,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
             # In generation, the mask covers the prompt too: the last T columns are those of this call.
             attention_mask = attention_mask[:, -steps:]
         mask = check_mask("attention_mask", attention_mask, batch_size, steps)
-        if not torch.compiler.is_compiling() and bool((mask != 0).all()):
+        if has_values(mask) and bool((mask != 0).all()):
             return None
         return Padding(mask)
 

@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 
 from .recurrent_causal_lm import RecurrentBackbone, RecurrentPreTrainedModel
 from .recurrent_state import upcast
+from .tensor_checks import has_values
 
 
 @dataclass
@@ -38,7 +39,7 @@ def pool_steps(hidden: torch.Tensor, attention_mask: torch.Tensor | None, poolin
     if attention_mask is None:
         return hidden.mean(1) if pooling == "mean" else hidden[:, -1]
     real = attention_mask != 0
-    if not torch.compiler.is_compiling() and not bool(real.any(1).all()):
+    if has_values(real) and not bool(real.any(1).all()):
         row = int((~real.any(1)).nonzero()[0])
         raise ValueError(f"`attention_mask` masks all of row {row}; a sequence needs at least one real step.")
     if pooling == "mean":

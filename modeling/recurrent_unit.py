@@ -10,7 +10,6 @@ import math
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from .linear_scan import linear_scan
 
@@ -232,8 +231,3 @@ class StateReadOut(nn.Linear):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(states.to(self.weight.dtype))
-
-
-def copy_log(parameter: nn.Parameter, values: torch.Tensor) -> None:
-    """Set a parameter to the logarithm of positive values, unless it was loaded."""
-    init.copy_(parameter, torch.log(values))

@@ -1,10 +1,11 @@
 """The code that travels with a checkpoint: the classes that it names, and the files that hold them."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
-from transformers.dynamic_module_utils import custom_object_save
 
 
 def defining_class(model: nn.Module) -> type[nn.Module]:
@@ -28,22 +29,24 @@ def auto_classes(model_class: type[nn.Module]) -> dict[str, str]:
     }
 
 
+@contextmanager
+def named_as(wrapper: type, cls: type) -> Iterator[None]:
+    """Inside the block, a class has the module and the name of another, by which transformers finds its code."""
+    before = wrapper.__module__, wrapper.__name__
+    wrapper.__module__, wrapper.__name__ = cls.__module__, cls.__name__
+    try:
+        yield
+    finally:
+        wrapper.__module__, wrapper.__name__ = before
+
+
 class SavedCode:
     """For a `PreTrainedModel`: saves its own code, not that of a wrapper, and names all classes of its family."""
 
-    def save_pretrained(self, save_directory, is_main_process: bool = True, *arguments: Any, **kwargs: Any) -> Any:
+    def save_pretrained(self, save_directory, *arguments: Any, **kwargs: Any) -> Any:
         """As `transformers.PreTrainedModel.save_pretrained`."""
         model_class = defining_class(self)
-        if self._auto_class is None or model_class.__module__ == "__main__":
-            return super().save_pretrained(save_directory, is_main_process, *arguments, **kwargs)
-        self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **auto_classes(model_class)}
-        if model_class is type(self):
-            return super().save_pretrained(save_directory, is_main_process, *arguments, **kwargs)
-        registered, self._auto_class = self._auto_class, None  # transformers would save the wrapper's module
-        try:
-            saved = super().save_pretrained(save_directory, is_main_process, *arguments, **kwargs)
-        finally:
-            self._auto_class = registered
-        if is_main_process:
-            custom_object_save(model_class.__new__(model_class), save_directory)
-        return saved
+        if self._auto_class is not None and model_class.__module__ != "__main__":
+            self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **auto_classes(model_class)}
+        with named_as(type(self), model_class):
+            return super().save_pretrained(save_directory, *arguments, **kwargs)

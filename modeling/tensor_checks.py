@@ -23,6 +23,11 @@ def has_memory(tensor: torch.Tensor) -> bool:
     )
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """True where Python can look at the numbers: not on the meta device, in `FakeTensorMode` or in compiled code."""
+    return has_memory(tensor) and not tensor.is_meta
+
+
 def required_bytes(tensor: torch.Tensor) -> int:
     """Bytes that a strided tensor needs its storage to have."""
     if tensor.is_contiguous():
@@ -65,7 +70,7 @@ def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None
         raise ValueError(f"`{name}` has type {token_ids.dtype}; it must be torch.int64 or torch.int32.")
     if len(shape := token_ids.shape) != 2 or shape[0] < 1 or shape[1] < 1:
         raise ValueError(f"`{name}` has shape {tuple(shape)}; it must be (B, T) with B ≥ 1 and T ≥ 1.")
-    if token_ids.is_cpu and not torch.compiler.is_compiling():
+    if token_ids.is_cpu and has_values(token_ids):
         for extreme in (token_ids.item(),) if token_ids.numel() == 1 else map(int, token_ids.aminmax()):
             if not 0 <= extreme < vocab_size:
                 raise ValueError(f"`{name}` holds {extreme}, but the vocabulary has {vocab_size} tokens, from 0 on.")

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .parameter_values import copy_log, copy_values
 from .recurrent_state import upcast
-from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, StateReadOut, copy_log, input_normalizer
+from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, StateReadOut, input_normalizer
 
 
 class RealLRU(RecurrentUnit):
@@ -138,7 +139,7 @@ class S5(ComplexRecurrentUnit):
     def reset_parameters(self) -> None:
         channel = torch.arange(self.free_channels, dtype=torch.float32, device=self.frequency.device)
         init.constant_(self.log_rate, math.log(0.5))
-        init.copy_(self.frequency, math.pi * (channel % self.block_channels))
+        copy_values(self.frequency, math.pi * (channel % self.block_channels))
         low, high = map(math.log, self.step_range)
         init.uniform_(self.log_step, low, high)
 

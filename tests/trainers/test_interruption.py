@@ -41,6 +41,14 @@ class Signal(TrainerCallback):
         handle = model.register_forward_pre_hook(send)
 
 
+@pytest.fixture
+def usual_signals():
+    """Python's own handler of Ctrl-C, which processes in the background of a shell do not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     trainer = tiny_trainer(tmp_path_factory.mktemp("whole"), callbacks=[Noise()], save_strategy="no")
@@ -78,7 +86,7 @@ def test_a_signal_ends_an_evaluation(whole, tmp_path):
     assert sorted(logged(again, "eval_loss")) == [8, 12]
 
 
-def test_without_saving_a_signal_acts_as_usual(tmp_path):
+def test_without_saving_a_signal_acts_as_usual(tmp_path, usual_signals):
     trainer = tiny_trainer(tmp_path, callbacks=[Signal(signal.SIGINT, 6)], save_on_signal=False)
     with pytest.raises(KeyboardInterrupt) as caught:
         trainer.train()
