@@ -1,4 +1,4 @@
-"""Registers our classes with transformers' Auto classes without importing torch.
+"""Registers our classes with transformers' Auto classes, and targets of adapters with PEFT, without importing torch.
 
 Importing an auto module of transformers loads torch, which takes seconds. Classes are therefore registered at once if
 the auto module is loaded already, and otherwise right after it is loaded.
@@ -56,10 +56,27 @@ def _register_tokenizers(auto) -> None:
         )
 
 
+# Projections of all layers, as PEFT's defaults for models with gates.
+_ADAPTED = {
+    "memora": ["gate_proj", "input_projection", "recurrence_gate", "input_gate", "out_proj", "up_proj", "down_proj"],
+    "hawk": ["gate_proj", "in_proj", "recurrence_gate", "input_gate", "out_proj", "up_proj", "down_proj"],
+    "mgrade": ["candidate", "update_gate", "up_proj", "down_proj"],
+    "lru": ["input_projection", "state_map", "value_proj", "gate_proj"],
+    "smt_rnn": ["q_proj", "kv_proj", "o_proj", "up_proj", "down_proj"],
+}
+
+
+def _register_adapters(constants) -> None:
+    for name, mapping in vars(constants).items():
+        if name.endswith("_TARGET_MODULES_MAPPING") and "llama" in mapping:
+            mapping.update({family: mapping.get(family, modules) for family, modules in _ADAPTED.items()})
+
+
 _REGISTRATIONS = {
     f"{_AUTO}.configuration_auto": _register_configurations,
     f"{_AUTO}.modeling_auto": _register_models,
     f"{_AUTO}.tokenization_auto": _register_tokenizers,
+    "peft.utils.constants": _register_adapters,
 }
 
 

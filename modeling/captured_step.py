@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from .module_watch import is_plain_module
 from .recurrent_state import RecurrentState, check_state, check_state_memory
 
 # Single steps before a graph is captured: a capture takes as long as dozens of steps.
@@ -36,17 +37,11 @@ def _record(
     return results, graph.replay
 
 
-def _has_no_switches(module: nn.Module) -> bool:
-    """True for modules of torch and of this package; others, such as adapters, may depend on more than tensors."""
-    place = type(module).__module__
-    return place.startswith("torch.nn.modules.") or place.rpartition(".")[0] == __package__
-
-
 class CapturedStep:
     """The step of one model for one shape of inputs, captured after a few steps without a graph."""
 
     def __init__(self, model: nn.Module, hidden: torch.Tensor):
-        self.wanted = all(map(_has_no_switches, model.modules()))
+        self.wanted = all(map(is_plain_module, model.modules()))
         self.steps = 0
         self.names: list[str] = []
         self.inputs: list[torch.Tensor] = []

@@ -13,9 +13,13 @@ from types import ModuleType
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
+from .module_watch import is_plain_module
 from .recurrent_blocks import TemporalConvolution
 from .recurrent_state import RecurrentState
+
+logger = logging.get_logger(__name__)
 
 # With more streams, the matrix products of torch, which read the weights less often, make up for its many calls.
 _MOST_STREAMS = 24
@@ -133,6 +137,11 @@ class CompiledStep:
             compiler.rms_norm(model.norm, compiler.hidden, to=compiler.hidden)
         except (NotCompilable, _kernel().UnreadableTensor):
             self.program = None
+            if foreign := next((m for m in model.layers.modules() if not is_plain_module(m)), None):
+                logger.warning_once(
+                    f"Single bytes run without the compiled step, several times slower, because of a module "
+                    f"`{type(foreign).__module__}.{type(foreign).__name__}`. Adapters: `merge_and_unload()` first."
+                )
 
     @staticmethod
     def is_supported(hidden: torch.Tensor) -> bool:

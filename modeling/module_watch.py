@@ -16,6 +16,12 @@ _READ = (Tensor.data_ptr, attrgetter("dtype"), Tensor.stride, Tensor.numel, Tens
 _storage, _bytes = Tensor.untyped_storage, torch.UntypedStorage.nbytes
 
 
+def is_plain_module(module: nn.Module) -> bool:
+    """True for modules of torch and of this package; others, such as adapters, may depend on more than tensors."""
+    place = type(module).__module__
+    return place.startswith("torch.nn.modules.") or place.rpartition(".")[0] == __package__
+
+
 class ModuleWatch:
     """Notices changed modules, parameters, buffers, attributes and hooks; values of parameters may change in place.
 

@@ -13,7 +13,7 @@ from .tensor_checks import check_tensor, has_values
 PACKING_ARGUMENTS = ("position_ids", "seq_idx", "cu_seq_lens_q")
 # Other arguments of stock models that do not change what a recurrent model computes.
 _WITHOUT_EFFECT = {"cache_position", "cu_seq_lens_k", "max_length_q", "max_length_k"}
-_ATTENTION = {"output_attentions", "output_router_logits"}
+_ATTENTION = {"output_attentions", "past_key_values"}
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

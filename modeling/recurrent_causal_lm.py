@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
@@ -21,7 +21,8 @@ from .compiled_step import StepCompiler
 from .module_watch import check_weights
 from .packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
 from .recurrent_blocks import Contraction, Padding, TemporalConvolution
-from .recurrent_state import RecurrentState, check_state, check_state_memory, select_state, state_dtype
+from .recurrent_generation import RecurrentGenerationMixin
+from .recurrent_state import RecurrentState, check_state, check_state_memory, state_dtype
 from .recurrent_unit import RecurrentUnit, lecun_std
 from .saved_code import SavedCode
 from .single_step import run_single_step
@@ -337,7 +338,7 @@ class RecurrentModel(RecurrentBackbone):
         return hidden, new_state, hidden_states
 
 
-class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
+class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
     """A recurrent model with a head tied to its embedding. A family gives its `backbone_class`."""
 
     backbone_class: type[RecurrentBackbone]
@@ -415,50 +416,3 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             loss=loss, logits=logits, state=outputs.state, hidden_states=outputs.hidden_states
         )
         return output if return_dict else output.to_tuple()
-
-    def generate(self, inputs: torch.Tensor | None = None, *arguments, **kwargs):
-        """As `transformers.GenerationMixin.generate`, which computes with its tensors before `forward` checks them."""
-        for name, tensor in {"inputs": inputs, **kwargs}.items():
-            if isinstance(tensor, torch.Tensor):
-                check_tensor(name, tensor)
-        return super().generate(inputs, *arguments, **kwargs)
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
-
-    def prepare_inputs_for_generation(self, input_ids, inputs_embeds=None, **kwargs):
-        """A given state has read everything before the prompt: first the whole prompt is read, then single bytes."""
-        reads_one_byte = kwargs.get("state") is not None and kwargs.get("next_sequence_length") == 1
-        if reads_one_byte and not kwargs.get("is_first_iteration"):
-            # Only the byte changes: the general way costs as much as a small model.
-            left_out = ("next_sequence_length", "is_first_iteration", "position_ids", "labels")
-            inputs = {name: value for name, value in kwargs.items() if name not in left_out}
-            return {**inputs, "input_ids": input_ids[:, -1:], "logits_to_keep": 1}
-        inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
-        inputs["logits_to_keep"] = 1
-        return inputs
-
-    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=1):
-        # The state has read the padding; a mask that grows with every byte would only cost memory.
-        if outputs.get("state") is not None:
-            model_kwargs["attention_mask"] = None
-        return super()._update_model_kwargs_for_generation(
-            outputs, model_kwargs, is_encoder_decoder=is_encoder_decoder, num_new_tokens=num_new_tokens
-        )
-
-    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
-        state = model_kwargs.pop("state", None)
-        if state is not None:
-            check_state(state, self.model.state_shapes(len(input_ids)))
-            check_state_memory(state, input_ids.device)
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(
-            expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
-        )
-        if state is not None:
-            model_kwargs["state"] = {name: row.repeat_interleave(expand_size, 0) for name, row in state.items()}
-        return input_ids, model_kwargs
-
-    @staticmethod
-    def _reorder_cache(state: RecurrentState, beam_idx: torch.Tensor) -> RecurrentState:
-        return select_state(state, beam_idx)

@@ -1,9 +1,14 @@
-"""generate(): greedy, sampling, beams, padded batches, states, the end byte, constant memory."""
+"""generate(): greedy, sampling, beams, guidance, padded batches, empty prompts, states, streamers, constant memory."""
+
+import threading
 
 import pytest
 import torch
 from model_cases import each_family, tiny_model
 from torch._dynamo.testing import CompileCounter
+from transformers import AutoModelForCausalLM, GenerationConfig, TextIteratorStreamer
+
+from hf_recurrent import ByteIteratorStreamer, ByteTokenizer
 
 PROMPTS = [b"def", b"import os\n", b"class Stream:"]
 
@@ -122,3 +127,64 @@ def test_one_compiled_step_reads_all_bytes(family):
     for _ in range(2):
         assert torch.equal(greedy(model, inputs=ids(PROMPTS[1])), expected)
     assert counter.frame_count == 2
+
+
+@each_family
+def test_an_empty_prompt_is_a_new_episode(family):
+    model = tiny_model(family, torch.float64)
+    expected = greedy(model, inputs=ids(b"\0"), attention_mask=torch.ones(1, 1))
+    for empty in ({}, {"inputs": torch.empty(1, 0, dtype=torch.long)}):
+        assert torch.equal(greedy(model, **empty), expected)
+    rows, mask = left_padded([b"", *PROMPTS])
+    together = greedy(model, inputs=rows, attention_mask=mask)
+    assert torch.equal(together[0, rows.shape[1] :], expected[0, 1:])
+    assert torch.equal(together[1:], greedy(model, inputs=rows[1:], attention_mask=mask[1:]))
+    with pytest.raises(ValueError, match="after a `state` it must have the byte to read next"):
+        greedy(model, state=model.init_state(1))
+    model.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="this model has no end byte"):
+        greedy(model)
+
+
+@each_family
+@pytest.mark.parametrize("negative", [None, b"import "])
+def test_guidance_equals_reading_everything_again(family, negative):
+    model = tiny_model(family, torch.float64)
+    prompt, scale = ids(PROMPTS[1]), 1.7
+    text, other = prompt, prompt[:, -1:] if negative is None else ids(negative)
+    for _ in range(12):
+        with_text, without = (model(x).logits[:, -1].log_softmax(-1) for x in (text, other))
+        new = (scale * (with_text - without) + without).argmax(-1, keepdim=True)
+        text, other = torch.cat([text, new], 1), torch.cat([other, new], 1)
+    options = {} if negative is None else {"negative_prompt_ids": ids(negative)}
+    guided = greedy(model, inputs=prompt, guidance_scale=scale, max_new_tokens=12, **options)
+    assert torch.equal(guided, text)
+    assert not torch.equal(guided, greedy(model, inputs=prompt, max_new_tokens=12))
+
+
+@pytest.mark.parametrize("option", [{"assistant_model": None}, {"prompt_lookup_num_tokens": 3}])
+def test_drafts_are_refused_by_name(option):
+    model = tiny_model("hawk")
+    option = {name: value or model for name, value in option.items()}
+    with pytest.raises(ValueError, match=f"`{next(iter(option))}` is given.*generate_speculative"):
+        greedy(model, inputs=ids(PROMPTS[0]), **option)
+
+
+def test_a_saved_generation_config_is_used(tmp_path):
+    model = tiny_model("memora")
+    model.generation_config.update(max_new_tokens=7, do_sample=False, eos_token_id=None)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.generate(ids(b"def")).shape == (1, 10)
+    assert loaded.generate(ids(b"def"), generation_config=GenerationConfig(max_new_tokens=2)).shape[1] <= 5
+
+
+@pytest.mark.parametrize("streamer_class", [TextIteratorStreamer, ByteIteratorStreamer])
+def test_streamers_give_the_decoded_text(streamer_class):
+    tokenizer, model = ByteTokenizer(), tiny_model("memora")
+    streamer = streamer_class(tokenizer, skip_prompt=True, timeout=30)
+    thread = threading.Thread(target=greedy, args=(model,), kwargs={"inputs": ids(PROMPTS[0]), "streamer": streamer})
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    assert text == tokenizer.decode(greedy(model, inputs=ids(PROMPTS[0]))[0, len(PROMPTS[0]) :])
