@@ -11,7 +11,14 @@ for name in ("hf_recurrent", "modeling", "trainers"):
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
 
 try:
     import hf_recurrent  # noqa: F401
@@ -45,6 +52,14 @@ for repository in sys.argv[2:]:
     assert output.shape == (2, 10)
     generator = pipeline("text-generation", model=name, trust_remote_code=True)
     assert generator("def ", max_new_tokens=4, do_sample=False)[0]["generated_text"].startswith("def ")
+
+    # Its files have the base model and the classifier, too.
+    base = AutoModel.from_pretrained(name, trust_remote_code=True).eval()
+    classifier = AutoModelForSequenceClassification.from_pretrained(name, trust_remote_code=True, num_labels=3).eval()
+    with torch.no_grad():
+        hidden = base(expected["probe"]).last_hidden_state
+        assert torch.equal(classifier.model(expected["probe"]).last_hidden_state, hidden)
+    assert classifier(expected["probe"], labels=torch.zeros(len(hidden), dtype=torch.long)).loss.requires_grad
 
     # Saved again from here, it still carries its code, and loads without the Hub.
     again = work / f"again-{repository}"
