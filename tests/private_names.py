@@ -32,11 +32,13 @@ PRIVATE_NAMES = {
     "transformers.PreTrainedModel._tied_weights_keys": _HOOK,
     "transformers.PreTrainedModel._keep_in_fp32_modules_strict": _HOOK,
     "transformers.PreTrainedModel._is_stateful": _HOOK,
+    "transformers.PreTrainedModel._auto_class": "register_for_auto_class sets it, and nothing public reads it",
     "transformers.PreTrainedModel._gradient_checkpointing_func": "carries the user's gradient_checkpointing_kwargs",
     # Generation: a recurrent state is no KV cache, and generate() has no public extension point for another one.
     "transformers.GenerationMixin._supports_default_dynamic_cache": "no DynamicCache is made for a recurrent state",
     "transformers.GenerationMixin._update_model_kwargs_for_generation": "padding lies in the state: the mask ends",
     "transformers.GenerationMixin._expand_inputs_for_generation": "a given state is repeated for beams and samples",
+    "transformers.GenerationMixin._get_logits_processor": "guidance gets a state in place of a cache",
     "transformers.GenerationMixin._reorder_cache": "beam search selects rows of the state",
     # Tokenizers
     "transformers.PythonBackend._encode_plus": "encodes through NumPy, 100 times faster than byte by byte",
