@@ -15,6 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel, TrainingArguments
 
 from hf_recurrent.hub.local_paths import find_local_path
+from hf_recurrent.stock_models.stock_model import StockModelWithState
 
 REDACTED = "[redacted]"
 
@@ -137,6 +138,7 @@ def create_model_card(
         repository=repo_id or unnamed_repository(model),
         recurrent=recurrent,
         classifies=task == "text-classification",
+        stock=isinstance(model, StockModelWithState),
         model_facts=_model_facts(model, recurrent),
         recipe=_last_part(recipe) if recipe else None,
         data_name=data_name,
