@@ -21,8 +21,8 @@ from hf_recurrent.modeling.recurrent_state import (
 from hf_recurrent.modeling.tensor_checks import check_mask, check_tensor, check_token_ids, kept_steps
 
 CHECKPOINTING_ERROR = (
-    "`gradient_checkpointing` is True, but the layers of a stock model drop their state then; set it to False, or carry "
-    'no state (`regime` "iid").'
+    "`gradient_checkpointing` is True, but the layers of a stock model drop their state then; set it to False, or "
+    'carry no state (`regime` "iid").'
 )
 _STOCK_CACHES = ("past_key_values", "cache_params")
 

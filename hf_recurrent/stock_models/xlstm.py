@@ -142,6 +142,15 @@ class XlstmWithState(StockModelWithState, xLSTMForCausalLM):
         if _StockBackend is nn.Module:
             raise ValueError("xLSTM of the package `xlstm` cannot carry a state here; uninstall that package.")
 
+    def prepare_inputs_for_generation(self, input_ids, state=None, attention_mask=None, **kwargs):
+        if state is None and attention_mask is not None:
+            raise ValueError(
+                "`attention_mask` is given, but the stock xLSTM has none; leave it out, or give a `state`."
+            )
+        if attention_mask is not None:
+            kwargs["attention_mask"] = attention_mask
+        return super().prepare_inputs_for_generation(input_ids, state=state, **kwargs)
+
     def read_stock(self, input_ids: torch.Tensor, block: MatrixMemoryBlock, **options) -> Any:
         longest = self.config.max_inference_chunksize
         if not self.training and block.steps > longest:  # the stock model would cut the block itself
