@@ -149,9 +149,9 @@ class RecurrentGemmaWithState(StockModelWithState, RecurrentGemmaForCausalLM):
     def read_stock(self, input_ids: torch.Tensor, block: GriffinBlock, **options) -> Any:
         age = block.ages_at_end().clamp(max=self.config.attention_window_size)
         block.new_state[_AGE] = age.to(block.state[_AGE].dtype)
-        # Positions and masks are those of the block: the stock ones are not used.
+        # Ages and masks are those of the block. Given positions and a mask of four dimensions, stock code makes none.
         places = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
-        options |= {"position_ids": places, "attention_mask": {"sliding_attention": None}}
+        options |= {"position_ids": places, "attention_mask": places.new_ones(1, 1, 1, 1)}
         return super().read_stock(input_ids, block, **options)
 
 
