@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hf_recurrent.modeling.causal_lm_loss import causal_lm_loss
+from hf_recurrent.modeling.packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
 from hf_recurrent.modeling.recurrent_blocks import Padding
 from hf_recurrent.modeling.recurrent_causal_lm import RecurrentCausalLMOutput
 from hf_recurrent.modeling.recurrent_state import (
@@ -129,10 +130,12 @@ class StockModelWithState:
         use_cache: bool = True,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **ignored,
+        return_dict: bool | None = None,
+        **others,
     ) -> RecurrentCausalLMOutput:
         if self.training and self.base_model.gradient_checkpointing:
             raise ValueError(CHECKPOINTING_ERROR)
+        check_arguments(others)
         check_token_ids("input_ids", input_ids, self.config.vocab_size)
         batch_size, steps = input_ids.shape
         if state is None:
@@ -142,6 +145,9 @@ class StockModelWithState:
         if reset_mask is not None:
             reset_mask = check_mask("reset_mask", reset_mask, batch_size, steps).bool()
         kept, padding = kept_steps(logits_to_keep), _padding(attention_mask, batch_size, steps)
+        if packing := {name: others[name] for name in PACKING_ARGUMENTS if others.get(name) is not None}:
+            real = None if padding is None else padding.real
+            reset_mask = packed_resets(reset_mask, real, (batch_size, steps), **packing)
         options = {"logits_to_keep": logits_to_keep} if self.keeps_logits and padding is None else {}
         if padding is not None:
             input_ids = padding.pack(input_ids)

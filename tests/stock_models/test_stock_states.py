@@ -122,7 +122,7 @@ def test_a_reset_at_the_first_step_forgets_that_stream_only(pair):
     assert (mixed.logits[1] - kept.logits[1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("side", ["left", "right", "inside"])
 def test_padding_leaves_the_state_as_it_was(pair, side):
     model = pair[1]
     ids = random_ids(3, 20)
@@ -130,7 +130,12 @@ def test_padding_leaves_the_state_as_it_was(pair, side):
     _, before = read(model, random_ids(3, 9), (9,))
     mask = torch.zeros(3, 20, dtype=torch.long)
     for row, length in enumerate(lengths):
-        mask[row, slice(20 - length, 20) if side == "left" else slice(0, length)] = 1
+        places = {
+            "left": range(20 - length, 20),
+            "right": range(length),
+            "inside": range(0, 20, max(20 // max(length, 1), 1)),
+        }
+        mask[row, list(places[side])[:length]] = 1
     output = model(ids, attention_mask=mask, state=before)
     for row, length in enumerate(lengths):
         own = {name: tensor[row : row + 1] for name, tensor in before.items()}
@@ -204,6 +209,15 @@ def test_generation_from_a_state(pair):
     assert rows.shape[0] == 2
 
 
+def test_positions_of_packed_documents_are_resets(pair):
+    model, ids = pair[1], random_ids(1, 12)
+    resets = torch.zeros(1, 12, dtype=torch.bool)
+    resets[0, [0, 5]] = True
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])
+    expected = model(ids, reset_mask=resets)
+    assert torch.equal(model(ids, state=model.init_state(1), position_ids=positions).logits, expected.logits)
+
+
 def test_other_models_and_bad_input():
     llama = AutoModelForCausalLM.from_config(
         LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
@@ -217,6 +231,8 @@ def test_other_models_and_bad_input():
         model(random_ids(1, 3), reset_mask=torch.zeros(1, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="`input_ids` holds 300"):
         model(torch.tensor([[300]]), state=model.init_state(1))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'reset_masks'"):
+        model(random_ids(1, 3), state=model.init_state(1), reset_masks=torch.ones(1, 3))
     with pytest.raises(ValueError, match="`batch_size` is 0"):
         model.init_state(0)
     model.gradient_checkpointing_enable()
