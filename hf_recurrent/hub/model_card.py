@@ -207,7 +207,8 @@ def _model_facts(model: PreTrainedModel, recurrent: bool) -> dict[str, str]:
         if (value := getattr(model.config, attribute, None)) is not None:
             facts[label] = str(value)
     if recurrent:
-        state = model.base_model.init_state(1)
+        holder = model if hasattr(model, "init_state") else model.base_model  # a classifier has none of its own
+        state = holder.init_state(1)
         facts["State per stream"] = f"{sum(part.numel() * part.element_size() for part in state.values()):,} bytes"
     return facts
 
