@@ -40,6 +40,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.modeling.tokenization_byte": ("AlphabetTokenizer", "ByteTokenizer"),
     "hf_recurrent.modeling.tokenization_dna": ("DNATokenizer",),
     "hf_recurrent.modeling.linear_scan": ("linear_scan",),
+    "hf_recurrent.stock_models.with_state": ("with_state",),
     "hf_recurrent.presets": ("config_from_preset", "preset_names"),
     "hf_recurrent.data.corpus": ("Corpus",),
     "hf_recurrent.data.episode_source": ("EpisodeSource", "EvaluationShare"),

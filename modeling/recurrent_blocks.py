@@ -48,35 +48,47 @@ class TemporalConvolution(nn.Module):
         Returns:
             The output (B, T, S) and the taps after the last real step, (B, K-1, S).
         """
-        steps, history = inputs.shape[1], self.kernel_size - 1
-        padded = torch.cat([taps.to(inputs.dtype), inputs], dim=1)
-        episode = None
-        if reset_mask is not None:
-            # Number of the episode at each step; only taps of the same episode count.
-            episode = nn.functional.pad(reset_mask.cumsum(1), (history, 0))
+        return temporal_convolution(inputs, taps, self.weight, reset_mask, lengths)
 
-        output = inputs * self.weight[0].to(inputs.dtype)
-        for lag in range(1, self.kernel_size):
-            start = history - lag
-            delayed = padded[:, start : start + steps]
-            if episode is not None:
-                other = episode[:, start : start + steps] != episode[:, history:]
-                delayed = delayed.masked_fill(other.unsqueeze(-1), 0)
-            output = output + delayed * self.weight[lag].to(inputs.dtype)
 
-        if lengths is None:
-            # A copy: a slice would keep the whole block in memory.
-            last = padded[:, steps:].clone(memory_format=torch.contiguous_format)
-            last_episode = None if episode is None else episode[:, steps:]
-            current = None if episode is None else episode[:, -1:]
-        else:
-            index = lengths.unsqueeze(1) + torch.arange(history, device=inputs.device)
-            last = padded.gather(1, index.unsqueeze(-1).expand(-1, -1, inputs.shape[-1]))
-            last_episode = None if episode is None else episode.gather(1, index)
-            current = None if episode is None else episode.gather(1, lengths.unsqueeze(1) + history - 1)
+def temporal_convolution(
+    inputs: torch.Tensor,
+    taps: torch.Tensor,
+    weight: torch.Tensor,
+    reset_mask: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y_t = Σ_k w_k ∘ x_{t-k} with weights (K, S); see [`TemporalConvolution`]."""
+    kernel_size = weight.shape[0]
+    steps, history = inputs.shape[1], kernel_size - 1
+    padded = torch.cat([taps.to(inputs.dtype), inputs], dim=1)
+    episode = None
+    if reset_mask is not None:
+        # Number of the episode at each step; only taps of the same episode count.
+        episode = nn.functional.pad(reset_mask.cumsum(1), (history, 0))
+
+    output = inputs * weight[0].to(inputs.dtype)
+    for lag in range(1, kernel_size):
+        start = history - lag
+        delayed = padded[:, start : start + steps]
         if episode is not None:
-            last = last.masked_fill((last_episode != current).unsqueeze(-1), 0)
-        return output, last.to(taps.dtype)
+            other = episode[:, start : start + steps] != episode[:, history:]
+            delayed = delayed.masked_fill(other.unsqueeze(-1), 0)
+        output = output + delayed * weight[lag].to(inputs.dtype)
+
+    if lengths is None:
+        # A copy: a slice would keep the whole block in memory.
+        last = padded[:, steps:].clone(memory_format=torch.contiguous_format)
+        last_episode = None if episode is None else episode[:, steps:]
+        current = None if episode is None else episode[:, -1:]
+    else:
+        index = lengths.unsqueeze(1) + torch.arange(history, device=inputs.device)
+        last = padded.gather(1, index.unsqueeze(-1).expand(-1, -1, inputs.shape[-1]))
+        last_episode = None if episode is None else episode.gather(1, index)
+        current = None if episode is None else episode.gather(1, lengths.unsqueeze(1) + history - 1)
+    if episode is not None:
+        last = last.masked_fill((last_episode != current).unsqueeze(-1), 0)
+    return output, last.to(taps.dtype)
 
 
 class Padding:

@@ -19,7 +19,7 @@ TIERS = (
     ("data",),
     ("checkpoint_manifest", "checkpoint_weights", "plotting", "presets", "__init__"),
     ("argument_checks", "checkpoint_files", "interruption", "output_lock"),
-    ("auto_registration",),
+    ("auto_registration", "stock_models"),
     ("modeling",),
     ("kernels",),  # modeling knows them by name only
 )

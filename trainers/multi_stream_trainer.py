@@ -4,6 +4,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, supports_recurrent_state
+from hf_recurrent.stock_models.stock_model import CHECKPOINTING_ERROR, StockModelWithState
+from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.carried_state import CarriedState
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
@@ -16,8 +18,9 @@ class MultiStreamTrainer(BlockTrainer):
     The state is carried detached: gradients reach back one block. The loss is the mean over all targets of an
     optimizer step, so 8 streams at once, 4 × 2 accumulated, and two processes of 4 are the same training.
 
-    Models without a recurrent state (stock Llama, Mamba2) train on the same batches, each block on its own. The regime
-    "iid" carries no state either.
+    Stock recurrent models (Mamba2 and the others of [`with_state`]) carry their state as ours do. Models without a
+    state (stock Llama) train on the same batches, each block on its own. The regime "iid" carries no state either;
+    stock models then run their own code, which knows no resets.
 
     A checkpoint ([`RecurrentTrainer`]) can be resumed with another number of processes if the number of streams stays
     the same. `evaluate()` reports `eval_loss` (nats per target) and `eval_bits_per_byte` for a corpus
@@ -29,13 +32,20 @@ class MultiStreamTrainer(BlockTrainer):
         train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`BlockTrainer`].
 
     Raises:
-        ValueError: see [`BlockTrainer`]; or a task needs blocks of its examples' length because no state is carried.
+        ValueError: see [`BlockTrainer`]; a task needs blocks of its examples' length because no state is carried; or a
+            stock model would carry its state with `gradient_checkpointing`.
     """
 
     _final_state: RecurrentState | None = None  # of the last micro-batch
 
+    def __init__(self, model: PreTrainedModel, *arguments, **options):
+        super().__init__(with_state(model), *arguments, **options)
+
     def carries_state(self, model: PreTrainedModel, args: MultiStreamTrainingArguments) -> bool:
-        return supports_recurrent_state(model) and args.regime == "multi_stream"
+        carries = supports_recurrent_state(model) and args.regime == "multi_stream"
+        if carries and isinstance(model, StockModelWithState) and args.gradient_checkpointing:
+            raise ValueError(CHECKPOINTING_ERROR)
+        return carries
 
     def build_carried(self) -> CarriedState:
         return CarriedState(self.model.init_state, self.args.device)

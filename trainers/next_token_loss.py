@@ -8,6 +8,7 @@ from torch import nn
 
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.recurrent_state import supports_recurrent_state, upcast
+from hf_recurrent.stock_models.stock_model import StockModelWithState
 
 
 def next_token_loss(
@@ -29,7 +30,9 @@ def next_token_loss(
     """
     if num_targets is None:
         num_targets = inputs["shift_labels"].ne(IGNORE_INDEX).sum().clamp(min=1)
-    if supports_recurrent_state(plain_model):
+    # Without a state, a stock model runs its own code, and its kernels.
+    runs_stock_code = isinstance(plain_model, StockModelWithState) and not returns_state
+    if supports_recurrent_state(plain_model) and not runs_stock_code:
         outputs = model(**inputs, use_cache=returns_state, num_items_in_batch=num_targets)
         return outputs.loss, outputs
     outputs = model(input_ids=inputs["input_ids"], use_cache=False)

@@ -58,6 +58,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
     from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+    from hf_recurrent.stock_models.with_state import with_state
 
     model, tokenizer = load_model_and_tokenizer(arguments)
     if is_text and not hasattr(tokenizer, "encode_bytes"):
@@ -67,7 +68,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
         )
     source = load_evaluation_source(data, tokenizer, arguments.split)
     source.check_model("corpus", model)
-    carries = supports_recurrent_state(model) and not arguments.no_carry
+    carries = not arguments.no_carry and supports_recurrent_state(with_state(model))
     share = EvaluationShare(
         batch_size=arguments.num_streams,
         block_size=arguments.block_size,

@@ -55,9 +55,12 @@ def _generate(arguments: argparse.Namespace) -> None:
     from transformers import set_seed
 
     from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+    from hf_recurrent.stock_models.with_state import with_state
 
     if arguments.seed is not None:
         set_seed(arguments.seed)
+    if hasattr(tokenizer, "encode_bytes"):  # other stock models generate as text from their own cache
+        with_state(model)
     generate = _generate_recurrent if supports_recurrent_state(model) else _generate_stock
     try:
         generate(arguments, model, tokenizer)

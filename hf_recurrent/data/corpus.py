@@ -23,6 +23,7 @@ from hf_recurrent.data.packed_files import open_packed
 from hf_recurrent.data.streams import MultiStreamDataset
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+from hf_recurrent.stock_models.with_state import with_state
 
 
 class Corpus(EpisodeSource):
@@ -263,7 +264,8 @@ class Corpus(EpisodeSource):
                 return {"nats": 0.0}
             corpus = self.select(np.sort(by_length))
         bar = tqdm(total=corpus.num_bytes, unit="B", unit_scale=True, desc="evaluating", disable=not share.progress)
-        losses = carried_losses if share.carry_state and supports_recurrent_state(model) else window_losses
+        carries = share.carry_state and supports_recurrent_state(with_state(model))
+        losses = carried_losses if carries else window_losses
         total, read = 0.0, 0
         with evaluation_mode(model), torch.inference_mode(), bar:
             for nats, num_bytes in losses(model, corpus, share.batch_size, share.block_size):

@@ -25,12 +25,11 @@ def carried_losses(
     model: PreTrainedModel, corpus: "Corpus", num_streams: int, block_size: int
 ) -> Iterator[tuple[float, int]]:
     """Yield (nats, bytes read) of every block, with the state carried from block to block."""
-    state, reading = None, torch.ones(num_streams, dtype=torch.bool)
+    state, reading = model.init_state(num_streams), torch.ones(num_streams, dtype=torch.bool)
     for batch in EvaluationStreams(corpus, num_streams, block_size):
         attended = batch["attention_mask"].sum(1)
         # Finished streams are dropped from the batch.
-        if state is not None:
-            state = select_state(state, attended[reading].nonzero().squeeze(1))
+        state = select_state(state, attended[reading].nonzero().squeeze(1))
         reading = attended > 0
         input_ids, labels, reset_mask = (
             batch[name][reading, : int(attended.max())].to(model.device)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_source import EvaluationShare, check_window
+from hf_recurrent.stock_models.with_state import with_state
 
 
 def evaluate_bits_per_byte(
@@ -25,9 +26,9 @@ def evaluate_bits_per_byte(
 
     The context of a byte depends on the model:
 
-    * For a recurrent model (`supports_recurrent_state`) with `carry_state=True`, it is the whole episode; then
+    * For a recurrent model, ours or one of [`with_state`], with `carry_state=True`, it is the whole episode; then
       `num_streams` and `block_size` change speed and memory, not the result (beyond rounding).
-    * With `carry_state=False`, and for models without a state (stock Llama and Mamba2), episodes are cut into
+    * With `carry_state=False`, and for models without a state (stock Llama), episodes are cut into
       independent windows of `block_size` bytes. A byte has at most `block_size` bytes of context, on average
       (`block_size` + 1) / 2, and the result depends on `block_size`.
 
@@ -52,6 +53,8 @@ def evaluate_bits_per_byte(
     for name, value in (("num_streams", num_streams), ("block_size", block_size)):
         if value < 1:
             raise ValueError(f"`{name}` is {value}; it must be at least 1.")
+    if carry_state:
+        model = with_state(model)
     corpus.check_model("corpus", model)
     check_window("block_size", block_size, model)
     share = EvaluationShare(batch_size=num_streams, block_size=block_size, carry_state=carry_state, progress=progress)

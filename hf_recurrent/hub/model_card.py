@@ -15,6 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel, TrainingArguments
 
 from hf_recurrent.hub.local_paths import find_local_path
+from hf_recurrent.stock_models.stock_model import StockModelWithState
 
 REDACTED = "[redacted]"
 
@@ -137,6 +138,7 @@ def create_model_card(
         repository=repo_id or unnamed_repository(model),
         recurrent=recurrent,
         classifies=task == "text-classification",
+        stock=isinstance(model, StockModelWithState),
         model_facts=_model_facts(model, recurrent),
         recipe=_last_part(recipe) if recipe else None,
         data_name=data_name,
@@ -205,7 +207,8 @@ def _model_facts(model: PreTrainedModel, recurrent: bool) -> dict[str, str]:
         if (value := getattr(model.config, attribute, None)) is not None:
             facts[label] = str(value)
     if recurrent:
-        state = model.base_model.init_state(1)
+        holder = model if hasattr(model, "init_state") else model.base_model  # a classifier has none of its own
+        state = holder.init_state(1)
         facts["State per stream"] = f"{sum(part.numel() * part.element_size() for part in state.values()):,} bytes"
     return facts
 

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state, load_state, save_state, select_state
+from hf_recurrent.stock_models.with_state import with_state
 
 CHUNK = 4096
 _FORMAT = "hf_recurrent.text_state.1"  # the format of files, independent of the module's name
@@ -82,7 +83,8 @@ def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
             raise ValueError("there are no pending tokens.")
         if not all(token is None or token in range(model.config.vocab_size) for token in pending):
             raise ValueError("a pending token is outside the vocabulary.")
-        check_state(state, model.model.state_shapes(len(pending)))
+        zero = with_state(model).init_state(len(pending), "meta")
+        check_state(state, {name: tensor.shape for name, tensor in zero.items()})
         for name, tensor in state.items():
             if not tensor.is_floating_point() and not tensor.is_complex():
                 raise ValueError(f"`state[{name!r}]` has the type {tensor.dtype}, which is not a floating type.")
@@ -120,6 +122,7 @@ def read_texts(
         ValueError: a text is empty or has a token outside the vocabulary, or `start` has another number of rows.
     """
     vocab_size = model.config.vocab_size
+    model = with_state(model)
     if start is None:
         start = TextState(model.init_state(len(texts)), [None] * len(texts))
     if len(start.pending) != len(texts):
@@ -182,7 +185,7 @@ def continue_texts(
         return new, text
     start = TextState(select_state(text.state, torch.tensor(rows)), [text.pending[row] for row in rows])
     inputs = torch.tensor(start.pending, device=model.device).unsqueeze(1)
-    output = model.generate(
+    output = with_state(model).generate(
         inputs,
         attention_mask=torch.ones_like(inputs),
         state=start.state,

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.data.episode_losses import evaluation_mode
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.recurrent_state import detach_state, supports_recurrent_state, upcast
+from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.tasks.example_draws import check_integer
 
 if TYPE_CHECKING:
@@ -68,10 +69,10 @@ def _logits(
     model: PreTrainedModel, inputs: torch.Tensor, block_size: int | None
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield (steps, logits) of consecutive parts of the examples (B, T)."""
-    if not supports_recurrent_state(model):
+    if not supports_recurrent_state(with_state(model)):
         yield slice(0, inputs.shape[1]), model(input_ids=inputs, use_cache=False).logits
         return
-    state, size = None, block_size or inputs.shape[1]
+    state, size = model.init_state(len(inputs)), block_size or inputs.shape[1]
     for begin in range(0, inputs.shape[1], size):
         place = slice(begin, min(begin + size, inputs.shape[1]))
         output = model(input_ids=inputs[:, place], state=state, use_cache=True)

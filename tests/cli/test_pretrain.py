@@ -126,6 +126,26 @@ def test_every_recipe_runs(corpus, name):
     assert Path("run/model.safetensors").is_file()
 
 
+def test_a_stock_preset_on_streams(corpus, capsys):
+    files = [
+        "--config_overrides",
+        "hidden_size=16",
+        "num_hidden_layers=1",
+        "num_heads=4",
+        "head_dim=8",
+        "state_size=8",
+    ]
+    run(corpus, "--model", "mamba2-s0", *files, "--output_dir", "run")
+    assert "windows" not in capsys.readouterr().out
+    assert type(AutoModelForCausalLM.from_pretrained("run")).__module__.startswith("transformers.models.mamba2")
+    assert "with_state" in Path("run/README.md").read_text()
+    options = ["--greedy", "--max_new_tokens", "6", "--quiet"]
+    run_command(["generate", "run", "--prompt", "All work", "--save_state", "a.state", *options])
+    run_command(["generate", "run", "--state", "a.state", *options])
+    run_command(["evaluate", "run", "--corpus", corpus, "--block_size", "16", "--no_compressors", "--quiet"])
+    assert "whole episode" in capsys.readouterr().out
+
+
 def test_recipes_explain_themselves():
     folder = Path(hf_recurrent.__file__).parent / "recipes"
     assert "default" in recipe_names() and len(recipe_names()) >= 5

@@ -5,12 +5,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import Corpus, config_from_preset, evaluate_bits_per_byte
-from hf_recurrent.reproduce.memora.stride_sweep import STATE_CARRIED, STATE_ZERO, measure
+from hf_recurrent.reproduce.memora.stride_sweep import STATE_CARRIED, STATE_ZERO, StrideSweep, measure
 
 
-def test_iid_is_measured_with_the_state_carried_and_zero_at_each_block():
+@pytest.mark.parametrize(
+    ("preset", "widths"),
+    [
+        ("memora-tiny", {"hidden_size": 16, "state_size": 24}),
+        ("mamba2-s0", {"hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 8, "chunk_size": 4}),
+    ],
+)
+def test_iid_is_measured_with_the_state_carried_and_zero_at_each_block(preset, widths):
     torch.manual_seed(0)
-    config = config_from_preset("memora-tiny", hidden_size=16, state_size=24, num_hidden_layers=1)
+    config = config_from_preset(preset, num_hidden_layers=1, **widths)
     model = AutoModelForCausalLM.from_config(config)
     corpus = Corpus.from_documents([bytes(range(1, 120)), b"abc" * 30])
     options = {"num_streams": 1, "progress": False}
@@ -20,3 +27,8 @@ def test_iid_is_measured_with_the_state_carried_and_zero_at_each_block():
     measured = measure(model, corpus, "iid", 4)
     assert measured == {STATE_CARRIED: pytest.approx(carried), STATE_ZERO: pytest.approx(zero_state)}
     assert set(measure(model, corpus, "multi_stream", 4)) == {STATE_CARRIED}
+
+
+def test_mamba2_trains_in_both_regimes():
+    labels = {row["label"] for row in StrideSweep().rows("small")}
+    assert {"Mamba2, streams", "Mamba2, IID", "Llama, IID"} <= labels and "Llama, streams" not in labels

@@ -1,0 +1,73 @@
+"""Convolution and selective scan of stock mixers, from a given state.
+
+Shape letters: B streams or batch, T steps, M model width, K convolution taps.
+"""
+
+import torch
+from torch import nn
+
+from hf_recurrent.modeling.linear_scan import linear_scan
+from hf_recurrent.modeling.recurrent_blocks import temporal_convolution
+from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.stock_models.stock_model import Block, StatePart
+
+
+class ConvolutionPart(StatePart):
+    """A layer with a depthwise causal `nn.Conv1d`, whose last inputs are part of the state."""
+
+    def convolve(self, convolution: nn.Conv1d, inputs: torch.Tensor, block: Block) -> torch.Tensor:
+        """Run the convolution (without an activation) on inputs (B, T, M)."""
+        weight = convolution.weight.squeeze(1).flip(-1).t()  # (K, M), the current step first
+        output, taps = temporal_convolution(
+            inputs, self.get_part(block, "convolution"), weight, block.reset_mask, block.lengths
+        )
+        self.set_part(block, "convolution", taps)
+        return output if convolution.bias is None else output + convolution.bias.to(output.dtype)
+
+
+class SelectiveScanPart(ConvolutionPart):
+    """The mixer of Mamba (Gu and Dao 2024, section 3) from a given state.
+
+    Stock code runs more than one step with a cache from a zero state, so the recurrence is written here:
+    h_t = exp(Δ_t A) ∘ h_{t-1} + Δ_t B_t x_t, y_t = C_t · h_t + D ∘ x_t, as one linear scan over the states of all
+    channels.
+    """
+
+    def part_shapes(self):
+        return {
+            "recurrent": (self.intermediate_size, self.ssm_state_size),
+            "convolution": (self.conv_kernel_size - 1, self.intermediate_size),
+        }
+
+    def normalize(
+        self, time_step: torch.Tensor, to_state: torch.Tensor, from_state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Norms of Δ (before its map), B and C, where the family has them."""
+        return time_step, to_state, from_state
+
+    def forward(self, hidden_states, cache_params=None, **options):
+        if not isinstance(cache_params, Block):
+            return super().forward(hidden_states, cache_params=cache_params, **options)
+        inputs, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
+        inputs = self.act(self.convolve(self.conv1d, inputs, cache_params))
+        sizes = [self.time_step_rank, self.ssm_state_size, self.ssm_state_size]
+        time_step, to_state, from_state = self.normalize(*self.x_proj(inputs).split(sizes, dim=-1))
+        time_step = nn.functional.linear(time_step, self.dt_proj.weight)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            output = self._scan(upcast(inputs), upcast(time_step), upcast(to_state), upcast(from_state), cache_params)
+            output = output * nn.functional.silu(upcast(gate))
+        return self.out_proj(output.to(hidden_states.dtype))
+
+    def _scan(self, inputs, time_step, to_state, from_state, block):
+        batch_size, steps, channels = inputs.shape
+        time_step = nn.functional.softplus(time_step + upcast(self.dt_proj.bias))
+        if block.padding_mask is not None:
+            time_step = time_step.masked_fill(block.padding_mask.unsqueeze(-1), 0)  # the state stays as it is
+        decay = torch.exp(time_step.unsqueeze(-1) * -torch.exp(upcast(self.A_log)))
+        added = (time_step * inputs).unsqueeze(-1) * to_state.unsqueeze(2)
+        states, final_state = linear_scan(
+            decay.flatten(2), added.flatten(2), self.get_part(block, "recurrent").flatten(1), block.reset_mask
+        )
+        self.set_part(block, "recurrent", final_state.unflatten(1, (channels, -1)))
+        states = states.view(batch_size, steps, channels, -1)
+        return torch.matmul(states, from_state.unsqueeze(-1)).squeeze(-1) + upcast(self.D) * inputs

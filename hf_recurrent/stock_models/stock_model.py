@@ -1,0 +1,213 @@
+"""Parts that all stock families share: one block, a part with a state, the model around the parts.
+
+Shape letters: B streams or batch, T steps, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hf_recurrent.modeling.causal_lm_loss import causal_lm_loss
+from hf_recurrent.modeling.packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
+from hf_recurrent.modeling.recurrent_blocks import Padding
+from hf_recurrent.modeling.recurrent_causal_lm import RecurrentCausalLMOutput
+from hf_recurrent.modeling.recurrent_state import (
+    RecurrentState,
+    check_state,
+    check_state_memory,
+    select_state,
+    state_dtype,
+)
+from hf_recurrent.modeling.tensor_checks import check_mask, check_tensor, check_token_ids, kept_steps
+
+CHECKPOINTING_ERROR = (
+    "`gradient_checkpointing` is True, but the layers of a stock model drop their state then; set it to False, or "
+    'carry no state (`regime` "iid").'
+)
+_STOCK_CACHES = ("past_key_values", "cache_params")
+
+
+class Block:
+    """State and masks of one block; a stock model passes it to its layers as it would its cache.
+
+    Args:
+        state: before the block.
+        steps: T.
+        reset_mask: (B, T) bool, or None.
+        padding: None without padding; steps are already packed.
+    """
+
+    def __init__(
+        self, state: RecurrentState, steps: int, reset_mask: torch.Tensor | None = None, padding: Padding | None = None
+    ):
+        self.state, self.steps, self.reset_mask, self.padding = state, steps, reset_mask, padding
+        self.new_state: RecurrentState = {}
+
+    @property
+    def padding_mask(self) -> torch.Tensor | None:
+        """(B, T) bool, true at padding, which is at the end of each row."""
+        return None if self.padding is None else self.padding.mask
+
+    @property
+    def lengths(self) -> torch.Tensor | None:
+        """(B,) number of real steps; None if all are."""
+        return None if self.padding is None else self.padding.lengths
+
+
+class StatePart:
+    """A layer of a stock model that has a state; its names begin with `state_name`, such as `layers.0`."""
+
+    state_name = ""
+
+    def part_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor of this layer's state, without the batch."""
+        raise NotImplementedError
+
+    def get_part(self, block: Block, part: str) -> torch.Tensor:
+        """A tensor of this layer's state before the block."""
+        return block.state[f"{self.state_name}.{part}"]
+
+    def set_part(self, block: Block, part: str, tensor: torch.Tensor) -> None:
+        """Keep a tensor of this layer's state after the block: a new one, so that gradients reach the block before."""
+        block.new_state[f"{self.state_name}.{part}"] = tensor.to(self.get_part(block, part).dtype)
+
+
+class StockModelWithState:
+    """Mixin of stock language models: a state goes in and comes out.
+
+    `__call__` is extended and not `forward`, whose signature `generate` inspects.
+    """
+
+    supports_recurrent_state = True
+    cache_argument = "cache_params"
+    block_class: type[Block] = Block
+    keeps_logits = True  # `forward` has `logits_to_keep`
+    state_name = ""
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__name__ = cls.__mro__[2].__name__  # in configurations, cards and messages it is the stock class
+
+    @classmethod
+    def check(cls, model: torch.nn.Module) -> None:
+        """Raise a ValueError if a model of this class cannot carry a state."""
+
+    def shared_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Tensors of the state that belong to no single layer."""
+        return {}
+
+    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
+        """Name and shape of every tensor of the state."""
+        shapes = dict(self.shared_shapes())
+        for module in self.modules():
+            if isinstance(module, StatePart):
+                shapes |= {f"{module.state_name}.{part}": shape for part, shape in module.part_shapes().items()}
+        return {name: torch.Size((batch_size, *shape)) for name, shape in shapes.items()}
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
+        """The zero state of `batch_size` streams, the start of every episode."""
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
+        options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
+        return {name: torch.zeros(shape, **options) for name, shape in self.state_shapes(batch_size).items()}
+
+    def __call__(self, *arguments, state=None, reset_mask=None, shift_labels=None, **options) -> Any:
+        """Read a block from a state, as [`RecurrentForCausalLM.forward`]; the stock call without one."""
+        if state is None and reset_mask is None and shift_labels is None:
+            return super().__call__(*arguments, **options)
+        return self._read_block(*arguments, state=state, reset_mask=reset_mask, shift_labels=shift_labels, **options)
+
+    def _read_block(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        state: RecurrentState | None,
+        reset_mask: torch.Tensor | None,
+        shift_labels: torch.Tensor | None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool = True,
+        logits_to_keep: int | torch.Tensor = 0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        return_dict: bool | None = None,
+        **others,
+    ) -> RecurrentCausalLMOutput:
+        if self.training and self.base_model.gradient_checkpointing:
+            raise ValueError(CHECKPOINTING_ERROR)
+        check_arguments(others)
+        check_token_ids("input_ids", input_ids, self.config.vocab_size)
+        batch_size, steps = input_ids.shape
+        if state is None:
+            state = self.init_state(batch_size, input_ids.device)
+        check_state(state, self.state_shapes(batch_size))
+        check_state_memory(state, input_ids.device)
+        if reset_mask is not None:
+            reset_mask = check_mask("reset_mask", reset_mask, batch_size, steps).bool()
+        kept, padding = kept_steps(logits_to_keep), _padding(attention_mask, batch_size, steps)
+        if packing := {name: others[name] for name in PACKING_ARGUMENTS if others.get(name) is not None}:
+            real = None if padding is None else padding.real
+            reset_mask = packed_resets(reset_mask, real, (batch_size, steps), **packing)
+        options = {"logits_to_keep": logits_to_keep} if self.keeps_logits and padding is None else {}
+        if padding is not None:
+            input_ids = padding.pack(input_ids)
+            reset_mask = None if reset_mask is None else padding.pack(reset_mask) & ~padding.mask
+        block = self.block_class(state, steps, reset_mask, padding)
+        logits = self.read_stock(input_ids, block, **options).logits
+        if padding is not None:
+            logits = padding.unpack(logits)
+        if not options:
+            logits = logits[:, kept]
+        loss = None
+        if labels is not None or shift_labels is not None:
+            loss = causal_lm_loss(logits, labels, shift_labels, num_items_in_batch)
+        return RecurrentCausalLMOutput(loss=loss, logits=logits, state=block.new_state if use_cache else None)
+
+    def read_stock(self, input_ids: torch.Tensor, block: Block, **options) -> Any:
+        """The stock call with a block in place of the cache."""
+        return super().__call__(input_ids=input_ids, use_cache=True, **{self.cache_argument: block}, **options)
+
+    # ---- Generation from a given state ----
+
+    def prepare_inputs_for_generation(self, input_ids, state=None, **kwargs):
+        """Inputs of the next step: with a state the prompt, then single tokens; else those of the stock class."""
+        if state is None:
+            return super().prepare_inputs_for_generation(input_ids, **kwargs)
+        if not kwargs.get("is_first_iteration"):
+            input_ids = input_ids[:, -1:]
+        mask = kwargs.get("attention_mask")
+        return {"input_ids": input_ids, "attention_mask": mask, "state": state, "logits_to_keep": 1}
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **options):
+        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **options)
+        if outputs.get("state") is not None:
+            # The state has read the padding, and no other cache is filled.
+            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in _STOCK_CACHES}
+            model_kwargs["attention_mask"] = None
+        return model_kwargs
+
+    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
+        state = model_kwargs.pop("state", None)
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(
+            expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
+        )
+        if state is not None:
+            model_kwargs["state"] = {name: rows.repeat_interleave(expand_size, 0) for name, rows in state.items()}
+        return input_ids, model_kwargs
+
+    @staticmethod
+    def _reorder_cache(cache: Any, beam_idx: torch.Tensor) -> Any:
+        if isinstance(cache, dict):
+            return select_state(cache, beam_idx)
+        cache.reorder_cache(beam_idx)
+        return cache
+
+
+def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
+    if attention_mask is None:
+        return None
+    check_tensor("attention_mask", attention_mask)
+    if attention_mask.dim() == 2:
+        attention_mask = attention_mask[:, -steps:]
+    mask = check_mask("attention_mask", attention_mask, batch_size, steps)
+    return None if bool((mask != 0).all()) else Padding(mask)

@@ -1,0 +1,46 @@
+"""`with_state`: a stock recurrent model that takes and returns a state."""
+
+import importlib
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+
+# `model_type` → module with the classes of the family.
+_FAMILIES = {
+    "mamba": "mamba",
+    "falcon_mamba": "falcon_mamba",
+    "mamba2": "mamba2",
+    "recurrent_gemma": "recurrent_gemma",
+    "xlstm": "xlstm",
+}
+
+
+def with_state(model: PreTrainedModel) -> PreTrainedModel:
+    """Return `model`, which takes and returns a [`RecurrentState`] from now on if its family can.
+
+    Families: `MambaForCausalLM`, `FalconMambaForCausalLM`, `Mamba2ForCausalLM`, `RecurrentGemmaForCausalLM`,
+    `xLSTMForCausalLM`. The model is changed in place: it gets `init_state`, and calls with `state`, `reset_mask` or
+    `shift_labels` are those of [`RecurrentForCausalLM.forward`]. Other calls, the weights and their names, and what
+    `save_pretrained` writes stay the same. Other models, and ours, are returned unchanged.
+
+    Raises:
+        ValueError: the family is known, but this model cannot carry a state.
+    """
+    family = _FAMILIES.get(getattr(getattr(model, "config", None), "model_type", None))
+    if supports_recurrent_state(model) or family is None:
+        return model
+    module = importlib.import_module(f"hf_recurrent.stock_models.{family}")
+    if type(model) in module.CLASSES:
+        module.MODEL.check(model)
+        _replace_classes(model, module.CLASSES)
+    return model
+
+
+def _replace_classes(model: nn.Module, classes: dict[type, type]) -> None:
+    """Give each module of a class of `classes` the subclass that carries a state, and the name of its layer."""
+    for name, module in model.named_modules():
+        if (kind := classes.get(type(module))) is not None:
+            module.__class__ = kind
+            module.state_name = ".".join(name.split(".")[1:3])  # backbone.layers.0.mixer → layers.0
