@@ -49,6 +49,23 @@ def test_generation(run, tmp_path):
     assert "| llama-selective-copying |" in saved and (tmp_path / "made" / "generation.png").stat().st_size > 5000
 
 
+def test_speculative(run):
+    arguments = [
+        "memora-selective-copying",
+        "--draft",
+        "hawk-selective-copying",
+        "--draft_tokens",
+        "3",
+        "--bytes",
+        "20",
+    ]
+    plain, _, head, rule, drafted, looked_up = run(
+        "benchmark_speculative", *arguments, "--rounds", "1", "--prompts", "2"
+    )
+    assert plain[0] == "memora-selective-copying" and (head[-1], rule[0]) == ("identical", "---")
+    assert [drafted[1], drafted[-1], looked_up[0], looked_up[-1]] == ["3", "40 of 40", "prompt-lookup", "40 of 40"]
+
+
 def test_training(run, tmp_path):
     pytest.importorskip("matplotlib")
     arguments = ["--rows", "selective-copying", "--families", "memora", "llama", "--rounds", "1", "--streams", "2"]

@@ -34,10 +34,11 @@ class Constraint(LogitsProcessor):
         grammar: a grammar of xgrammar.
         description: of the constraint, for errors.
         end_token_id: the end byte.
+        smallest_byte: bytes below it are not in a text.
     """
 
-    def __init__(self, grammar: Any, description: str, end_token_id: int = 0):
-        self.description, self.end_token_id = description, end_token_id
+    def __init__(self, grammar: Any, description: str, end_token_id: int = 0, smallest_byte: int = 1):
+        self.description, self.end_token_id, self.smallest_byte = description, end_token_id, smallest_byte
         self._start = ConstraintPosition(self, _xgrammar().GrammarMatcher(grammar), b"")
         self._positions: dict[bytes, ConstraintPosition | None] = {}  # by the rows of the last call
         self._start.allowed()
@@ -85,7 +86,7 @@ class ConstraintPosition:
             allowed, complete = mask[:_BYTES].clone(), bool(mask[_END])
             if self._text[-1:] == b"\xed":
                 allowed[_SURROGATES] = False
-            allowed[0] = False  # it ends texts
+            allowed[: self._constraint.smallest_byte] = False
             allowed[self._constraint.end_token_id] = complete
             if not allowed.any():
                 where = f" after {self._text[-40:]!r}" if self._text else ""
@@ -146,7 +147,8 @@ class JsonSchemaConstraint(Constraint):
         check_schema(schema)
         text = json.dumps(schema)
         grammar = _compile("compile_json_schema", "`schema` cannot be compiled", text, any_whitespace=False)
-        super().__init__(grammar, "`schema`", end_token_id)
+        # xgrammar allows control characters in strings of limited length.
+        super().__init__(grammar, "`schema`", end_token_id, smallest_byte=ord(" "))
 
 
 def _compile(method: str, problem: str, *arguments: str, **options: Any) -> Any:
