@@ -184,7 +184,9 @@ class _Rounds:
         self._block = self._unread + tokens
         self._reading = self.reader.read(self._block, state)
         rows = self._reading.logits[len(self._unread) - 1 :]
-        logits = torch.stack([self._restrict(row, tokens[:place]) for place, row in enumerate(rows)])
+        logits = rows.float().cpu()
+        if self._position is not None:
+            logits = torch.stack([self._restrict(row, tokens[:place]) for place, row in enumerate(logits)])
         new = self.choice.verify(logits, tokens, distributions)
         self.proposed += len(tokens)
         self.accepted += len(new) - 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.compiled_step import CompiledStep
@@ -56,7 +57,8 @@ class StateReader:
 
     def __init__(self, model: PreTrainedModel, name: str = "model"):
         check_recurrent(name, model)
-        self.model, self.forwards = model, 0
+        # Looked up once: a property of the model goes through its parameters.
+        self.model, self.device, self.forwards = model, model.device, 0
         with torch.no_grad():
             self._step = _compiled_step(model)
 
@@ -65,33 +67,34 @@ class StateReader:
     ) -> tuple[torch.Tensor, RecurrentState]:
         """Logits (V,) and state after a prompt (1, T), read as `generate()` reads it."""
         self.forwards += 1
-        input_ids = input_ids.to(self.model.device)
+        input_ids = input_ids.to(self.device)
         output = self.model(input_ids=input_ids, state=state, use_cache=True, logits_to_keep=1, return_dict=True)
         return output.logits[0, -1], output.state
 
     def read(self, tokens: Sequence[int], state: RecurrentState) -> Reading:
         """Read at least one byte after `state`."""
         self.forwards += 1
-        input_ids = torch.tensor([tokens], device=self.model.device)
+        input_ids = torch.tensor([tokens], device=self.device)
         if self._step is not None and len(tokens) <= _MOST_CHAINED:
-            reading = self._read_chain(input_ids, state)
+            backbone, head = self.model.model, self.model.lm_head.weight
+            reading = self._read_chain(functional.embedding(input_ids, backbone.embed_tokens.weight), head, state)
             if reading is not None:
                 return reading
         output = self.model(input_ids=input_ids, state=state, use_cache=True, return_dict=True)
         return Reading(output.logits[0], {0: state, len(tokens): output.state})
 
-    def _read_chain(self, input_ids: torch.Tensor, state: RecurrentState) -> Reading | None:
-        hidden, head = self.model.model.embed_tokens(input_ids), self.model.lm_head
-        if len(input_ids[0]) == 1:
+    def _read_chain(self, hidden: torch.Tensor, head: torch.Tensor, state: RecurrentState) -> Reading | None:
+        steps = hidden.shape[1]
+        if steps == 1:
             single = self._step.run(self.model.model, hidden, state)
-            return None if single is None else Reading(head(single[0])[0], {0: state, 1: single[1]})
+            return None if single is None else Reading(functional.linear(single[0][0], head), {0: state, 1: single[1]})
         chained = self._step.run_chain(hidden, state)
         if chained is None:
             return None
         hidden, states = chained
         # One product per row: products of several rows round differently.
-        logits = torch.cat([head(row) for row in hidden[0].split(1)])
-        return Reading(logits, _StatesOfSteps(states, len(input_ids[0])))
+        logits = torch.cat([functional.linear(row, head) for row in hidden[0].split(1)])
+        return Reading(logits, _StatesOfSteps(states, steps))
 
 
 class _StatesOfSteps(dict):
@@ -120,7 +123,7 @@ def _compiled_step(model: PreTrainedModel) -> CompiledStep | None:
     backbone, head = model.model, model.lm_head
     if type(backbone).read_single_step is not RecurrentModel.read_single_step or "forward" in vars(backbone):
         return None
-    if type(head) is not nn.Linear or type(backbone.embed_tokens) is not nn.Embedding:
+    if type(head) is not nn.Linear or head.bias is not None or type(backbone.embed_tokens) is not nn.Embedding:
         return None
     outer = (model, backbone, head, backbone.embed_tokens)
     if any(module._forward_hooks or module._forward_pre_hooks for module in outer):

@@ -38,7 +38,7 @@ class Greedy:
         return int(logits.argmax()), None
 
     def verify(self, logits, draft, distributions) -> list[int]:
-        best = [int(row.argmax()) for row in logits]
+        best = logits.argmax(-1).tolist()
         accepted = next((place for place, token in enumerate(draft) if token != best[place]), len(draft))
         return best[: accepted + 1]
 
