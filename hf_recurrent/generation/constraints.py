@@ -22,7 +22,7 @@ _SURROGATES = slice(0xA0, 0xC0)  # second bytes after 0xED that are not UTF-8, w
 
 
 class Constraint(LogitsProcessor):
-    """What new bytes have to match, for `generate(logits_processor=[constraint])` and the functions of this package.
+    """A form that new bytes have to match: a logits processor, and an argument of the functions of this package.
 
     The end byte is allowed exactly where the text is complete, and nothing else where it cannot continue. A text that
     is cut off by `max_new_tokens` is the beginning of a match. Texts are valid UTF-8 without byte 0.

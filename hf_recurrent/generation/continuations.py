@@ -1,6 +1,6 @@
 """Many continuations of one text, sampled side by side from one state.
 
-Shape letters: B rows of a batch, T steps, R continuations, V vocabulary.
+Shape letters: B batch, T steps, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -52,15 +52,15 @@ def sample_continuations(
     constraint: Constraint | None = None,
     batch_size: int = 24,
 ) -> list[Continuation]:
-    """Sample R continuations of one text, which is read once: its state is copied for every continuation.
+    """Sample continuations of one text, which is read once: its state is copied for each of them.
 
-    Continuation r draws its random numbers from seed + r alone, so it does not depend on the others; in float32, the
-    last bits of the logits may depend on the number of rows.
+    The first one draws its random numbers from `seed`, the next from `seed` + 1, and so on, so that none depends on the
+    others; in float32, the last bits of the logits may depend on the number of rows.
 
     Args:
         model: a recurrent language model.
         input_ids: (1, T), the prompt, T ≥ 1.
-        num_continuations: R.
+        num_continuations: how many.
         max_new_tokens: largest number of new tokens in each.
         seed: of the first continuation.
         temperature: divides the logits.

@@ -1,6 +1,6 @@
 """Speculative decoding: a draft proposes several bytes, and the model checks all of them in one forward pass.
 
-Shape letters: T steps, K drafted bytes, V vocabulary.
+Shape letters: T steps, V vocabulary.
 """
 
 import math
@@ -72,9 +72,9 @@ def generate_speculative(
 ) -> SpeculativeOutput:
     """Generate as `model` alone would, in fewer of its forward passes.
 
-    In each round the draft proposes K bytes, and the model reads them in one forward pass. Greedy, it keeps those that
-    it would have chosen. Sampling, it keeps each with the probability at which its own distribution results (Leviathan
-    et al. 2023, Chen et al. 2023). One more byte is its own in either case.
+    In each round the draft proposes a few bytes, and the model reads them in one forward pass. Greedy, it keeps those
+    that it would have chosen. Sampling, it keeps each with the probability at which its own distribution results
+    (Leviathan et al. 2023, Chen et al. 2023). One more byte is its own in either case.
 
     On a CPU, Memora and Hawk read a draft with the numbers of single bytes, bit for bit, so that the greedy text is
     that of `generate()`. Other models and devices read it with `forward`, whose logits may differ in the last bits:
@@ -86,7 +86,7 @@ def generate_speculative(
         draft: a recurrent language model with the same vocabulary, or "prompt-lookup", which proposes what followed
             the last occurrence of the latest bytes.
         max_new_tokens: number of new bytes, at least 1.
-        draft_tokens: K. On a CPU, 3 is best: four bytes share one reading of the weights.
+        draft_tokens: bytes per round. On a CPU, 3 is best for most: four bytes share one reading of the weights.
         do_sample: sample; greedy by default. The next four arguments are for sampling.
         temperature: divides the logits of both models.
         top_k: sample from the k most likely bytes; 0 for all.

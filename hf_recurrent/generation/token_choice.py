@@ -1,6 +1,6 @@
 """Choice of the next token from logits, and of what is kept of a draft.
 
-Shape letters: K drafted tokens, V vocabulary.
+Shape letters: V vocabulary.
 """
 
 import math
@@ -22,8 +22,8 @@ class TokenChoice(Protocol):
         """The tokens that are kept.
 
         Args:
-            logits: (K + 1, V), of the model that decides, before each drafted token and after the last.
-            draft: K tokens.
+            logits: (… + 1, V), of the model that decides, before each drafted token and after the last.
+            draft: the drafted tokens.
             distributions: those that the tokens were drawn from; None for a draft without chance.
 
         Returns:
