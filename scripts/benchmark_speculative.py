@@ -3,7 +3,7 @@
 
 The prompts are pieces of a file. One CPU thread is measured in CPU time; the ways take turns, and the best round
 counts. A check is one reading of K + 1 bytes, relative to a single step. "identical" counts the new bytes up to the
-first that is not that of `generate()`, over all prompts.
+first that is not that of `generate()`, over all prompts. The row without a draft is the same loop in single steps.
 
     hf-recurrent pretrain
     hf-recurrent pretrain --model memora-s2 --train_bytes 20e6
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hf_recurrent import SpeculativeOutput, generate_speculative
 from hf_recurrent.generation.state_reader import StateReader
 
-LOOKUP = "prompt-lookup"
+LOOKUP, NO_DRAFT = "prompt-lookup", "none, greedy"
 
 
 def load(name: str, device: torch.device) -> PreTrainedModel:
@@ -84,6 +84,24 @@ def speculative_texts(
 
 
 @torch.no_grad()
+def single_texts(
+    model: PreTrainedModel, prompts: list[torch.Tensor], options: argparse.Namespace
+) -> list[SpeculativeOutput]:
+    """Greedy text in single steps by the same reader, so that the draft is not credited with the shorter loop."""
+    results = []
+    for prompt in prompts:
+        reader, tokens = StateReader(model), prompt[0].tolist()
+        logits, state = reader.read_prompt(prompt, None)
+        for _ in range(options.bytes - 1):
+            tokens.append(int(logits.argmax()))
+            reading = reader.read(tokens[-1:], state)
+            logits, state = reading.logits[-1], reading.states[1]
+        sequences = torch.tensor([[*tokens, int(logits.argmax())]])
+        results.append(SpeculativeOutput(sequences, state, None, 0, 0, reader.forwards, 0))
+    return results
+
+
+@torch.no_grad()
 def check_seconds(model: PreTrainedModel, steps: list[int], options: argparse.Namespace) -> tuple[float, list[float]]:
     """Seconds of a single step, `model(byte, state=state)`, and of reading each number of bytes at once."""
     reader, state = StateReader(model), model.init_state(1)
@@ -113,6 +131,7 @@ def main() -> None:
     ways = {
         "model": lambda: plain_texts(model, prompts, options),
         "draft": lambda: plain_texts(draft, prompts, options),
+        f"{NO_DRAFT} 0": lambda: single_texts(model, prompts, options),
     }
     for name, proposer in ((options.draft, draft), (LOOKUP, LOOKUP)):
         for count in options.draft_tokens:
@@ -127,7 +146,7 @@ def main() -> None:
     )
     best = {name: min(values) for name, values in seconds.items()}
     new_bytes = options.bytes * len(prompts)
-    single, checks = check_seconds(model, [count + 1 for count in options.draft_tokens], options)
+    single, checks = check_seconds(model, [1, *(count + 1 for count in options.draft_tokens)], options)
 
     how = f"temperature {options.temperature}" if options.temperature else "greedy"
     print(f"{new_bytes} bytes after {len(prompts)} prompts, {how}; {bench.conditions(options.device)}\n")
@@ -137,8 +156,9 @@ def main() -> None:
     ]
     print(bench.markdown_table(["generate()", "parameters", "bytes/s", "µs per step"], plain) + "\n")
     lines = []
-    for name in (options.draft, LOOKUP):
-        for count, check in zip(options.draft_tokens, checks, strict=True):
+    for name in (NO_DRAFT, options.draft, LOOKUP):
+        counts = [0] if name == NO_DRAFT else options.draft_tokens
+        for count, check in zip(counts, checks[:1] if name == NO_DRAFT else checks[1:], strict=True):
             results: list[SpeculativeOutput] = found[f"{name} {count}"]
             proposed, accepted = (sum(getattr(r, key) for r in results) for key in ("proposed", "accepted"))
             same = sum(

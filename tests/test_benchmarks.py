@@ -59,10 +59,11 @@ def test_speculative(run):
         "--bytes",
         "20",
     ]
-    plain, _, head, rule, drafted, looked_up = run(
+    plain, _, head, rule, single, drafted, looked_up = run(
         "benchmark_speculative", *arguments, "--rounds", "1", "--prompts", "2"
     )
     assert plain[0] == "memora-selective-copying" and (head[-1], rule[0]) == ("identical", "---")
+    assert single[:2] == ["none, greedy", "0"] and single[-1] == "40 of 40"
     assert [drafted[1], drafted[-1], looked_up[0], looked_up[-1]] == ["3", "40 of 40", "prompt-lookup", "40 of 40"]
 
 

@@ -54,8 +54,8 @@ def sample_continuations(
 ) -> list[Continuation]:
     """Sample continuations of one text, which is read once: its state is copied for each of them.
 
-    The first one draws its random numbers from `seed`, the next from `seed` + 1, and so on, so that none depends on the
-    others; in float32, the last bits of the logits may depend on the number of rows.
+    The first one draws its numbers from `seed`, the next from `seed` + 1, and so on; none depends on the others.
+    In float32, the last bits of the logits may depend on the number of rows.
 
     Args:
         model: a recurrent language model.
