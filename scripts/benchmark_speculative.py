@@ -2,7 +2,7 @@
 """Bytes per second of `generate_speculative`, compared with `generate()` of the same model in the same run.
 
 The prompts are pieces of a file. One CPU thread is measured in CPU time; the ways take turns, and the best round
-counts. A check is one reading of K + 1 bytes, relative to a single step. "identical" counts the new bytes up to the
+counts. A check is one reading of K + 1 bytes (K: `draft_tokens`), relative to a single step. "identical" counts the new bytes up to the
 first that is not that of `generate()`, over all prompts. The row without a draft is the same loop in single steps.
 
     hf-recurrent pretrain
