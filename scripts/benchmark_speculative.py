@@ -2,8 +2,9 @@
 """Bytes per second of `generate_speculative`, compared with `generate()` of the same model in the same run.
 
 The prompts are pieces of a file. One CPU thread is measured in CPU time; the ways take turns, and the best round
-counts. A check is one reading of K + 1 bytes (K: `draft_tokens`), relative to a single step. "identical" counts the new bytes up to the
-first that is not that of `generate()`, over all prompts. The row without a draft is the same loop in single steps.
+counts. K is `draft_tokens`, and a check is one reading of K + 1 bytes, relative to a single step. "identical" counts
+the new bytes up to the first that is not that of `generate()`, over all prompts. The row without a draft is the same
+loop in single steps, always greedy.
 
     hf-recurrent pretrain
     hf-recurrent pretrain --model memora-s2 --train_bytes 20e6
