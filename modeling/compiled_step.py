@@ -172,3 +172,26 @@ class CompiledStep:
         except _kernel().UnreadableTensor:  # plain `forward` reads it, or names it
             return None
         return hidden, {name: new[name] for name in state}
+
+    def run_chain(self, hidden: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState] | None:
+        """T successive bytes of one stream, at the cost of T streams, with the bits of single steps.
+
+        Args:
+            hidden: (1, T, M), the embedded bytes.
+            state: of this stream.
+
+        Returns:
+            The outputs after the final norm (1, T, M) and the states before the first byte and after each, (T + 1, …),
+            or None where plain `forward` has to run.
+        """
+        shapes = self.state_shapes[1]
+        if self.program is None or hidden.shape[0] != 1 or type(state) is not dict or state.keys() != shapes.keys():
+            return None
+        if any(getattr(state[name], "shape", None) != shape for name, shape in shapes.items()):
+            return None
+        hidden = hidden.clone(memory_format=torch.contiguous_format)
+        try:
+            states = self.program.run_chain({"hidden": hidden[0]}, state, hidden.shape[1])
+        except _kernel().UnreadableTensor:
+            return None
+        return hidden, states

@@ -47,6 +47,12 @@ def run_single_step(
     Returns:
         The output after the final norm (B, 1, M) and the new state, or None where plain `forward` has to run.
     """
+    step = find_single_step(model, hidden)
+    return None if step is None else step.run(model, hidden, state)
+
+
+def find_single_step(model: nn.Module, hidden: torch.Tensor) -> CompiledStep | CapturedStep | None:
+    """The fast step of `model` as it is now, for inputs like `hidden` (B, 1, M), or None."""
     step_class = _STEP_CLASSES.get(hidden.device.type)
     if (
         step_class is None
@@ -67,8 +73,7 @@ def run_single_step(
             _steps[model] = found
     if found.watch.overridden:
         return None
-    step = found.steps.get(key := (step_class, step_class.key(hidden))) or _add_step(found, key, model, hidden)
-    return step.run(model, hidden, state)
+    return found.steps.get(key := (step_class, step_class.key(hidden))) or _add_step(found, key, model, hidden)
 
 
 def _add_step(found: _ModelSteps, key: tuple, model: nn.Module, hidden: torch.Tensor) -> CompiledStep | CapturedStep:

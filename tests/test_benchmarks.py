@@ -49,6 +49,24 @@ def test_generation(run, tmp_path):
     assert "| llama-selective-copying |" in saved and (tmp_path / "made" / "generation.png").stat().st_size > 5000
 
 
+def test_speculative(run):
+    arguments = [
+        "memora-selective-copying",
+        "--draft",
+        "hawk-selective-copying",
+        "--draft_tokens",
+        "3",
+        "--bytes",
+        "20",
+    ]
+    plain, _, head, rule, single, drafted, looked_up = run(
+        "benchmark_speculative", *arguments, "--rounds", "1", "--prompts", "2"
+    )
+    assert plain[0] == "memora-selective-copying" and (head[-1], rule[0]) == ("identical", "---")
+    assert single[:2] == ["none, greedy", "0"] and single[-1] == "40 of 40"
+    assert [drafted[1], drafted[-1], looked_up[0], looked_up[-1]] == ["3", "40 of 40", "prompt-lookup", "40 of 40"]
+
+
 def test_training(run, tmp_path):
     pytest.importorskip("matplotlib")
     arguments = ["--rows", "selective-copying", "--families", "memora", "llama", "--rounds", "1", "--streams", "2"]

@@ -15,7 +15,7 @@ TIERS = (
     ("cli",),
     ("reproduce", "sessions"),
     ("trainers", "online", "export"),
-    ("learning_rules", "evaluation", "tasks", "hub"),
+    ("learning_rules", "evaluation", "generation", "tasks", "hub"),
     ("data",),
     ("checkpoint_manifest", "checkpoint_weights", "plotting", "presets", "__init__"),
     ("argument_checks", "checkpoint_files", "interruption", "output_lock"),

@@ -1,6 +1,7 @@
 """`hf-recurrent generate MODEL`: continue prompts, files and saved states."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from transformers import PreTrainedModel
+
+    from hf_recurrent.generation.constraints import Constraint
+    from hf_recurrent.sessions.text_state import TextState
 
 # Logits divided by less would be infinite, and their differences NaN.
 _LEAST_TEMPERATURE = 1e-6
@@ -39,6 +43,13 @@ def build_parser() -> argparse.ArgumentParser:
     new.add_argument("--greedy", action="store_true", help="always take the most likely token")
     new.add_argument("--num_beams", type=int, default=1, help="beam search, printed when finished")
     new.add_argument("--seed", type=int, help="make sampling reproducible")
+    new.add_argument("--num_continuations", type=int, default=1, help="of the text, which is read once")
+    new.add_argument("--regex", help="a regular expression that the new text matches as a whole")
+    new.add_argument("--json_schema", type=Path, help="a file with a JSON schema for the new text")
+    new.add_argument(
+        "--draft", help="a smaller recurrent model that proposes text; directory or owner/name on the Hub"
+    )
+    new.add_argument("--draft_tokens", type=int, default=3, help="tokens proposed at a time (default: 3)")
     new.add_argument("--quiet", action="store_true", help="hide the progress bar while reading")
     return parser
 
@@ -76,7 +87,15 @@ def _check(arguments: argparse.Namespace) -> None:
     if not arguments.prompt and not arguments.prompt_file and not arguments.state:
         raise ValueError("There is nothing to continue; give --prompt, --prompt_file or --state.")
     check_at_least(0, arguments, "max_new_tokens", "top_k")
-    check_at_least(1, arguments, "num_beams")
+    check_at_least(1, arguments, "num_beams", "num_continuations", "draft_tokens")
+    for name, other in (("regex", "json_schema"), ("draft", "state")):
+        if getattr(arguments, name) is not None and getattr(arguments, other) is not None:
+            raise ValueError(f"`--{name}` cannot be combined with `--{other}`.")
+    if arguments.draft is not None:
+        for name, most in (("num_beams", 1), ("num_continuations", 1), ("prompt", 1)):
+            given = getattr(arguments, name)
+            if (count := given if isinstance(given, int) else len(given)) > most:
+                raise ValueError(f"`--{name}` has {count}; with `--draft`, it must be 1.")
     if arguments.temperature < _LEAST_TEMPERATURE:
         raise ValueError(
             f"`--temperature` is {arguments.temperature}; it must be at least {_LEAST_TEMPERATURE}. "
@@ -86,6 +105,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"`--top_p` is {arguments.top_p}; it must be more than 0 and at most 1.")
     check_file("--prompt_file", arguments.prompt_file)
     check_file("--state", arguments.state)
+    check_file("--json_schema", arguments.json_schema)
     check_parent("--save_state", arguments.save_state)
 
 
@@ -93,7 +113,19 @@ def _generation_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ["max_new_tokens", "num_beams"]
     sample = not arguments.greedy and arguments.num_beams == 1
     names += ["temperature", "top_k", "top_p"] if sample else []
-    return {"do_sample": sample} | {name: getattr(arguments, name) for name in names}
+    given = {"do_sample": sample} | {name: getattr(arguments, name) for name in names}
+    constraint = _constraint(arguments)
+    return given if constraint is None else given | {"logits_processor": [constraint]}
+
+
+def _constraint(arguments: argparse.Namespace) -> "Constraint | None":
+    if arguments.regex is None and arguments.json_schema is None:
+        return None
+    from hf_recurrent.generation.constraints import JsonSchemaConstraint, RegexConstraint
+
+    if arguments.regex is not None:
+        return RegexConstraint(arguments.regex)
+    return JsonSchemaConstraint(arguments.json_schema.read_text(encoding="utf-8"))
 
 
 def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> None:
@@ -101,6 +133,31 @@ def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel",
     from hf_recurrent.sessions import text_state
 
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
+    text = _read(arguments, model, tokenizer)
+    if all(token is None for token in text.pending):
+        raise ValueError("The text in `--state` ends with the end byte; give a --prompt to begin a new text.")
+    if arguments.num_continuations > 1:
+        if len(text.pending) > 1:
+            raise ValueError(f"`--num_continuations` is for one text; there are {len(text.pending)}.")
+        text = text_state.repeat_text(text, arguments.num_continuations)
+    if arguments.max_new_tokens:
+        stream = len(text.pending) == 1 and arguments.num_beams == 1
+        streamer = ByteStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if stream else None
+        options = _generation_arguments(arguments)
+        if arguments.draft is not None:
+            text = _continue_with_draft(arguments, model, tokenizer, text, streamer)
+        else:
+            new, text = text_state.continue_texts(model, text, streamer=streamer, **options)
+        if not stream:
+            _show(arguments, tokenizer, new)
+    if arguments.save_state is not None:
+        text_state.save_text_state(model, text, arguments.save_state)
+
+
+def _read(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> "TextState":
+    """The state, then the file, then the prompts, read by the model."""
+    from hf_recurrent.sessions import text_state
+
     text = text_state.load_text_state(model, arguments.state) if arguments.state else None
     progress = not arguments.quiet
     if arguments.prompt_file:
@@ -116,16 +173,39 @@ def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel",
         elif text is not None and len(text.pending) != len(prompts):
             raise ValueError(f"`--state` has {len(text.pending)} texts; `--prompt` must have as many, or one.")
         text = text_state.read_texts(model, prompts, text)
-    if all(token is None for token in text.pending):
-        raise ValueError("The text in `--state` ends with the end byte; give a --prompt to begin a new text.")
-    if arguments.max_new_tokens:
-        stream = len(text.pending) == 1 and arguments.num_beams == 1
-        streamer = ByteStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if stream else None
-        new, text = text_state.continue_texts(model, text, streamer=streamer, **_generation_arguments(arguments))
-        if not stream:
-            _show(arguments, tokenizer, new)
-    if arguments.save_state is not None:
-        text_state.save_text_state(model, text, arguments.save_state)
+    return text
+
+
+def _continue_with_draft(
+    arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any, text: "TextState", streamer: Any
+) -> "TextState":
+    import torch
+
+    from hf_recurrent.generation.speculative import generate_speculative
+    from hf_recurrent.sessions.text_state import TextState
+
+    draft, _ = load_model_and_tokenizer(argparse.Namespace(**vars(arguments) | {"model": arguments.draft}))
+    options = _generation_arguments(arguments)
+    options["constraint"] = next(iter(options.pop("logits_processor", [])), None)
+    del options["num_beams"]
+    output = generate_speculative(
+        model,
+        torch.tensor([text.pending]),
+        draft=draft,
+        draft_tokens=arguments.draft_tokens,
+        state=text.state,
+        draft_state=_read(arguments, draft, tokenizer).state,
+        streamer=streamer,
+        **options,
+    )
+    print(
+        f"{output.accepted} of {output.proposed} proposed bytes accepted, {output.forwards} forward passes",
+        file=sys.stderr,
+    )
+    last = int(output.sequences[0, -1])
+    ended = last == model.generation_config.eos_token_id
+    # After the end byte, a new episode begins with a zero state.
+    return TextState(model.init_state(1) if ended else output.state, [None if ended else last])
 
 
 def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> None:
@@ -136,9 +216,11 @@ def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tok
     from hf_recurrent.modeling.byte_streamer import ByteStreamer
     from hf_recurrent.sessions.text_state import until_end
 
-    for name in ("state", "save_state"):
+    for name in ("state", "save_state", "draft"):
         if getattr(arguments, name) is not None:
             raise ValueError(f"`--{name}` needs a recurrent model, but `MODEL` is a {type(model).__name__}.")
+    if arguments.num_continuations > 1:
+        raise ValueError(f"`--num_continuations` needs a recurrent model, but `MODEL` is a {type(model).__name__}.")
     if not arguments.max_new_tokens:
         raise ValueError("`--max_new_tokens` is 0; without --save_state, it must be at least 1.")
     book = arguments.prompt_file.read_bytes() if arguments.prompt_file else b""
@@ -176,7 +258,7 @@ def _encode(tokenizer: Any, text: str) -> "np.ndarray":
 def _show(arguments: argparse.Namespace, tokenizer: Any, rows: "Sequence[torch.Tensor]") -> None:
     for row, ids in enumerate(rows):
         if len(rows) > 1:
-            name = repr(arguments.prompt[row]) if arguments.prompt else f"text {row}"
+            name = repr(arguments.prompt[row]) if len(arguments.prompt) == len(rows) else f"text {row}"
             print(f"=== {name}")
         print(tokenizer.decode(ids, skip_special_tokens=True), flush=True)
 

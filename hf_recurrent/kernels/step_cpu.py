@@ -27,6 +27,7 @@ _COLUMNS = 11  # of an instruction: operation, width, depth, flag, six operands,
 _FIRST_OPERAND = 4
 _CACHE_LINE = 16  # numbers
 _MOST_IDLE = 64  # calls kept for the next ones, by batch size
+_READ_TOGETHER = 4  # STREAMS in step_cpu.c: rows for which the weights are read once
 
 _library = load_library("_step_cpu", "hf_step_version", _VERSION)
 _library.hf_step_run.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -132,6 +133,45 @@ class StepProgram:
         Raises:
             UnreadableTensor: a tensor is not what the operations need, or the memory of a weight was freed.
         """
+        return self._run(batch_size, tensors, {})
+
+    def run_chain(self, inputs: dict[str, Tensor], states: dict[str, Tensor], steps: int) -> dict[str, Tensor]:
+        """Run all operations on T successive steps of one stream, reading the weights once for several of them.
+
+        An operation takes its rows in order, so row t can read the state that row t - 1 of the same operation wrote.
+        The results are those of single steps, bit for bit.
+
+        Args:
+            inputs: of all steps, (T, …) each; overwritten where the program writes to them.
+            states: before the first step, (1, …) each: the tensors that the program replaces.
+            steps: T.
+
+        Returns:
+            The states (T + 1, …): those before the first step and after each, by name.
+
+        Raises:
+            UnreadableTensor: see `run`.
+        """
+        addresses(states, ((name, self.widths[name]) for name in states), self.dtype)
+        # Two or three rows left over take longer than four.
+        rest = steps % _READ_TOGETHER
+        rows = steps if rest < 2 else steps + _READ_TOGETHER - rest
+        padded = inputs
+        if rows > steps:
+            padded = {name: tensor.new_zeros(rows, *tensor.shape[1:]) for name, tensor in inputs.items()}
+            for name, tensor in inputs.items():
+                padded[name][:steps] = tensor
+        track = {name: state.new_empty(rows + 1, *state.shape[1:]) for name, state in states.items()}
+        for name, state in states.items():
+            track[name][:1] = state
+        before = {name: tensor[:-1] for name, tensor in track.items()}
+        self._run(rows, {**padded, **before}, {name: tensor[1:] for name, tensor in track.items()})
+        if rows > steps:
+            for name, tensor in inputs.items():
+                tensor.copy_(padded[name][:steps])
+        return {name: tensor[: steps + 1] for name, tensor in track.items()}
+
+    def _run(self, batch_size: int, tensors: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
         idle = self._idle.get(batch_size) or self._idle.setdefault(batch_size, deque(maxlen=_MOST_IDLE))
         try:
             call = idle.pop()
@@ -139,7 +179,7 @@ class StepProgram:
             call = _Call(self, batch_size)
         if [*map(torch.UntypedStorage.nbytes, self._storages)] != self._storage_bytes:
             raise UnreadableTensor("The memory of a weight was freed or resized.")
-        results = call.run(tensors)
+        results = call.run(tensors, new)
         idle.append(call)
         return results
 
@@ -197,9 +237,10 @@ class _Call:
         count = len(program.instructions) // _COLUMNS
         self.arguments = (_TYPES[program.dtype], batch_size, count, self.instructions.ctypes.data)
 
-    def run(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def run(self, tensors: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
+        """`new` is memory for the results; it may overlap with `tensors` as in `run_chain`. Empty for fresh memory."""
         pointers = addresses(tensors, self.sizes, self.dtype)
-        new = {name: torch.empty_like(tensors[name]) for name in self.new}
+        new = {name: new[name] if new else torch.empty_like(tensors[name]) for name in self.new}
         pointers += map(Tensor.data_ptr, new.values())
         self.instructions[self.places] = np.array(pointers)[self.numbers]
         _library.hf_step_run(*self.arguments)

@@ -1,5 +1,8 @@
 """`hf-recurrent generate`: prompts, files and states, saved and continued."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -234,3 +237,56 @@ def test_command_names_a_missing_model_and_a_foreign_state(ascii_checkpoint, tmp
     with pytest.raises(SystemExit):
         main([ascii_checkpoint, "--state", str(tmp_path / "foreign.safetensors")])
     assert "it must be written by `--save_state`" in capsys.readouterr().err
+
+
+def test_a_draft_changes_nothing_but_the_time(ascii_checkpoint, capsys, tmp_path):
+    common = [ascii_checkpoint, "--prompt", "17: the", "--greedy", "--max_new_tokens", "40"]
+    main([*common, "--save_state", str(tmp_path / "plain")])
+    expected = capsys.readouterr().out
+    main([*common, "--draft", ascii_checkpoint, "--save_state", str(tmp_path / "draft")])
+    shown = capsys.readouterr()
+    assert shown.out == expected and "proposed bytes accepted" in shown.err
+    model = AutoModelForCausalLM.from_pretrained(ascii_checkpoint)
+    plain, drafted = (load_text_state(model, tmp_path / name) for name in ("plain", "draft"))
+    assert drafted.pending == plain.pending
+    assert all(torch.allclose(drafted.state[name], plain.state[name], atol=1e-5) for name in plain.state)
+
+
+def test_several_continuations_of_one_text(ascii_checkpoint, capsys):
+    common = [ascii_checkpoint, "--prompt", "17:", "--seed", "3", "--max_new_tokens", "12"]
+    main([*common, "--num_continuations", "3"])
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line.startswith("=== ")] == [
+        "=== text 0",
+        "=== text 1",
+        "=== text 2",
+    ]
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_constraints(ascii_checkpoint, capsys, tmp_path, draft):
+    pytest.importorskip("xgrammar")
+    common = [ascii_checkpoint, "--prompt", "17:", "--seed", "3", *(["--draft", ascii_checkpoint] if draft else [])]
+    main([*common, "--regex", "[0-9]{4} (cats|dogs)"])
+    assert re.fullmatch("[0-9]{4} (cats|dogs)\n", capsys.readouterr().out)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}')
+    main([*common, "--json_schema", str(schema)])
+    assert {type(value) for value in json.loads(capsys.readouterr().out)} == {bool}
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--regex", "a", "--json_schema", "x"], "`--regex` cannot be combined with `--json_schema`"),
+        (["--draft", "d", "--state", "s"], "`--draft` cannot be combined with `--state`"),
+        (["--draft", "d", "--num_beams", "2"], "`--num_beams` has 2; with `--draft`, it must be 1"),
+        (["--draft", "d", "--prompt", "a", "b"], "`--prompt` has 2; with `--draft`, it must be 1"),
+        (["--num_continuations", "0"], "`--num_continuations` is 0"),
+        (["--num_continuations", "2", "--prompt", "a", "b"], "`--num_continuations` is for one text; there are 2"),
+    ],
+)
+def test_flags_that_do_not_go_together(ascii_checkpoint, flags, message, capsys):
+    with pytest.raises(SystemExit):
+        main([ascii_checkpoint, "--prompt", "a", *flags])
+    assert message in capsys.readouterr().err

@@ -59,6 +59,41 @@ def test_bytes_equal_the_whole(case, streams, dtype):
 
 
 @needs_kernel
+@each_dtype
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 7, 24])
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_a_chain_has_the_bits_of_single_bytes(case, steps, dtype):
+    model = tiny_model(case.split(",")[0], dtype, **CASES[case])
+    start = model(torch.randint(1, 256, (1, 5))).state
+    before = copy.deepcopy(start)
+    hidden = model.model.embed_tokens(torch.randint(1, 256, (1, steps)))
+    given = hidden.clone()
+    outputs, states = single_step.find_single_step(model.model, hidden[:, :1]).run_chain(hidden, start)
+    state = before
+    for step, embedded in enumerate(hidden.split(1, dim=1)):
+        assert all(torch.equal(states[name][step : step + 1], state[name]) for name in state)
+        expected = model.model(inputs_embeds=embedded, state=state)
+        assert torch.equal(outputs[:, step : step + 1], expected.last_hidden_state)
+        state = expected.state
+    assert all(len(states[name]) == steps + 1 and torch.equal(states[name][-1:], state[name]) for name in state)
+    assert torch.equal(hidden, given) and all(torch.equal(start[name], before[name]) for name in before)
+
+
+@needs_kernel
+@torch.no_grad()
+def test_a_chain_of_another_state_is_left_to_forward():
+    model = tiny_model("memora")
+    hidden = model.model.embed_tokens(torch.tensor([[65, 66]]))
+    step = single_step.find_single_step(model.model, hidden[:, :1])
+    state = model.init_state(1)
+    strided = {name: tensor.repeat(1, 2)[:, ::2] for name, tensor in state.items()}
+    for other in (model.init_state(2), strided, {name: tensor.double() for name, tensor in state.items()}):
+        assert step.run_chain(hidden, other) is None
+    assert step.run_chain(hidden.repeat(2, 1, 1), state) is None
+
+
+@needs_kernel
 @torch.no_grad()
 def test_arguments_stay_as_they_are():
     model = tiny_model("hawk")

@@ -1,0 +1,41 @@
+"""Checks of arguments that all ways of generation share."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from hf_recurrent.generation.constraints import Constraint
+
+
+def check_prompt(input_ids: torch.Tensor) -> None:
+    """Raise an error unless `input_ids` is one prompt (1, T) of at least one token."""
+    if not isinstance(input_ids, torch.Tensor):
+        raise TypeError(f"`input_ids` is of type {type(input_ids).__name__}; it must be a torch.Tensor.")
+    if input_ids.dim() != 2 or input_ids.shape[0] != 1 or not input_ids.shape[1]:
+        raise ValueError(f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (1, T), one prompt with T ≥ 1.")
+
+
+def check_positive(name: str, value: int) -> None:
+    """Raise a ValueError unless `value` is at least 1."""
+    if value < 1:
+        raise ValueError(f"`{name}` is {value}; it must be at least 1.")
+
+
+def end_tokens(
+    model: PreTrainedModel, eos_token_id: int | Sequence[int] | str | None, constraint: "Constraint | None"
+) -> frozenset[int]:
+    """The tokens that end a text; for "model", those of the model's generation configuration.
+
+    Raises:
+        ValueError: the end token of the constraint is not one of them, so that a complete text could not end.
+    """
+    if eos_token_id == "model":
+        eos_token_id = model.generation_config.eos_token_id
+    given = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
+    ends = frozenset(map(int, given))
+    if constraint is not None and constraint.end_token_id not in ends:
+        raise ValueError(f"`eos_token_id` is {sorted(ends)}; it must have {constraint.end_token_id}, as `constraint`.")
+    return ends

@@ -1,0 +1,132 @@
+"""Reading bytes of one stream with the logits and the state after each of them.
+
+Shape letters: T steps, M model width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from hf_recurrent.modeling.compiled_step import CompiledStep
+from hf_recurrent.modeling.recurrent_causal_lm import RecurrentForCausalLM, RecurrentModel
+from hf_recurrent.modeling.recurrent_state import RecurrentState, supports_recurrent_state
+from hf_recurrent.modeling.single_step import find_single_step
+
+# The compiled step takes as many rows, and beyond that torch's matrix products are faster.
+_MOST_CHAINED = 24
+
+
+@dataclass
+class Reading:
+    """The result of reading T bytes.
+
+    Args:
+        logits: (T, V), after each byte.
+        states: number of bytes → the state after them; of 0 and T at least, of all in between where they cost nothing.
+    """
+
+    logits: torch.Tensor
+    states: dict[int, RecurrentState]
+
+    def latest_state(self, count: int) -> tuple[int, RecurrentState]:
+        """The latest state that has read at most `count` of the bytes, and how many it has read."""
+        found = max(read for read in self.states if read <= count)
+        return found, self.states[found]
+
+
+class StateReader:
+    """Reads bytes of one stream, a block in one forward pass.
+
+    On a CPU, a block of Memora or Hawk is T rows of the compiled step, each of which starts from the state of the row
+    before it: the numbers are those of single bytes, bit for bit, and there is a state after every byte. Everywhere
+    else it is `forward`, whose numbers may differ from those of single bytes in the last bits.
+
+    The model must not change while the reader is used.
+
+    Args:
+        model: a recurrent language model.
+        name: of the argument, for errors.
+
+    Raises:
+        TypeError: the model has no recurrent state.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str = "model"):
+        check_recurrent(name, model)
+        # Looked up once: a property of the model goes through its parameters.
+        self.model, self.device, self.forwards = model, model.device, 0
+        with torch.no_grad():
+            self._step = _compiled_step(model)
+
+    def read_prompt(
+        self, input_ids: torch.Tensor, state: RecurrentState | None
+    ) -> tuple[torch.Tensor, RecurrentState]:
+        """Logits (V,) and state after a prompt (1, T), read as `generate()` reads it."""
+        self.forwards += 1
+        input_ids = input_ids.to(self.device)
+        output = self.model(input_ids=input_ids, state=state, use_cache=True, logits_to_keep=1, return_dict=True)
+        return output.logits[0, -1], output.state
+
+    def read(self, tokens: Sequence[int], state: RecurrentState) -> Reading:
+        """Read at least one byte after `state`."""
+        self.forwards += 1
+        input_ids = torch.tensor([tokens], device=self.device)
+        if self._step is not None and len(tokens) <= _MOST_CHAINED:
+            backbone, head = self.model.model, self.model.lm_head.weight
+            reading = self._read_chain(functional.embedding(input_ids, backbone.embed_tokens.weight), head, state)
+            if reading is not None:
+                return reading
+        output = self.model(input_ids=input_ids, state=state, use_cache=True, return_dict=True)
+        return Reading(output.logits[0], {0: state, len(tokens): output.state})
+
+    def _read_chain(self, hidden: torch.Tensor, head: torch.Tensor, state: RecurrentState) -> Reading | None:
+        steps = hidden.shape[1]
+        if steps == 1:
+            single = self._step.run(self.model.model, hidden, state)
+            return None if single is None else Reading(functional.linear(single[0][0], head), {0: state, 1: single[1]})
+        chained = self._step.run_chain(hidden, state)
+        if chained is None:
+            return None
+        hidden, states = chained
+        # One product per row: products of several rows round differently.
+        logits = torch.cat([functional.linear(row, head) for row in hidden[0].split(1)])
+        return Reading(logits, _StatesOfSteps(states, steps))
+
+
+class _StatesOfSteps(dict):
+    """Step → state, cut out of tensors (T + 1, …) when it is asked for."""
+
+    def __init__(self, states: RecurrentState, steps: int):
+        super().__init__((step, None) for step in range(steps + 1))
+        self._states = states
+
+    def __getitem__(self, step: int) -> RecurrentState:
+        return {name: tensor[step : step + 1] for name, tensor in self._states.items()}
+
+
+def check_recurrent(name: str, model: PreTrainedModel) -> None:
+    """Raise a TypeError unless `model` takes and returns a recurrent state."""
+    if not supports_recurrent_state(model):
+        raise TypeError(
+            f"`{name}` is a {type(model).__name__}, which has no recurrent state; use `generate()` of transformers."
+        )
+
+
+def _compiled_step(model: PreTrainedModel) -> CompiledStep | None:
+    """The compiled step of a model whose own `forward` is the usual one, without hooks."""
+    if type(model).forward is not RecurrentForCausalLM.forward or "forward" in vars(model):
+        return None
+    backbone, head = model.model, model.lm_head
+    if type(backbone).read_single_step is not RecurrentModel.read_single_step or "forward" in vars(backbone):
+        return None
+    if type(head) is not nn.Linear or head.bias is not None or type(backbone.embed_tokens) is not nn.Embedding:
+        return None
+    outer = (model, backbone, head, backbone.embed_tokens)
+    if any(module._forward_hooks or module._forward_pre_hooks for module in outer):
+        return None
+    step = find_single_step(backbone, backbone.embed_tokens(torch.zeros(1, 1, dtype=torch.long, device=model.device)))
+    return step if isinstance(step, CompiledStep) else None
