@@ -69,6 +69,7 @@ LEARN = {
 }
 # Exit statuses of complete runs that are not 0: a followed log has no end, only a timeout.
 FINISHED = {"learn a followed log": 1}
+STOPPED = "stopped at byte"  # `learn` after a signal: its status is 0, as at the end of its source
 KINDS = [*PRETRAIN, TWO_PROCESSES, *LEARN]
 # Exit statuses of a run that a signal ended: killed, or ended by itself after saving.
 _INTERRUPTED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM)
@@ -178,6 +179,11 @@ def run(kills: int, seed: int, folder: Path, kinds: list[str]) -> Counter:
     return count
 
 
+def is_finished(kind: str, outcome: Outcome) -> bool:
+    """True if a run came to its end, False if it was interrupted or failed."""
+    return outcome.status == FINISHED.get(kind, 0) and STOPPED not in outcome.out
+
+
 def _interrupt(
     kind: str, expected: dict, seconds: float, draw: random.Random, count: Counter
 ) -> list[tuple[str, str]]:
@@ -185,15 +191,16 @@ def _interrupt(
     for _ in range(3):
         number = signal.SIGTERM if draw.random() < 0.25 else signal.SIGKILL
         outcome = start(kind, "run", (number, draw.uniform(0, seconds)))
-        if outcome.status == FINISHED.get(kind, 0):
+        if is_finished(kind, outcome):
             break
-        if outcome.status not in _INTERRUPTED or (outcome.has_traceback and kind != TWO_PROCESSES):
+        stopped = STOPPED in outcome.out or outcome.status in _INTERRUPTED
+        if not stopped or (outcome.has_traceback and kind != TWO_PROCESSES):
             return [(f"ended with status {outcome.status}", outcome.err)]
         count["interruptions"] += 1
         count[f"by {number.name}"] += 1
     else:
         outcome = start(kind, "run")
-    if outcome.status != FINISHED.get(kind, 0):
+    if not is_finished(kind, outcome):
         return [(f"resuming ended with status {outcome.status}", outcome.err)]
     found = result("run")
     count["runs"] += 1
