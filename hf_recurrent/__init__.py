@@ -38,6 +38,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.modeling.recurrent_state": ("RecurrentState", "load_state", "save_state", "state_size"),
     "hf_recurrent.modeling.byte_streamer": ("ByteIteratorStreamer", "ByteStreamer"),
     "hf_recurrent.modeling.tokenization_byte": ("AlphabetTokenizer", "ByteTokenizer"),
+    "hf_recurrent.modeling.chat_template": ("CHAT_TEMPLATE",),
     "hf_recurrent.modeling.tokenization_dna": ("DNATokenizer",),
     "hf_recurrent.modeling.linear_scan": ("linear_scan",),
     "hf_recurrent.stock_models.with_state": ("with_state",),

@@ -11,29 +11,16 @@ writes them (https://peps.python.org/pep-0383/).
 import os
 import re
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
-from transformers import BatchEncoding, PreTrainedTokenizer
+from transformers import BatchEncoding, PreTrainedTokenizer, PreTrainedTokenizerFast
 from transformers.utils import PaddingStrategy, TensorType
+
+from .fast_tokenizer import to_fast, to_tokenizers, token_string
 
 TOKENIZER_JSON = "tokenizer.json"
 _BYTES_LIKE = (bytes, bytearray, memoryview)
-
-
-@cache
-def _printable_bytes() -> tuple[str, ...]:
-    """The visible character for each byte in byte-level vocabularies, as in GPT-2 and `tokenizers`."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = (byte for byte in range(256) if byte not in visible)
-    stand_in = {byte: chr(0x100 + rank) for rank, byte in enumerate(hidden)}
-    return tuple(stand_in.get(byte, chr(byte)) for byte in range(256))
-
-
-def _token_string(byte: int) -> str:
-    # Byte 0 is its own string: special tokens are searched for in texts, where it must mean byte 0.
-    return _printable_bytes()[byte] if byte else "\x00"
 
 
 def _character_spans(text: str) -> np.ndarray:
@@ -109,7 +96,7 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         cls._outside = table < 0
         cls._id_of_byte = table.astype(np.uint8)
         cls._byte_of_id = np.frombuffer(cls.symbols, dtype=np.uint8)
-        cls._token_of_id = tuple(_token_string(byte) for byte in cls.symbols)
+        cls._token_of_id = tuple(token_string(byte) for byte in cls.symbols)
         cls._id_of_token = {token: index for index, token in enumerate(cls._token_of_id)}
 
     def __init__(
@@ -509,26 +496,24 @@ class AlphabetTokenizer(PreTrainedTokenizer):
         self.to_tokenizers().save(path)
         return (path,)
 
+    # Other libraries
+
     def to_tokenizers(self) -> Any:
         """The same tokenizer as a `tokenizers.Tokenizer`: byte-level BPE without merges."""
-        from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+        return to_tokenizers(self)
 
-        other = None if self.other_symbol is None else _token_string(self.other_symbol[0])
-        tokenizer = Tokenizer(models.BPE(vocab=dict(self._id_of_token), merges=[], unk_token=other, fuse_unk=False))
-        if self.aliases:
-            tokenizer.normalizer = normalizers.Sequence(
-                [normalizers.Replace(old.decode("ascii"), new.decode("ascii")) for old, new in self.aliases.items()]
-            )
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        if 0 in self.symbols:
-            zero = AddedToken("\x00", special="\x00" in self.all_special_tokens, normalized=False)
-            tokenizer.add_tokens([zero])
-        # An added token with an id of the alphabet would replace the bytes of its characters.
-        for index, token in sorted(self._added_tokens_decoder.items()):
-            if index >= self.vocab_size:
-                tokenizer.add_tokens([token])
-        return tokenizer
+    def to_fast(self) -> PreTrainedTokenizerFast:
+        """The same tokenizer as a `PreTrainedTokenizerFast`: the same ids for valid Unicode, but no bytes in or out.
+
+        It has the special and added tokens, the settings and the chat template of this one, and can be saved in its
+        place.
+        """
+        return to_fast(self)
+
+    @property
+    def _tokenizer(self) -> Any:
+        # Streaming in `transformers serve` takes it from any tokenizer; built anew, as tokens may have been added.
+        return to_tokenizers(self)
 
 
 class ByteTokenizer(AlphabetTokenizer):

@@ -1,0 +1,28 @@
+"""Runs one row in its own process: `run_client_row.py NAME FOLDER` prints its outcome as the last line, in JSON."""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from client_rows import all_rows
+
+
+def main() -> int:
+    """Run the row; the status is 1 if it fails."""
+    name, folder = sys.argv[1:]
+    row = next(row for row in all_rows() if row.name == name)
+    try:
+        outcome, how = row.run(Path(folder))
+    except Exception as error:
+        traceback.print_exc()
+        outcome, how = "fails", f"{type(error).__name__}: {error}".split("\n")[0]
+    print(json.dumps({"outcome": outcome, "how": how}))
+    return int(outcome == "fails")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
