@@ -11,8 +11,9 @@ import torch
 from .tensor_checks import check_tensor, has_values
 
 PACKING_ARGUMENTS = ("position_ids", "seq_idx", "cu_seq_lens_q")
-# Other arguments of stock models that do not change what a recurrent model computes.
-_WITHOUT_EFFECT = {"cache_position", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+# Other arguments of stock models that do not change what a recurrent model computes, and those of `generate`, which
+# passes the tokenizer of its stop strings on to `forward`.
+_WITHOUT_EFFECT = {"cache_position", "cu_seq_lens_k", "max_length_q", "max_length_k", "tokenizer"}
 _ATTENTION = {"output_attentions", "past_key_values"}
 
 

@@ -11,6 +11,7 @@ COMMANDS = {
     "generate": "continue a prompt, a file or a saved state",
     "learn": "read an endless stream and learn from every byte",
     "push_to_hub": "upload a trained model with its tokenizer, code and model card",
+    "transformers": "run a command of transformers, such as serve or chat, with the models of this package",
     "reproduce": "measure a table or figure of the papers and compare it with the printed numbers",
     "env": "print versions and available scan backends, for bug reports",
 }

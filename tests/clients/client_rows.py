@@ -22,6 +22,7 @@ MODULES = (
     "rows_tokenizers",
     "rows_generation",
     "rows_training",
+    "rows_serving",
 )
 
 
