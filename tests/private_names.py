@@ -24,6 +24,8 @@ PRIVATE_NAMES = {
     # torch, in scripts that compare our scan to others
     "torch._higher_order_ops.associative_scan": "the operator under test has no public name yet",
     "torch._dynamo.config.recompile_limit": "each shape compiles anew; torch.compiler has no such setting",
+    # datasets
+    "datasets.Dataset._fingerprint": "tells whether a given dataset was packed already; nothing public does",
     # accelerate
     "accelerate.Accelerator._models": "tells whether training has prepared the model, as Trainer.evaluation_loop asks",
     # Models

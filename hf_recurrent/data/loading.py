@@ -1,20 +1,24 @@
 """`load_corpus` and `load_splits`: documents are packed once, then memory-mapped."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.dataset_sources import dataset_name, is_dataset
 from hf_recurrent.data.packed_files import FORMAT, fingerprint
-from hf_recurrent.data.packing import pack_once
+from hf_recurrent.data.packing import pack_by_content, pack_once
 from hf_recurrent.data.pixel_readers import has_test_files, pixel_format
 from hf_recurrent.data.sources import resolve
 from hf_recurrent.data.token_encoding import TokenEncoding
 
+# A name or path, a dataset of the `datasets` library, or a list of these.
+Source = Any
+
 
 def load_corpus(
-    source: str | os.PathLike | Sequence[str | os.PathLike] = "python",
+    source: Source = "python",
     *,
     tokenizer: Any = None,
     text_column: str = "text",
@@ -29,7 +33,8 @@ def load_corpus(
 
     A packed corpus is reused while the options and the names, sizes and modification times of the files stay the
     same; a damaged one is packed again. Empty documents are skipped. Packing uses constant memory, and shows a
-    progress bar if it takes long. A line of JSON or a row of Parquet may have 256 MiB, and a compressed file may
+    progress bar if it takes long. An `IterableDataset` does not tell whether it has changed and is packed at every call;
+    an endless one needs `max_bytes`. A line of JSON or a row of Parquet may have 256 MiB, and a compressed file may
     expand to 1 GiB or 1,000 times its size; other documents may be of any length.
 
     Args:
@@ -39,6 +44,8 @@ def load_corpus(
             * a path, a glob pattern (`**` for folders) or a directory (all files below it). Formats by suffix, each
               also as .gz or .zst: .jsonl/.ndjson and .parquet (one episode per row), .fasta/.fa/.fna (one episode per
               record); any other file is UTF-8 text, one episode;
+            * a `datasets.Dataset` or `IterableDataset`, or a `DatasetDict` of which `split` is taken: every row is an
+              episode, its text or bytes in `text_column`;
             * a directory written by `datasets.Dataset.save_to_disk`;
             * `"hub:owner/name"`: a dataset of the Hub, or a local folder of the same layout;
             * `"mnist:FOLDER"`: the published MNIST files (IDX, also .gz), 784 grey levels per episode, V = 256;
@@ -64,23 +71,27 @@ def load_corpus(
     """
     if max_bytes is not None and max_bytes < 1:
         raise ValueError(f"`max_bytes` is {max_bytes}; it must be 1 or more, or None for all documents.")
-    if not isinstance(source, str | os.PathLike):
-        source = list(source)
-    pixels = pixel_format(source)
+    sources = _as_list(source)
+    pixels = pixel_format(sources)
     encoding = TokenEncoding(tokenizer, binary) if pixels is None else pixels.encoding()
     parts = resolve(
-        source, text_column=text_column, split=split, config_name=config_name, streaming=streaming, binary=binary
+        sources, text_column=text_column, split=split, config_name=config_name, streaming=streaming, binary=binary
     )
-    name = os.fspath(source) if isinstance(source, str | os.PathLike) else ", ".join(map(os.fspath, source))
+    name = ", ".join(map(_name, sources))
     options = [FORMAT, encoding.key(), text_column, max_bytes, binary]
-    directory = _cache_directory(cache_dir) / fingerprint([options, [part.key() for part in parts]])
+    keys = [part.key() for part in parts]
+    cache = _cache_directory(cache_dir)
     documents = (document for part in parts for document in part.documents())
-    pack_once(directory, lambda: documents, encoding, name, max_bytes)
+    if None in keys:
+        directory = pack_by_content(cache, documents, encoding, name, max_bytes)
+    else:
+        directory = cache / fingerprint([options, keys])
+        pack_once(directory, lambda: documents, encoding, name, max_bytes)
     return Corpus.open(directory, name, unit="byte" if pixels is None else "pixel")
 
 
 def load_splits(
-    source: str | os.PathLike | Sequence[str | os.PathLike] = "python",
+    source: Source = "python",
     *,
     validation_fraction: float = 0.05,
     split_seed: int = 0,
@@ -100,9 +111,23 @@ def load_splits(
         FileNotFoundError, ValueError, ImportError: see [`load_corpus`] and [`Corpus.split`].
     """
     train = load_corpus(source, split=split, **options)
-    if split == "train" and has_test_files(source):
+    if split == "train" and has_test_files(_as_list(source)):
         return train, load_corpus(source, split="test", **options)
     return train.split(validation_fraction, split_seed)
+
+
+def _as_list(source: Any) -> list:
+    if isinstance(source, str | os.PathLike) or is_dataset(source):
+        return [source]
+    if not isinstance(source, Iterable):
+        raise ValueError(
+            f"`source` is of type {type(source).__name__}; it must be a name or path, a dataset, or a list of these."
+        )
+    return list(source)
+
+
+def _name(source: Any) -> str:
+    return dataset_name(source) if is_dataset(source) else os.fspath(source)
 
 
 def _cache_directory(cache_dir: str | os.PathLike | None) -> Path:

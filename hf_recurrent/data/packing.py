@@ -58,25 +58,58 @@ def pack_once(
             return
         if os.path.lexists(directory):
             _logger.warning("The packed corpus %s is damaged and packed again: %s", directory, damage)
-        _remove_abandoned(directory)
-        partial = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}.incomplete")
         try:
-            partial.mkdir()
-            _pack(partial, documents(), encoding, name, max_bytes)
-            remember_verified(partial)
-            _remove(directory)
-            os.rename(partial, directory)
-        except OSError as error:
-            if _find_damage(directory) is None:  # another process was first on a file system without locks
-                return
-            if error.errno not in _CANNOT_WRITE:
+            with _packed_aside(directory, documents, encoding, name, max_bytes) as partial:
+                _remove(directory)
+                os.rename(partial, directory)
+        except OSError:
+            if _find_damage(directory) is not None:  # else another process was first on a file system without locks
                 raise
-            raise OSError(
-                f"The corpus {name!r} cannot be packed in {str(directory.parent)!r}: {error.strerror}; free some "
-                "space there, or pass another `cache_dir`."
-            ) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+
+
+def pack_by_content(
+    cache: Path, documents: Iterable[Document], encoding: TokenEncoding, name: str, max_bytes: int | None
+) -> Path:
+    """Pack documents that nothing but reading them identifies; the directory is named by their content.
+
+    Raises:
+        ValueError, OSError: see [`pack_once`].
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    with _packed_aside(cache / "content", lambda: documents, encoding, name, max_bytes) as partial:
+        directory = cache / f"content-{open_packed(partial)[2]['fingerprint']}"
+        with WeakFileLock(directory.with_name(directory.name + ".lock")):
+            if _find_damage(directory) is not None:
+                _remove(directory)
+                os.rename(partial, directory)
+    return directory
+
+
+@contextlib.contextmanager
+def _packed_aside(
+    directory: Path,
+    documents: Callable[[], Iterable[Document]],
+    encoding: TokenEncoding,
+    name: str,
+    max_bytes: int | None,
+) -> Iterator[Path]:
+    """A packed corpus in a temporary directory beside `directory`, to be renamed; what is not is removed."""
+    _remove_abandoned(directory)
+    partial = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}.incomplete")
+    try:
+        partial.mkdir()
+        _pack(partial, documents(), encoding, name, max_bytes)
+        remember_verified(partial)
+        yield partial
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        raise OSError(
+            f"The corpus {name!r} cannot be packed in {str(directory.parent)!r}: {error.strerror}; free some space "
+            "there, or pass another `cache_dir`."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _find_damage(directory: Path) -> str | None:

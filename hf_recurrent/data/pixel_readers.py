@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,13 +47,13 @@ class _Tokens:
         return np.frombuffer(data, dtype=np.uint8)
 
 
-def pixel_format(source: str | os.PathLike | Iterable[str | os.PathLike]) -> PixelFormat | None:
-    """The format of a source of `load_corpus` whose episodes are images; None for any other source.
+def pixel_format(sources: Iterable[Any]) -> PixelFormat | None:
+    """The format of a list of sources of `load_corpus` whose episodes are images; None for any other sources.
 
     Raises:
         ValueError: a list that mixes images of one format with anything else.
     """
-    names = _names(source)
+    names = _names(sources)
     prefixes = {next((prefix for prefix in PIXEL_FORMATS if name.startswith(prefix)), None) for name in names}
     if len(prefixes) > 1:
         raise ValueError(
@@ -79,16 +80,16 @@ def pixel_files(name: str, split: str) -> tuple[PixelFormat, list[Path]] | None:
     return None
 
 
-def has_test_files(source: str | os.PathLike | Iterable[str | os.PathLike]) -> bool:
-    """True if a source consists of images that have separate files for the split "test"."""
+def has_test_files(sources: Iterable[Any]) -> bool:
+    """True if all sources are images that have separate files for the split "test"."""
     try:
-        return all(pixel_files(name, "test") is not None for name in _names(source))
+        return all(pixel_files(name, "test") is not None for name in _names(sources))
     except FileNotFoundError:
         return False
 
 
-def _names(source: str | os.PathLike | Iterable[str | os.PathLike]) -> list[str]:
-    return [os.fspath(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
+def _names(sources: Iterable[Any]) -> list[str]:
+    return [os.fspath(each) if isinstance(each, str | os.PathLike) else type(each).__name__ for each in sources]
 
 
 def _mnist_files(directory: Path, split: str) -> list[Path]:

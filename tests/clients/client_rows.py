@@ -22,6 +22,11 @@ MODULES = (
     "rows_tokenizers",
     "rows_generation",
     "rows_training",
+    "rows_peft",
+    "rows_trl",
+    "rows_evaluation",
+    "rows_quantization",
+    "rows_other_runtimes",
     "rows_serving",
 )
 

@@ -84,12 +84,16 @@ def logits_processor(folder):
 
 @row("transformers", "classifier-free guidance, `guidance_scale`")
 def guided_generation(folder):
-    inputs = ByteTokenizer()("def", return_tensors="pt")
-    options = {"do_sample": False, "max_new_tokens": 4, "min_new_tokens": 4}
-    model = tiny_model()
-    plain, guided = (model.generate(**inputs, **options, guidance_scale=scale) for scale in (1.0, 3.0))
-    assert plain.shape == guided.shape
-    raise AssertionError("to be replaced")
+    model, inputs = tiny_model(), ByteTokenizer()("def", return_tensors="pt")
+    output = model.generate(**inputs, **GREEDY, guidance_scale=3.0, use_cache=False)
+    ids, scale = inputs.input_ids, 3.0
+    for _ in range(6):  # log p(unconditional) + scale · (log p - log p(unconditional)); no prompt but its last byte
+        conditional, free = (model(each).logits[:, -1].log_softmax(-1) for each in (ids, ids[:, 2:]))
+        scores = free + scale * (conditional - free)
+        scores[:, 0] = float("-inf")
+        ids = torch.cat([ids, scores.argmax(-1, keepdim=True)], 1)
+    assert torch.equal(output, ids)
+    return "with `use_cache=False` only: transformers carries a KV cache from step to step, and no other state"
 
 
 @row("transformers", "`GenerationConfig` saved with the checkpoint")

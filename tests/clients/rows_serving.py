@@ -61,7 +61,12 @@ def server(checkpoint: Path, log: Path) -> Iterator[str]:
         process.wait(timeout=30)
 
 
-@row("transformers", "`transformers serve`: completions, chat and both as streams, with the `openai` client", *SERVING, slow=True)
+@row(
+    "transformers",
+    "`transformers serve`: completions, chat and both as streams, with the `openai` client",
+    *SERVING,
+    slow=True,
+)
 def transformers_serve(folder):
     from openai import OpenAI
 
@@ -74,7 +79,9 @@ def transformers_serve(folder):
         assert client.completions.create(**options).choices[0].text == expected
         pieces = client.completions.create(**options, stream=True)
         # The stream leaves out the bytes of a last character that is not whole.
-        assert expected.startswith("".join(piece.choices[0].text or "" for piece in pieces).rstrip("\N{REPLACEMENT CHARACTER}"))
+        assert expected.startswith(
+            "".join(piece.choices[0].text or "" for piece in pieces).rstrip("\N{REPLACEMENT CHARACTER}")
+        )
 
         expected = continuation("user\nGrüße\0assistant\n", count)
         options = {"model": name, "messages": MESSAGES, "max_tokens": count}

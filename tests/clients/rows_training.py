@@ -12,7 +12,13 @@ from hf_recurrent import ByteTokenizer
 
 def stock_trainer(folder: Path, model=None, **overrides) -> Trainer:
     """transformers' own trainer on the texts."""
-    options = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 2, "logging_steps": 1, "report_to": "none"}
+    options = {
+        "max_steps": 4,
+        "save_steps": 2,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 1,
+        "report_to": "none",
+    }
     options |= {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2} | overrides
     return Trainer(
         tiny_model() if model is None else model,

@@ -1,4 +1,4 @@
-"""Every row of the table of clients, where its packages are installed; the table in the documentation has these rows."""
+"""Every row of the table of clients, where its packages are installed; the documentation has the same rows."""
 
 import pytest
 from client_rows import all_rows

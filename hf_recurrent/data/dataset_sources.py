@@ -1,0 +1,129 @@
+"""Datasets of the `datasets` library as sources: given as objects, saved in a directory, or on the Hub."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hf_recurrent.data.file_stamps import file_stamp, files_below
+from hf_recurrent.data.readers import Document, column_bytes, missing_column
+
+_ROWS_AT_ONCE = 256
+
+
+class DatasetSource:
+    """A split of a dataset of the `datasets` library.
+
+    Args:
+        name: its name in error messages.
+        dataset: a `Dataset` or an `IterableDataset`.
+        identity: JSON that differs from that of every other dataset; None if the dataset has none.
+        text_column: the column with the documents.
+    """
+
+    def __init__(self, name: str, dataset: Any, identity: list | None, text_column: str) -> None:
+        self._name, self._dataset, self._identity, self._text_column = name, dataset, identity, text_column
+        columns = dataset.column_names  # None if a streamed dataset does not know them before it is read
+        if columns is not None and text_column not in columns:
+            raise missing_column(name, text_column, columns)
+
+    def key(self) -> list | None:
+        return None if self._identity is None else ["dataset", self._identity, self._text_column]
+
+    def documents(self) -> Iterator[Document]:
+        column, dataset = self._text_column, self._dataset
+        if dataset.column_names is not None:
+            dataset = dataset.select_columns([column])
+        number = 0
+        for rows in self._batches(dataset):
+            if column not in rows:
+                raise missing_column(self._name, column, rows)
+            for value in rows[column]:
+                name = f"{self._name}, row {number}"
+                yield name, [column_bytes(value, column, name)]
+                number += 1
+
+    def _batches(self, dataset: Any) -> Iterator[dict[str, list]]:
+        import pyarrow
+
+        try:
+            yield from dataset.iter(batch_size=_ROWS_AT_ONCE)
+        except (pyarrow.ArrowException, EOFError, UnicodeDecodeError) as error:
+            raise ValueError(f"{self._name} cannot be read: {error}") from error
+
+
+def is_dataset(source: Any) -> bool:
+    """True for a dataset, or a dictionary of splits, of the `datasets` library."""
+    datasets = sys.modules.get("datasets")  # an object of it exists only if it is loaded
+    return datasets is not None and isinstance(source, datasets.Dataset | datasets.IterableDataset | _splits(datasets))
+
+
+def dataset_name(dataset: Any) -> str:
+    """The name of a given dataset or of its splits, for messages and cards."""
+    dataset = next(iter(dataset.values()), dataset) if isinstance(dataset, dict) else dataset
+    fingerprint = getattr(dataset, "_fingerprint", None)
+    return dataset.info.dataset_name or (f"dataset {fingerprint}" if fingerprint else "streamed dataset")
+
+
+def given_dataset(dataset: Any, split: str, text_column: str) -> DatasetSource:
+    """A dataset object, or the `split` of a dictionary of them.
+
+    Raises:
+        ValueError: no such split or column.
+    """
+    name = dataset_name(dataset)
+    if isinstance(dataset, dict):
+        dataset = _choose_split(name, dataset, split)
+    identity = None
+    if (fingerprint := getattr(dataset, "_fingerprint", None)) is not None:
+        identity = ["given", fingerprint]
+        if dataset.format["type"] != "custom":  # values as Python has them; a transform is part of the content
+            dataset = dataset.with_format(None)
+    return DatasetSource(name, dataset, identity, text_column)
+
+
+def _splits(datasets: Any) -> Any:
+    return datasets.DatasetDict | datasets.IterableDatasetDict
+
+
+def _choose_split(name: str, splits: Any, split: str) -> Any:
+    if split not in splits:
+        raise ValueError(f"`split` is {split!r}; for {name} it must be one of {', '.join(map(repr, splits))}.")
+    return splits[split]
+
+
+def _import_datasets(purpose: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs the datasets package: pip install datasets") from error
+    return datasets
+
+
+def saved_dataset(path: Path, split: str, text_column: str) -> DatasetSource:
+    """A directory written by `save_to_disk`."""
+    datasets = _import_datasets(f"reading {path}")
+    try:
+        dataset = datasets.load_from_disk(str(path))
+    except Exception as error:  # the library raises many types for a damaged directory
+        raise ValueError(f"{path} is not a whole saved dataset: {error}") from error
+    if isinstance(dataset, datasets.DatasetDict):
+        dataset = _choose_split(str(path), dataset, split)
+    return DatasetSource(str(path), dataset, [split, *map(file_stamp, files_below(path))], text_column)
+
+
+def hub_dataset(name: str, config_name: str | None, split: str, streaming: bool, text_column: str) -> DatasetSource:
+    """A dataset of the Hub, by its name."""
+    if not name:
+        raise ValueError("`source` is 'hub:'; it must be 'hub:owner/name'.")
+    datasets = _import_datasets(f"reading the Hub dataset {name!r}")
+    try:
+        dataset = datasets.load_dataset(name, config_name, split=split, streaming=streaming)
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise ValueError(f"dataset {name!r} cannot be read: {error.__cause__ or error}") from error
+    identity: list = [name, config_name, split, streaming]
+    if not streaming:
+        identity += [file_stamp(Path(file["filename"])) for file in dataset.cache_files]
+    elif Path(name).is_dir():
+        identity += [file_stamp(file) for file in files_below(Path(name))]
+    return DatasetSource(f"dataset {name!r}", dataset, identity, text_column)

@@ -1,0 +1,48 @@
+"""Rows: smaller weights."""
+
+import torch
+from client_rows import row
+from tiny_checkpoints import batch, save_checkpoint, tiny_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig, TorchAoConfig
+
+
+def works_closely(model, distance: float) -> None:
+    """The logits stay within a relative distance of those of the whole weights, and bytes are generated."""
+    inputs = batch()
+    expected, actual = tiny_model()(**inputs).logits, model(**inputs).logits.float()
+    mask = inputs.attention_mask.bool()
+    error = ((actual - expected)[mask].norm() / expected[mask].norm()).item()
+    assert 0 < error < distance, error
+    assert model.generate(**inputs, max_new_tokens=3, min_new_tokens=3).shape[1] == inputs.input_ids.shape[1] + 3
+
+
+@row("torchao", "`from_pretrained(quantization_config=TorchAoConfig(Int8WeightOnlyConfig()))`", slow=True)
+def torchao_int8(folder):
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    works_closely(AutoModelForCausalLM.from_pretrained(save_checkpoint(folder), quantization_config=config), 0.1)
+
+
+@row("optimum-quanto", "`from_pretrained(quantization_config=QuantoConfig(weights='int8'))`", slow=True)
+def quanto_int8(folder):
+    config = QuantoConfig(weights="int8")
+    works_closely(AutoModelForCausalLM.from_pretrained(save_checkpoint(folder), quantization_config=config), 0.1)
+
+
+@row("bitsandbytes", "`from_pretrained(quantization_config=BitsAndBytesConfig(load_in_8bit=True))`", slow=True)
+def bitsandbytes_int8(folder):
+    config = BitsAndBytesConfig(load_in_8bit=True)
+    works_closely(AutoModelForCausalLM.from_pretrained(save_checkpoint(folder), quantization_config=config), 0.1)
+
+
+@row("bitsandbytes", "`BitsAndBytesConfig(load_in_4bit=True)`", slow=True)
+def bitsandbytes_int4(folder):
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+    works_closely(AutoModelForCausalLM.from_pretrained(save_checkpoint(folder), quantization_config=config), 0.5)
+
+
+@row("torch", "`torch.ao.quantization.quantize_dynamic`", slow=True)
+def dynamic_quantization(folder):
+    model = torch.ao.quantization.quantize_dynamic(tiny_model(), {torch.nn.Linear}, dtype=torch.qint8)
+    works_closely(model, 0.2)
