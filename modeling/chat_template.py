@@ -2,14 +2,16 @@
 
     user␊Hello␀assistant␊Hi!␀
 
-A tokenizer uses it once `tokenizer.chat_template = CHAT_TEMPLATE` is set, which is saved with it. No token is added. Byte
-0 ends a message, so that `generate` stops there, and is removed from within messages, which therefore cannot imitate
-another one. The prompt for an answer ends in `assistant␊`. `return_assistant_tokens_mask` needs `tokenizer.to_fast()`.
+A tokenizer uses it once `tokenizer.chat_template = CHAT_TEMPLATE` is set, which is saved with it. No token is added.
+Byte 0 ends a message, so that `generate` stops there, and is removed from within messages, so that none can imitate
+another. The prompt for an answer ends in `assistant␊`. `return_assistant_tokens_mask` needs `tokenizer.to_fast()`.
 """
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
-{%- if message['content'] is not string -%}{{- raise_exception('The content of a message must be a string.') -}}{%- endif -%}
+{%- if message['content'] is not string -%}
+{{- raise_exception('The content of a message must be a string.') -}}
+{%- endif -%}
 {{- message['role'] + '\\n' -}}
 {%- set content = message['content'] | replace('\\x00', '') + '\\x00' -%}
 {%- if message['role'] == 'assistant' -%}

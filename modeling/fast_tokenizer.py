@@ -1,7 +1,7 @@
 """An alphabet tokenizer as one of the `tokenizers` library, for clients that need that.
 
-Ids are the same for all text that is valid Unicode. These have no bytes as input and no exact bytes as output: decoding
-replaces what is not UTF-8 by U+FFFD.
+Ids are the same for all text that is valid Unicode. There are no bytes as input and no exact bytes as output: decoding
+replaces bytes that are not UTF-8 by U+FFFD.
 """
 
 from functools import cache

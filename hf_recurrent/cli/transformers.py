@@ -1,6 +1,6 @@
 """`hf-recurrent transformers ...`: transformers' own command line, such as `serve` and `chat`, with our model classes.
 
-`transformers serve` looks the class of a checkpoint up by its name in `transformers` itself; the Auto classes do not help.
+`transformers serve` looks the class of a checkpoint up by its name in `transformers` itself, not among the Auto classes.
 """
 
 import sys

@@ -152,5 +152,5 @@ def prompt_lookup(folder):
 @row("transformers", "continuous batching, `generate_batch`")
 def continuous_batching(folder):
     inputs = [row.tolist() for row in batch(TEXTS[:1]).input_ids]
-    with refusal(Exception, "", "needs a paged KV cache, which a recurrent model does not have"):
+    with refusal(ValueError, "num_attention_heads", "needs a paged KV cache, which a recurrent model does not have"):
         tiny_model().generate_batch(inputs, generation_config=GenerationConfig(max_new_tokens=2, eos_token_id=0))

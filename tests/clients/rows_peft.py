@@ -134,7 +134,7 @@ def prompt_tuning(folder):
 def prefix_tuning(folder):
     from peft import PrefixTuningConfig, get_peft_model
 
-    with refusal(Exception, "", "needs keys and values of attention, which the models do not have"):
+    with refusal(TypeError, "past_key_values", "needs keys and values of attention, which the models do not have"):
         model = get_peft_model(
             tiny_model(),
             PrefixTuningConfig(

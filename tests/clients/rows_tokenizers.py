@@ -45,7 +45,9 @@ def language_modeling_collator(folder):
         nats += F.cross_entropy(logits, padded[1:], reduction="sum")
         count += len(padded) - 1
     torch.testing.assert_close(model(**rows).loss, nats / count)
-    return "labels of padding are ignored, also those of byte 0, which is the padding; pass another `pad_token` to learn it"
+    return (
+        "ignores the labels of byte 0, which is the padding: to learn the end, give the tokenizer another `pad_token`"
+    )
 
 
 @row("transformers", "`DataCollatorWithFlattening`: packed rows")
