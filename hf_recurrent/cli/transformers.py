@@ -1,6 +1,6 @@
-"""`hf-recurrent transformers ...`: transformers' own command line, such as `serve` and `chat`, with our model classes.
+"""`hf-recurrent transformers ...`: the command line of transformers, such as `serve` and `chat`, with our models.
 
-`transformers serve` looks the class of a checkpoint up by its name in `transformers` itself, not among the Auto classes.
+`transformers serve` looks the class of a checkpoint up by its name in `transformers`, not among the Auto classes.
 """
 
 import sys

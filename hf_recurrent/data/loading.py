@@ -33,8 +33,8 @@ def load_corpus(
 
     A packed corpus is reused while the options and the names, sizes and modification times of the files stay the
     same; a damaged one is packed again. Empty documents are skipped. Packing uses constant memory, and shows a
-    progress bar if it takes long. A line of JSON or a row of Parquet may have 256 MiB, and a compressed file may expand
-    to 1 GiB or 1,000 times its size; other documents may be of any length.
+    progress bar if it takes long. A line of JSON or a row of Parquet may have 256 MiB, and a compressed file may
+    expand to 1 GiB or 1,000 times its size; other documents may be of any length.
 
     An `IterableDataset` does not tell whether it has changed, so it is packed at every call; an endless one needs
     `max_bytes`.
