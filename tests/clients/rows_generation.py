@@ -85,7 +85,7 @@ def logits_processor(folder):
 @row("transformers", "classifier-free guidance, `guidance_scale`")
 def guided_generation(folder):
     model, inputs = tiny_model(), ByteTokenizer()("def", return_tensors="pt")
-    output = model.generate(**inputs, **GREEDY, guidance_scale=3.0, use_cache=False)
+    output = model.generate(**inputs, **GREEDY, guidance_scale=3.0)
     ids, scale = inputs.input_ids, 3.0
     for _ in range(6):  # log p(unconditional) + scale · (log p - log p(unconditional)); no prompt but its last byte
         conditional, free = (model(each).logits[:, -1].log_softmax(-1) for each in (ids, ids[:, 2:]))
@@ -93,7 +93,7 @@ def guided_generation(folder):
         scores[:, 0] = float("-inf")
         ids = torch.cat([ids, scores.argmax(-1, keepdim=True)], 1)
     assert torch.equal(output, ids)
-    return "with `use_cache=False` only: transformers carries a KV cache from step to step, and no other state"
+    return "the state of the unconditional text is carried, too"
 
 
 @row("transformers", "`GenerationConfig` saved with the checkpoint")
@@ -138,14 +138,14 @@ def compiled_generation(folder):
 
 @row("transformers", "assisted generation, `assistant_model`")
 def assisted_generation(folder):
-    reason = "a state cannot be cut back to the tokens that were accepted; transformers refuses stateful models"
-    with refusal(ValueError, "stateful", reason):
+    reason = "transformers cuts a cache back to the accepted tokens, which a state does not allow; we say so"
+    with refusal(ValueError, "only for models without a state", reason):
         tiny_model().generate(**batch(TEXTS[:1]), **GREEDY, assistant_model=tiny_model())
 
 
 @row("transformers", "prompt lookup, `prompt_lookup_num_tokens`")
 def prompt_lookup(folder):
-    with refusal(ValueError, "stateful", "as assisted generation"):
+    with refusal(ValueError, "only for models without a state", "as assisted generation"):
         tiny_model().generate(**batch(TEXTS[:1]), **GREEDY, prompt_lookup_num_tokens=2)
 
 

@@ -42,6 +42,13 @@ def lora_on_linear_layers(folder):
     assert type(merged) is type(tiny_model())
 
 
+@row("peft", "LoRA without `target_modules`")
+def lora_on_default_layers(folder):
+    model = adapted(target_modules=None)
+    assert any("lora_" in name for name, _ in model.named_parameters())
+    assert not torch.allclose(model(**batch()).logits, tiny_model()(**batch()).logits)
+
+
 @row("peft", "`generate` with an adapter, a padded batch")
 def generation_with_adapter(folder):
     model, inputs = adapted(), batch()
