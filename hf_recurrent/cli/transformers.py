@@ -3,10 +3,9 @@
 `transformers serve` looks the class of a checkpoint up by its name in `transformers`, not among the Auto classes.
 """
 
+import importlib
 import sys
 from collections.abc import Sequence
-
-import transformers
 
 import hf_recurrent
 
@@ -15,9 +14,11 @@ _MODEL_SUFFIXES = ("Model", "ForCausalLM", "ForSequenceClassification")
 
 def add_model_classes() -> None:
     """Make every model class of ours an attribute of `transformers`."""
-    for name in hf_recurrent.__all__:
-        if name.endswith(_MODEL_SUFFIXES):
-            setattr(transformers, name, getattr(hf_recurrent, name))
+    classes = {name: getattr(hf_recurrent, name) for name in hf_recurrent.__all__ if name.endswith(_MODEL_SUFFIXES)}
+    # Looked up last: when its Auto classes are loaded, transformers replaces its own module by a new one.
+    library = importlib.import_module("transformers")
+    for name, model_class in classes.items():
+        setattr(library, name, model_class)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -32,7 +32,7 @@ def bits_per_byte(corpus: Corpus) -> float:
     return evaluate_bits_per_byte(tiny_model(), corpus, progress=False)["bits_per_byte"]
 
 
-@row("lm-eval", "`bits_per_byte` of a text file, `loglikelihood_rolling`", "datasets", slow=True)
+@row("lm-eval", "`bits_per_byte` of a text file, `loglikelihood_rolling`", "datasets")
 def lm_eval_bits_per_byte(folder):
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

@@ -19,7 +19,7 @@ class Step(torch.nn.Module):
         return output.logits, *(output.state[name] for name in self.names)
 
 
-@row("onnxruntime", "one step by `torch.onnx.export`, a text read step by step", "onnxscript", slow=True)
+@row("onnxruntime", "one step by `torch.onnx.export`, a text read step by step", "onnxscript")
 def onnx_step(folder):
     import onnxruntime
 
@@ -38,7 +38,7 @@ def onnx_step(folder):
     torch.testing.assert_close(torch.from_numpy(np.concatenate(logits, 1)), expected, atol=1e-4, rtol=1e-3)
 
 
-@row("executorch", "one step by `torch.export` and `to_edge`", slow=True)
+@row("executorch", "one step by `torch.export` and `to_edge`")
 def executorch_step(folder):
     from executorch.exir import to_edge
 
@@ -53,7 +53,7 @@ def executorch_step(folder):
     torch.testing.assert_close(method.execute([ids, *state])[0], model(ids).logits, atol=1e-4, rtol=1e-3)
 
 
-@row("sentence-transformers", "`SentenceTransformer` with mean pooling", slow=True)
+@row("sentence-transformers", "`SentenceTransformer` with mean pooling")
 def sentence_embeddings(folder):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
@@ -67,7 +67,7 @@ def sentence_embeddings(folder):
     torch.testing.assert_close(embeddings, (hidden * mask).sum(1) / mask.sum(1), atol=1e-5, rtol=1e-4)
 
 
-@row("langchain-huggingface", "`HuggingFacePipeline`", slow=True)
+@row("langchain-huggingface", "`HuggingFacePipeline`")
 def langchain_pipeline(folder):
     from langchain_huggingface import HuggingFacePipeline
 

@@ -16,7 +16,7 @@ def works_closely(model, distance: float) -> None:
     assert model.generate(**inputs, max_new_tokens=3, min_new_tokens=3).shape[1] == inputs.input_ids.shape[1] + 3
 
 
-@row("torchao", "`from_pretrained(quantization_config=TorchAoConfig(Int8WeightOnlyConfig()))`", slow=True)
+@row("torchao", "`from_pretrained(quantization_config=TorchAoConfig(Int8WeightOnlyConfig()))`")
 def torchao_int8(folder):
     from torchao.quantization import Int8WeightOnlyConfig
 
@@ -24,25 +24,25 @@ def torchao_int8(folder):
     works_closely(AutoModelForCausalLM.from_pretrained(save_checkpoint(folder), quantization_config=config), 0.1)
 
 
-@row("optimum-quanto", "`from_pretrained(quantization_config=QuantoConfig(weights='int8'))`", slow=True)
+@row("optimum-quanto", "`from_pretrained(quantization_config=QuantoConfig(weights='int8'))`")
 def quanto_int8(folder):
     config = QuantoConfig(weights="int8")
     works_closely(AutoModelForCausalLM.from_pretrained(save_checkpoint(folder), quantization_config=config), 0.1)
 
 
-@row("bitsandbytes", "`from_pretrained(quantization_config=BitsAndBytesConfig(load_in_8bit=True))`", slow=True)
+@row("bitsandbytes", "`from_pretrained(quantization_config=BitsAndBytesConfig(load_in_8bit=True))`")
 def bitsandbytes_int8(folder):
     config = BitsAndBytesConfig(load_in_8bit=True)
     works_closely(AutoModelForCausalLM.from_pretrained(save_checkpoint(folder), quantization_config=config), 0.1)
 
 
-@row("bitsandbytes", "`BitsAndBytesConfig(load_in_4bit=True)`", slow=True)
+@row("bitsandbytes", "`BitsAndBytesConfig(load_in_4bit=True)`")
 def bitsandbytes_int4(folder):
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
     works_closely(AutoModelForCausalLM.from_pretrained(save_checkpoint(folder), quantization_config=config), 0.5)
 
 
-@row("torch", "`torch.ao.quantization.quantize_dynamic`", slow=True)
+@row("torch", "`torch.ao.quantization.quantize_dynamic`")
 def dynamic_quantization(folder):
     model = torch.ao.quantization.quantize_dynamic(tiny_model(), {torch.nn.Linear}, dtype=torch.qint8)
     works_closely(model, 0.2)

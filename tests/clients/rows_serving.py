@@ -65,7 +65,6 @@ def server(checkpoint: Path, log: Path) -> Iterator[str]:
     "transformers",
     "`transformers serve`: completions, chat and both as streams, with the `openai` client",
     *SERVING,
-    slow=True,
 )
 def transformers_serve(folder):
     from openai import OpenAI
@@ -93,7 +92,7 @@ def transformers_serve(folder):
     return "as `hf-recurrent transformers serve MODEL`; chat needs a chat template"
 
 
-@row("transformers", "`transformers chat`, talking to that server", *SERVING, slow=True)
+@row("transformers", "`transformers chat`, talking to that server", *SERVING)
 def transformers_chat(folder):
     checkpoint = chat_checkpoint(folder / "model")
     with server(checkpoint, folder / "log") as address:

@@ -42,7 +42,7 @@ def preferences(chosen="chosen", rejected="rejected"):
     return Dataset.from_dict({"prompt": ["a", "bc"] * 4, chosen: ["yes", "yes!"] * 4, rejected: ["no", "n"] * 4})
 
 
-@row("trl", "`SFTTrainer`", slow=True)
+@row("trl", "`SFTTrainer`")
 def sft(folder):
     from trl import SFTConfig, SFTTrainer
 
@@ -50,7 +50,7 @@ def sft(folder):
     losses(SFTTrainer(tiny_model(), options, train_dataset=texts(), processing_class=tokenizer()))
 
 
-@row("trl", "`SFTTrainer(packing=True)`, strategy `bfd`", slow=True)
+@row("trl", "`SFTTrainer(packing=True)`, strategy `bfd`")
 def sft_packed(folder):
     from trl import SFTConfig, SFTTrainer
 
@@ -58,7 +58,7 @@ def sft_packed(folder):
     losses(SFTTrainer(tiny_model(), options, train_dataset=texts(), processing_class=tokenizer()))
 
 
-@row("trl", "`SFTTrainer(padding_free=True)`", slow=True)
+@row("trl", "`SFTTrainer(padding_free=True)`")
 def sft_padding_free(folder):
     from trl import SFTConfig, SFTTrainer
 
@@ -72,7 +72,7 @@ def sft_padding_free(folder):
     return "the same losses as with padding"
 
 
-@row("trl", "`SFTTrainer` on chats, `assistant_only_loss=True`", slow=True)
+@row("trl", "`SFTTrainer` on chats, `assistant_only_loss=True`")
 def sft_chat(folder):
     from trl import SFTConfig, SFTTrainer
 
@@ -81,7 +81,7 @@ def sft_chat(folder):
     return "with the chat template and `tokenizer.to_fast()`"
 
 
-@row("trl", "`SFTTrainer(peft_config=...)`", "peft", slow=True)
+@row("trl", "`SFTTrainer(peft_config=...)`", "peft")
 def sft_with_adapter(folder):
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
@@ -91,7 +91,7 @@ def sft_with_adapter(folder):
     losses(SFTTrainer(tiny_model(), options, train_dataset=texts(), processing_class=tokenizer(), peft_config=adapter))
 
 
-@row("trl", "`RewardTrainer`", slow=True)
+@row("trl", "`RewardTrainer`")
 def reward(folder):
     from trl import RewardConfig, RewardTrainer
 
@@ -103,7 +103,7 @@ def reward(folder):
     )
 
 
-@row("trl", "`DPOTrainer`", slow=True)
+@row("trl", "`DPOTrainer`")
 def dpo(folder):
     from trl import DPOConfig, DPOTrainer
 
@@ -112,7 +112,7 @@ def dpo(folder):
     losses(DPOTrainer(model, args=options, train_dataset=preferences(), processing_class=tokenizer()))
 
 
-@row("trl", "`GRPOTrainer`", slow=True)
+@row("trl", "`GRPOTrainer`")
 def grpo(folder):
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
