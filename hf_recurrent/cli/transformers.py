@@ -15,7 +15,7 @@ _MODEL_SUFFIXES = ("Model", "ForCausalLM", "ForSequenceClassification")
 def add_model_classes() -> None:
     """Make every model class of ours an attribute of `transformers`."""
     classes = {name: getattr(hf_recurrent, name) for name in hf_recurrent.__all__ if name.endswith(_MODEL_SUFFIXES)}
-    # Looked up last: when its Auto classes are loaded, transformers replaces its own module by a new one.
+    # Looked up last: while its model code is loaded, transformers replaces its own module by a new one.
     library = importlib.import_module("transformers")
     for name, model_class in classes.items():
         setattr(library, name, model_class)
@@ -23,9 +23,9 @@ def add_model_classes() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command of transformers at the beginning of `argv`, by default the arguments of the process."""
-    from transformers.cli.transformers import app
-
     add_model_classes()
+    from transformers.cli.transformers import app  # after it, so that this has the module with the classes
+
     try:
         app(list(sys.argv[1:] if argv is None else argv), prog_name="hf-recurrent transformers")
     except ImportError as error:

@@ -1,19 +1,26 @@
 """`hf-recurrent transformers`: the commands of transformers know our classes."""
 
-import importlib
+import subprocess
+import sys
 
 import pytest
 
-from hf_recurrent import MemoraForCausalLM
-from hf_recurrent.cli import transformers as command
 from hf_recurrent.cli.main import main
 
 
-def test_the_classes_are_found_by_name():
-    command.add_model_classes()
-    library = importlib.import_module("transformers")
-    assert library.MemoraForCausalLM is MemoraForCausalLM
-    assert library.HawkForSequenceClassification.__module__ == "hf_recurrent.modeling.modeling_hawk"
+CODE = """
+from hf_recurrent.cli.transformers import add_model_classes
+add_model_classes()
+from transformers.cli.serving import model_manager  # the module that looks them up
+for name in ("MemoraForCausalLM", "HawkForSequenceClassification", "MgradeModel"):
+    print(getattr(model_manager.transformers, name).__module__)
+"""
+
+
+def test_the_server_finds_the_classes_by_name():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
+    modules = ["modeling_memora", "modeling_hawk", "modeling_mgrade"]
+    assert done.stdout.split() == [f"hf_recurrent.modeling.{name}" for name in modules], done.stderr
 
 
 def test_the_commands_of_transformers_are_listed(capsys):
