@@ -7,7 +7,6 @@ import pytest
 
 from hf_recurrent.cli.main import main
 
-
 CODE = """
 from hf_recurrent.cli.transformers import add_model_classes
 add_model_classes()

@@ -138,7 +138,8 @@ def compiled_generation(folder):
 
 @row("transformers", "assisted generation, `assistant_model`")
 def assisted_generation(folder):
-    reason = "transformers cuts a cache back to the accepted tokens, which a state does not allow; we say so"
+    reason = "transformers cuts a cache back to the accepted tokens, which a state does not allow; "
+    reason += "`generate_speculative` does it"
     with refusal(ValueError, "only for models without a state", reason):
         tiny_model().generate(**batch(TEXTS[:1]), **GREEDY, assistant_model=tiny_model())
 

@@ -1,5 +1,6 @@
 """Every row of the table of clients, where its packages are installed; the documentation has the same rows."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -44,7 +45,28 @@ def test_a_refusal_that_is_none_fails():
         pass
 
 
-def test_the_script_prints_a_table():
+def test_the_table_replaces_the_one_of_a_page(tmp_path):
+    specification = importlib.util.spec_from_file_location("try_clients", ROOT / "scripts" / "try_clients.py")
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{script.TABLE_BEGINS}old\n{script.TABLE_ENDS}after\n", encoding="utf-8")
+    table = script.markdown([("peft", "1", "a | b", script.describe("works", "so"))])
+    script.write_markdown(page, table)
+    script.write_markdown(page, table)
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert (lines[0], lines[-1]) == ("before", "after")
+    assert lines[2:5] == [
+        "| client | version | what was tried | result |",
+        "| --- | --- | --- | --- |",
+        "| peft | 1 | a \\| b | works: so |",
+    ]
+
+
+@pytest.mark.slow
+def test_the_script_prints_a_table(request):
+    if "slow" not in request.config.option.markexpr:
+        pytest.skip("starts three processes: pytest -m slow")
     command = [sys.executable, str(ROOT / "scripts" / "try_clients.py"), "--only", "tokenizers_file"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
