@@ -68,6 +68,9 @@ class RecurrentGenerationMixin(GenerationMixin):
         self, prompt: torch.Tensor | None, mask: torch.Tensor | None, options: dict
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The prompt (B, T) and its mask, with the end byte in rows without a byte."""
+        for name, tensor in (("inputs", prompt), ("attention_mask", mask)):
+            if tensor is not None:
+                check_tensor(name, tensor)
         config = options.get("generation_config") or self.generation_config
         end = next((value for value in (config.bos_token_id, config.eos_token_id) if value is not None), None)
         end = end[0] if isinstance(end, list) else end

@@ -45,7 +45,7 @@ def main() -> None:
     parser = build_parser()
     options = parser.parse_args()
     try:
-        if pixel_format(options.corpus) is None:
+        if pixel_format([options.corpus]) is None:
             raise ValueError(f"corpus is {options.corpus!r}, allowed is mnist:FOLDER or images:FOLDER")
         corpus = load_corpus(options.corpus, split=options.split)
         for number in options.images:
