@@ -112,8 +112,9 @@ def job_command(environment, job, arguments):
     if job == "train":
         name = "hf-recurrent.exe" if os.name == "nt" else "hf-recurrent"
         return [os.path.join(os.path.dirname(venv_python(environment)), name), "pretrain", *arguments]
-    # The tests of one file share a process: some share runs that take long.
-    pytest = [venv_python(environment), "-m", "pytest", "-n", "logical", "--dist", "loadfile"]
+    # The tests of one file share a process: some share runs that take long. tests/conftest.py orders the files.
+    parallel = ["-n", "logical", "--dist", "loadfile", "--no-loadscope-reorder"]
+    pytest = [venv_python(environment), "-m", "pytest", *parallel]
     short_suite = ["@tests/oldest.txt"] if job == "test-oldest" else []
     return [*pytest, *(arguments or short_suite)]
 

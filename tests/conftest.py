@@ -9,6 +9,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in what tests start
 
 
+# Files of few and long tests, the longest first. Processes take whole files in this order, so that none ends alone.
+_LONG = (
+    "test_docs.py", "test_short_forms.py", "test_linear_scan_triton.py", "test_resume.py", "test_interruption.py",
+    "test_hub_round_trip.py", "test_auto_registration.py", "test_experiments.py", "test_packaging.py",
+    "test_pretrain.py", "test_learn_resume.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    ranks = {name: rank for rank, name in enumerate(_LONG)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+
 @pytest.fixture(autouse=True)
 def restored_threads():
     """The number of torch's threads, on which the last bits depend, is for each test what it was for the first."""

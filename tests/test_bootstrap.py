@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+PARALLEL = ["-n", "logical", "--dist", "loadfile", "--no-loadscope-reorder"]
+
 
 @pytest.fixture
 def bootstrap(tmp_path, monkeypatch):
@@ -58,7 +60,7 @@ def test_from_nothing_torch_comes_first_and_the_job_last(bootstrap, capsys):
 def test_the_tests_need_the_dev_extra(bootstrap, capsys):
     *_, project, job = printed(bootstrap, capsys, "test", "-k", "scan and not slow")
     assert project[-1] == f"{bootstrap.ROOT}[dev]"
-    assert job[1:] == ["-m", "pytest", "-n", "logical", "--dist", "loadfile", "-k", "scan and not slow"]
+    assert job[1:] == ["-m", "pytest", *PARALLEL, "-k", "scan and not slow"]
 
 
 def test_what_is_installed_is_not_installed_again(bootstrap, capsys):
@@ -101,7 +103,7 @@ def test_the_oldest_versions_are_the_lower_bounds(bootstrap, capsys):
 
 def test_the_oldest_versions_run_the_short_suite_unless_arguments_are_given(bootstrap, capsys):
     assert printed(bootstrap, capsys, "test-oldest")[-1][-1] == "@tests/oldest.txt"
-    assert printed(bootstrap, capsys, "test-oldest", "-x")[-1][-2:] == ["loadfile", "-x"]
+    assert printed(bootstrap, capsys, "test-oldest", "-x")[-1][-2:] == [PARALLEL[-1], "-x"]
 
 
 def test_a_dependency_without_a_lower_bound_is_named(bootstrap):
@@ -135,7 +137,7 @@ def test_a_complete_installation_is_stamped_and_becomes_the_job(bootstrap, monke
     monkeypatch.setattr(bootstrap.os, "execv", lambda path, command: started.append(command))
     monkeypatch.chdir(bootstrap.ROOT)
     bootstrap.main(["test", "-x"])
-    assert started and started[0][1:] == ["-m", "pytest", "-n", "logical", "--dist", "loadfile", "-x"]
+    assert started and started[0][1:] == ["-m", "pytest", *PARALLEL, "-x"]
     assert bootstrap.is_installed(bootstrap.ROOT, os.path.join(bootstrap.ROOT, ".venv"), "dev")
 
 
