@@ -1,4 +1,4 @@
-"""Upload a checkpoint to the Hub; the same as `hf-recurrent push_to_hub`."""
+"""Upload a checkpoint to the Hub; the same as `hf-recurrent push-to-hub`."""
 
 from hf_recurrent.cli.push_to_hub import main
 

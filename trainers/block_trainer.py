@@ -96,7 +96,7 @@ class BlockTrainer(GuardedTrainer):
         )
         self._progress: BytesProgressCallback | None = None
         if self.pop_callback(ProgressCallback) is not None:
-            self._progress = BytesProgressCallback()
+            self._progress = BytesProgressCallback(getattr(train_corpus, "unit", "byte"))
             self.add_callback(self._progress)
         if args.sample_every:
             self.add_callback(SampleCallback(processing_class, args, self._throughput, self.synced_model))

@@ -40,13 +40,17 @@ class Throughput:
 
 
 class BytesProgressCallback(ProgressCallback):
-    """Progress bar with bits per byte, bytes per second, state resets and time left; plain lines without a terminal.
+    """Progress bar in 80 columns: bits per byte, bytes per second and time left; plain lines without a terminal.
 
     Replaces the bar of `Trainer`. Only the first process prints.
+
+    Args:
+        unit: of the training data: "byte", "symbol" or "pixel".
     """
 
-    def __init__(self):
+    def __init__(self, unit: str = "byte"):
         super().__init__()
+        self._unit = unit
         self._first_step = 0
         self._begin = 0.0
         self._terminal = sys.stderr.isatty()
@@ -62,17 +66,15 @@ class BytesProgressCallback(ProgressCallback):
                 initial=state.global_step,
                 dynamic_ncols=True,
                 disable=not self._terminal,
-                bar_format="{percentage:3.0f}%|{bar:20}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left",
+                bar_format="{percentage:3.0f}%|{bar:6}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left",
             )
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or self.training_bar is None:
             return
         if "bits_per_byte" in logs:
-            text = (
-                f"{logs['bits_per_byte']:.3f} bits per byte, {with_unit(logs['bytes_per_second'], 'B/s')}, "
-                f"{with_unit(logs['state_resets'])} resets"
-            )
+            rate = with_unit(logs["bytes_per_second"], "B/s" if self._unit == "byte" else "/s").replace(" /s", "/s")
+            text = f"{logs['bits_per_byte']:.3f} bits per {self._unit}, {rate}"
             self.training_bar.set_postfix_str(text)
             if not self._terminal:
                 rate = (time.perf_counter() - self._begin) / max(state.global_step - self._first_step, 1)

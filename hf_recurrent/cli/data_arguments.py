@@ -35,7 +35,7 @@ class DataArguments:
     validation_fraction: float = HfArg(default=0.05, help="Share of the documents to hold out.")
     split_seed: int = HfArg(default=0, help="Seed of the choice of held-out documents.")
     max_eval_bytes: float | None = HfArg(
-        default=None, aliases=["--max_bytes"], help="Bytes of whole held-out documents to evaluate. Example: 2e6"
+        default=None, help="Bytes of whole held-out documents to evaluate. Example: 2e6"
     )
 
     def __post_init__(self):

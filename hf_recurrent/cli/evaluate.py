@@ -31,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--num_streams", type=int, default=8, help="episodes read in parallel")
     run.add_argument(
         "--block_size",
+        "--eval_block_size",
         type=int,
         default=1024,
         help="bytes per block; for models without a state, and with --no_carry, the context window",
@@ -107,7 +108,9 @@ def _bits_table(results: dict[str, Any]) -> str:
     width = max(map(len, rows))
     # A model is given the first byte of an episode, which a compressor has to encode.
     first_bytes = 8 * results["num_episodes"] / results["num_bytes"]
-    amount = f"{results['num_episodes']:,} episodes, {results['num_bytes']:,} bytes"
+    from hf_recurrent.data.episode_source import count_of
+
+    amount = f"{count_of(results['num_episodes'], 'episode')}, {count_of(results['num_bytes'], 'byte')}"
     lines = [
         f"{results['corpus']}, {results['split']}: {amount}",
         "",

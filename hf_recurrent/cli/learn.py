@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.cli.learn_arguments import build_parser
+from hf_recurrent.cli.learn_arguments import build_parser, update_steps
 from hf_recurrent.cli.loading import choose_device, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import check_at_least, run_command
 
@@ -50,6 +50,7 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
         name = "stdin" if arguments.source == "-" else arguments.source.removeprefix("tcp://").replace(":", "-")
         arguments.output_dir = Path("runs", f"{Path(arguments.model).name}-{Path(name).name}")
     check_at_least(1, arguments, "threads")
+    update_steps(arguments)
     directory = arguments.output_dir
     if arguments.plot:
         from hf_recurrent.plotting import require_pyplot
@@ -104,8 +105,16 @@ def _build_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "On
     from hf_recurrent.online.learner import OnlineLearner
     from hf_recurrent.presets import config_from_preset, preset_names
 
-    names = ("rule", "stride", "update_every", "optimizer", "window", "binary")
-    settings = {name: getattr(arguments, name) for name in names} | {"learn": not arguments.no_learn}
+    stride, update_every = update_steps(arguments)
+    settings = {
+        "rule": arguments.method,
+        "stride": stride,
+        "update_every": update_every,
+        "optimizer": arguments.optim,
+        "window": arguments.window,
+        "binary": arguments.binary,
+        "learn": not arguments.no_learn,
+    }
     if arguments.learning_rate is not None:
         settings["learning_rate"] = arguments.learning_rate
     if checkpoint is not None:

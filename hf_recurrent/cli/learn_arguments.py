@@ -4,9 +4,12 @@ import argparse
 from pathlib import Path
 
 from hf_recurrent.cli.loading import add_loading_arguments
-from hf_recurrent.cli.parsing import CommandParser
+from hf_recurrent.cli.parsing import CommandParser, check_at_least
 
 PLOT_FILE = "prequential.png"
+# Those of `learning_rules.rules` and `online.settings`, which import torch.
+METHODS = ("rtrl", "snap1", "truncated", "spatial")
+OPTIMIZERS = ("adamw", "rmsprop")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -25,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Ctrl-C saves the model and stops. Byte 0 ends an episode and resets the state.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_loading_arguments(parser)
+    add_loading_arguments(parser, takes_presets=True)
     parser.set_defaults(dtype="float32")  # bfloat16 rounds small updates away
     source = parser.add_argument_group("stream")
     source.add_argument(
@@ -39,16 +42,20 @@ def build_parser() -> argparse.ArgumentParser:
     source.add_argument("--binary", action="store_true", help="byte 0 is data and does not end an episode")
     learning = parser.add_argument_group("learning")
     learning.add_argument(
-        "--rule",
+        "--method",
         default="rtrl",
+        choices=METHODS,
         help="rtrl: exact gradients within each recurrent layer, over the whole past. snap1: approximate RTRL "
         "(SnAp-1), for units that mix channels. truncated: gradients within the stride only. spatial: none over "
         "time. (default: rtrl)",
     )
-    learning.add_argument("--stride", type=int, default=1, help="T, bytes per learning step (default: 1)")
-    learning.add_argument("--update_every", type=int, default=1, help="strides per update (default: 1)")
+    learning.add_argument(
+        "--block_size", type=int, help="bytes between two updates (default: --stride times --update_every)"
+    )
+    learning.add_argument("--stride", type=int, help="T, bytes per learning step (default: the whole block, or 1)")
+    learning.add_argument("--update_every", type=int, help="strides per update, instead of --block_size (default: 1)")
     learning.add_argument("--learning_rate", type=float, help="constant (default: 3e-5; for new weights, try 1e-3)")
-    learning.add_argument("--optimizer", default="adamw", help="adamw or rmsprop (default: adamw)")
+    learning.add_argument("--optim", default="adamw", choices=OPTIMIZERS, help="optimizer (default: adamw)")
     learning.add_argument("--no_learn", action="store_true", help="only predict and score")
     learning.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset")
     learning.add_argument(
@@ -68,6 +75,26 @@ def build_parser() -> argparse.ArgumentParser:
     output.add_argument("--plot", action="store_true", help=f"plot the records to OUTPUT_DIR/{PLOT_FILE} at the end")
     output.add_argument("--quiet", action="store_true", help="hide progress")
     return parser
+
+
+def update_steps(arguments: argparse.Namespace) -> tuple[int, int]:
+    """(stride, strides per update) of `--block_size`, `--stride` and `--update_every`.
+
+    Raises:
+        ValueError: one is below 1, the stride does not divide the block, or the three contradict each other.
+    """
+    given = {name: getattr(arguments, name) for name in ("block_size", "stride", "update_every")}
+    check_at_least(1, arguments, *(name for name, value in given.items() if value is not None))
+    block, stride, every = given.values()
+    if block is None:
+        return stride or 1, every or 1
+    stride = block // (every or 1) if stride is None else stride
+    if not stride or block % stride or every not in (None, block // stride):
+        needed = f"a multiple of `--stride`, which is {stride}"
+        if every is not None:
+            needed = f"`--stride` times `--update_every`, which is {every}"
+        raise ValueError(f"`--block_size` is {block}; it must be {needed}.")
+    return stride, block // stride
 
 
 def _count(text: str) -> int:

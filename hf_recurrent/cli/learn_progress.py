@@ -24,15 +24,30 @@ def describe(record: "PrequentialRecord", window: int) -> str:
     return f"{record.bits_per_byte:.3f} bits per byte, {windowed}"
 
 
-def show_progress(records: Iterable["PrequentialRecord"], window: int, quiet: bool) -> Iterator["PrequentialRecord"]:
-    """The same records, shown in one line of a terminal, or every few seconds in a new line elsewhere."""
+def show_progress(
+    records: Iterable["PrequentialRecord"], window: int, quiet: bool, size: int | None = None
+) -> Iterator["PrequentialRecord"]:
+    """The same records, shown in one line of a terminal, or every few seconds in a new line elsewhere.
+
+    Args:
+        records: in the order of the stream.
+        window: bytes of the windowed bits per byte.
+        quiet: show nothing.
+        size: `bytes_read` at the end of the source, for the time left; None if it is not known.
+    """
     terminal, shown = sys.stderr.isatty(), time.monotonic()
     with tqdm(disable=quiet or not terminal, bar_format="{desc}", dynamic_ncols=True, file=sys.stderr) as bar:
         for record in records:
             rate = with_unit(record.bytes_per_second or 0, "B/s")
-            text = f"{record.bytes_read:,} bytes read: {describe(record, window)}, {rate}"
+            text = f"{with_unit(record.bytes_read, 'B')}: {describe(record, window)}, {rate}{_left(record, size)}"
             bar.set_description_str(text)
             if not terminal and not quiet and time.monotonic() - shown >= _LINE_SECONDS:
                 shown = time.monotonic()
                 print(text, file=sys.stderr, flush=True)
             yield record
+
+
+def _left(record: "PrequentialRecord", size: int | None) -> str:
+    if size is None or not record.bytes_per_second:
+        return ""
+    return f", {tqdm.format_interval(max(size - record.bytes_read, 0) / record.bytes_per_second)} left"

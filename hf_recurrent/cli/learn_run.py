@@ -17,6 +17,7 @@ from hf_recurrent.cli.learn_directory import RECORDS_FILE, STATE_FILE
 from hf_recurrent.cli.learn_progress import describe, show_progress
 from hf_recurrent.cli.learn_source import remember_source
 from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.decompression import COMPRESSIONS
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
 from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
@@ -56,7 +57,8 @@ class LearnRun:
     ):
         self.arguments, self.learner, self.source, self.held_out = arguments, learner, source, held_out
         self.directory, self.resumed = arguments.output_dir, resumed
-        self.saved, self.saved_at = learner.bytes_read, time.monotonic()
+        self.first = self.saved = learner.bytes_read
+        self.saved_at = time.monotonic()
         self.written: PrequentialRecord | None = None
         # Without a checkpoint, the records start anew.
         self.records = RecordFile(self.directory / RECORDS_FILE, learner.bytes_read if resumed else -1)
@@ -72,7 +74,10 @@ class LearnRun:
         if self.arguments.plot:
             self._catch(failures, self._plot)
         if not failures:
-            print(self._summary("stopped" if stop.is_set() else "end of the source"))
+            reason = "stopped" if stop.is_set() else "end of the source"
+            if self.resumed and self.learner.bytes_read == self.first:
+                reason = "this run is finished: the source has no new bytes,"
+            print(self._summary(reason))
             return None
         return " ".join([*failures, self._describe_saved(is_saved, before if diverged else None)])
 
@@ -91,13 +96,20 @@ class LearnRun:
         if not self.resumed:
             self._write(learner.record(), measure=True)
         learning = learner.learn(read_until(stop, self.source), arguments.report_every)
-        for record in show_progress(learning, arguments.window, arguments.quiet):
+        for record in show_progress(learning, arguments.window, arguments.quiet, self._size()):
             due = self._is_due()
             self._write(record, measure=due)
             if due:
                 self._save()
         if not stop.is_set():
             learner.flush()
+
+    def _size(self) -> int | None:
+        """`bytes_read` of the learner at the end of a plain file; None for other sources."""
+        path = Path(self.arguments.source)
+        if self.arguments.follow or path.suffix.lower() in COMPRESSIONS or not path.is_file():
+            return None
+        return self.learner.metadata["bytes_before"] + path.stat().st_size
 
     def _describe_saved(self, is_saved: bool, before: int | None) -> str:
         """The checkpoints that a failed run leaves; `before` is the byte of the last one before the model diverged."""

@@ -1,20 +1,19 @@
 """Loading a model and its tokenizer from a directory or the Hub."""
 
 import argparse
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.cli.parsing import check_checkpoint, is_out_of_memory, one_line, parse_pairs
-from hf_recurrent.presets import config_from_preset
+from hf_recurrent.cli.parsing import check_model_name, is_out_of_memory, one_line, parse_pairs
+from hf_recurrent.presets import config_from_preset, preset_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of all commands that read a trained model."""
+def add_loading_arguments(parser: argparse.ArgumentParser, takes_presets: bool = False) -> None:
+    """Add the arguments of all commands that read a trained model, or also build that of a preset."""
+    parser.set_defaults(takes_presets=takes_presets)
     parser.add_argument("model", metavar="MODEL", help="directory of a checkpoint, or owner/name on the Hub")
     parser.add_argument(
         "--trust_remote_code",
@@ -33,8 +32,7 @@ def load_model_and_tokenizer(arguments: argparse.Namespace) -> "tuple[PreTrained
         ValueError: the checkpoint cannot be loaded, or the device does not exist.
     """
     name = arguments.model
-    if os.path.isdir(name) or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        check_checkpoint("MODEL", Path(name))
+    check_model_name("MODEL", name, preset_names() if arguments.takes_presets else ())
 
     # After the checks, because importing torch takes seconds.
     from transformers import AutoModelForCausalLM

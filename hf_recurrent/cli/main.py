@@ -1,16 +1,20 @@
 """`hf-recurrent COMMAND ...`: the entry point of all commands."""
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 
-# Command → help; its code is in the module of the same name, imported on use.
+import hf_recurrent
+from hf_recurrent.cli.pretrain_help import is_help, print_help
+
+# Command → help; its code is in the module of the same name with underscores, imported on use.
 COMMANDS = {
     "pretrain": "train a model on continuous streams of bytes, from scratch or from a checkpoint",
     "evaluate": "measure bits per byte on held-out documents, compared with gzip, bz2 and xz",
     "generate": "continue a prompt, a file or a saved state",
     "learn": "read an endless stream and learn from every byte",
-    "push_to_hub": "upload a trained model with its tokenizer, code and model card",
+    "push-to-hub": "upload a trained model with its tokenizer, code and model card",
     "transformers": "run a command of transformers, such as serve or chat, with the models of this package",
     "reproduce": "measure a table or figure of the papers and compare it with the printed numbers",
     "env": "print versions and available scan backends, for bug reports",
@@ -21,7 +25,7 @@ def usage() -> str:
     """The help text: all commands, one per line."""
     width = max(map(len, COMMANDS))
     lines = [f"  {command:<{width}}  {text}" for command, text in COMMANDS.items()]
-    return "\n".join(["usage: hf-recurrent COMMAND [--help] ...", "", *lines])
+    return "\n".join(["usage: hf-recurrent COMMAND [--help] ...", "       hf-recurrent --version", "", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,12 +34,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     if command in ("-h", "--help", "help"):
         print(usage())
         return
-    name = command.replace("-", "_")
+    if command in ("--version", "-V", "version"):
+        print(f"hf-recurrent {hf_recurrent.__version__}")
+        return
+    name = command.replace("_", "-")
     if name not in COMMANDS:
-        choices = ", ".join(COMMANDS)
-        print(f"hf-recurrent: error: unknown command {command!r} (choose from {choices})", file=sys.stderr)
+        print(f"hf-recurrent: error: unknown command {command!r}{_suggestion(name)}", file=sys.stderr)
         raise SystemExit(2)
-    importlib.import_module(f"hf_recurrent.cli.{name}").main(rest)
+    if name == "pretrain" and is_help(rest):  # without the imports of the command
+        print_help(rest)
+        return
+    importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").main(rest)
+
+
+def _suggestion(command: str) -> str:
+    """The end of a sentence about an unknown command: the nearest one, or all of them."""
+    nearest = difflib.get_close_matches(command, COMMANDS, 1)
+    return f"; did you mean {nearest[0]}?" if nearest else f" (choose from {', '.join(COMMANDS)})"
 
 
 if __name__ == "__main__":

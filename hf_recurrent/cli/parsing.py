@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import json
+import os
 import re
 import reprlib
 import sys
@@ -13,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from hf_recurrent.argument_checks import check_numbers
+from hf_recurrent.cli.flags import check_recognized, name_typed, normalize, unrecognized
 
 _Result = TypeVar("_Result")
 # Characters of an error message; longer ones, of long arguments, are cut in the middle.
@@ -24,16 +26,18 @@ _DEPTH = 3
 class OneSentenceErrors:
     """Mixin of argument parsers: bad input ends with one sentence and status 2, without the usage."""
 
+    typed: dict[str, str] = {}  # noqa: RUF012 (replaced, never changed)
+
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Refuse `--flag=--`, which argparse reads as a flag with an empty list."""
-        args = sys.argv[1:] if args is None else args
+        """Accept every spelling of a flag; refuse `--flag=--`, which argparse reads as a flag with an empty list."""
+        args, self.typed = normalize(sys.argv[1:] if args is None else args, self._option_string_actions)
         if found := next((word for word in args if re.fullmatch(r"--?\w[\w-]*=--", word)), None):
             self.error(f"argument {found.partition('=')[0]}: expected a value, not '--'")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit."""
-        self.exit(2, f"{self.prog}: error: {one_line(message)}\n")
+        self.exit(2, f"{self.prog}: error: {one_line(name_typed(message, self.typed))}\n")
 
 
 class CommandParser(OneSentenceErrors, argparse.ArgumentParser):
@@ -56,9 +60,13 @@ def run_command(
 ) -> _Result:
     """The result of `action` on the parsed arguments; on bad input, exit with one sentence and status 2."""
     print_any_text()
-    arguments, unrecognized = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
     try:
-        check_recognized(parser, unrecognized)
+        if not {"-h", "--help"}.intersection(words):
+            check_recognized(parser, words)
+        arguments, remaining = parser.parse_known_args(words)
+        if remaining:
+            raise unrecognized(remaining[0], parser._option_string_actions)
         check_numbers(vars(arguments), "--")
         return action(arguments)
     except (OSError, ValueError, ImportError) as error:
@@ -84,13 +92,6 @@ def explain_memory(error: BaseException) -> str:
     if not is_out_of_memory(error):
         raise error
     return f"not enough memory; use smaller sizes ({error})"
-
-
-def check_recognized(parser: argparse.ArgumentParser, unrecognized: Sequence[str]) -> None:
-    """Raise a ValueError that names the first unrecognized argument and the nearest flag."""
-    if unrecognized:
-        flags = re.findall(r"--\w+", parser.format_help())
-        raise ValueError(f"unrecognized argument {unrecognized[0]}{did_you_mean(unrecognized[0], flags)}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -160,9 +161,30 @@ def check_parent(name: str, path: Path | None) -> None:
         raise FileNotFoundError(f"`{name}` is {str(path)!r}; directory {str(path.parent)!r} not found.")
 
 
-def check_checkpoint(name: str, path: Path) -> None:
-    """Raise a FileNotFoundError if a directory is not a checkpoint."""
+def check_model_name(argument: str, name: str, others: Iterable[str] = ()) -> None:
+    """Raise a FileNotFoundError if a name can only be a directory, and that is missing or not a checkpoint.
+
+    A name with one slash may be owner/name on the Hub, unless its first part is a directory here: nobody wants to wait
+    until the Hub does not have `runs/hwak`.
+
+    Args:
+        argument: the argument that holds the name, for messages.
+        name: directory, or owner/name on the Hub.
+        others: further names to suggest, of presets.
+    """
+    path = Path(name)
+    if path.is_dir() or name.startswith((".", "/", "~")) or name.count("/") != 1 or path.parent.is_dir():
+        check_checkpoint(argument, path, others)
+
+
+def check_checkpoint(name: str, path: Path, others: Iterable[str] = ()) -> None:
+    """Raise a FileNotFoundError if a directory is not a checkpoint; suggest one with a similar name."""
     if not path.is_dir():
-        raise FileNotFoundError(f"`{name}` is {str(path)!r}; directory not found.")
+        siblings = []
+        if path.parent.is_dir() and os.access(path.parent, os.R_OK):
+            siblings = [str(path.parent / found.name) for found in path.parent.iterdir() if found.is_dir()]
+        nearest = difflib.get_close_matches(str(path), [*siblings, *others], 1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else "."
+        raise FileNotFoundError(f"`{name}` is {str(path)!r}; directory not found{hint}")
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"`{name}` is {str(path)!r}; it must be a checkpoint, but it has no `config.json`.")

@@ -23,11 +23,19 @@ from transformers.utils import logging
 
 from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
+from hf_recurrent.cli.flags import name_typed, normalize
 from hf_recurrent.cli.loading import build_new_model, check_byte_tokenizer
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
-from hf_recurrent.cli.parsing import explain_memory, one_line
+from hf_recurrent.cli.parsing import check_model_name, explain_memory, one_line
 from hf_recurrent.cli.pretrain_arguments import ModelArguments, PretrainArguments, parse_arguments
-from hf_recurrent.cli.pretrain_report import describe_result, describe_run, draw_samples, print_samples, print_summary
+from hf_recurrent.cli.pretrain_report import (
+    describe_result,
+    describe_run,
+    draw_samples,
+    print_samples,
+    print_summary,
+    suggest_prompt,
+)
 from hf_recurrent.evaluation.samples import check_prompts
 from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
@@ -70,12 +78,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal with 128 + its number, after saying how to continue.
     """
     begin, run = time.time(), None
+    typed = normalize(sys.argv[1:] if argv is None else argv, None)[1]
     with _terminable():
         try:
             try:
                 run = prepare(argv)
             except (OSError, ValueError, ImportError) as error:
-                _exit(str(error), 2)
+                _exit(name_typed(str(error), typed), 2)
             except (MemoryError, RuntimeError) as error:
                 _exit(explain_memory(error), 2)
             try:
@@ -86,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if run.trainer.state.global_step > (checkpoint_number(run.checkpoint or "") or 0):
                     raise
                 # A checkpoint of another run, a directory that is in use, or an argument whose package is missing.
-                _exit(str(error), 2)
+                _exit(name_typed(str(error), typed), 2)
             except (MemoryError, RuntimeError) as error:
                 _exit(explain_memory(error), 1, run)
         except KeyboardInterrupt as error:
@@ -98,6 +107,11 @@ def _train(run: Run, begin: float) -> None:
     """Train, evaluate, save and report."""
     trainer, output_dir = run.trainer, run.trainer.args.output_dir
     _say(run, describe_run(run.arguments.model.model, trainer, run.checkpoint))
+    if (step := checkpoint_number(run.checkpoint or "") or 0) >= trainer.num_training_steps:
+        _say(
+            run,
+            f"This run is finished: step {step:,} of {trainer.num_training_steps:,}. It is evaluated and saved again.",
+        )
     result = trainer.train(run.checkpoint)
     metrics = trainer.evaluate()
     if isinstance(trainer, SmtTrainer) and run.arguments.teacher.dmt_steps:
@@ -114,7 +128,8 @@ def _train(run: Run, begin: float) -> None:
         print_samples(trainer)
         if trainer.train_dataset.unit == "pixel":
             draw_samples(trainer)
-        print_summary(run.arguments, describe_result(trainer, metrics), time.time() - begin)
+        prompt = suggest_prompt(run.arguments, trainer)
+        print_summary(run.arguments, describe_result(trainer, metrics), time.time() - begin, prompt)
     trainer.accelerator.wait_for_everyone()
 
 
@@ -178,9 +193,12 @@ def _choose_output(arguments: PretrainArguments) -> str | None:
             print(f"No checkpoint in {training.output_dir}; starting a new run.", file=sys.stderr)
         return None
     if _holds_model(training.output_dir):
+        content = "a model or checkpoints"
+        if os.path.isfile(os.path.join(training.output_dir, ARGUMENTS_FILE)):  # written last
+            content += " of a finished run"
         raise ValueError(
-            f"`--output_dir` is {training.output_dir!r}, which has a model or checkpoints; add "
-            "--resume_from_checkpoint true to continue, or choose another directory."
+            f"`--output_dir` is {training.output_dir!r}, which has {content}; add --resume_from_checkpoint true to "
+            "continue, or choose another directory."
         )
     return None
 
@@ -221,7 +239,9 @@ def build_model(
         else:
             raise ValueError(f"`--tokenizer` is {arguments.tokenizer!r}, but `--corpus` is not text; leave it out.")
         return build_new_model(AutoModelForCausalLM, name, "--config_overrides", overrides, **own), tokenizer
-    if not os.path.isdir(name) and name.count("/") != 1:
+    if not os.path.isdir(name) and name.count("/") == 1:
+        check_model_name("--model", name)
+    elif not os.path.isdir(name):
         raise ValueError(
             f"`--model` is {name!r}; it must be a directory, owner/name on the Hub, or one of "
             f"{', '.join(preset_names())}."

@@ -14,32 +14,39 @@ from transformers.hf_argparser import HfArg
 
 from hf_recurrent.argument_checks import check_numbers
 from hf_recurrent.cli.data_arguments import DataArguments
+from hf_recurrent.cli.flags import check_recognized, unrecognized
 from hf_recurrent.cli.parsing import (
     CommandParser,
     OneSentenceErrors,
     check_at_least,
-    check_recognized,
     did_you_mean,
 )
-from hf_recurrent.cli.recipes import load_recipe, recipe_flags, recipe_names
+from hf_recurrent.cli.pretrain_help import is_help, print_help
+from hf_recurrent.cli.pretrain_texts import (
+    DEFAULT_METHOD,
+    DEFAULT_RECIPE,
+    DEFAULT_RECIPES,
+    DESCRIPTION,
+    DMT,
+    EXAMPLES,
+    METHOD_HELP,
+    METHODS,
+    PROG,
+    SMT,
+    USAGE,
+    recipe_help,
+)
+from hf_recurrent.cli.recipes import load_recipe, recipe_flags
 from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 
-_PROG = "hf-recurrent pretrain"
-DEFAULT_RECIPE = "default"
-# Truncated backpropagation through each block; RULES are the methods of the online trainer.
-DEFAULT_METHOD = "bptt"
-SMT, DMT = "smt", "dmt"
-METHODS = (DEFAULT_METHOD, *RULES, SMT, DMT)
 _TRAINING_ARGUMENTS = {
     DEFAULT_METHOD: MultiStreamTrainingArguments,
     SMT: SmtTrainingArguments,
     DMT: DmtTrainingArguments,
 } | dict.fromkeys(RULES, OnlineTrainingArguments)
-# Default recipes of methods that do not train a Memora.
-_DEFAULT_RECIPES = {SMT: "smt", DMT: "dmt"}
 # These belong to one run or one machine, and are left out of a saved recipe.
 _NOT_IN_RECIPES = {"output_dir", "resume_from_checkpoint", "hub_token", "local_rank", "recipe"}
 
@@ -107,36 +114,23 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
     own = (TeacherArguments,) if method in (SMT, DMT) else ()
     parser = _Parser(
         (ModelArguments, PretrainDataArguments, _TRAINING_ARGUMENTS[method], *own),
-        prog=_PROG,
-        usage="hf-recurrent pretrain [--recipe RECIPE] [--model MODEL] [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",
-        description="Train a byte-level model on continuous streams, evaluate it on held-out documents and save it. "
-        "The default recipe trains a small Memora on the Python standard library in a few minutes.",
-        epilog="Examples:\n"
-        "  hf-recurrent pretrain\n"
-        "  hf-recurrent pretrain --recipe memora-s0 --corpus my_files/ --train_bytes 50e6\n"
-        "  hf-recurrent pretrain --model llama-s0 --regime iid --block_size 512\n"
-        "  hf-recurrent pretrain --method rtrl --block_size 1 --learning_rate 1e-3\n"
-        "  hf-recurrent pretrain --method smt --dmt_steps 300\n"
-        "  hf-recurrent pretrain --recipe memora-s0 --output_dir runs/one --resume_from_checkpoint true\n"
-        "  torchrun --nproc_per_node 2 scripts/pretrain.py --use_cpu",
+        prog=PROG,
+        usage=USAGE,
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--recipe",
-        default=_DEFAULT_RECIPES.get(method, DEFAULT_RECIPE),
-        help=f"Name ({', '.join(recipe_names())}) or YAML file of a recipe, or `none` for the defaults below; "
-        "command-line flags take precedence. (default: %(default)s)",
+        default=DEFAULT_RECIPES.get(method, DEFAULT_RECIPE),
+        help=f"{recipe_help()} (default: %(default)s)",
     )
     if method not in RULES:  # their dataclass has the argument
         parser.add_argument(
             "--method",
             default=method,
             choices=METHODS,
-            help="bptt: backpropagation through each block. rtrl: real-time recurrent learning, exact gradients "
-            "within each recurrent layer over the whole past. snap1: approximate RTRL (SnAp-1), for units that mix "
-            "channels. truncated, spatial: baselines of rtrl. smt: an RNN learns single steps between memories of a "
-            "teacher, without unrolling. dmt: the same on its own memories, after smt. `--method NAME --help` lists "
-            "the arguments of each. (default: bptt)",
+            help=METHOD_HELP,
         )
     return parser
 
@@ -162,16 +156,20 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
         ValueError: an argument or a key of the recipe is unknown, or a value is not allowed.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    finder = CommandParser(prog=_PROG, add_help=False, allow_abbrev=False)
+    if is_help(argv):
+        print_help(argv)
+        raise SystemExit
+    finder = CommandParser(prog=PROG, add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     finder.add_argument("--method")
     found = finder.parse_known_args(argv)[0]
-    name = found.recipe or _DEFAULT_RECIPES.get(found.method, DEFAULT_RECIPE)
+    name = found.recipe or DEFAULT_RECIPES.get(found.method, DEFAULT_RECIPE)
     recipe = load_recipe(name)
     method = found.method or recipe.get("method", DEFAULT_METHOD)
     if method not in METHODS:
         raise ValueError(f"`--method` is {method!r}; it must be one of {', '.join(METHODS)}.")
     parser = build_parser(method)
+    check_recognized(parser, argv)
     fields = {f.name for part in parser.dataclass_types for f in dataclasses.fields(part) if f.init} | {"method"}
     if unknown := sorted(set(recipe) - fields):
         raise ValueError(f"The recipe {name!r} has the unknown key `{unknown[0]}`{did_you_mean(unknown[0], fields)}")
@@ -180,7 +178,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     flags, own_defaults = recipe_flags(name, recipe, types_of)
     parser.set_defaults(**own_defaults)
     namespace, remaining = parser.parse_known_args([*flags, *argv])
-    check_recognized(parser, remaining)
+    if remaining:
+        raise unrecognized(remaining[0], parser._option_string_actions)
     values = {key: value for key, value in vars(namespace).items() if key in fields}
     check_numbers(values, "--")
     given = {key: value for key, value in values.items() if value != defaults[key] and key not in _NOT_IN_RECIPES}

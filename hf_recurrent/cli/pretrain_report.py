@@ -1,11 +1,13 @@
 """Messages of `pretrain` before, between and after its phases."""
 
+import itertools
 import os
 import shlex
 from pathlib import Path
 
 from hf_recurrent.cli.pretrain_arguments import PretrainArguments
-from hf_recurrent.data.episode_source import with_unit
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.episode_source import count_of, with_unit
 from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
 from hf_recurrent.evaluation.image_samples import sample_images
 from hf_recurrent.evaluation.samples import generate_samples
@@ -15,6 +17,10 @@ from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainin
 
 _SHEET_FILE = "samples.png"
 _IMAGES_DRAWN = 32
+# Prompts of samples that nobody chose for the corpus: of the arguments and of the default recipe.
+_DEFAULT_PROMPTS = (["def ", "The "], ["def ", "class "])
+# Of a suggested prompt in characters, and of the beginning of a document that is read for it.
+_PROMPT_LENGTH, _BYTES_READ, _DOCUMENTS_READ = 24, 120, 20
 
 
 def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None = None) -> str:
@@ -29,11 +35,13 @@ def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None 
     elif isinstance(args, DmtTrainingArguments):
         manner = "DMT, the RNN on its own memories"
     processes = f"{args.world_size} process{'es' if args.world_size > 1 else ''}"
+    streams = f"{count_of(trainer.num_streams, 'stream')} of {args.block_size}-{train.unit} blocks"
+    amount = trainer.num_training_steps * trainer.step_bytes
+    size = with_unit(amount, "B") if train.unit == "byte" else f"{with_unit(amount)} {train.unit}s"
     lines = [
         f"{model_name}: {trainer.model.num_parameters():,} parameters",
         f"{train.name}: {train.describe()} to train on; {held_out.describe(held_out=True)} held out",
-        f"{manner}: {trainer.num_streams} streams of {args.block_size}-byte blocks on {processes}, "
-        f"{trainer.num_training_steps:,} steps, {with_unit(trainer.num_training_steps * trainer.step_bytes, 'B')}",
+        f"{manner}: {streams} on {processes}, {count_of(trainer.num_training_steps, 'step')}, {size}",
         f"saving to {args.output_dir}",
     ]
     return "\n".join(lines + [f"resuming from {checkpoint}"] * bool(checkpoint))
@@ -85,16 +93,35 @@ def describe_result(trainer: BlockTrainer, metrics: dict[str, float]) -> str:
     return trainer.eval_dataset.describe_result({name.removeprefix("eval_"): metrics[name] for name in metrics})
 
 
-def print_summary(arguments: PretrainArguments, result: str, seconds: float) -> None:
-    """Print the result, its location, and commands to try next."""
-    output_dir, prompts = arguments.training.output_dir, arguments.training.sample_prompts
+def suggest_prompt(arguments: PretrainArguments, trainer: BlockTrainer) -> str | None:
+    """A prompt for `generate`: one of `--sample_prompts`, or the first words of a held-out document.
+
+    The default prompts suit the default corpus. None if the data are not text.
+    """
+    prompts, corpus = arguments.training.sample_prompts, trainer.eval_dataset
+    if not prompts or not isinstance(corpus, Corpus):
+        return next(iter(prompts), None)
+    if arguments.data.corpus == ["python"] or prompts not in _DEFAULT_PROMPTS:
+        return prompts[0]
+    for episode in itertools.islice(corpus, _DOCUMENTS_READ):
+        first_bytes = trainer.processing_class.decode_bytes(episode[:_BYTES_READ])
+        line = next(iter(first_bytes.decode("utf-8", "ignore").split("\n")), "")
+        words = "".join(character for character in line if character.isprintable())
+        if words.strip():
+            return words if len(words) <= _PROMPT_LENGTH else words[:_PROMPT_LENGTH].rpartition(" ")[0] or words[:8]
+    return prompts[0]
+
+
+def print_summary(arguments: PretrainArguments, result: str, seconds: float, prompt: str | None) -> None:
+    """Print the result, its location, and commands to try next, `generate` with a prompt if there is one."""
+    output_dir = arguments.training.output_dir
     minutes, seconds = divmod(round(seconds), 60)
-    generate = f'  hf-recurrent generate {output_dir} --prompt "{prompts[0]}"\n' if prompts else ""
+    generate = f"  hf-recurrent generate {shlex.quote(output_dir)} --prompt {shlex.quote(prompt)}\n" if prompt else ""
     print(
         f"\n{result}, after {minutes} min {seconds:02} s\n"
         f"Saved in {output_dir}. Next:\n"
         f"{generate}"
         f"  hf-recurrent evaluate {output_dir} {shlex.join(_evaluation_flags(arguments))}\n"
-        f"  hf-recurrent push_to_hub {output_dir} your-name/{Path(output_dir).name}",
+        f"  hf-recurrent push-to-hub {output_dir} your-name/{Path(output_dir).name}",
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""`hf-recurrent push_to_hub PATH REPO_ID`: upload a checkpoint with its tokenizer, its code and a model card."""
+"""`hf-recurrent push-to-hub PATH REPO_ID`: upload a checkpoint with its tokenizer, its code and a model card."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from hf_recurrent.cli.parsing import CommandParser, check_checkpoint, check_file
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command, without the token: arguments are visible in the list of processes."""
     parser = CommandParser(
-        prog="hf-recurrent push_to_hub",
+        prog="hf-recurrent push-to-hub",
         description="Upload a checkpoint with its tokenizer, its code and a model card. The token is read from "
         "HF_TOKEN, or from the login of `hf auth login`.",
     )
@@ -45,6 +45,7 @@ def _push(arguments: argparse.Namespace) -> None:
     from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
     from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
+    from hf_recurrent.hub.repositories import is_connection_error, unreachable
 
     model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH")
     tokenizer = load_tokenizer(arguments.path, argument="PATH")
@@ -71,10 +72,14 @@ def _push(arguments: argparse.Namespace) -> None:
         status = error.response.status_code
         hint = " Check that the token has write access." if status in (401, 403) else ""
         print(
-            f"hf-recurrent push_to_hub: error: the Hub refused {arguments.repo_id!r} with status {status}.{hint}",
+            f"hf-recurrent push-to-hub: error: the Hub refused {arguments.repo_id!r} with status {status}.{hint}",
             file=sys.stderr,
         )
         raise SystemExit(1) from error
+    except Exception as error:
+        if not is_connection_error(error):
+            raise
+        raise unreachable(error) from error
 
 
 def _read_metrics(path: Path) -> dict[str, float]:

@@ -17,7 +17,14 @@ from transformers import PreTrainedModel
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.episode_losses import carried_losses, evaluation_mode, window_losses
-from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_vocabulary, check_window, with_unit
+from hf_recurrent.data.episode_source import (
+    EpisodeSource,
+    EvaluationShare,
+    check_vocabulary,
+    check_window,
+    count_of,
+    with_unit,
+)
 from hf_recurrent.data.iid import IIDDataset
 from hf_recurrent.data.packed_files import open_packed
 from hf_recurrent.data.streams import MultiStreamDataset
@@ -285,10 +292,11 @@ class Corpus(EpisodeSource):
         }
 
     def describe(self, held_out: bool = False) -> str:
-        return f"{len(self):,} documents, {with_unit(self.num_bytes, 'B')}"
+        return f"{count_of(len(self), 'document')}, {with_unit(self.num_bytes, 'B')}"
 
     def describe_result(self, metrics: dict[str, Any]) -> str:
         words = f"{metrics['bits_per_byte']:.3f} bits per {self.unit}"
         if "num_episodes" not in metrics:
             return words
-        return f"{words} on {metrics['num_episodes']:,} held-out documents ({with_unit(metrics['num_bytes'], 'B')})"
+        documents = count_of(metrics["num_episodes"], "held-out document")
+        return f"{words} on {documents} ({with_unit(metrics['num_bytes'], 'B')})"

@@ -117,6 +117,14 @@ def hub_dataset(name: str, config_name: str | None, split: str, streaming: bool,
     if not name:
         raise ValueError("`source` is 'hub:'; it must be 'hub:owner/name'.")
     datasets = _import_datasets(f"reading the Hub dataset {name!r}")
+    cached = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
+    if "/" in name and not Path(name).exists() and not cached.exists() and not datasets.config.HF_HUB_OFFLINE:
+        from hf_recurrent.hub.repositories import check_repository
+
+        try:
+            check_repository(name, "dataset")
+        except OSError as error:
+            raise OSError(f"dataset {name!r} cannot be read: {error}") from error
     try:
         dataset = datasets.load_dataset(name, config_name, split=split, streaming=streaming)
     except datasets.exceptions.DatasetGenerationError as error:

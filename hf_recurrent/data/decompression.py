@@ -79,11 +79,19 @@ def _gzip_chunks(path: Path, file: _CountedFile) -> Iterator[bytes]:
         raise ValueError(f"{path} is damaged, not a whole gzip file: {error}") from error
 
 
+def check_installed(path: Path) -> None:
+    """Raise an ImportError if reading a file needs a package that is missing."""
+    if path.suffix.lower() == ".zst":
+        try:
+            import zstandard  # noqa: F401
+        except ImportError as error:
+            raise ImportError(f"reading {path} needs the zstandard package: pip install zstandard") from error
+
+
 def _zstandard_chunks(path: Path, file: _CountedFile) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ImportError(f"reading {path} needs the zstandard package: pip install zstandard") from error
+    check_installed(path)
+    import zstandard
+
     frame = None
     while piece := file.read(_ZSTANDARD_PIECE):
         while piece:

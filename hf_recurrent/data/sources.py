@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hf_recurrent.data.dataset_sources import given_dataset, hub_dataset, is_dataset, saved_dataset
+from hf_recurrent.data.decompression import check_installed
 from hf_recurrent.data.file_stamps import file_stamp, files_below
 from hf_recurrent.data.pixel_readers import pixel_files
 from hf_recurrent.data.readers import Document, reader_of
@@ -124,7 +125,10 @@ def resolve(
     path = Path(name).expanduser()
     if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
         return [saved_dataset(path, split, text_column)]
-    return [FileSource(file, text_column, binary) for file in _files(path, name)]
+    files = _files(path, name)
+    for file in files:  # before hours of reading others
+        check_installed(file)
+    return [FileSource(file, text_column, binary) for file in files]
 
 
 def _files(path: Path, name: str) -> list[Path]:

@@ -25,6 +25,7 @@ from transformers.utils import (
 )
 
 from hf_recurrent.checkpoint_files import read_json
+from hf_recurrent.hub.repositories import check_repository
 
 logger = logging.get_logger(__name__)
 
@@ -109,6 +110,7 @@ def load_tokenizer(
     """
     name = os.fspath(name)
     try:
+        check_repository(name)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:  # as in `load_model`
         raise _not_loaded(argument, name, "its tokenizer", error) from error
@@ -131,6 +133,7 @@ def _check_files(name: str) -> str:
     """
     if os.path.isfile(name):
         raise ValueError("it must be a directory, or owner/name on the Hub.")
+    check_repository(name)
     base = name
     if (adapter := find_adapter_config_file(name)) is not None:
         if not is_peft_available():

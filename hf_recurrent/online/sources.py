@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hf_recurrent.data.decompression import COMPRESSIONS, read_chunks
+from hf_recurrent.data.decompression import COMPRESSIONS, check_installed, read_chunks
 from hf_recurrent.online.source_identity import ChangedSourceError, ReadBytes, identity_of, is_same_file
 
 STANDARD_INPUT = "-"
@@ -97,6 +97,7 @@ def open_source(
         raise IsADirectoryError(f"The source is {name!r}, a directory; it must be a file.")
     if stat.S_ISSOCK(status.st_mode):
         raise ValueError(f"The source is {name!r}, a Unix socket; it must be a file, `-` or tcp://127.0.0.1:PORT.")
+    check_installed(path)
     compressed = path.suffix.lower() in COMPRESSIONS
     if compressed and follow:
         raise ValueError(f"`follow` is True, but the source {name!r} is compressed; it must be a plain file.")

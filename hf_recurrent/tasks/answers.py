@@ -3,6 +3,7 @@
 Shape letters: B streams or batch, T steps.
 """
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ def summarize_answers(counts: dict[str, float | int]) -> dict[str, float | int]:
         "accuracy": counts["right"] / answers,
         "exact_match": counts["exact"] / max(counts["examples"], 1),
         "loss": counts["nats"] / answers,
+        "bits_per_symbol": counts["nats"] / math.log(2) / answers,
         "num_answers": int(counts["answers"]),
         "num_examples": int(counts["examples"]),
     }

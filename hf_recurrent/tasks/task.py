@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, TrainingArguments
 
 from hf_recurrent.data.block_dataset import BlockDataset
-from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, position_limit
+from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, count_of, position_limit
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.answers import count_answers, summarize_answers
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
@@ -186,8 +186,12 @@ class Task(EpisodeSource):
 
     def describe(self, held_out: bool = False) -> str:
         count = self.num_validation_examples if held_out else self.num_examples
-        return f"{'endless' if count is None else f'{count:,}'} examples of {self.length} tokens"
+        examples = "endless examples" if count is None else count_of(count, "example")
+        return f"{examples} of {count_of(self.length, 'symbol')}"
 
     def describe_result(self, metrics: dict[str, Any]) -> str:
-        examples = f"{metrics['num_examples']:,} held-out examples" if "num_examples" in metrics else "the examples"
-        return f"{metrics['accuracy']:.1%} of the answers right, {metrics['exact_match']:.1%} of {examples}"
+        examples = (
+            count_of(metrics["num_examples"], "held-out example") if "num_examples" in metrics else "the examples"
+        )
+        right = f"{metrics['accuracy']:.1%} of the answers right, {metrics['exact_match']:.1%} of {examples}"
+        return f"{right}, {metrics['bits_per_symbol']:.3f} bits per symbol"

@@ -235,7 +235,7 @@ def test_restart_is_only_for_runs_of_this_command(model, capsys):
 
 def test_a_restart_that_fails_early_keeps_the_run(model, half, capsys):
     refused(capsys, "file not found", model, "--restart", source="nowhere.txt")
-    refused(capsys, "`rule` is 'bptt'", model, "--restart", "--rule", "bptt")
+    refused(capsys, "argument --rule: invalid choice: 'bptt'", model, "--restart", "--rule", "bptt")
     assert half.is_dir()
 
 

@@ -18,7 +18,8 @@ from hf_recurrent.cli.main import COMMANDS
 from hf_recurrent.cli.main import main as run_command
 from hf_recurrent.cli.parsing import parse_pairs
 from hf_recurrent.cli.pretrain import main
-from hf_recurrent.cli.pretrain_arguments import load_recipe, parse_arguments, recipe_names
+from hf_recurrent.cli.pretrain_arguments import parse_arguments
+from hf_recurrent.cli.recipes import load_recipe, recipe_names
 from hf_recurrent.presets import preset_names
 
 SHORT = ["--use_cpu", "--max_steps", "2", "--disable_tqdm", "true", "--sample_every", "0", "--sample_bytes", "8"]
@@ -76,8 +77,8 @@ def test_resume_and_refusal_to_overwrite(corpus, capsys):
     with pytest.raises(SystemExit):
         run(corpus, *TINY, "--output_dir", "whole")
     assert (
-        "`--output_dir` is 'whole', which has a model or checkpoints; add --resume_from_checkpoint true"
-        in capsys.readouterr().err
+        "`--output_dir` is 'whole', which has a model or checkpoints of a finished run; "
+        "add --resume_from_checkpoint true" in capsys.readouterr().err
     )
     run(corpus, *TINY, "--max_steps", 6, "--output_dir", "more", "--resume_from_checkpoint", "whole/checkpoint-3")
     whole, more = (load_file(f"{name}/model.safetensors") for name in ("whole", "more"))

@@ -174,4 +174,4 @@ def hub_round_trip(folder):
     with LoopbackHub(TOKEN) as hub:
         run_program("upload_program.py", hub, folder)
         run_program("load_program.py", hub, folder, "memora-whole")
-    return "also `hf-recurrent push_to_hub`"
+    return "also `hf-recurrent push-to-hub`"

@@ -1,0 +1,70 @@
+"""Spellings of flags: hyphens and underscores, other names for the same argument, and the one that was typed."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+# Other name → name. A command that has the first as a flag of its own keeps it.
+ALIASES = {
+    "max_bytes": "max_eval_bytes",
+    "optimizer": "optim",
+    "rule": "method",
+}
+# argparse takes a word with a space for a value.
+_FLAG = re.compile(r"--(\w[\w-]*)(?==|$)")
+
+
+def normalize(words: Sequence[str], known: Iterable[str] | None) -> tuple[list[str], dict[str, str]]:
+    """Words of a command line with the parser's spelling of every flag.
+
+    Args:
+        words: the command line.
+        known: flags of the parser, such as "--block_size"; None to take every word with two dashes for one.
+
+    Returns:
+        The words, and a dictionary from the name of each flag, without dashes, to the flag that was typed.
+    """
+    known, result, typed = None if known is None else set(known), [], {}
+    for index, word in enumerate(words):
+        if word == "--":
+            return [*result, *words[index:]], typed
+        match = _FLAG.match(word)
+        if match:
+            name = match[1].replace("-", "_")
+            other = ALIASES.get(name)
+            if other and (known is None or (f"--{name}" not in known and f"--{other}" in known)):
+                name = other
+            if known is None or any(flag.startswith(f"--{name}") for flag in known):
+                typed[name] = match[0]
+                word = f"--{name}{word[match.end() :]}"
+        result.append(word)
+    return result, typed
+
+
+def name_typed(message: str, typed: dict[str, str]) -> str:
+    """The message with one spelling of each flag, the one that was typed."""
+    message = re.sub(r"argument (--[\w-]+)(/--[\w-]+)+:", r"argument \1:", message)
+    for name, flag in typed.items():
+        if flag != f"--{name}":
+            message = re.sub(rf"(?<![\w-])--{name}(?![\w-])|(?<=`){name}(?=`)", flag, message)
+    return message
+
+
+def check_recognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Raise a ValueError that names the first word that is no flag of a parser, and the nearest flag."""
+    known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+    for word in normalize(words, known)[0]:
+        if word == "--":
+            return
+        match = _FLAG.match(word)
+        if match and " " not in word and not any(flag.startswith(match[0]) for flag in known):
+            raise unrecognized(match[0], known)
+
+
+def unrecognized(word: str, flags: Iterable[str]) -> ValueError:
+    """The error for a word that is no argument, with the nearest flag."""
+    flags = {flag.replace("-", "_").replace("__", "--", 1) for flag in flags}
+    nearest = difflib.get_close_matches(word.replace("-", "_").replace("__", "--", 1), sorted(flags), 1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all arguments."
+    return ValueError(f"unrecognized argument {word}; {hint}")

@@ -1,0 +1,173 @@
+"""`hf-recurrent pretrain --help`: our arguments in groups, read from the source of their dataclasses.
+
+Importing the dataclasses imports torch and takes seconds. `--help-all` imports them and lists every argument.
+"""
+
+import ast
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hf_recurrent
+from hf_recurrent.cli.parsing import CommandParser
+from hf_recurrent.cli.pretrain_texts import (
+    DEFAULT_METHOD,
+    DEFAULT_RECIPE,
+    DEFAULT_RECIPES,
+    DESCRIPTION,
+    DMT,
+    EXAMPLES,
+    METHOD_HELP,
+    METHODS,
+    PROG,
+    SMT,
+    USAGE,
+    recipe_help,
+)
+from hf_recurrent.cli.recipes import load_recipe
+
+_ARGUMENTS, _DATA = "cli/pretrain_arguments.py", "cli/data_arguments.py"
+_STREAMS, _ONLINE, _SMT = (f"trainers/{name}_arguments.py" for name in ("multi_stream", "online", "smt"))
+_WIDTH = 79
+_DIFFERENT = "of TrainingArguments, with defaults of this package and those often needed"
+_ALL = {"--help-all", "--help_all"}
+_SAMPLES = ("sample_every", "sample_bytes", "sample_prompts")
+# Name, default and help of fields that only `TrainingArguments` defines.
+_OTHERS = (
+    ("per_device_train_batch_size", 8, "Streams per device."),
+    ("max_steps", -1, "Number of steps; takes precedence over --train_bytes."),
+    ("save_steps", 500, "Steps between two checkpoints."),
+    ("seed", 42, "Seed of the weights and the order of documents."),
+    ("bf16", False, "Train in bfloat16."),
+    ("output_dir", None, "Directory of the checkpoints and the model. Default: runs/MODEL-CORPUS."),
+    ("resume_from_checkpoint", None, "A checkpoint to resume, or true for the last one in --output_dir."),
+)
+
+
+@dataclass
+class Argument:
+    """A field of a dataclass of arguments."""
+
+    name: str
+    default: Any
+    help: str
+    is_own: bool
+
+
+def is_help(words: Sequence[str]) -> bool:
+    """True if a command line of `pretrain` asks for help."""
+    before = words[: words.index("--")] if "--" in words else words
+    return bool(({"-h", "--help"} | _ALL).intersection(before))
+
+
+def print_help(words: Sequence[str]) -> None:
+    """Print the help that a command line of `pretrain` asks for."""
+    finder = CommandParser(prog=PROG, add_help=False, allow_abbrev=False)
+    finder.add_argument("--method", choices=METHODS)
+    finder.add_argument("--recipe")
+    found = finder.parse_known_args(words)[0]
+    name = found.recipe or DEFAULT_RECIPES.get(found.method, DEFAULT_RECIPE)
+    try:
+        recipe = load_recipe(name)
+    except (OSError, ValueError) as error:
+        finder.error(str(error))
+    method = found.method or recipe.get("method", DEFAULT_METHOD)
+    if _ALL.intersection(words):
+        from hf_recurrent.cli.pretrain_arguments import build_parser
+
+        build_parser(method).print_help()
+    else:
+        print(short_help(method, name, recipe))
+
+
+def short_help(method: str, name: str, recipe: Mapping[str, Any]) -> str:
+    """Our arguments of a method of training, with their defaults or the values of the recipe `name`."""
+    choices = [Argument("recipe", name, recipe_help(), True), Argument("method", method, METHOD_HELP, True)]
+    parts = [f"usage: {USAGE}", textwrap.fill(DESCRIPTION, _WIDTH)]
+    for title, arguments in {"recipe and method": choices, **groups(method)}.items():
+        parts.append(f"{title}:\n" + "\n".join(_entry(argument, recipe) for argument in arguments))
+    end = "All other arguments of TrainingArguments are accepted too: --help-all lists them. Hyphens and underscores "
+    parts += [textwrap.fill(f"{end} are the same in all flags.", _WIDTH), EXAMPLES]
+    return "\n\n".join(parts)
+
+
+def groups(method: str) -> dict[str, list[Argument]]:
+    """Title of a group → its arguments."""
+    found = {
+        "model": _fields(_ARGUMENTS, "ModelArguments"),
+        "data": _fields(_DATA, "DataArguments") + _fields(_ARGUMENTS, "PretrainDataArguments"),
+    }
+    sources = [(_STREAMS, "MultiStreamTrainingArguments")]
+    if method in (SMT, DMT):
+        found["teacher"] = _fields(_ARGUMENTS, "TeacherArguments")
+        sources += [(_SMT, "MemoryTrainingArguments"), (_SMT, f"{method.capitalize()}TrainingArguments")]
+    elif method != DEFAULT_METHOD:
+        sources.append((_ONLINE, "OnlineTrainingArguments"))
+    training: dict[str, Argument] = {}
+    for file, name in sources:
+        for argument in _fields(file, name):  # a subclass changes defaults
+            before = training.get(argument.name)
+            argument.is_own = before.is_own if before else argument.is_own
+            training[argument.name] = argument
+    training.pop("method", None)
+    values = [argument for argument in training.values() if not argument.help.startswith("Keep ")]
+    found["training"] = [one for one in values if one.is_own and one.name not in _SAMPLES]
+    found["samples during training"] = [one for one in values if one.name in _SAMPLES]
+    others = [Argument(*one, False) for one in _OTHERS if one[0] not in training]
+    found[_DIFFERENT] = [one for one in values if not one.is_own] + others
+    return found
+
+
+def _fields(file: str, class_name: str) -> list[Argument]:
+    """The fields of a dataclass with a help text, from its source."""
+    path = next(path for folder in hf_recurrent.__path__ if (path := Path(folder, file)).is_file())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name).body
+    # Own fields of trainers come before those that replace fields of `TrainingArguments`.
+    own = _own_fields(ast.get_docstring(ast.Module(body, [])) or "")
+    return [
+        Argument(node.target.id, default, help, own is None or node.target.id in own)
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)
+        for default, help in [_default_and_help(node.value)]
+    ]
+
+
+def _own_fields(docstring: str) -> set[str] | None:
+    """The names in the sentence "Own fields: ..." of a docstring; None without one."""
+    if "Own fields:" not in docstring:
+        return None
+    return set(docstring.split("Own fields:")[1].split(".")[0].replace("`", " ").replace(",", " ").split())
+
+
+def _default_and_help(call: ast.Call) -> tuple[Any, str]:
+    """Default and help of `argument(default, help)`, `HfArg(...)` or `field(...)`."""
+    values = dict(zip(("default", "help"), call.args, strict=False))
+    values |= {keyword.arg: keyword.value for keyword in call.keywords}
+    if "metadata" in values:
+        values |= {
+            key.value: value for key, value in zip(values["metadata"].keys, values["metadata"].values, strict=True)
+        }
+    factory = values.get("default_factory")
+    if isinstance(factory, ast.Lambda):
+        default = ast.literal_eval(factory.body)
+    else:
+        default = [] if factory is not None else ast.literal_eval(values["default"])
+    return default, ast.literal_eval(values["help"])
+
+
+def _entry(argument: Argument, recipe: Mapping[str, Any]) -> str:
+    value, shown = recipe.get(argument.name, argument.default), ""
+    if argument.name in recipe:
+        shown = f" (recipe: {_shown(value)})"
+    elif value not in (None, []) and "efault:" not in argument.help:
+        shown = f" (default: {_shown(value)})"
+    words = textwrap.fill(argument.help + shown, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return f"  --{argument.name}\n{words}"
+
+
+def _shown(value: Any) -> str:
+    return shlex.join(map(str, value)) if isinstance(value, list) else str(value)
