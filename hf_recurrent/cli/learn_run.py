@@ -76,7 +76,7 @@ class LearnRun:
         if not failures:
             reason = "stopped" if stop.is_set() else "end of the source"
             if self.resumed and self.learner.bytes_read == self.first:
-                reason = "this run is finished: the source has no new bytes,"
+                reason = "this run is finished: end of the source"
             print(self._summary(reason))
             return None
         return " ".join([*failures, self._describe_saved(is_saved, before if diverged else None)])

@@ -217,7 +217,7 @@ def test_bad_input_is_named_before_anything_is_written(model, capsys):
         (["--output_dir", "full", "--resume"], "`--output_dir` is 'full'; with --resume, it must have a run"),
         ({"output": "log.txt"}, "`--output_dir` is 'log.txt'; it must be a directory."),
         (["--rule", "bptt"], "argument --rule: invalid choice: 'bptt'"),
-        (["--stride", "0"], "`stride` is 0"),
+        (["--stride", "0"], "`--stride` is 0"),
         (["--timeout", "0"], "`timeout` is 0"),
         (["--threads", "0"], "`--threads` is 0; it must be at least 1."),
         (["--held_out", "nowhere"], "nowhere"),
