@@ -164,8 +164,8 @@ def check_parent(name: str, path: Path | None) -> None:
 def check_model_name(argument: str, name: str, others: Iterable[str] = ()) -> None:
     """Raise a FileNotFoundError if a name can only be a directory, and that is missing or not a checkpoint.
 
-    A name with one slash may be owner/name on the Hub, unless its first part is a directory here: nobody wants to wait
-    until the Hub does not have `runs/hwak`.
+    A file is a ValueError. A name with one slash may be owner/name on the Hub, unless its first part is a directory
+    here: downloads of a missing repository are retried for a minute.
 
     Args:
         argument: the argument that holds the name, for messages.
@@ -173,6 +173,8 @@ def check_model_name(argument: str, name: str, others: Iterable[str] = ()) -> No
         others: further names to suggest, of presets.
     """
     path = Path(name)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"`{argument}` is {name!r}; it must be a directory, or owner/name on the Hub.")
     if path.is_dir() or name.startswith((".", "/", "~")) or name.count("/") != 1 or path.parent.is_dir():
         check_checkpoint(argument, path, others)
 

@@ -38,7 +38,7 @@ def test_a_task(capsys):
     run("--corpus", name)
     out = capsys.readouterr().out
     directory = Path("runs/memora-tiny-retrieval")
-    assert "retrieval: endless examples of 12 tokens to train on; 40 examples of 12 tokens held out" in out
+    assert "retrieval: endless examples of 12 symbols to train on; 40 examples of 12 symbols held out" in out
     assert "of 40 held-out examples" in out and "hf-recurrent generate" not in out and "sample after" not in out
     model = AutoModelForCausalLM.from_pretrained(directory)
     assert model.config.vocab_size == 6 and model.config.eos_token_id is None
@@ -47,7 +47,7 @@ def test_a_task(capsys):
     for metric in ("accuracy", "exact_match", "loss", "num_answers"):
         assert again[metric] == pytest.approx(metrics[f"eval_{metric}"], rel=1e-5)
     assert again["loss"] == pytest.approx(evaluate_task(model, task_from_name(name.removeprefix("task:")))["loss"])
-    assert "40 examples of 12 tokens" in capsys.readouterr().out
+    assert "40 examples of 12 symbols" in capsys.readouterr().out
     # Trained at one length, asked at another, with fewer examples.
     run("--corpus", name, "--validation_corpus", "task:retrieval,length=30,vocab_size=6", "--max_eval_bytes", "100")
     out = capsys.readouterr().out
@@ -85,7 +85,7 @@ def test_a_folder_of_images(capsys, monkeypatch):
     monkeypatch.setattr("hf_recurrent.cli.pretrain_report._IMAGES_DRAWN", 2)
     run("--corpus", "images:drawings")
     out = capsys.readouterr().out
-    assert "3 documents, 3.1 kB to train on; 1 documents, 1.0 kB held out" in out
+    assert "3 documents, 3.1 kB to train on; 1 document, 1.0 kB held out" in out
     directory = Path("runs/memora-tiny-drawings")
     assert AutoModelForCausalLM.from_pretrained(directory).config.vocab_size == 16
     with pillow.open(directory / "samples.png") as sheet:

@@ -108,3 +108,27 @@ def test_commands_have_hyphens(name, capsys):
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])
     assert stop.value.code == 0 and "hf-recurrent push-to-hub" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command", ["generate {} --prompt a", "evaluate {}", "learn {} --source s", "pretrain --model {}"]
+)
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "hawk").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", None)
+    error = fail(capsys, *command.format("runs/hwak").split())
+    assert "is 'runs/hwak'; directory not found; did you mean runs/hawk?" in error
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(capsys, monkeypatch):
+    asked = []
+
+    def refuse(*arguments, **options):
+        asked.append(arguments)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", refuse)
+    assert "cannot be reached: no network" in fail(capsys, "generate", "someone/absent", "--prompt", "a")
+    assert len(asked) == 1
