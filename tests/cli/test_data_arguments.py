@@ -51,7 +51,7 @@ def test_a_task(capsys):
     # Trained at one length, asked at another, with fewer examples.
     run("--corpus", name, "--validation_corpus", "task:retrieval,length=30,vocab_size=6", "--max_eval_bytes", "100")
     out = capsys.readouterr().out
-    assert "3 examples of 30 tokens held out" in out and printed_evaluation(out)["num_examples"] == 3
+    assert "3 examples of 30 symbols held out" in out and printed_evaluation(out)["num_examples"] == 3
 
 
 def idx(array):
