@@ -234,6 +234,5 @@ def test_commands(capsys):
     with pytest.raises(SystemExit):
         run_command(["trian"])
     assert "unknown command 'trian'; did you mean pretrain?" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        run_command(["pretrain", "--help"])
-    assert stop.value.code == 0 and "--train_bytes" in capsys.readouterr().out
+    run_command(["pretrain", "--help"])
+    assert "--train_bytes" in capsys.readouterr().out
