@@ -5,9 +5,11 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from command_server import CommandServer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -49,9 +51,15 @@ def test_commands_run(page, tmp_path):
     (tmp_path / "stories.jsonl").write_text('{"text": "Once upon a time."}\n{"text": "The end of it."}\n' * 300)
     (tmp_path / "book.txt").write_text("It was a dark night, and the café was closed. " * 50, encoding="utf-8")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    for words in commands(page):
-        result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert result.returncode == 0, f"{shlex.join(words)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    with ExitStack() as stack:
+        server = None
+        for words in commands(page):
+            if words[0] == "hf-recurrent":
+                server = server or stack.enter_context(CommandServer())
+                result = server.run(words[1:], tmp_path)
+            else:
+                result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+            assert result.returncode == 0, f"{shlex.join(words)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
 
 
 @pytest.mark.parametrize("page", PAGES)
