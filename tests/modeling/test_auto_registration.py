@@ -1,5 +1,6 @@
 """Importing the package is enough for the Auto classes, whatever was imported first, and it loads no torch."""
 
+import os
 import subprocess
 import sys
 
@@ -27,18 +28,46 @@ teacher = AutoConfig.for_model("smt_teacher", hidden_size=8, num_attention_heads
 assert type(AutoModel.from_config(teacher)).__name__ == "SmtTeacherModel"
 print("registered")
 """
-ORDERS = {
+WITHOUT_TORCH = {
     "package first": "import hf_recurrent; assert 'torch' not in sys.modules",
     "transformers first": "import transformers, hf_recurrent; assert 'torch' not in sys.modules",
+}
+WITH_TORCH = {
     "a model first": "from hf_recurrent.modeling.modeling_hawk import HawkModel; import hf_recurrent",
     "a tokenizer first": "from hf_recurrent import DNATokenizer; import hf_recurrent",
     "a trainer first": "from hf_recurrent import MultiStreamTrainer; import hf_recurrent",
     "auto classes first": "from transformers import AutoModelForCausalLM, AutoTokenizer; import hf_recurrent",
 }
+# Children of one process, which imports nothing of transformers but what takes it the longest.
+FORKING = """
+import os, sys
+import datasets, peft.utils.constants, torch, torch._dynamo, torch.distributed.tensor
+for name in [name for name in sys.modules if name.split(".")[0] in ("transformers", "hf_recurrent", "peft")]:
+    del sys.modules[name]
+for name, program in {programs!r}.items():
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        exec(program, {{}})
+        print(name, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", WITHOUT_TORCH)
 def test_auto_classes_know_our_families(order, tmp_path):
-    program = PROGRAM.format(imports=ORDERS[order], folder=tmp_path)
+    program = PROGRAM.format(imports=WITHOUT_TORCH[order], folder=tmp_path)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "registered" in result.stdout, result.stderr
+
+
+def test_auto_classes_know_our_families_where_torch_is_imported(tmp_path):
+    programs = {
+        order: PROGRAM.format(imports=imports, folder=tmp_path / order) for order, imports in WITH_TORCH.items()
+    }
+    program = FORKING.format(programs=programs)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert result.stdout.split("\n") == [*(line for order in programs for line in ("registered", order)), ""], (
+        result.stderr
+    )

@@ -49,9 +49,13 @@ def assert_close(actual, wanted, tolerance):
 
 
 @runs_kernels
-@pytest.mark.parametrize("chunk", [None, 1, 3, 5])
 @pytest.mark.parametrize("resets", ["none", "random", "all"])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 12, 70), (1, 13, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape, chunk",
+    [((1, 1, 1), None), ((1, 1, 1), 1), ((2, 12, 70), None), ((2, 12, 70), 5)]
+    + [((1, 13, 3), chunk) for chunk in (None, 1, 3, 5)],
+    ids=str,
+)
 def test_serial_and_three_passes(shape, resets, chunk):
     from hf_recurrent.kernels import linear_scan_triton as kernels
 
