@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationMixin, LogitsProcessorList
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
+from .generated_state import GeneratedStateMixin
 from .recurrent_state import RecurrentState, check_state, check_state_memory, select_state
 from .tensor_checks import check_tensor, has_values
 
@@ -34,17 +35,19 @@ class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
         return output.logits
 
 
-class RecurrentGenerationMixin(GenerationMixin):
+class RecurrentGenerationMixin(GeneratedStateMixin, GenerationMixin):
     """For a language model with a base model in `model` whose `forward` takes and returns a `state`."""
 
     def generate(self, inputs: torch.Tensor | None = None, *arguments, **kwargs):
         """As `transformers.GenerationMixin.generate`.
 
         An empty prompt is a new episode: the end byte is read from the zero state, and is the first of the result.
+        `state` is that of the text before the prompt. With `return_dict_in_generate=True`, the result is a
+        [`RecurrentGenerateOutput`] with the state after all bytes of each row.
 
         Raises:
-            ValueError: a tensor cannot be read, an empty prompt has a state or no end byte, or decoding with drafts is
-                asked for.
+            ValueError: a tensor cannot be read, `state` is None, an empty prompt has a state or no end byte, or
+                decoding with drafts is asked for.
         """
         for name in _DRAFTS:
             if kwargs.get(name) is not None:
@@ -104,7 +107,7 @@ class RecurrentGenerationMixin(GenerationMixin):
         reads_one_byte = kwargs.get("state") is not None and kwargs.get("next_sequence_length") == 1
         if reads_one_byte and not kwargs.get("is_first_iteration"):
             # Only the byte changes: the general way costs as much as a small model.
-            left_out = ("next_sequence_length", "is_first_iteration", "position_ids", "labels")
+            left_out = ("next_sequence_length", "is_first_iteration", "position_ids", "labels", "state_recorder")
             inputs = {name: value for name, value in kwargs.items() if name not in left_out}
             return {**inputs, "input_ids": input_ids[:, -1:], "logits_to_keep": 1}
         inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hf_recurrent.modeling.causal_lm_loss import causal_lm_loss
+from hf_recurrent.modeling.generated_state import GeneratedStateMixin
 from hf_recurrent.modeling.packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
 from hf_recurrent.modeling.recurrent_blocks import Padding
 from hf_recurrent.modeling.recurrent_causal_lm import RecurrentCausalLMOutput
@@ -73,7 +74,7 @@ class StatePart:
         block.new_state[f"{self.state_name}.{part}"] = tensor.to(self.get_part(block, part).dtype)
 
 
-class StockModelWithState:
+class StockModelWithState(GeneratedStateMixin):
     """Mixin of stock language models: a state goes in and comes out.
 
     `__call__` is extended and not `forward`, whose signature `generate` inspects.
@@ -87,7 +88,7 @@ class StockModelWithState:
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
-        cls.__name__ = cls.__mro__[2].__name__  # in configurations, cards and messages it is the stock class
+        cls.__name__ = cls.__bases__[-1].__name__  # in configurations, cards and messages it is the stock class
 
     @classmethod
     def check(cls, model: torch.nn.Module) -> None:
