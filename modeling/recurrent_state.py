@@ -36,13 +36,35 @@ def detach_state(state: RecurrentState) -> RecurrentState:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def select_state(state: RecurrentState, index: torch.Tensor) -> RecurrentState:
-    """The rows `index` (any number, in any order, repeats allowed) of a state."""
+def select_state(state: RecurrentState, index: torch.Tensor | Sequence[int] | int) -> RecurrentState:
+    """The streams `index` (any number, in any order, repeats allowed) of a state; one stream for an int.
+
+    Raises:
+        IndexError: there is no such stream; negative numbers are not allowed.
+    """
+    if not isinstance(index, torch.Tensor):
+        index = torch.tensor([index] if isinstance(index, int) else list(index), dtype=torch.long)
     return {name: tensor.index_select(0, index.to(tensor.device)) for name, tensor in state.items()}
 
 
-def concatenate_states(states: Sequence[RecurrentState]) -> RecurrentState:
-    """States of several groups of streams as one, in the given order."""
+def split_state(state: RecurrentState) -> list[RecurrentState]:
+    """A state of B streams as B states of one stream each, in memory of their own."""
+    streams = len(next(iter(state.values()), ()))
+    return [select_state(state, stream) for stream in range(streams)]
+
+
+def join_states(states: Sequence[RecurrentState]) -> RecurrentState:
+    """States of any numbers of streams as one, in the given order: the reverse of [`split_state`].
+
+    Raises:
+        ValueError: there is none, or they are of different models.
+    """
+    if not states:
+        raise ValueError("`states` is empty; it must have at least one state.")
+    shapes = {name: tensor.shape[1:] for name, tensor in states[0].items()}
+    for number, state in enumerate(states):
+        if {name: tensor.shape[1:] for name, tensor in state.items()} != shapes:
+            raise ValueError(f"`states[{number}]` has other tensors than `states[0]`; all must be of one model.")
     return {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state, concatenate_states, select_state
+from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state, join_states, select_state
 
 
 class CarriedState:
@@ -42,7 +42,7 @@ class CarriedState:
 
     def save(self, groups: list[int]) -> RecurrentState:
         """Concatenate the tensors of several groups, in the given order."""
-        return concatenate_states([self._groups[group] for group in groups])
+        return join_states([self._groups[group] for group in groups])
 
     def load(self, state: RecurrentState, streams: torch.Tensor, group_size: int) -> None:
         """Restore tensors that [`save`] returned.

@@ -205,7 +205,7 @@ def _continue_with_draft(
     last = int(output.sequences[0, -1])
     ended = last == model.generation_config.eos_token_id
     # After the end byte, a new episode begins with a zero state.
-    return TextState(model.init_state(1) if ended else output.state, [None if ended else last])
+    return TextState(model.init_state(1) if ended else output.pending_state, [None if ended else last])
 
 
 def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> None:

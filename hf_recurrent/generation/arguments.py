@@ -1,13 +1,39 @@
 """Checks of arguments that all ways of generation share."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, Final
 
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.modeling.recurrent_state import RecurrentState
+
 if TYPE_CHECKING:
     from hf_recurrent.generation.constraints import Constraint
+
+
+class NewText(Enum):
+    """The default of `state`; None is a variable that was not set."""
+
+    NEW_TEXT = "new text"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+NEW_TEXT: Final = NewText.NEW_TEXT
+
+
+def given_state(name: str, state: RecurrentState | NewText) -> RecurrentState | None:
+    """`state` as `forward` takes it: None for a new text.
+
+    Raises:
+        ValueError: `state` is None.
+    """
+    if state is None:
+        raise ValueError(f"`{name}` is None; to begin a new text, leave it out or pass `model.init_state(1)`.")
+    return None if state is NEW_TEXT else state
 
 
 def check_prompt(input_ids: torch.Tensor) -> None:

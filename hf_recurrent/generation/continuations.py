@@ -9,11 +9,18 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.generation.arguments import check_positive, check_prompt, end_tokens
+from hf_recurrent.generation.arguments import (
+    NEW_TEXT,
+    NewText,
+    check_positive,
+    check_prompt,
+    end_tokens,
+    given_state,
+)
 from hf_recurrent.generation.constraints import Constraint
 from hf_recurrent.generation.state_reader import check_recurrent
 from hf_recurrent.generation.token_choice import check_sampling, draw, sampling_probabilities
-from hf_recurrent.modeling.recurrent_state import RecurrentState, select_state
+from hf_recurrent.modeling.recurrent_state import RecurrentState, join_states, select_state, split_state
 
 
 @dataclass
@@ -26,7 +33,8 @@ class Continuation:
             `top_k`, `top_p` and constraint.
         ended: the last token is an end token; otherwise `max_new_tokens` was reached.
         seed: of its random numbers.
-        state: the state (1, …) after all tokens but the last, as after `generate()`.
+        state: the state (1, …) after all tokens, as after `generate()`.
+        pending_state: the state before the last token. To continue without new text, pass it with that token.
     """
 
     tokens: torch.Tensor
@@ -34,6 +42,7 @@ class Continuation:
     ended: bool
     seed: int
     state: RecurrentState
+    pending_state: RecurrentState
 
 
 @torch.no_grad()
@@ -47,7 +56,7 @@ def sample_continuations(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    state: RecurrentState | None = None,
+    state: RecurrentState | NewText = NEW_TEXT,
     eos_token_id: int | Sequence[int] | str | None = "model",
     constraint: Constraint | None = None,
     batch_size: int = 24,
@@ -66,14 +75,14 @@ def sample_continuations(
         temperature: divides the logits.
         top_k: sample from the k most likely tokens; 0 for all.
         top_p: sample from the most likely tokens of this probability; 1 for all.
-        state: of the text before the prompt.
+        state: of the text before the prompt; by default, there is none.
         eos_token_id: the end token or tokens; those of the model's generation configuration by default; None for none.
         constraint: what each continuation has to match.
         batch_size: number of continuations at a time; on a CPU, up to 24 of Memora and Hawk are one call of a kernel.
 
     Raises:
         TypeError: the model has no recurrent state.
-        ValueError: there is more than one prompt, or an argument is out of range.
+        ValueError: there is more than one prompt, `state` is None, or an argument is out of range.
     """
     check_recurrent("model", model)
     check_prompt(input_ids)
@@ -85,6 +94,7 @@ def sample_continuations(
         check_positive(name, value)
     check_sampling(temperature, top_k, top_p)
     ends = end_tokens(model, eos_token_id, constraint)
+    state = given_state("state", state)
     output = model(input_ids=input_ids, state=state, use_cache=True, logits_to_keep=1, return_dict=True)
     found: list[Continuation] = []
     for first in range(0, num_continuations, batch_size):
@@ -96,7 +106,7 @@ def sample_continuations(
             if not batch.places or step == max_new_tokens - 1:
                 break
             batch.read(model)
-        found += batch.finish()
+        found += batch.finish(model)
     return found
 
 
@@ -121,7 +131,7 @@ class _Batch:
         self._log_probabilities = torch.zeros(rows, dtype=torch.float64)
         self._positions = None if constraint is None else [constraint.begin()] * rows
         self.places = list(range(rows))  # numbers of the continuations that have not ended
-        self._found: dict[int, Continuation] = {}
+        self._found: dict[int, tuple[torch.Tensor, float, bool, RecurrentState]] = {}
 
     def restricted_logits(self) -> torch.Tensor:
         """Logits (B, V) of the next tokens, -inf where the constraint forbids one."""
@@ -155,17 +165,24 @@ class _Batch:
         )
         self._logits, self._state = output.logits[:, -1].float().cpu(), output.state
 
-    def finish(self) -> list[Continuation]:
-        """All continuations, in the order of their seeds."""
+    def finish(self, model: PreTrainedModel) -> list[Continuation]:
+        """All continuations, in the order of their seeds, after reading the last token of each."""
         for row in range(len(self.places)):
             self._take(row, ended=False)
-        return [self._found[place] for place in sorted(self._found)]
+        found = [self._found[place] for place in sorted(self._found)]
+        last = torch.stack([tokens[-1:] for tokens, *_ in found]).to(model.device)
+        pending = join_states([state for *_, state in found])
+        state = model(input_ids=last, state=pending, use_cache=True, logits_to_keep=1, return_dict=True).state
+        return [
+            Continuation(tokens, log_probability, ended, seed, after, before)
+            for (tokens, log_probability, ended, before), seed, after in zip(
+                found, self._seeds, split_state(state), strict=True
+            )
+        ]
 
     def _take(self, row: int, ended: bool) -> None:
-        place = self.places[row]
         state = select_state(self._state, torch.tensor([row]))
-        log_probability = float(self._log_probabilities[row])
-        self._found[place] = Continuation(self._tokens[row].clone(), log_probability, ended, self._seeds[place], state)
+        self._found[self.places[row]] = (self._tokens[row].clone(), float(self._log_probabilities[row]), ended, state)
 
     def _keep(self, rows: torch.Tensor) -> None:
         self._state = select_state(self._state, rows)

@@ -34,6 +34,9 @@ class Draft(Protocol):
     def state(self) -> RecurrentState | None:
         """The state after all tokens but the last."""
 
+    def final_state(self) -> RecurrentState | None:
+        """The state after all tokens."""
+
 
 class ModelDraft:
     """A model that proposes one token after another from its own state.
@@ -80,6 +83,9 @@ class ModelDraft:
             self._states, self._unread = self._states[1:], self._unread[-1:]
         return self._states[0]
 
+    def final_state(self):
+        return self._reader.read(self._unread, self._states[0]).states[len(self._unread)]
+
     def _read(self, tokens: Sequence[int]) -> torch.Tensor:
         reading = self._reader.read(tokens, self._states[-1])
         self._states.append(reading.states[len(tokens)])
@@ -112,3 +118,5 @@ class PromptLookup:
 
     def state(self):
         return None
+
+    final_state = state

@@ -11,7 +11,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from hf_recurrent.generation.arguments import check_positive, check_prompt, end_tokens
+from hf_recurrent.generation.arguments import (
+    NEW_TEXT,
+    NewText,
+    check_positive,
+    check_prompt,
+    end_tokens,
+    given_state,
+)
 from hf_recurrent.generation.constraints import Constraint
 from hf_recurrent.generation.drafts import Draft, ModelDraft, PromptLookup
 from hf_recurrent.generation.state_reader import Reading, StateReader
@@ -28,18 +35,21 @@ class SpeculativeOutput:
 
     Args:
         sequences: (1, T + new), prompt and new bytes, including the end byte.
-        state: of the model after all of `sequences` but the last byte, which it has not read, as after `generate()`.
-            To continue, pass that byte as the next prompt.
+        state: of the model after all of `sequences`, as after `generate()`.
         draft_state: the same of the draft; None for a draft without a model.
+        pending_state: of the model before the last byte. To continue without new text, pass it with that byte.
+        pending_draft_state: the same of the draft.
         proposed: number of bytes that the draft proposed.
         accepted: number of these that the model kept.
-        forwards: forward passes of the model, including that of the prompt.
-        draft_forwards: forward passes of the draft.
+        forwards: forward passes of the model, including that of the prompt, until the last byte was chosen.
+        draft_forwards: the same of the draft.
     """
 
     sequences: torch.Tensor
     state: RecurrentState
     draft_state: RecurrentState | None
+    pending_state: RecurrentState
+    pending_draft_state: RecurrentState | None
     proposed: int
     accepted: int
     forwards: int
@@ -63,8 +73,8 @@ def generate_speculative(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    state: RecurrentState | None = None,
-    draft_state: RecurrentState | None = None,
+    state: RecurrentState | NewText = NEW_TEXT,
+    draft_state: RecurrentState | NewText = NEW_TEXT,
     eos_token_id: int | Sequence[int] | str | None = "model",
     constraint: Constraint | None = None,
     generator: torch.Generator | None = None,
@@ -92,19 +102,21 @@ def generate_speculative(
         top_k: sample from the k most likely bytes; 0 for all.
         top_p: sample from the most likely bytes of this probability; 1 for all.
         generator: random numbers, on the CPU.
-        state: of the model, of the text before the prompt.
-        draft_state: of the draft, of the same text; zero by default.
+        state: of the model, of the text before the prompt; by default, there is none.
+        draft_state: the same of the draft.
         eos_token_id: the end byte or bytes; those of the model's generation configuration by default; None for none.
         constraint: what the new bytes have to match.
         streamer: receives the prompt and each new byte.
 
     Raises:
         TypeError: a model has no recurrent state.
-        ValueError: there is more than one row, the vocabularies differ, or an argument is out of range.
+        ValueError: there is more than one row, the vocabularies differ, a state is None, or an argument is out of
+            range.
     """
     check_prompt(input_ids)
     check_positive("max_new_tokens", max_new_tokens)
     check_positive("draft_tokens", draft_tokens)
+    state, draft_state = given_state("state", state), given_state("draft_state", draft_state)
     choice = Sampling(temperature, top_k, top_p, generator) if do_sample else Greedy()
     ends = end_tokens(model, eos_token_id, constraint)
     reader = StateReader(model)
@@ -126,14 +138,18 @@ def generate_speculative(
         new = rounds.propose_and_verify(last - len(tokens))
     if streamer is not None:
         streamer.end()
+    drafting, forwards = rounds.draft, (reader.forwards, rounds.draft.forwards)
+    pending, pending_draft = rounds.state(), drafting.state()
     return SpeculativeOutput(
         sequences=torch.tensor([tokens], device=input_ids.device),
-        state=rounds.state(),
-        draft_state=rounds.draft.state(),
+        state=reader.read(tokens[-1:], pending).states[1],
+        draft_state=drafting.final_state(),
+        pending_state=pending,
+        pending_draft_state=pending_draft,
         proposed=rounds.proposed,
         accepted=rounds.accepted,
-        forwards=reader.forwards,
-        draft_forwards=rounds.draft.forwards,
+        forwards=forwards[0],
+        draft_forwards=forwards[1],
     )
 
 

@@ -196,11 +196,7 @@ def continue_texts(
     end = model.generation_config.eos_token_id
     generated = [until_end(sequence[1:].cpu(), end) for sequence in output.sequences]
     ended = [bool(len(ids)) and int(ids[-1]) in _end_ids(end) for ids in generated]
-    if generation_arguments.get("num_beams", 1) > 1:
-        # The states are those of the last step's beams: read the tokens of the best one again.
-        after = read_texts(model, [ids.numpy() for ids in generated], start).state
-    else:
-        after = output.past_key_values
+    after = output.pending_state
     state = {name: tensor.clone() for name, tensor in text.state.items()}
     pending = list(text.pending)
     for place, row in enumerate(rows):

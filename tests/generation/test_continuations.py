@@ -36,8 +36,9 @@ def test_log_probabilities_and_states_are_those_of_the_whole_text(family):
         assert one.log_probability == pytest.approx(expected.item(), abs=1e-5)  # float32 logits, as in generate()
         assert one.ended == (one.tokens[-1].item() == end) and end not in one.tokens[:-1]
         assert one.ended or len(one.tokens) == 9
-        for name, tensor in output.state.items():
-            assert not tensor.numel() or relative_difference(one.state[name], tensor) < 1e-9
+        for actual, expected in ((one.pending_state, output.state), (one.state, model(text).state)):
+            for name, tensor in expected.items():
+                assert not tensor.numel() or relative_difference(actual[name], tensor) < 1e-9
     assert found[2].ended
     for one, free in zip(found, whole, strict=True):
         assert torch.equal(one.tokens, free.tokens[: len(one.tokens)])
@@ -53,7 +54,7 @@ def test_the_prompt_is_read_once(monkeypatch):
 
     monkeypatch.setattr(type(model), "forward", note)
     sample_continuations(model, PROMPT, 5, max_new_tokens=3, eos_token_id=None, batch_size=3)
-    assert shapes == [(1, 7), (3, 1), (3, 1), (2, 1), (2, 1)]
+    assert shapes == [(1, 7), *[(3, 1)] * 3, *[(2, 1)] * 3]  # the last of each batch for its states
 
 
 def test_a_given_state_comes_first():
@@ -73,6 +74,11 @@ def test_frequencies_are_those_of_the_model():
     found = sample_continuations(model, torch.tensor([[1]]), 2000, max_new_tokens=1, batch_size=2000)
     frequencies = torch.bincount(torch.cat([one.tokens for one in found]), minlength=5) / 2000
     assert (frequencies - expected).abs().max() < 5 * 0.5 / 2000**0.5
+
+
+def test_none_is_no_state():
+    with pytest.raises(ValueError, match="`state` is None; to begin a new text, leave it out"):
+        sample_continuations(tiny_model("memora"), PROMPT, 1, state=None)
 
 
 @pytest.mark.parametrize("name", ["num_continuations", "max_new_tokens", "batch_size"])

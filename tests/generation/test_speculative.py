@@ -50,10 +50,13 @@ def test_greedy_text_and_state_are_those_of_generate(variant, draft_tokens):
             model, PROMPT, draft=draft, draft_tokens=draft_tokens, max_new_tokens=30, eos_token_id=None
         )
         assert torch.equal(output.sequences, expected.sequences)
-        assert_same_state(output.state, expected.past_key_values, 1e-10)
-        if not isinstance(draft, str):
-            after = draft(output.sequences[:, :-1]).state
-            assert_same_state(output.draft_state, after, 1e-10)
+        assert_same_state(output.state, expected.state, 1e-10)
+        assert_same_state(output.pending_state, expected.pending_state, 1e-10)
+        if isinstance(draft, str):
+            assert output.draft_state is None and output.pending_draft_state is None
+        else:
+            assert_same_state(output.draft_state, draft(output.sequences).state, 1e-10)
+            assert_same_state(output.pending_draft_state, draft(output.sequences[:, :-1]).state, 1e-10)
 
 
 @pytest.mark.skipif(compiled_step._kernel() is None, reason="the kernel was not built")
@@ -65,7 +68,7 @@ def test_the_kernel_has_the_bits_of_generate(family):
         model, PROMPT, draft=similar_model(model), draft_tokens=3, max_new_tokens=100, eos_token_id=None
     )
     assert torch.equal(output.sequences, expected.sequences)
-    assert_same_state(output.state, expected.past_key_values, 0)
+    assert_same_state(output.state, expected.state, 0)
 
 
 @each_dtype
@@ -86,14 +89,27 @@ def test_a_state_continues_the_text():
     rest = generate_speculative(
         model,
         part.sequences[:, -1:],
-        state=part.state,
+        state=part.pending_state,
         draft=draft,
-        draft_state=part.draft_state,
+        draft_state=part.pending_draft_state,
         max_new_tokens=17,
         eos_token_id=None,
     )
     assert torch.equal(torch.cat([part.sequences[:, :-1], rest.sequences], 1), whole.sequences)
     assert_same_state(rest.state, whole.state, 1e-10)
+    options = {"draft": draft, "max_new_tokens": 9, "eos_token_id": None}
+    text = torch.cat([part.sequences, PROMPT], 1)
+    new = generate_speculative(model, PROMPT, state=part.state, draft_state=part.draft_state, **options)
+    again = generate_speculative(model, text, **options)
+    assert torch.equal(new.sequences[0, -9:], again.sequences[0, -9:])
+    assert_same_state(new.state, again.state, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["state", "draft_state"])
+def test_none_is_no_state(name):
+    model = tiny_model("memora")
+    with pytest.raises(ValueError, match=f"`{name}` is None; to begin a new text, leave it out"):
+        generate_speculative(model, PROMPT, draft=model, **{name: None})
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -108,7 +124,7 @@ def test_the_end_byte_ends(kernel, monkeypatch):
             model, PROMPT, draft=similar_model(model), draft_tokens=4, max_new_tokens=30, eos_token_id=[end, 999]
         )
         assert torch.equal(output.sequences, expected.sequences)
-        assert_same_state(output.state, expected.past_key_values, 1e-10)
+        assert_same_state(output.state, expected.state, 1e-10)
 
 
 def test_the_end_byte_of_the_model_is_the_default():
@@ -138,7 +154,7 @@ def test_unread_bytes_stay_few_without_a_state_per_byte(limit, monkeypatch):
     )
     assert torch.equal(output.sequences, plain(model, max_new_tokens=60).sequences)
     assert longest <= limit + 4 + 3
-    assert_same_state(output.state, plain(model, max_new_tokens=60).past_key_values, 1e-10)
+    assert_same_state(output.state, plain(model, max_new_tokens=60).state, 1e-10)
 
 
 def test_hooks_and_changed_weights_count():
