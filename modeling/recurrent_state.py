@@ -4,12 +4,9 @@ The state goes into `forward` and comes out; it never lives on a module. Every t
 batch (B streams), so that selecting, reordering and storing streams is one line for every family.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from .tensor_checks import check_tensor
 
@@ -107,27 +104,3 @@ def check_state_memory(state: RecurrentState, device: torch.device) -> None:
             raise ValueError(f"`state['{name}']` has type {tensor.dtype}; it must be a floating-point type.")
         if tensor.is_meta and device.type != "meta":
             raise ValueError(f"`state['{name}']` is on the meta device, but the inputs are on {device}.")
-
-
-def save_state(state: RecurrentState, path: str | os.PathLike, metadata: dict[str, str] | None = None) -> None:
-    """Write a state to one safetensors file, through a temporary file that is renamed."""
-    partial = f"{os.fspath(path)}.partial"
-    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-    save_file(tensors, partial, metadata=metadata)
-    os.replace(partial, path)
-
-
-def load_state(path: str | os.PathLike, device: str | torch.device = "cpu") -> RecurrentState:
-    """Read a state that [`save_state`] wrote.
-
-    Raises:
-        FileNotFoundError: `path` does not exist.
-        ValueError: the file is damaged or not a safetensors file.
-    """
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"There is no saved state at `{os.fspath(path)}`.")
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-    except SafetensorError as error:
-        raise ValueError(f"`{os.fspath(path)}` is damaged or not a saved state: {error}.") from error

@@ -16,6 +16,7 @@ PRIVATE_NAMES = {
     "torch._C._len_torch_dispatch_stack": "a fast step must not hide operations from a dispatch mode; likewise",
     "torch._foreach_copy_": "one launch copies all inputs of a CUDA graph; the public copy_ takes one tensor each",
     "torch.Tensor._base": "a view of a parameter is no kept activation; storages do not tell who owns them",
+    "torch.Tensor._version": "a kept hash ends when a weight changes in place; nothing public counts changes",
     "torch.nn.Module._modules": "a cached step compares it for every byte; named_children() builds a list each time",
     "torch.nn.Module._parameters": "likewise",
     "torch.nn.Module._buffers": "likewise",
@@ -40,6 +41,8 @@ PRIVATE_NAMES = {
     "transformers.GenerationMixin._supports_default_dynamic_cache": "no DynamicCache is made for a recurrent state",
     "transformers.GenerationMixin._update_model_kwargs_for_generation": "padding lies in the state: the mask ends",
     "transformers.GenerationMixin._expand_inputs_for_generation": "a given state is repeated for beams and samples",
+    "transformers.GenerationMixin._sample": "the state after the last byte of each row is returned",
+    "transformers.GenerationMixin._beam_search": "likewise",
     "transformers.GenerationMixin._get_logits_processor": "guidance gets a state in place of a cache",
     "transformers.GenerationMixin._reorder_cache": "beam search selects rows of the state",
     # Tokenizers

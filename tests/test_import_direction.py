@@ -17,7 +17,7 @@ TIERS = (
     ("trainers", "online", "export"),
     ("learning_rules", "evaluation", "generation", "tasks", "hub"),
     ("data",),
-    ("checkpoint_manifest", "checkpoint_weights", "plotting", "presets", "__init__"),
+    ("checkpoint_manifest", "checkpoint_weights", "plotting", "presets", "weight_hashing", "__init__"),
     ("argument_checks", "checkpoint_files", "interruption", "output_lock"),
     ("auto_registration", "stock_models"),
     ("modeling",),

@@ -4,7 +4,6 @@ A state comes with each row's pending token: the last one, read or generated but
 feeds it first, so that an interrupted run gives the same result as a single one.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state, load_state, save_state, select_state
+from hf_recurrent.modeling.recurrent_state import RecurrentState, select_state
+from hf_recurrent.sessions.state_files import read_state, write_state
 from hf_recurrent.stock_models.with_state import with_state
 
 CHUNK = 4096
-_FORMAT = "hf_recurrent.text_state.1"  # the format of files, independent of the module's name
 
 
 @dataclass
@@ -37,26 +35,9 @@ class TextState:
     pending: list[int | None]
 
 
-def model_identity(model: PreTrainedModel) -> dict[str, str]:
-    """Fingerprints of the architecture (names and shapes of the weights) and of the weights.
-
-    The second uses 64 values of each weight in bfloat16, so that it does not depend on the type that is loaded.
-    """
-    architecture = hashlib.sha256(model.config.model_type.encode())
-    weights = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        architecture.update(f"{name} {tuple(weight.shape)}".encode())
-        flat = weight.detach().flatten()
-        places = torch.linspace(0, flat.numel() - 1, min(64, flat.numel()), dtype=torch.float64).long()
-        sample = flat[places.to(flat.device)].to("cpu", torch.bfloat16)
-        weights.update(sample.view(torch.int16).numpy().tobytes())
-    return {"architecture": architecture.hexdigest(), "weights": weights.hexdigest()}
-
-
 def save_text_state(model: PreTrainedModel, text: TextState, path: str | Path) -> None:
-    """Write texts to a safetensors file, with the model's identity and the pending tokens as metadata."""
-    metadata = {"format": _FORMAT, "pending": json.dumps(text.pending), **model_identity(model)}
-    save_state(text.state, path, metadata)
+    """Write texts to a file of [`save_state`], with the pending tokens as metadata."""
+    write_state(text.state, path, model, {"pending": json.dumps(text.pending)})
 
 
 def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
@@ -64,32 +45,20 @@ def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, is not a saved text, or was saved by another model.
+        ValueError: the file is damaged, is not a saved text, or belongs to other weights.
+
+    Warns:
+        UserWarning: the file is of an earlier version; nothing tells whether it is of this model.
     """
-    state = load_state(path, model.device)
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-    if metadata.get("format") != _FORMAT:
-        raise ValueError(f"`{path}` is not a state file; it must be written by `--save_state`.")
-    identity = model_identity(model)
-    for part in ("architecture", "weights"):
-        if metadata.get(part) != identity[part]:
-            raise ValueError(
-                f"`{path}` was saved by a model with another {part}; a state works only with the model that saved it."
-            )
+    state, metadata = read_state(path, model)
+    if "pending" not in metadata:
+        raise ValueError(f"`{path}` is not the state of a text; it must be written by `--save_state`.")
     try:
-        pending = json.loads(metadata.get("pending", "[]"))
-        if not isinstance(pending, list) or not pending:
-            raise ValueError("there are no pending tokens.")
+        pending = json.loads(metadata["pending"])
+        if not isinstance(pending, list) or len(pending) != len(next(iter(state.values()))):
+            raise ValueError("it has not one pending token for each text.")
         if not all(token is None or token in range(model.config.vocab_size) for token in pending):
             raise ValueError("a pending token is outside the vocabulary.")
-        zero = with_state(model).init_state(len(pending), "meta")
-        check_state(state, {name: tensor.shape for name, tensor in zero.items()})
-        for name, tensor in state.items():
-            if not tensor.is_floating_point() and not tensor.is_complex():
-                raise ValueError(f"`state[{name!r}]` has the type {tensor.dtype}, which is not a floating type.")
-            if not bool(tensor.isfinite().all()):
-                raise ValueError(f"`state[{name!r}]` has NaN or infinite values.")
     except ValueError as error:
         raise ValueError(f"`{path}` is damaged: {error}") from error
     return TextState(state, pending)

@@ -129,12 +129,12 @@ def test_a_state_of_another_model_or_a_damaged_one_is_refused(model, tmp_path):
     path = tmp_path / "text.safetensors"
     save_text_state(model, read_texts(model, [ids("hello")]), path)
     family = model.config.model_type
-    with pytest.raises(ValueError, match="another weights; a state works only with the model that saved it"):
+    with pytest.raises(ValueError, match="belongs to other weights; a state works only with the model that saved it"):
         load_text_state(build(family, seed=1), path)
-    with pytest.raises(ValueError, match="another architecture"):
+    with pytest.raises(ValueError, match="belongs to other weights"):
         load_text_state(build(family, num_hidden_layers=1), path)
-    save_state(model.init_state(1), path)
-    with pytest.raises(ValueError, match="is not a state file; it must be written by `--save_state`"):
+    save_state(model.init_state(1), path, model)
+    with pytest.raises(ValueError, match="is not the state of a text; it must be written by `--save_state`"):
         load_text_state(model, path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="damaged"):
@@ -236,7 +236,7 @@ def test_command_names_a_missing_model_and_a_foreign_state(ascii_checkpoint, tmp
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
     with pytest.raises(SystemExit):
         main([ascii_checkpoint, "--state", str(tmp_path / "foreign.safetensors")])
-    assert "it must be written by `--save_state`" in capsys.readouterr().err
+    assert "is not a state of this model: `state` has no" in capsys.readouterr().err
 
 
 def test_a_draft_changes_nothing_but_the_time(ascii_checkpoint, capsys, tmp_path):
