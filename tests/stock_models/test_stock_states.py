@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from stock_cases import CASES, Float64, stock_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from hf_recurrent import with_state
+from hf_recurrent import select_state, with_state
 from hf_recurrent.modeling.recurrent_state import detach_state
 
 CUTS = (1, 1, 30, 2, 66, 10)  # more than a chunk, single steps, and less than the taps
@@ -204,9 +204,15 @@ def test_generation_from_a_state(pair):
     for _ in range(5):
         expected = torch.cat([expected, stock(expected, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
     assert output.sequences[0, 1:].tolist() == expected[0, 12:].tolist()
-    assert_close(output.past_key_values, read(model, expected[:, :-1], (16,))[1])
-    rows = model.generate(ids[:, 11:], state=state, max_new_tokens=3, num_beams=2, num_return_sequences=2)
-    assert rows.shape[0] == 2
+    assert_close(output.pending_state, read(model, expected[:, :-1], (16,))[1])
+    assert_close(output.state, read(model, expected, (17,))[1])
+    beams = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 3, "eos_token_id": None}
+    output = model.generate(ids[:, 11:], state=state, return_dict_in_generate=True, **beams)
+    for row in range(2):
+        text = torch.cat([ids[:, :11], output.sequences[row : row + 1]], dim=1)
+        assert_close(select_state(output.state, row), read(model, text, (text.shape[1],))[1])
+    with pytest.raises(ValueError, match="`state` is None; to begin a new text"):
+        model.generate(ids, state=None)
 
 
 def test_positions_of_packed_documents_are_resets(pair):
