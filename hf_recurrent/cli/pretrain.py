@@ -28,6 +28,7 @@ from hf_recurrent.cli.loading import build_new_model, check_byte_tokenizer
 from hf_recurrent.cli.memory_phases import build_teacher, second_phase
 from hf_recurrent.cli.parsing import check_model_name, explain_memory, one_line
 from hf_recurrent.cli.pretrain_arguments import ModelArguments, PretrainArguments, parse_arguments
+from hf_recurrent.cli.pretrain_help import is_help, print_help
 from hf_recurrent.cli.pretrain_report import (
     describe_result,
     describe_run,
@@ -78,7 +79,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal with 128 + its number, after saying how to continue.
     """
     begin, run = time.time(), None
-    typed = normalize(sys.argv[1:] if argv is None else argv, None)[1]
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if is_help(argv):
+        print_help(argv)
+        return
+    typed = normalize(argv, None)[1]
     with _terminable():
         try:
             try:

@@ -21,7 +21,6 @@ from hf_recurrent.cli.parsing import (
     check_at_least,
     did_you_mean,
 )
-from hf_recurrent.cli.pretrain_help import is_help, print_help
 from hf_recurrent.cli.pretrain_texts import (
     DEFAULT_METHOD,
     DEFAULT_RECIPE,
@@ -156,9 +155,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
         ValueError: an argument or a key of the recipe is unknown, or a value is not allowed.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if is_help(argv):
-        print_help(argv)
-        raise SystemExit
     finder = CommandParser(prog=PROG, add_help=False, allow_abbrev=False)
     finder.add_argument("--recipe")
     finder.add_argument("--method")

@@ -7,6 +7,7 @@ from typing import Any
 
 from hf_recurrent.data.file_stamps import file_stamp, files_below
 from hf_recurrent.data.readers import Document, column_bytes, missing_column
+from hf_recurrent.hub_repositories import check_repository
 
 _ROWS_AT_ONCE = 256
 
@@ -119,8 +120,6 @@ def hub_dataset(name: str, config_name: str | None, split: str, streaming: bool,
     datasets = _import_datasets(f"reading the Hub dataset {name!r}")
     cached = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
     if "/" in name and not Path(name).exists() and not cached.exists() and not datasets.config.HF_HUB_OFFLINE:
-        from hf_recurrent.hub.repositories import check_repository
-
         try:
             check_repository(name, "dataset")
         except OSError as error:
