@@ -45,7 +45,7 @@ def _push(arguments: argparse.Namespace) -> None:
     from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
     from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
-    from hf_recurrent.hub.repositories import is_connection_error, unreachable
+    from hf_recurrent.hub_repositories import is_connection_error, unreachable
 
     model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH")
     tokenizer = load_tokenizer(arguments.path, argument="PATH")

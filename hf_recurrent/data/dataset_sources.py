@@ -119,7 +119,7 @@ def hub_dataset(name: str, config_name: str | None, split: str, streaming: bool,
     datasets = _import_datasets(f"reading the Hub dataset {name!r}")
     cached = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
     if "/" in name and not Path(name).exists() and not cached.exists() and not datasets.config.HF_HUB_OFFLINE:
-        from hf_recurrent.hub.repositories import check_repository
+        from hf_recurrent.hub_repositories import check_repository
 
         try:
             check_repository(name, "dataset")

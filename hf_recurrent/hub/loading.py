@@ -25,7 +25,7 @@ from transformers.utils import (
 )
 
 from hf_recurrent.checkpoint_files import read_json
-from hf_recurrent.hub.repositories import check_repository
+from hf_recurrent.hub_repositories import check_repository
 
 logger = logging.get_logger(__name__)
 
