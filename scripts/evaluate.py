@@ -1,5 +1,7 @@
 """Bits per byte of a model on held-out episodes; the same as `hf-recurrent evaluate`."""
 
-from hf_recurrent.cli.evaluate import main
+import sys
 
-main()
+from hf_recurrent.cli.main import main
+
+main(["evaluate", *sys.argv[1:]])

@@ -1,5 +1,7 @@
 """Continue texts with a model; the same as `hf-recurrent generate`."""
 
-from hf_recurrent.cli.generate import main
+import sys
 
-main()
+from hf_recurrent.cli.main import main
+
+main(["generate", *sys.argv[1:]])

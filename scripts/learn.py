@@ -1,5 +1,7 @@
 """Learn from an endless stream while reading it; the same as `hf-recurrent learn`."""
 
-from hf_recurrent.cli.learn import main
+import sys
 
-main()
+from hf_recurrent.cli.main import main
+
+main(["learn", *sys.argv[1:]])

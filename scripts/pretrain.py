@@ -1,6 +1,8 @@
 """Train a model on continuous streams: `python scripts/pretrain.py`, `accelerate launch scripts/pretrain.py`."""
 
-from hf_recurrent.cli.pretrain import main
+import sys
+
+from hf_recurrent.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    main(["pretrain", *sys.argv[1:]])

@@ -1,5 +1,7 @@
 """Upload a checkpoint to the Hub; the same as `hf-recurrent push-to-hub`."""
 
-from hf_recurrent.cli.push_to_hub import main
+import sys
 
-main()
+from hf_recurrent.cli.main import main
+
+main(["push-to-hub", *sys.argv[1:]])

@@ -4,7 +4,9 @@ python scripts/reproduce.py --help                 # the experiments
 python scripts/reproduce.py selective-copying      # small: minutes on two cores
 """
 
-from hf_recurrent.cli.reproduce import main
+import sys
+
+from hf_recurrent.cli.main import main
 
 if __name__ == "__main__":  # rows that run side by side start as processes that import this file
-    main()
+    main(["reproduce", *sys.argv[1:]])

@@ -11,6 +11,8 @@ _CHECKPOINT = (
 )
 
 PRIVATE_NAMES = {
+    # argparse
+    "argparse.ArgumentParser._option_string_actions": "the flags of a parser; nothing public lists them",
     # torch
     "torch._C._are_functorch_transforms_active": "kernels cannot read tensors of torch.func; nothing public tells",
     "torch._C._len_torch_dispatch_stack": "a fast step must not hide operations from a dispatch mode; likewise",

@@ -211,7 +211,7 @@ class RecurrentTrainer(HubTrainer):
             self._save_trainer_state(staging)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            write_manifest(staging, num_processes=self.args.world_size)
+            write_manifest(staging, num_processes=self.args.world_size, num_threads=torch.get_num_threads())
             publish_directory(staging, final)
         self.accelerator.wait_for_everyone()
 

@@ -11,6 +11,7 @@ from transformers import HfArgumentParser
 from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_source, token_vocabulary
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, run_command
+from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 
 class _Parser(OneSentenceErrors, HfArgumentParser):
@@ -39,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--no_carry", action="store_true", help="reset the state at each block, as in IID training")
     run.add_argument("--no_compressors", action="store_true", help="skip gzip, bz2 and xz")
     run.add_argument("--output", type=Path, help="write the results to this JSON file")
+    add_threads_argument(run)
     run.add_argument("--quiet", action="store_true", help="hide progress bars")
     return parser
 
@@ -61,6 +63,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
+    use_threads(arguments.threads, quiet=arguments.quiet)
     model, tokenizer = load_model_and_tokenizer(arguments)
     if is_text and not hasattr(tokenizer, "encode_bytes"):
         raise ValueError(

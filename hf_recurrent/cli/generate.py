@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_file, check_parent, run_command
+from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--draft", help="a smaller recurrent model that proposes text; directory or owner/name on the Hub"
     )
     new.add_argument("--draft_tokens", type=int, default=3, help="tokens proposed at a time (default: 3)")
+    add_threads_argument(new)
     new.add_argument("--quiet", action="store_true", help="hide the progress bar while reading")
     return parser
 
@@ -61,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _generate(arguments: argparse.Namespace) -> None:
     _check(arguments)
+    use_threads(arguments.threads, quiet=arguments.quiet)
     model, tokenizer = load_model_and_tokenizer(arguments)
 
     from transformers import set_seed

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hf_recurrent.cli.loading import add_loading_arguments
 from hf_recurrent.cli.parsing import CommandParser, check_at_least
+from hf_recurrent.cli.threads import add_threads_argument
 
 PLOT_FILE = "prequential.png"
 # Those of `learning_rules.rules` and `online.settings`, which import torch.
@@ -58,9 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
     learning.add_argument("--optim", default="adamw", choices=OPTIMIZERS, help="optimizer (default: adamw)")
     learning.add_argument("--no_learn", action="store_true", help="only predict and score")
     learning.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset")
-    learning.add_argument(
-        "--threads", type=int, default=1, help="CPU threads; more do not help a single stream (default: 1)"
-    )
+    add_threads_argument(learning, "CPU threads; more do not help a single stream (default: 1)")
+    parser.set_defaults(threads=1)
     output = parser.add_argument_group("results")
     output.add_argument("--output_dir", type=Path, help="default: runs/MODEL-SOURCE")
     earlier_run = output.add_mutually_exclusive_group()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import hf_recurrent
+from hf_recurrent.cli import threads
 from hf_recurrent.cli.pretrain_help import is_help, print_help
 
 # Command → help; its code is in the module of the same name with underscores, imported on use.
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name == "pretrain" and is_help(rest):  # without the imports of the command
         print_help(rest)
         return
+    if "torch" not in sys.modules:  # else it is too late, and the caller has chosen
+        threads.observe()
     importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").main(rest)
 
 

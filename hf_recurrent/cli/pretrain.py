@@ -37,6 +37,7 @@ from hf_recurrent.cli.pretrain_report import (
     print_summary,
     suggest_prompt,
 )
+from hf_recurrent.cli.threads import use_threads
 from hf_recurrent.evaluation.samples import check_prompts
 from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
@@ -156,6 +157,7 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     if training.process_index:
         warnings.filterwarnings("ignore")
     checkpoint = _choose_output(arguments)
+    use_threads(arguments.threads, checkpoint=checkpoint)
     set_seed(training.seed)
     vocab_size = token_vocabulary(arguments.data.corpus)
     if vocab_size is not None:

@@ -36,6 +36,7 @@ from hf_recurrent.cli.pretrain_texts import (
     recipe_help,
 )
 from hf_recurrent.cli.recipes import load_recipe, recipe_flags
+from hf_recurrent.cli.threads import add_threads_argument
 from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
@@ -124,6 +125,7 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
         default=DEFAULT_RECIPES.get(method, DEFAULT_RECIPE),
         help=f"{recipe_help()} (default: %(default)s)",
     )
+    add_threads_argument(parser)
     if method not in RULES:  # their dataclass has the argument
         parser.add_argument(
             "--method",
@@ -145,6 +147,7 @@ class PretrainArguments:
     given: dict[str, Any]
     names_output_dir: bool
     teacher: TeacherArguments | None = None
+    threads: int | None = None
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
@@ -177,7 +180,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     if remaining:
         raise unrecognized(remaining[0], parser._option_string_actions)
     values = {key: value for key, value in vars(namespace).items() if key in fields}
-    check_numbers(values, "--")
+    check_numbers(values | {"threads": namespace.threads}, "--")
     given = {key: value for key, value in values.items() if value != defaults[key] and key not in _NOT_IN_RECIPES}
     names_output_dir = values["output_dir"] is not None
     if not names_output_dir:
@@ -190,7 +193,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
         model, data, training, *teacher = parser.parse_dict(values)
     except TypeError as error:  # an unknown key in one of the mappings of `TrainingArguments`
         raise ValueError(f"an argument that is a mapping has a wrong key or value: {error}") from error
-    return PretrainArguments(model, data, training, name, given, names_output_dir, *teacher)
+    return PretrainArguments(model, data, training, name, given, names_output_dir, *teacher, threads=namespace.threads)
 
 
 def _run_name(model: str, corpus: list[str]) -> str:

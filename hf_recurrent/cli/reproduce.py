@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_file, parse_pairs, run_command
+from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 NOT_INSTALLED = (
     "hf-recurrent reproduce: error: experiments are not part of the installed wheel; clone the repository and run "
@@ -36,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", default="small", choices=["small", "paper"], help="small: minutes on two cores")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="run each row once per seed (default: 0)")
     parser.add_argument("--processes", type=int, default=1, help="rows to run in parallel (default: 1)")
+    add_threads_argument(parser, "CPU threads of a row (default: the free cores, or with --processes all, divided)")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="LABEL", help="run only rows whose label contains this"
     )
@@ -59,6 +61,8 @@ def _reproduce(arguments: argparse.Namespace) -> None:
 
     check_at_least(1, arguments, "processes")
     check_file("--page", arguments.page)
+    if arguments.processes == 1 or arguments.threads is not None:
+        use_threads(arguments.threads)
     reproduce(
         load_experiment(arguments.name),
         arguments.size,
@@ -67,5 +71,6 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         overrides=parse_pairs("--override", arguments.override),
         only=arguments.only,
         processes=arguments.processes,
+        threads=arguments.threads,
         page=arguments.page,
     )

@@ -23,6 +23,7 @@ def reproduce(
     overrides: dict[str, Any] | None = None,
     only: Sequence[str] = (),
     processes: int = 1,
+    threads: int | None = None,
     page: Path | None = None,
 ) -> list[Settings]:
     """Run the missing rows, then write table, plot and the section of the page.
@@ -34,7 +35,8 @@ def reproduce(
         output_dir: directory of `<name>_<size>.json`, `.md` and `.png`.
         overrides: settings that replace those of all rows.
         only: run only rows whose label contains one of these; all when empty.
-        processes: rows that run side by side, each with its share of the cores.
+        processes: rows that run side by side.
+        threads: CPU threads of each; by default its share of the cores, or as they are for one process.
         page: Markdown page whose section on this experiment is replaced, or None.
 
     Returns:
@@ -50,7 +52,7 @@ def reproduce(
     stored = read_rows(base.with_suffix(".json"))
     missing = [settings for settings in wanted if find_row(stored, settings) is None]
     print(f"{len(wanted) - len(missing)} of {len(wanted)} rows are done; {len(missing)} to run.", flush=True)
-    for number, (settings, results) in enumerate(_run_all(experiment, missing, processes), 1):
+    for number, (settings, results) in enumerate(_run_all(experiment, missing, processes, threads), 1):
         stored.append({**settings, **results})
         write_rows(stored, base.with_suffix(".json"))
         row = f"{experiment.row_name(settings)}, seed {settings['seed']}"
@@ -91,14 +93,14 @@ def _has_type_of(value: Any, other: Any) -> bool:
 
 
 def _run_all(
-    experiment: Experiment, missing: list[Settings], processes: int
+    experiment: Experiment, missing: list[Settings], processes: int, threads: int | None
 ) -> Iterator[tuple[Settings, dict[str, Any]]]:
     """(settings, results) of every row as it finishes."""
     if processes == 1:
         for settings in missing:
-            yield settings, run_row(experiment, settings, None)
+            yield settings, run_row(experiment, settings, threads)
         return
-    threads = max((os.cpu_count() or 1) // processes, 1)
+    threads = threads or max((os.cpu_count() or 1) // processes, 1)
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         running: dict[Future, Settings] = {pool.submit(run_row, experiment, row, threads): row for row in missing}
         try:
