@@ -24,8 +24,6 @@ PRIVATE_NAMES = {
     "torch.nn.Module._buffers": "likewise",
     "torch.nn.Module._forward_hooks": "a cached step must not skip hooks; nothing public lists them",
     "torch.nn.Module._forward_pre_hooks": "likewise",
-    # argparse
-    "argparse.ArgumentParser._option_string_actions": "the flags of a parser; nothing public lists them",
     # torch, in scripts that compare our scan to others
     "torch._higher_order_ops.associative_scan": "the operator under test has no public name yet",
     "torch._dynamo.config.recompile_limit": "each shape compiles anew; torch.compiler has no such setting",
