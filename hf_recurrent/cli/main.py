@@ -13,7 +13,9 @@ from hf_recurrent.cli.pretrain_help import is_help, print_help
 COMMANDS = {
     "pretrain": "train a model on continuous streams of bytes, from scratch or from a checkpoint",
     "evaluate": "measure bits per byte on held-out documents, compared with gzip, bz2 and xz",
+    "score": "the log-probability of every byte, line or document, as JSON lines",
     "generate": "continue a prompt, a file or a saved state",
+    "chat": "talk to a model that keeps everything in its state",
     "learn": "read an endless stream and learn from every byte",
     "push-to-hub": "upload a trained model with its tokenizer, code and model card",
     "transformers": "run a command of transformers, such as serve or chat, with the models of this package",
@@ -47,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if "torch" not in sys.modules:  # else it is too late, and the caller has chosen
         threads.observe()
-    importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").main(rest)
+    try:
+        importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").main(rest)
+    except KeyboardInterrupt:
+        print(f"\nhf-recurrent {name}: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def _suggestion(command: str) -> str:

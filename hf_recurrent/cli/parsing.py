@@ -69,6 +69,9 @@ def run_command(
             raise unrecognized(remaining[0], parser._option_string_actions)
         check_numbers(vars(arguments), "--")
         return action(arguments)
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
+        raise SystemExit(1) from None
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
     except (MemoryError, RuntimeError) as error:

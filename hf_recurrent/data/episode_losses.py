@@ -3,7 +3,7 @@
 Shape letters: B streams or batch, T steps, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,27 @@ def carried_losses(
     model: PreTrainedModel, corpus: "Corpus", num_streams: int, block_size: int
 ) -> Iterator[tuple[float, int]]:
     """Yield (nats, bytes read) of every block, with the state carried from block to block."""
+    for losses, num_bytes in carried_token_losses(
+        model, EvaluationStreams(corpus, num_streams, block_size), num_streams
+    ):
+        yield losses.sum(dtype=torch.float64).item(), num_bytes
+
+
+def carried_token_losses(
+    model: PreTrainedModel, batches: Iterable[dict[str, torch.Tensor]], num_streams: int
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield the losses of every target in nats and the bytes read, with the state carried from block to block.
+
+    Args:
+        model: a recurrent model.
+        batches: blocks with the keys of [`EvaluationStreams`]; a stream that has ended does not begin again.
+        num_streams: B.
+
+    Returns:
+        For each block, (streams that have not ended, T), and the number of tokens in them.
+    """
     state, reading = model.init_state(num_streams), torch.ones(num_streams, dtype=torch.bool)
-    for batch in EvaluationStreams(corpus, num_streams, block_size):
+    for batch in batches:
         attended = batch["attention_mask"].sum(1)
         # Finished streams are dropped from the batch.
         state = select_state(state, attended[reading].nonzero().squeeze(1))
@@ -37,7 +56,7 @@ def carried_losses(
         )
         output = model(input_ids=input_ids, reset_mask=reset_mask, state=state, use_cache=True)
         state = detach_state(output.state)
-        yield _sum_of_nats(output.logits, labels), int(attended.sum())
+        yield _nats(output.logits, labels), int(attended.sum())
 
 
 def window_losses(
@@ -47,7 +66,8 @@ def window_losses(
     for inputs, labels, num_bytes in _window_batches(corpus, num_windows, block_size):
         # Causal models need no attention mask for padding on the right.
         output = model(input_ids=torch.from_numpy(inputs).to(model.device), use_cache=False)
-        yield _sum_of_nats(output.logits, torch.from_numpy(labels).to(model.device)), num_bytes
+        losses = _nats(output.logits, torch.from_numpy(labels).to(model.device))
+        yield losses.sum(dtype=torch.float64).item(), num_bytes
 
 
 def _window_batches(
@@ -74,10 +94,10 @@ def _window_batches(
         yield inputs, labels, int(length[rows].sum())
 
 
-def _sum_of_nats(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    """Sum of -log p(label) over labels other than -100; logits (B, T, V), labels (B, T)."""
+def _nats(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """-log p(label) of every label, 0 for -100: (B, T); logits (B, T, V), labels (B, T)."""
     losses = F.cross_entropy(upcast(logits).flatten(0, 1), labels.flatten(), reduction="none")
-    return losses.sum(dtype=torch.float64).item()
+    return losses.view(labels.shape)
 
 
 @contextmanager

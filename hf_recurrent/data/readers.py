@@ -35,6 +35,11 @@ def reader_of(path: Path, binary: bool) -> Reader:
     return _READERS.get(content_suffix(path)) or (_read_binary if binary else _read_text)
 
 
+def is_plain(path: Path) -> bool:
+    """True if the bytes of a file are its only document."""
+    return content_suffix(path) not in _READERS and path.suffix.lower() not in COMPRESSIONS
+
+
 def column_bytes(value: object, column: str, name: str) -> bytes:
     """One value of a text column as bytes; null is an empty document, which is skipped later."""
     if isinstance(value, str):

@@ -1,0 +1,73 @@
+"""`hf-recurrent chat MODEL`: talk to a model whose state keeps everything that was said."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_recurrent.cli.chat_commands import COMMANDS, ChatSettings
+from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
+from hf_recurrent.cli.parsing import CommandParser, check_file, run_command
+from hf_recurrent.cli.threads import add_threads_argument, use_threads
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    width = max(len(f"{name} {words}") for name, (words, _) in COMMANDS.items())
+    defaults = ChatSettings()
+    parser = CommandParser(
+        prog="hf-recurrent chat",
+        description="Talk to a model. Its state keeps everything that was said, so that each turn reads only the new\n"
+        "text. With a chat template in the tokenizer, a turn is a message and an answer; without one, the model\n"
+        "continues what you type.",
+        epilog="while it runs:\n"
+        + "\n".join(f"  {f'{name} {words}':<{width}}  {text}" for name, (words, text) in COMMANDS.items())
+        + "\n\nA line that ends in \\ goes on in the next one. Ctrl-C stops an answer, Ctrl-D leaves.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_loading_arguments(parser)
+    parser.add_argument("--system", help="a message of the system, for a chat template")
+    parser.add_argument("--plain", action="store_true", help="continue the text even if there is a chat template")
+    parser.add_argument("--state", type=Path, help="begin with a state of /save or generate --save_state")
+    parser.add_argument("--max_new_tokens", type=int, default=defaults.max_new_tokens, help="of a turn (default: 400)")
+    parser.add_argument(
+        "--temperature", type=float, default=defaults.temperature, help="0 takes the most likely token"
+    )
+    parser.add_argument("--top_k", type=int, default=defaults.top_k, help="sample only from the k most likely tokens")
+    parser.add_argument("--top_p", type=float, default=defaults.top_p)
+    parser.add_argument("--seed", type=int, help="make sampling reproducible")
+    add_threads_argument(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with `argv`, by default the arguments of the process."""
+    run_command(build_parser(), argv, _chat)
+
+
+def _chat(arguments: argparse.Namespace) -> None:
+    settings = ChatSettings()
+    for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed"):
+        settings.set(name, getattr(arguments, name), f"--{name}")
+    check_file("--state", arguments.state)
+    use_threads(arguments.threads)
+    model, tokenizer = load_model_and_tokenizer(arguments)
+
+    from hf_recurrent.cli.chat_loop import ChatLoop
+    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+    from hf_recurrent.sessions.conversation import Conversation, ConversationPartner
+    from hf_recurrent.stock_models.with_state import with_state
+
+    check_byte_tokenizer("MODEL", arguments.model, tokenizer)
+    if not supports_recurrent_state(with_state(model)):
+        raise ValueError(f"`MODEL` is {arguments.model!r}, a {type(model).__name__} without a recurrent state.")
+    is_chat = bool(tokenizer.chat_template) and not arguments.plain
+    if arguments.system is not None and not is_chat:
+        raise ValueError("`--system` needs a chat template, and the tokenizer of `MODEL` is used without one.")
+    partner = ConversationPartner(model, tokenizer, is_chat)
+    begin = Conversation()
+    if arguments.system is not None:
+        begin = Conversation(messages=({"role": "system", "content": arguments.system},))
+    loop = ChatLoop(partner, settings, begin)
+    if arguments.state is not None:
+        loop.load(str(arguments.state))
+    loop.run()
