@@ -1,7 +1,7 @@
 """A conversation with a recurrent model: one state that reads what is typed and what is generated, turn by turn.
 
-With the chat template of a tokenizer, a turn is a message of the user and an answer; without one, typed text is read as
-it is, and the model continues it.
+With the chat template of a tokenizer, a turn is a message of the user and an answer; without one, typed text is read
+as it is, and the model continues it.
 """
 
 import threading
