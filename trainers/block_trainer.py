@@ -14,6 +14,8 @@ from transformers.utils import logging
 
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_window
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.carried_state import CarriedState
 from hf_recurrent.trainers.guarded_trainer import GuardedTrainer
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
@@ -176,6 +178,7 @@ class BlockTrainer(GuardedTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Compute the gradients of one micro-batch, then record the positions of its streams."""
         self._resets += int(inputs["reset_mask"].sum())
+        self._tokens_read += inputs["input_ids"].numel() * self.args.world_size
         loss = self.learn_block(model, inputs, num_items_in_batch)
         # Not when the batch is fetched: prefetched batches have not been trained on.
         self._positions |= zip(inputs["stream_indices"].tolist(), inputs["stream_positions"], strict=True)
@@ -216,6 +219,15 @@ class BlockTrainer(GuardedTrainer):
     def _set_epoch(self) -> None:
         if self.train_dataset is not None:
             self.state.epoch = self.state.global_step * self.step_bytes / self.train_dataset.tokens_per_epoch
+
+    def _read_settings(self) -> dict[str, Any]:
+        return super()._read_settings() | {
+            "regime": self.args.regime,
+            "streams": self.num_streams,
+            "block_size": self.args.block_size,
+            "state_carried": self.carried is not None,
+            "data_seed": self.data_seed,
+        }
 
     # ---- Checkpoints ----
 
@@ -300,11 +312,12 @@ class BlockTrainer(GuardedTrainer):
             metrics = self.measure(source)
         seconds = time.time() - begin
         words = source.describe_result(metrics)
+        carries = self.args.eval_carry_state and supports_recurrent_state(with_state(self.trained_model))
+        self._record_result(source, metrics, block_size=self.args.eval_block_size, state_carried=carries)
         metrics["runtime"] = round(seconds, 4)
         if "num_bytes" in metrics:
             metrics["bytes_per_second"] = round(metrics["num_bytes"] / seconds, 1)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self._eval_metrics = dict(metrics)
         self.log(metrics)
         if self._progress is not None and metric_key_prefix == "eval":
             self._progress.show_evaluation(self.state, words)

@@ -3,22 +3,14 @@
 import os
 
 from huggingface_hub import HfApi
-from transformers import PreTrainedModel
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
-from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
+from hf_recurrent.trainers.recording_trainer import RecordingTrainer
 
 
-class HubTrainer(ParameterGroupsTrainer):
+class HubTrainer(RecordingTrainer):
     """A `Trainer` that writes this package's model card and uploads models without pickled files."""
-
-    _eval_metrics: dict[str, float] | None = None  # of the last evaluation
-
-    @property
-    def trained_model(self) -> PreTrainedModel:
-        """The unwrapped model that is saved, evaluated, sampled from and uploaded."""
-        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def create_model_card(
         self,
