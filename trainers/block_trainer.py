@@ -12,9 +12,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
+from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_window
+from hf_recurrent.evaluation.samples import generate_samples, prompt_from
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+from hf_recurrent.provenance.privacy import redact
+from hf_recurrent.provenance.records import Sample
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.carried_state import CarriedState
 from hf_recurrent.trainers.guarded_trainer import GuardedTrainer
@@ -30,6 +34,9 @@ from hf_recurrent.trainers.stream_checkpoint import (
 from hf_recurrent.trainers.training_callbacks import BytesProgressCallback, SampleCallback
 
 logger = logging.get_logger(__name__)
+
+# Of the sample on the card.
+_SAMPLE_BYTES, _TEMPERATURE = 200, 0.8
 
 
 class BlockTrainer(GuardedTrainer):
@@ -282,6 +289,18 @@ class BlockTrainer(GuardedTrainer):
         self._counts = None if counts is None else counts.to(self.args.device)
 
     # ---- Evaluation ----
+
+    def record_sample(self) -> None:
+        """Record a continuation of the beginning of a held-out document in `provenance`, for the card."""
+        source, tokenizer = self.eval_dataset, self.processing_class
+        if not isinstance(source, Corpus) or source.unit != "byte" or not hasattr(tokenizer, "decode_bytes"):
+            return
+        provenance, prompt = self.provenance, prompt_from(source, tokenizer)
+        before = provenance.sample
+        if prompt is None or (before is not None and before.weights == provenance.weights):
+            return
+        text = generate_samples(self.trained_model, tokenizer, [prompt], _SAMPLE_BYTES, temperature=_TEMPERATURE)[0]
+        provenance.sample = Sample(redact(prompt), redact(text), provenance.weights, _TEMPERATURE)
 
     def evaluate(
         self,

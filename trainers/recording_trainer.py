@@ -6,11 +6,11 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoint_files import checkpoint_number
 from hf_recurrent.data.episode_source import EpisodeSource
-from hf_recurrent.provenance.files import base_of, find_provenance, read_provenance, remember_provenance
-from hf_recurrent.provenance.privacy import public_data_name
+from hf_recurrent.provenance.data_facts import describe_data
+from hf_recurrent.provenance.files import CHANGED, base_of, find_provenance, read_provenance, remember_provenance
 from hf_recurrent.provenance.rates import schedule_settings
 from hf_recurrent.provenance.recorder import PhaseRecorder
-from hf_recurrent.provenance.records import Data, Phase, Provenance, Result, thin_out
+from hf_recurrent.provenance.records import Phase, Provenance, Result, thin_out
 from hf_recurrent.provenance.weights import adapter_weights, weights_hash
 from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
@@ -26,6 +26,7 @@ class RecordingTrainer(ParameterGroupsTrainer):
     """
 
     method: str
+    recipe: str | None = None  # name of the recipe of the next phase
     _provenance: Provenance | None = None
     _recorder: PhaseRecorder | None = None
     _tokens_read = 0  # since the recorder was made, by all processes
@@ -43,22 +44,25 @@ class RecordingTrainer(ParameterGroupsTrainer):
             self._provenance = find_provenance(self.trained_model)
         return self._provenance
 
-    def record(self, recipe: str | None = None) -> Provenance:
-        """Bring `provenance` up to date with the weights, and return it.
-
-        Args:
-            recipe: name of the recipe of the current phase.
-        """
-        provenance, recorder = self.provenance, self._recorder
+    def record(self) -> Provenance:
+        """Bring `provenance` up to date with the weights, and return it."""
+        provenance, recorder, model = self.provenance, self._recorder, self.trained_model
+        weights = weights_hash(model)
         if recorder is not None:
             recorder.update(self.state.global_step, self._tokens_read, self._read_settings())
             recorder.phase.curve = self._training_curve()
-            recorder.phase.recipe = recipe or recorder.phase.recipe
             for data in recorder.phase.data:
                 data.read = recorder.phase.read
-            provenance.weights = weights_hash(self.trained_model)
-        remember_provenance(self.trained_model, provenance)
+        elif provenance.weights not in (None, weights):
+            provenance.gaps = list(dict.fromkeys([*provenance.gaps, CHANGED]))
+        provenance.weights = weights
+        remember_provenance(model, provenance)
         return provenance
+
+    def continue_provenance(self, later: Provenance) -> None:
+        """Take over the provenance after another trainer has trained the same model further."""
+        self._end_recording()
+        self._provenance = later
 
     # ---- Called by the subclasses ----
 
@@ -75,8 +79,7 @@ class RecordingTrainer(ParameterGroupsTrainer):
 
     def _begin_provenance(self, checkpoint: str | None) -> None:
         """Find the provenance of the weights that training begins with."""
-        self._stop_recording()
-        self._recorder = None
+        self._end_recording()
         if checkpoint is None:
             if self._provenance is None or self._provenance.weights != weights_hash(self.trained_model):
                 self._provenance = find_provenance(self.trained_model)
@@ -92,29 +95,30 @@ class RecordingTrainer(ParameterGroupsTrainer):
         phase = phases[-1] if is_resumed and phases and phases[-1].method == self.method else self._new_phase()
         self._tokens_read, self._clipped_to = 0, None
         step = self.state.global_step
-        self._recorder = PhaseRecorder(
-            self.provenance, phase, self.optimizer, step, args.world_size, args.device.type
-        )
+        self._recorder = PhaseRecorder(self.provenance, phase, self.optimizer, step, args.world_size, args.device.type)
 
-    def _stop_recording(self) -> None:
+    def _end_recording(self) -> None:
+        """Later changes of the weights are no longer those of the recorded training."""
         if self._recorder is not None:
             self._recorder.close()
+            self._recorder = None
 
     def _record_result(self, source: EpisodeSource, metrics: dict[str, float], **settings: Any) -> None:
         """Add an evaluation of the current weights."""
         if not self.args.should_save:
             return
-        provenance, model = self.record(), self.trained_model
+        provenance = self.record()
         finite = {
             name: value
             for name, value in metrics.items()
             if name not in _NOT_MEASURED and isinstance(value, int | float) and abs(value) < float("inf")
         }
-        phase, weights = len(provenance.phases), weights_hash(model)
-        provenance.weights = weights
-        step = provenance.phases[-1].steps if phase else 0
-        settings |= {"precision": self._precision}
-        provenance.add_result(Result(phase, step, weights, describe_data(source), finite, settings))
+        phases = provenance.phases
+        step = phases[-1].steps if phases else 0
+        trained_on = {data.fingerprint for phase in phases for data in phase.data}
+        is_seen = source.unit != "symbol" and source.fingerprint in trained_on  # a task has its own held-out examples
+        settings |= {"precision": self._precision, "split": "train" if is_seen else "validation"}
+        provenance.add_result(Result(len(phases), step, provenance.weights, describe_data(source), finite, settings))
 
     # ---- Facts ----
 
@@ -133,6 +137,7 @@ class RecordingTrainer(ParameterGroupsTrainer):
             base=base_of(model),
             parameters=model.num_parameters(),
             adapter=_describe_adapter(model),
+            recipe=self.recipe,
         )
 
     def _training_curve(self) -> list[list[float]]:
@@ -142,18 +147,6 @@ class RecordingTrainer(ParameterGroupsTrainer):
             if "bits_per_byte" in entry and "bytes_seen" in entry and abs(entry["bits_per_byte"]) < float("inf")
         ]
         return thin_out(points)
-
-
-def describe_data(source: EpisodeSource) -> Data:
-    """Facts of a source of episodes."""
-    size = source.tokens_per_epoch
-    return Data(
-        name=public_data_name(source.name),
-        fingerprint=source.fingerprint,
-        unit=source.unit,
-        size=int(size) if size < float("inf") else None,
-        documents=len(source) if hasattr(source, "__len__") else None,
-    )
 
 
 def _describe_adapter(model: PreTrainedModel) -> dict[str, Any] | None:
@@ -166,4 +159,6 @@ def _describe_adapter(model: PreTrainedModel) -> dict[str, Any] | None:
         if config.get(name):
             found[name] = config[name]
     targets = config.get("target_modules")
-    return found | ({"target_modules": sorted(targets) if isinstance(targets, set | list) else targets} if targets else {})
+    return found | (
+        {"target_modules": sorted(targets) if isinstance(targets, set | list) else targets} if targets else {}
+    )

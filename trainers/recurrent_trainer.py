@@ -69,7 +69,8 @@ class RecurrentTrainer(HubTrainer):
     """
 
     _operations_per_token: int | None = None
-    _changes: dict[str, tuple[Any, Any]] = {}  # noqa: RUF012 (replaced, never changed); of a resumed run's arguments
+    # Arguments with another value than in the resumed checkpoint: name → (value there, value now).
+    resumed_changes: dict[str, tuple[Any, Any]] = {}  # noqa: RUF012 (replaced, never changed)
     _has_new_schedule = False
 
     @cached_property
@@ -88,6 +89,9 @@ class RecurrentTrainer(HubTrainer):
 
     def sync_trained_model(self) -> None:
         """Update `trained_model` before it is used, if training works on other weights."""
+
+    def _finish_model(self) -> None:
+        """Bring `trained_model` into its final form, at the end of training."""
 
     def synced_model(self) -> PreTrainedModel:
         """Return the up-to-date `trained_model`."""
@@ -142,7 +146,9 @@ class RecurrentTrainer(HubTrainer):
         if self.args.should_save:
             remove_staging(self.args.output_dir)
         result = super().train(checkpoint, trial, ignore_keys_for_eval)
+        self._finish_model()
         self.record()
+        self._end_recording()
         return result
 
     def create_scheduler(self, num_training_steps, optimizer=None):
@@ -164,10 +170,7 @@ class RecurrentTrainer(HubTrainer):
         if self.args.device.type != "mps":
             # In float64 the sum of losses does not depend on the order in which processes add them.
             self._tr_loss = self._tr_loss.double()
-        try:
-            super()._run_epoch(*args, **kwargs)
-        finally:
-            self._stop_recording()
+        super()._run_epoch(*args, **kwargs)
 
     def _sum(self, value: float) -> float | int:
         """Sum of a number over all processes."""
@@ -349,11 +352,11 @@ class RecurrentTrainer(HubTrainer):
 
     def _check_resumed_arguments(self, checkpoint: str) -> None:
         """Refuse changed arguments that cannot act, and name those without effect."""
-        self._changes = changed_arguments(checkpoint, self.args)
-        if ignored := check_changes(checkpoint, self._changes):
+        self.resumed_changes = changed_arguments(checkpoint, self.args)
+        if ignored := check_changes(checkpoint, self.resumed_changes):
             logger.warning("Without effect on a resumed run: %s.", ", ".join(f"`{name}`" for name in ignored))
         self._has_new_schedule = check_length(checkpoint, self.args, self.num_training_steps)
-        self._has_new_schedule |= touches_schedule(self._changes)
+        self._has_new_schedule |= touches_schedule(self.resumed_changes)
 
     def _check_resumed_models(self, checkpoint: str) -> None:
         """Refuse a model with another configuration, which the weights do not show."""
@@ -383,7 +386,7 @@ class RecurrentTrainer(HubTrainer):
             self.lr_scheduler.load_state_dict(schedule)
         for group, own in zip(self.optimizer.param_groups, given, strict=True):
             for name, arguments in HYPERPARAMETERS.items():
-                if name in own and self._changes.keys() & arguments.split():
+                if name in own and self.resumed_changes.keys() & arguments.split():
                     group[name] = own[name]
         if self._has_new_schedule:
             self._apply_schedule(rates)
@@ -397,7 +400,7 @@ class RecurrentTrainer(HubTrainer):
         scheduler = self._plain_scheduler
         if not isinstance(scheduler, LambdaLR):
             raise ValueError(
-                f"`lr_scheduler_type` is {self.args.lr_scheduler_type.value!r}, whose rates follow from its own past; a "
+                f"`lr_scheduler_type` is {self.args.lr_scheduler_type.value!r}, whose rates follow from its past; a "
                 "resumed run cannot change its schedule or its number of steps."
             )
         scheduler.base_lrs = rates

@@ -1,4 +1,4 @@
-"""What an argument does when a run is resumed with another value: it acts, is refused, or is named as without effect."""
+"""Arguments that differ when a run is resumed: each acts, is refused, or is named as without effect."""
 
 import json
 import os
@@ -110,8 +110,8 @@ def check_length(checkpoint: str | os.PathLike, args: TrainingArguments, steps: 
         raise ValueError(f"{given}; the checkpoint {os.fspath(checkpoint)!r} is at step {done:,}.")
     if done >= before and args.lr_scheduler_type.value not in _ENDLESS:
         raise ValueError(
-            f"{given}, but the run of {os.fspath(checkpoint)!r} has ended after {before:,}, and its learning rate with "
-            f"it. {new_run_hint(checkpoint)}"
+            f"{given}, but the run of {os.fspath(checkpoint)!r} has ended after {before:,}, and its learning rate "
+            f"with it. {new_run_hint(checkpoint)}"
         )
     return True
 

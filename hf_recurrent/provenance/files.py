@@ -16,6 +16,8 @@ from hf_recurrent.provenance.records import Base, Provenance, from_json
 from hf_recurrent.provenance.weights import adapter_weights, base_weights_hash, weights_hash
 
 PROVENANCE_FILE = "provenance.json"
+# A gap in the record.
+CHANGED = "The weights were changed by something that was not recorded."
 _CARD = "README.md"
 _OF_MODELS: "WeakKeyDictionary[nn.Module, Provenance]" = WeakKeyDictionary()
 _PLACES: "WeakKeyDictionary[nn.Module, str]" = WeakKeyDictionary()
@@ -73,7 +75,7 @@ def find_provenance(model: nn.Module) -> Provenance:
         gaps += [f"The training of `{public_name(place)}` was not recorded."] if place else []
         return Provenance(weights=current, gaps=gaps)
     if found.weights != current:
-        gaps.append("The weights were changed after the training that is recorded here.")
+        gaps.append(CHANGED)
     found.weights, found.gaps = current, list(dict.fromkeys([*found.gaps, *gaps]))
     return found
 
@@ -84,9 +86,7 @@ def base_of(model: nn.Module) -> Base | None:
     if not place:
         return None
     is_adapter_of_it = adapter_weights(model) is not None and model not in _PLACES
-    return Base(
-        public_name(place), (base_weights_hash if is_adapter_of_it else weights_hash)(model), _license(place)
-    )
+    return Base(public_name(place), (base_weights_hash if is_adapter_of_it else weights_hash)(model), _license(place))
 
 
 def _remembered(model: nn.Module) -> Provenance | None:

@@ -67,7 +67,9 @@ def public_data_name(name: str) -> str:
 def _public_part(part: str) -> str:
     prefix, colon, rest = part.partition(":")
     if colon and len(prefix) > 1:  # of "C:\notes" it is a drive
-        return redact(part) if prefix == "task" or hub_name(rest) else f"{prefix}:{public_name(rest)}"
+        if prefix == "task" or hub_name(rest):
+            return redact(part)
+        return public_name(rest) if prefix == "hub" else f"{prefix}:{public_name(rest)}"
     return public_name(part)
 
 
