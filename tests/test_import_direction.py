@@ -17,6 +17,7 @@ TIERS = (
     ("trainers", "online", "export"),
     ("learning_rules", "evaluation", "generation", "tasks", "hub"),
     ("data",),
+    ("provenance",),
     ("checkpoint_manifest", "checkpoint_weights", "plotting", "presets", "weight_hashing", "__init__"),
     ("argument_checks", "checkpoint_files", "hub_repositories", "interruption", "output_lock"),
     ("auto_registration", "stock_models"),

@@ -12,8 +12,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
+from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_window
+from hf_recurrent.evaluation.samples import generate_samples, prompt_from
 from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+from hf_recurrent.provenance.privacy import redact
+from hf_recurrent.provenance.records import Sample
+from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.carried_state import CarriedState
 from hf_recurrent.trainers.guarded_trainer import GuardedTrainer
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
@@ -28,6 +34,9 @@ from hf_recurrent.trainers.stream_checkpoint import (
 from hf_recurrent.trainers.training_callbacks import BytesProgressCallback, SampleCallback
 
 logger = logging.get_logger(__name__)
+
+# Of the sample on the card.
+_SAMPLE_BYTES, _TEMPERATURE = 200, 0.8
 
 
 class BlockTrainer(GuardedTrainer):
@@ -176,6 +185,7 @@ class BlockTrainer(GuardedTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Compute the gradients of one micro-batch, then record the positions of its streams."""
         self._resets += int(inputs["reset_mask"].sum())
+        self._tokens_read += inputs["input_ids"].numel() * self.args.world_size
         loss = self.learn_block(model, inputs, num_items_in_batch)
         # Not when the batch is fetched: prefetched batches have not been trained on.
         self._positions |= zip(inputs["stream_indices"].tolist(), inputs["stream_positions"], strict=True)
@@ -216,6 +226,15 @@ class BlockTrainer(GuardedTrainer):
     def _set_epoch(self) -> None:
         if self.train_dataset is not None:
             self.state.epoch = self.state.global_step * self.step_bytes / self.train_dataset.tokens_per_epoch
+
+    def _read_settings(self) -> dict[str, Any]:
+        return super()._read_settings() | {
+            "regime": self.args.regime,
+            "streams": self.num_streams,
+            "block_size": self.args.block_size,
+            "state_carried": self.carried is not None,
+            "data_seed": self.data_seed,
+        }
 
     # ---- Checkpoints ----
 
@@ -271,6 +290,18 @@ class BlockTrainer(GuardedTrainer):
 
     # ---- Evaluation ----
 
+    def record_sample(self) -> None:
+        """Record a continuation of the beginning of a held-out document in `provenance`, for the card."""
+        source, tokenizer = self.eval_dataset, self.processing_class
+        if not isinstance(source, Corpus) or source.unit != "byte" or not hasattr(tokenizer, "decode_bytes"):
+            return
+        provenance, prompt = self.provenance, prompt_from(source, tokenizer)
+        before = provenance.sample
+        if prompt is None or (before is not None and before.weights == provenance.weights):
+            return
+        text = generate_samples(self.trained_model, tokenizer, [prompt], _SAMPLE_BYTES, temperature=_TEMPERATURE)[0]
+        provenance.sample = Sample(redact(prompt), redact(text), provenance.weights, _TEMPERATURE)
+
     def evaluate(
         self,
         eval_dataset: EpisodeSource | dict[str, EpisodeSource] | None = None,
@@ -300,11 +331,12 @@ class BlockTrainer(GuardedTrainer):
             metrics = self.measure(source)
         seconds = time.time() - begin
         words = source.describe_result(metrics)
+        carries = self.args.eval_carry_state and supports_recurrent_state(with_state(self.trained_model))
+        self._record_result(source, metrics, block_size=self.args.eval_block_size, state_carried=carries)
         metrics["runtime"] = round(seconds, 4)
         if "num_bytes" in metrics:
             metrics["bytes_per_second"] = round(metrics["num_bytes"] / seconds, 1)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self._eval_metrics = dict(metrics)
         self.log(metrics)
         if self._progress is not None and metric_key_prefix == "eval":
             self._progress.show_evaluation(self.state, words)

@@ -1,5 +1,7 @@
 """DAgger Memory Training: the RNN runs on its own memories and learns to stay close to its teacher's."""
 
+from typing import Any
+
 import numpy as np
 from torch import nn
 
@@ -30,12 +32,18 @@ class DmtTrainer(MemoryTrainer):
     """
 
     args: DmtTrainingArguments
+    method = "dmt"
     predictive_loss = "readout_loss"
 
     def _build_objective(self, args: DmtTrainingArguments) -> DmtObjective:
         return DmtObjective(
             self.student, self.teacher, context_length=self._context_length, gradient_steps=args.gradient_steps
         )
+
+    def _read_settings(self) -> dict[str, Any]:
+        objective = self.accelerator.unwrap_model(self.model)
+        rollout = self.args.block_size - self.train_dataset.first_anchor(self._context_length)
+        return super()._read_settings() | {"rollout_length": rollout, "gradient_steps": objective.gradient_steps}
 
     def _frozen(self) -> list[nn.Module]:
         return [self.teacher]

@@ -162,13 +162,14 @@ class GuardedTrainer(RecurrentTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         factor, self._rate_factor = self._rate_factor, 1.0
         if factor != 1:
-            scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # accelerate wraps it
+            scheduler = self._plain_scheduler
             scheduler.base_lrs = [factor * rate for rate in getattr(scheduler, "base_lrs", [])]
             for group in self.optimizer.param_groups:
                 group |= {name: factor * group[name] for name in ("lr", "initial_lr") if name in group}
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        return self._checked_norm(model, self.args.max_grad_norm)
+        self._clipped_to = self.args.max_grad_norm
+        return self._checked_norm(model, self._clipped_to)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | None = None) -> torch.Tensor:
         return super()._get_grad_norm(model, self._checked_norm(model) if grad_norm is None else grad_norm)

@@ -3,22 +3,14 @@
 import os
 
 from huggingface_hub import HfApi
-from transformers import PreTrainedModel
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
-from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
+from hf_recurrent.trainers.recording_trainer import RecordingTrainer
 
 
-class HubTrainer(ParameterGroupsTrainer):
+class HubTrainer(RecordingTrainer):
     """A `Trainer` that writes this package's model card and uploads models without pickled files."""
-
-    _eval_metrics: dict[str, float] | None = None  # of the last evaluation
-
-    @property
-    def trained_model(self) -> PreTrainedModel:
-        """The unwrapped model that is saved, evaluated, sampled from and uploaded."""
-        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def create_model_card(
         self,
@@ -29,25 +21,33 @@ class HubTrainer(ParameterGroupsTrainer):
         recipe: str | None = None,
         **kwargs,
     ) -> None:
-        """Write README.md with the measured results; `Trainer` would write "fine-tuned version of"."""
+        """Write README.md from `provenance`, and provenance.json; `Trainer` would write "fine-tuned version of"."""
         if not self.is_world_process_zero():
             return
-        from hf_recurrent.hub.model_card import create_model_card
+        from hf_recurrent.hub.model_card import save_model_card
+        from hf_recurrent.provenance.files import write_provenance
+        from hf_recurrent.provenance.privacy import last_part
 
-        card = create_model_card(
+        provenance = self.record()
+        if recipe is not None and provenance.phases and provenance.phases[-1].recipe is None:
+            provenance.phases[-1].recipe = last_part(recipe)
+        if not self.is_in_train:
+            self.record_sample()
+        os.makedirs(self.args.output_dir, exist_ok=True)
+        write_provenance(provenance, self.args.output_dir)
+        save_model_card(
             self.trained_model,
-            self.args,
-            None if self.train_dataset is None else self.train_dataset.name,
-            {name: value for name, value in (self._eval_metrics or {}).items() if name.startswith("eval_")},
+            self.args.output_dir,
+            provenance,
             repo_id=self.hub_model_id,
             model_name=model_name,
-            recipe=recipe,
-            train_steps=self.state.global_step or None,
-            license=license or "apache-2.0",
+            license=license,
             language=language,
             tags=[tags] if isinstance(tags, str) else tags,
         )
-        card.save(os.path.join(self.args.output_dir, "README.md"))
+
+    def record_sample(self) -> None:
+        """Record a text of the trained model in `provenance`, for the card."""
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Upload the saved model, and by `hub_strategy` the checkpoint, in the background."""

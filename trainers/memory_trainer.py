@@ -13,6 +13,9 @@ from hf_recurrent.data.episode_source import EpisodeSource
 from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM, check_readout_match
 from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
+from hf_recurrent.provenance.files import base_of, find_provenance
+from hf_recurrent.provenance.records import Phase, Teacher
+from hf_recurrent.provenance.weights import weights_hash
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.smt.metrics import measure_memories
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
@@ -53,8 +56,10 @@ class MemoryTrainer(BlockTrainer):
             parts = " + ".join(f"`{name}` {getattr(args, name)}" for name in args.block_parts)
             raise ValueError(f"`block_size` is {args.block_size}; it must be {args.shortest_block} or more ({parts}).")
         self.student, self.teacher = model, teacher
+        self._provenance, self._base = find_provenance(model), base_of(model)
         self._context_length = min(args.context_length, args.block_size)
         objective = self._build_objective(args)
+        self._provenance.weights = weights_hash(model)  # SMT has copied the teacher's decoder
         super().__init__(objective, args, train_corpus, eval_corpus, processing_class, callbacks, optimizers)
 
     # ---- Defined by the subclasses ----
@@ -134,6 +139,25 @@ class MemoryTrainer(BlockTrainer):
             context_length=min(self.args.context_length, blocks["input_ids"].shape[1]),
             batch_size=self.args.per_device_eval_batch_size,
         )
+
+    def _read_settings(self) -> dict[str, Any]:
+        objective = self.accelerator.unwrap_model(self.model)
+        return super()._read_settings() | {
+            "context_length": objective.context_length,
+            "timesteps": self.args.timesteps,
+            "start_share": self.args.start_share,
+        }
+
+    def _new_phase(self) -> Phase:
+        """A phase with the training of the teacher, unless that is known from the phases of the RNN."""
+        phase = super()._new_phase()
+        phase.base = phase.base and self._base
+        teacher = find_provenance(self.teacher)
+        known = self.provenance.phases[: len(teacher.phases)]
+        if teacher.phases:
+            phase.teacher = Teacher(weights_hash(self.teacher), [] if teacher.phases == known else teacher.phases)
+        self.provenance.gaps += [f"Teacher: {gap}" for gap in teacher.gaps if gap not in self.provenance.gaps]
+        return phase
 
     def _start_run(self) -> None:
         super()._start_run()

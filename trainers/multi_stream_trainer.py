@@ -36,6 +36,7 @@ class MultiStreamTrainer(BlockTrainer):
             stock model would carry its state with `gradient_checkpointing`.
     """
 
+    method = "bptt"
     _final_state: RecurrentState | None = None  # of the last micro-batch
 
     def __init__(self, model: PreTrainedModel, *arguments, **options):

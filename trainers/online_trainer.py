@@ -1,6 +1,7 @@
 """Online learning: every block of a stream is read once, with gradients through the past beyond the block."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -35,6 +36,14 @@ class OnlineTrainer(BlockTrainer):
 
     args: OnlineTrainingArguments
     _final_state: RecurrentState | None = None  # of the last stride
+
+    @property
+    def method(self) -> str:
+        """Name of the learning rule."""
+        return self.args.method
+
+    def _read_settings(self) -> dict[str, Any]:
+        return super()._read_settings() | {"stride": self.args.stride}
 
     def carries_state(self, model: PreTrainedModel, args: OnlineTrainingArguments) -> bool:
         if not supports_recurrent_state(model):

@@ -1,5 +1,6 @@
 """`RecurrentTrainer`: complete checkpoints that execute nothing when loaded, and exact resuming."""
 
+import json
 import os
 import random
 import sys
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
+from transformers.utils import logging
 
 from hf_recurrent.checkpoint_files import (
     list_checkpoints,
@@ -32,9 +35,26 @@ from hf_recurrent.checkpoint_files import (
 from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, check_manifest, read_manifest, write_manifest
 from hf_recurrent.checkpoint_weights import load_weights
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
+from hf_recurrent.provenance.files import write_provenance
+from hf_recurrent.provenance.weights import weights_hash
 from hf_recurrent.trainers.hub_trainer import HubTrainer
+from hf_recurrent.trainers.resumed_arguments import (
+    HYPERPARAMETERS,
+    changed_arguments,
+    check_changes,
+    check_length,
+    new_run_hint,
+    touches_schedule,
+)
 from hf_recurrent.trainers.trainer_state import check_trainer_state, shareable_arguments
 from hf_recurrent.trainers.training_callbacks import Throughput
+
+logger = logging.get_logger(__name__)
+
+# Fields of a configuration that do not change the function that the weights compute.
+_NOT_OF_THE_FUNCTION = {
+    "_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
 
 
 class RecurrentTrainer(HubTrainer):
@@ -49,6 +69,9 @@ class RecurrentTrainer(HubTrainer):
     """
 
     _operations_per_token: int | None = None
+    # Arguments with another value than in the resumed checkpoint: name → (value there, value now).
+    resumed_changes: dict[str, tuple[Any, Any]] = {}  # noqa: RUF012 (replaced, never changed)
+    _has_new_schedule = False
 
     @cached_property
     def _throughput(self) -> Throughput:
@@ -66,6 +89,9 @@ class RecurrentTrainer(HubTrainer):
 
     def sync_trained_model(self) -> None:
         """Update `trained_model` before it is used, if training works on other weights."""
+
+    def _finish_model(self) -> None:
+        """Bring `trained_model` into its final form, at the end of training."""
 
     def synced_model(self) -> PreTrainedModel:
         """Return the up-to-date `trained_model`."""
@@ -115,9 +141,15 @@ class RecurrentTrainer(HubTrainer):
             check_trainer_state(checkpoint)
             with reading_checkpoint(checkpoint):
                 self._load_run(checkpoint)
+                self._check_resumed_arguments(checkpoint)
+        self._begin_provenance(checkpoint)
         if self.args.should_save:
             remove_staging(self.args.output_dir)
-        return super().train(checkpoint, trial, ignore_keys_for_eval)
+        result = super().train(checkpoint, trial, ignore_keys_for_eval)
+        self._finish_model()
+        self.record()
+        self._end_recording()
+        return result
 
     def create_scheduler(self, num_training_steps, optimizer=None):
         """The scheduler of `Trainer`; a ValueError that names the arguments if it does not take its options."""
@@ -134,6 +166,7 @@ class RecurrentTrainer(HubTrainer):
             self.control.should_training_stop = True  # resumed from the checkpoint of a finished run
             return
         self._throughput.start(self.state.global_step)
+        self._begin_recording(is_resumed=self.state.global_step > 0)
         if self.args.device.type != "mps":
             # In float64 the sum of losses does not depend on the order in which processes add them.
             self._tr_loss = self._tr_loss.double()
@@ -166,8 +199,11 @@ class RecurrentTrainer(HubTrainer):
         if not self.args.should_save:
             return
         self.sync_trained_model()
+        provenance = self.record()
         for folder, model in self._saved_models().items():
             staging = new_staging_directory(os.path.join(output_dir, "model"))
+            own = replace(provenance, weights=weights_hash(model), sample=None) if folder else provenance
+            write_provenance(own, staging)
             model.save_pretrained(staging, state_dict=None if folder else state_dict)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(staging)
@@ -296,6 +332,8 @@ class RecurrentTrainer(HubTrainer):
             return super()._init_training_state(*arguments)
         with reading_checkpoint(resume_from_checkpoint) as checkpoint:
             result = super()._init_training_state(*arguments)
+            # `Trainer` would keep the intervals of the checkpoint, whatever the arguments are now.
+            self.state.compute_steps(self.args, max_steps)
             best = self._best_checkpoint(os.path.dirname(os.path.abspath(checkpoint)))
             if best is not None and os.path.isdir(best):
                 self.state.best_model_checkpoint = best
@@ -309,10 +347,34 @@ class RecurrentTrainer(HubTrainer):
         models = self._saved_models() if model is None else {"": model}
         for folder, part in models.items():
             load_weights(part, os.path.join(resume_from_checkpoint, folder))
+        if model is None:
+            self._check_resumed_models(resume_from_checkpoint)
+
+    def _check_resumed_arguments(self, checkpoint: str) -> None:
+        """Refuse changed arguments that cannot act, and name those without effect."""
+        self.resumed_changes = changed_arguments(checkpoint, self.args)
+        if ignored := check_changes(checkpoint, self.resumed_changes):
+            logger.warning("Without effect on a resumed run: %s.", ", ".join(f"`{name}`" for name in ignored))
+        self._has_new_schedule = check_length(checkpoint, self.args, self.num_training_steps)
+        self._has_new_schedule |= touches_schedule(self.resumed_changes)
+
+    def _check_resumed_models(self, checkpoint: str) -> None:
+        """Refuse a model with another configuration, which the weights do not show."""
+        for folder, model in self._saved_models().items():
+            path = os.path.join(checkpoint, folder, "config.json")
+            before, now = read_json(path), json.loads(model.config.to_json_string(use_diff=False))
+            for name in sorted((before.keys() & now.keys()) - _NOT_OF_THE_FUNCTION):
+                if before[name] != now[name]:
+                    raise ValueError(
+                        f"`{name}` of the model is {now[name]!r}, but {before[name]!r} in the checkpoint "
+                        f"{checkpoint!r}; a resumed run cannot change it. {new_run_hint(checkpoint)}"
+                    )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
+        given = [dict(group) for group in self.optimizer.param_groups]
+        rates = list(getattr(self._plain_scheduler, "base_lrs", ()))
         with reading_checkpoint(checkpoint):
             load_optimizer_state(self.optimizer, load_tree(checkpoint, "optimizer"))
             schedule, own = load_tree(checkpoint, "scheduler"), self.lr_scheduler.state_dict()
@@ -322,6 +384,30 @@ class RecurrentTrainer(HubTrainer):
                 ):
                     raise ValueError(f"{checkpoint!r} has another learning rate schedule: `{name}` is {value!r}.")
             self.lr_scheduler.load_state_dict(schedule)
+        for group, own in zip(self.optimizer.param_groups, given, strict=True):
+            for name, arguments in HYPERPARAMETERS.items():
+                if name in own and self.resumed_changes.keys() & arguments.split():
+                    group[name] = own[name]
+        if self._has_new_schedule:
+            self._apply_schedule(rates)
+
+    @property
+    def _plain_scheduler(self) -> Any:
+        return getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # accelerate wraps it
+
+    def _apply_schedule(self, rates: list[float]) -> None:
+        """Continue with the current schedule of base rates `rates` at the step of the checkpoint."""
+        scheduler = self._plain_scheduler
+        if not isinstance(scheduler, LambdaLR):
+            raise ValueError(
+                f"`lr_scheduler_type` is {self.args.lr_scheduler_type.value!r}, whose rates follow from its past; a "
+                "resumed run cannot change its schedule or its number of steps."
+            )
+        scheduler.base_lrs = rates
+        step = scheduler.last_epoch
+        scheduler._last_lr = [rate * factor(step) for rate, factor in zip(rates, scheduler.lr_lambdas, strict=True)]
+        for group, base, rate in zip(self.optimizer.param_groups, rates, scheduler._last_lr, strict=True):
+            group |= {"initial_lr": base, "lr": rate}
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self.accelerator.scaler is not None:

@@ -1,5 +1,7 @@
 """Supervised Memory Training: an RNN learns single steps between the memories of a teacher."""
 
+from typing import Any
+
 from torch import nn
 from transformers.utils import logging
 
@@ -33,6 +35,7 @@ class SmtTrainer(MemoryTrainer):
     """
 
     args: SmtTrainingArguments
+    method = "smt"
     predictive_loss = "teacher_loss"
 
     def _build_objective(self, args: SmtTrainingArguments) -> SmtObjective:
@@ -54,11 +57,21 @@ class SmtTrainer(MemoryTrainer):
             uniformity_over=args.uniformity_over,
         )
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
-        """Train, then copy the decoder to the RNN's readout; see [`RecurrentTrainer.train`]."""
-        output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+    def _finish_model(self) -> None:
         self.sync_readout()
-        return output
+
+    def _read_settings(self) -> dict[str, Any]:
+        objective = self.accelerator.unwrap_model(self.model)
+        weights = dict(zip(("decoder_weight", "dynamics_weight", "uniformity_weight"), objective.weights, strict=True))
+        return (
+            super()._read_settings()
+            | weights
+            | {
+                "future_length": objective.future_length,
+                "detached": objective.detached,
+                "uniformity_over": objective.uniformity_over,
+            }
+        )
 
     def sync_readout(self) -> None:
         """Copy the teacher's decoder to the RNN's readout."""

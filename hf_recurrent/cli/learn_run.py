@@ -19,11 +19,13 @@ from hf_recurrent.cli.learn_source import remember_source
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.decompression import COMPRESSIONS
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
+from hf_recurrent.hub.model_card import save_model_card
 from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.online.learner import OnlineLearner, is_saved_learner
 from hf_recurrent.online.prequential import PrequentialRecord, RecordFile, plot_records, read_records
 from hf_recurrent.online.sources import Source
+from hf_recurrent.provenance.data_facts import describe_data
 from hf_recurrent.sessions.text_state import TextState, read_texts, save_text_state
 
 # A slow stream is saved after this many seconds, however few bytes were read.
@@ -132,11 +134,17 @@ class LearnRun:
         if measure and self.held_out is not None:
             found = evaluate_bits_per_byte(self.learner.model, self.held_out, progress=False)
             record = replace(record, held_out_bits_per_byte=found["bits_per_byte"])
+            self._record_held_out(found)
         without_rate = replace(record, bytes_per_second=None)
         if without_rate != self.written:
             with _writing(self.directory / RECORDS_FILE):
                 self.records.write(record)
             self.written = without_rate
+
+    def _record_held_out(self, found: dict[str, float]) -> None:
+        self.learner.record_training()
+        metrics = {name: found[name] for name in ("loss", "bits_per_byte", "num_bytes", "num_episodes")}
+        self.learner.training_record.add_result(describe_data(self.held_out), metrics, state_carried=True)
 
     def _checkpoint(self, byte: int) -> Path:
         return self.directory / f"checkpoint-{byte}"
@@ -163,6 +171,7 @@ class LearnRun:
         """Write model and state to `--output_dir`, where the other commands read them."""
         learner, staging = self.learner, new_staging_directory(self.directory / "model")
         learner.save_model(staging)
+        save_model_card(learner.model, staging, learner.record_training())
         if learner.has_context:
             context = learner.context()
             ids = context["input_ids"][0].cpu().numpy()

@@ -36,6 +36,7 @@ def continue_source(learner: OnlineLearner, arguments: argparse.Namespace) -> tu
                     raise ValueError(f"{str(error).rstrip('.')}; {_ways_on(arguments.source)}.") from error
                 start = 0  # another file with the number that the old one had
     source = source or open_source(arguments.source, **options)
+    learner.training_record.name_source({STANDARD_INPUT: "standard input"}.get(name, name))
     learner.metadata = {**saved, _NAME: name, _BEFORE: learner.bytes_read - start}
     return source, start
 

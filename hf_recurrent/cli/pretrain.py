@@ -44,6 +44,9 @@ from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import preset_names
+from hf_recurrent.provenance.files import read_provenance
+from hf_recurrent.provenance.privacy import last_part, public_name
+from hf_recurrent.provenance.records import Provenance
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.guarded_trainer import TrainingInterrupted
@@ -118,6 +121,9 @@ def _train(run: Run, begin: float) -> None:
             run,
             f"This run is finished: step {step:,} of {trainer.num_training_steps:,}. It is evaluated and saved again.",
         )
+    if sentence := _describe_resumed_model(run):
+        _say(run, sentence)
+    trainer.recipe = last_part(run.arguments.recipe)
     result = trainer.train(run.checkpoint)
     metrics = trainer.evaluate()
     if isinstance(trainer, SmtTrainer) and run.arguments.teacher.dmt_steps:
@@ -126,11 +132,11 @@ def _train(run: Run, begin: float) -> None:
     trainer.save_metrics("train", result.metrics)
     trainer.save_metrics("eval", metrics)
     trainer.save_state()
-    trainer.create_model_card(recipe=run.arguments.recipe)
+    trainer.create_model_card()
     if trainer.args.push_to_hub:
-        trainer.push_to_hub(recipe=run.arguments.recipe)
+        trainer.push_to_hub()
     if trainer.is_world_process_zero():
-        Path(output_dir, ARGUMENTS_FILE).write_text(yaml.safe_dump(run.arguments.given), encoding="utf-8")
+        Path(output_dir, ARGUMENTS_FILE).write_text(_saved_recipe(run), encoding="utf-8")
         print_samples(trainer)
         if trainer.train_dataset.unit == "pixel":
             draw_samples(trainer)
@@ -144,8 +150,32 @@ def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
     second = second_phase(run.trainer, run.arguments.teacher)
     words = describe_run(run.arguments.model.model, second)
     _say(run, f"before: {describe_result(second, before)}, drift {before.get('eval_drift', math.nan):.3f}\n{words}")
+    second.recipe = run.trainer.recipe
     second.train(bool(list_checkpoints(second.args.output_dir)))
-    return second.evaluate()
+    metrics = second.evaluate()
+    run.trainer.continue_provenance(second.provenance)
+    return metrics
+
+
+def _saved_recipe(run: Run) -> str:
+    """The arguments as YAML, with a comment about those that have changed on the way."""
+    lines = [
+        f"# Since step {checkpoint_number(run.checkpoint):,}: {name} was {before} before.\n"
+        for name, (before, _) in run.trainer.resumed_changes.items()
+    ]
+    return "".join(lines) + yaml.safe_dump(run.arguments.given)
+
+
+def _describe_resumed_model(run: Run) -> str | None:
+    """A sentence if `--model` names a saved model whose weights do not matter, because the run is resumed."""
+    name, checkpoint = run.arguments.model.model, run.checkpoint
+    phases = ((checkpoint and read_provenance(checkpoint)) or Provenance()).phases
+    if not phases or name in preset_names():
+        return None
+    base = phases[-1].base
+    if base is not None and base.name == public_name(name):
+        return None
+    return f"Of --model {name}, only the configuration is used: the weights are those of {checkpoint}."
 
 
 def prepare(argv: Sequence[str] | None = None) -> Run:

@@ -1,6 +1,5 @@
 """Messages of `pretrain` before, between and after its phases."""
 
-import itertools
 import os
 import shlex
 from pathlib import Path
@@ -10,7 +9,7 @@ from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_source import count_of, with_unit
 from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
 from hf_recurrent.evaluation.image_samples import sample_images
-from hf_recurrent.evaluation.samples import generate_samples
+from hf_recurrent.evaluation.samples import generate_samples, prompt_from
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
@@ -19,8 +18,6 @@ _SHEET_FILE = "samples.png"
 _IMAGES_DRAWN = 32
 # Prompts of samples that nobody chose for the corpus: of the arguments and of the default recipe.
 _DEFAULT_PROMPTS = (["def ", "The "], ["def ", "class "])
-# Of a suggested prompt in characters, and of the beginning of a document that is read for it.
-_PROMPT_LENGTH, _BYTES_READ, _DOCUMENTS_READ = 24, 120, 20
 
 
 def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None = None) -> str:
@@ -103,13 +100,7 @@ def suggest_prompt(arguments: PretrainArguments, trainer: BlockTrainer) -> str |
         return next(iter(prompts), None)
     if arguments.data.corpus == ["python"] or prompts not in _DEFAULT_PROMPTS:
         return prompts[0]
-    for episode in itertools.islice(corpus, _DOCUMENTS_READ):
-        first_bytes = trainer.processing_class.decode_bytes(episode[:_BYTES_READ])
-        line = next(iter(first_bytes.decode("utf-8", "ignore").split("\n")), "")
-        words = "".join(character for character in line if character.isprintable())
-        if words.strip():
-            return words if len(words) <= _PROMPT_LENGTH else words[:_PROMPT_LENGTH].rpartition(" ")[0] or words[:8]
-    return prompts[0]
+    return prompt_from(corpus, trainer.processing_class) or prompts[0]
 
 
 def print_summary(arguments: PretrainArguments, result: str, seconds: float, prompt: str | None) -> None:

@@ -12,6 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_recurrent.cli.parsing import CommandParser, check_checkpoint, check_file, run_command
+from hf_recurrent.provenance.privacy import hub_name
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -24,8 +25,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("path", type=Path, metavar="PATH", help="directory of a checkpoint")
     parser.add_argument("repo_id", metavar="REPO_ID", help="repository on the Hub, as owner/name")
     parser.add_argument("--private", action="store_true", help="if the repository is new, make it private")
-    parser.add_argument("--corpus_name", help="training data for the card (python, hub:owner/name, a path)")
-    parser.add_argument("--metrics", type=Path, help="JSON file with the measured bits_per_byte, for the card")
+    parser.add_argument(
+        "--corpus_name", help="training data for the card (python, hub:owner/name, a path), if none were recorded"
+    )
+    parser.add_argument("--metrics", type=Path, help="JSON file with your own bits_per_byte, for the card")
+    parser.add_argument("--base_model", help="owner/name on the Hub of the model that training began with")
+    parser.add_argument("--license", help="licence of the weights, as an identifier of the Hub")
     parser.add_argument("--commit_message", default="Upload model, tokenizer, code and card")
     parser.add_argument("--dry_run", action="store_true", help="print the files and the card without uploading")
     return parser
@@ -38,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _push(arguments: argparse.Namespace) -> None:
     validate_repo_id(arguments.repo_id)
+    if arguments.base_model is not None and not hub_name(arguments.base_model):
+        raise ValueError(f"`--base_model` is {arguments.base_model!r}; it must be owner/name on the Hub.")
     check_checkpoint("PATH", arguments.path)
     metrics = _read_metrics(arguments.metrics) if arguments.metrics else None
 
@@ -50,11 +57,13 @@ def _push(arguments: argparse.Namespace) -> None:
     model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH")
     tokenizer = load_tokenizer(arguments.path, argument="PATH")
     written = arguments.path / "README.md"
-    if written.is_file() and metrics is None and arguments.corpus_name is None:
+    options = {"base_model": arguments.base_model, "license": arguments.license}
+    if written.is_file() and not any((metrics, arguments.corpus_name, *options.values())):
         text = written.read_text(encoding="utf-8").replace(unnamed_repository(model), arguments.repo_id)
         card = ModelCard(text, ignore_metadata_errors=True)
     else:
-        card = create_model_card(model, None, arguments.corpus_name, metrics, repo_id=arguments.repo_id)
+        options |= {"repo_id": arguments.repo_id, "curve": True}
+        card = create_model_card(model, None, arguments.corpus_name, metrics, **options)
     if arguments.dry_run:
         with tempfile.TemporaryDirectory() as directory:
             names = save_checkpoint_for_hub(model, tokenizer, directory, card)

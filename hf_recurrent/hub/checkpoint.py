@@ -10,9 +10,13 @@ from huggingface_hub import HfApi, ModelCard
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_recurrent.hub.local_paths import check_no_local_paths
-from hf_recurrent.hub.model_card import create_model_card, redact_secrets
+from hf_recurrent.hub.model_card import create_model_card
+from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
+from hf_recurrent.provenance.files import find_provenance, write_provenance
+from hf_recurrent.provenance.privacy import redact_secrets
 
 _SIBLING_IMPORT = re.compile(r"^\s*from\s+\.(\w+)\s+import\b", re.MULTILINE)
+_CURVE_LINE = re.compile(rf"^!\[[^]]*\]\({re.escape(CURVE_FILE)}\)\n\n?", re.MULTILINE)
 
 
 def save_checkpoint_for_hub(
@@ -22,6 +26,8 @@ def save_checkpoint_for_hub(
     card: ModelCard | str | None = None,
 ) -> list[str]:
     """Write everything that a repository on the Hub needs, and check that it is complete.
+
+    The recorded provenance of the weights is written too, and its training curve drawn if the card shows it.
 
     Args:
         model: its weights are written as safetensors, with its code unless it is a class of transformers.
@@ -38,13 +44,18 @@ def save_checkpoint_for_hub(
             `directory` is then unchanged.
     """
     directory = Path(directory)
+    provenance = find_provenance(model)
     if card is None:
-        card = create_model_card(model)
+        card = create_model_card(model, provenance=provenance, curve=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        Path(partial, "README.md").write_text(redact_secrets(str(card)), encoding="utf-8")
+        write_provenance(provenance, partial)
+        text = redact_secrets(str(card))
+        if CURVE_FILE in text and not plot_training_curve(provenance, Path(partial, CURVE_FILE)):
+            text = _CURVE_LINE.sub("", text)
+        Path(partial, "README.md").write_text(text, encoding="utf-8")
         check_no_local_paths(partial)
         check_self_contained(partial)
         if not Path(partial, "adapter_config.json").is_file():  # an adapter is loaded into its base model

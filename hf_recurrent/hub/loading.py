@@ -26,6 +26,7 @@ from transformers.utils import (
 
 from hf_recurrent.checkpoint_files import read_json
 from hf_recurrent.hub_repositories import check_repository
+from hf_recurrent.provenance.files import remember_place
 
 logger = logging.get_logger(__name__)
 
@@ -72,6 +73,7 @@ def load_model(
         raise
     except Exception as error:  # for missing and damaged files, each library raises types of its own
         raise _not_loaded(argument, name, "it", error) from error
+    remember_place(model, name)
     return model
 
 

@@ -2,10 +2,12 @@
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from hf_recurrent.provenance.files import PROVENANCE_FILE
+from hf_recurrent.provenance.privacy import find_local_path
 
 # Files whose values are names and numbers. The others are vocabularies, weights and our own code.
 _CONFIGURATIONS = (
@@ -14,12 +16,9 @@ _CONFIGURATIONS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "adapter_config.json",
+    PROVENANCE_FILE,
 )
 _CARD = "README.md"
-# At least two components, at the beginning of a word: neither "and/or" nor a part of a URL.
-_PATH = re.compile(r"(?<![\w/:.~])~?(?:/[\w.@+ -]*[\w.@+-]){2,}|\b[A-Za-z]:\\[\w.@+\\-]+|(?<!\w)~/[\w.@+/-]+")
-# Directories that every machine has tell nothing about this one.
-_SYSTEM = ("bin", "dev", "etc", "lib", "opt", "proc", "sbin", "sys", "usr")
 
 
 def check_no_local_paths(directory: str | os.PathLike) -> None:
@@ -35,18 +34,6 @@ def check_no_local_paths(directory: str | os.PathLike) -> None:
     card = Path(directory, _CARD)
     if card.is_file() and (found := find_local_path(card.read_text(encoding="utf-8"))):
         raise ValueError(f"`{_CARD}` has the local path {found!r}, which would be published; remove it.")
-
-
-def find_local_path(text: str) -> str | None:
-    """The first path of this machine in a text: below the home directory or a directory that exists here."""
-    home = os.path.expanduser("~")
-    if len(home) > 1 and (found := re.search(rf"(?<!\w){re.escape(home)}(?![\w-])[\w.@+/\\-]*", text)):
-        return found[0]
-    for found in _PATH.finditer(text):
-        first = found[0].split("/")[1] if found[0].startswith("/") else None
-        if first is None or (first not in _SYSTEM and os.path.isdir(f"/{first}")):
-            return found[0]
-    return None
 
 
 def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:

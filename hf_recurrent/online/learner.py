@@ -23,6 +23,7 @@ from hf_recurrent.modeling.recurrent_state import (
     supports_recurrent_state,
     upcast,
 )
+from hf_recurrent.online.learner_record import LearnerRecord
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
 from hf_recurrent.online.saved_learner import (
     FORMAT,
@@ -33,6 +34,8 @@ from hf_recurrent.online.saved_learner import (
     read_saved_learner,
 )
 from hf_recurrent.online.settings import LearnerSettings
+from hf_recurrent.provenance.files import write_provenance
+from hf_recurrent.provenance.records import Provenance
 
 # Bytes that are encoded at a time.
 _PIECE = 1 << 16
@@ -67,6 +70,7 @@ class OnlineLearner:
         bytes_read: bytes taken from the stream.
         updates: optimizer steps.
         metadata: JSON values of the caller, saved with the learner.
+        training_record: records the provenance of the weights; `training_record.name_source` names the stream.
 
     Raises:
         ValueError: the model carries no state or does not support the rule, the tokenizer does not encode single
@@ -94,6 +98,7 @@ class OnlineLearner:
         self._state = model.init_state(1)
         self._carried: RecurrentState = {}
         self._summed_blocks, self._summed_bytes = 0, 0  # in the gradients since the last update
+        self.training_record = LearnerRecord(model, self.settings)
         if self.settings.learn:
             self._rule = build_learning_rule(self.settings.rule, model)
             self._carried = self._rule.init_carried(1)
@@ -101,6 +106,7 @@ class OnlineLearner:
             self._optimizer = self.settings.build_optimizer(self._parameters.values())
             apply_learning_rate_factors(self._optimizer, model, self._parameters)
             self._optimizer.zero_grad()
+            self.training_record.watch(self._optimizer)
 
     # ---- Reading ----
 
@@ -114,8 +120,13 @@ class OnlineLearner:
         """
         _check_bytes(data)
         for begin in range(0, len(data), _PIECE):
-            for token in self._encode(data[begin : begin + _PIECE]):
-                self._take(token)
+            piece, before = data[begin : begin + _PIECE], self.bytes_read
+            tokens = self._encode(piece)
+            try:
+                for token in tokens:
+                    self._take(token)
+            finally:
+                self.training_record.add(piece[: self.bytes_read - before])
         return self.record()
 
     def learn(self, source: Iterable[bytes], report_every: int = 1000) -> Iterator[PrequentialRecord]:
@@ -278,10 +289,16 @@ class OnlineLearner:
             publish_directory(staging, directory)
 
     def save_model(self, directory: str | os.PathLike) -> None:
-        """Write only the model and its tokenizer."""
+        """Write only the model, its tokenizer and its provenance."""
         self.model.save_pretrained(directory)
+        write_provenance(self.record_training(), directory)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(directory)
+
+    def record_training(self) -> Provenance:
+        """The provenance of the model's weights, up to date."""
+        meter = self._meter
+        return self.training_record.update(self.updates, meter.bits_per_byte, meter.windowed_bits_per_byte)
 
     def _tree(self) -> dict[str, Any]:
         tree = {
@@ -340,6 +357,7 @@ class OnlineLearner:
         learner = cls(model, tokenizer, **settings | changes)
         try:
             learner._restore(tree)
+            learner.training_record.resume(directory, getattr(learner, "_optimizer", None), learner.updates)
         except ValueError as error:
             raise ValueError(f"The learner {os.fspath(directory)!r} does not match the model: {error}") from error
         return learner

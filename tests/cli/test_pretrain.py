@@ -84,8 +84,9 @@ def test_resume_and_refusal_to_overwrite(corpus, capsys):
     whole, more = (load_file(f"{name}/model.safetensors") for name in ("whole", "more"))
     assert all(torch.equal(whole[name], more[name]) for name in whole)
     capsys.readouterr()
-    run(corpus, *TINY, "--max_steps", 8, "--output_dir", "whole", "--resume_from_checkpoint", "true")
-    assert "resuming from whole/checkpoint-6" in capsys.readouterr().out
+    run(corpus, *TINY, "--max_steps", 6, "--output_dir", "whole", "--resume_from_checkpoint", "true")
+    out = capsys.readouterr().out
+    assert "resuming from whole/checkpoint-6" in out and "This run is finished: step 6 of 6" in out
     run(corpus, *TINY, "--output_dir", "new", "--resume_from_checkpoint", "true")
     assert "No checkpoint in new; starting a new run." in capsys.readouterr().err
     with pytest.raises(SystemExit):

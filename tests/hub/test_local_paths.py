@@ -35,7 +35,7 @@ def change_json(path: Path, **fields) -> None:
 def test_a_loaded_model_is_saved_without_its_place(checkpoint, tmp_path):
     model, tokenizer = (kind.from_pretrained(checkpoint) for kind in (AutoModelForCausalLM, AutoTokenizer))
     card = create_model_card(model, None, f"hub:{checkpoint}", recipe=str(checkpoint / "mine.yaml"))
-    assert card.data.datasets is None and "Data: model." in card.content
+    assert card.data.datasets is None and "Data: `model`." in card.content
     save_checkpoint_for_hub(model, tokenizer, tmp_path / "new", card)
     assert "alice" not in texts(tmp_path / "new") and str(tmp_path) not in texts(tmp_path / "new")
 

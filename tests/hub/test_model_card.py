@@ -3,7 +3,8 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.hub.model_card import REDACTED, create_model_card, redact_secrets
+from hf_recurrent.hub.model_card import create_model_card
+from hf_recurrent.provenance.privacy import REDACTED, redact_secrets
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,8 @@ def test_the_metadata_are_what_the_hub_reads(model):
     assert (result.metric_type, result.metric_value) == ("bits_per_byte", 2.0513)
     assert (result.dataset_type, result.dataset_split) == ("roneneldan/TinyStories", "validation")
     assert "1,234,567 bytes in 33 episodes" in card.content
+    assert "How these weights were trained was not recorded." in card.content
+    assert "Given by the author" in card.content
 
 
 def test_the_text_says_how_it_was_made_and_how_to_load_it(model):
@@ -34,17 +37,20 @@ def test_the_text_says_how_it_was_made_and_how_to_load_it(model):
     text = create_model_card(model, arguments, "python", metrics, **options).content
     for part in (
         "`default.yaml`",
-        "| Streams (B) | 8 |",
-        "| Bytes read | 204,800 |",
-        "| Training time | 61 s |",
+        "was not recorded",
+        "Stated by the author",
+        "* Streams (B): 8.",
+        "* Bytes read: 204,800.",
+        "* Training time: 61 s.",
         f"| Parameters | {model.num_parameters():,} |",
         f"| State per stream | {2 * 24 * 4} bytes |",
-        "| **small** | **2.5000** |",
+        "| **Bits per byte, held-out data of the Python standard library's source",
+        "| **2.5000** |",
         "| xz -9 | 1.9000 |",
-        "continuous streams",
         'AutoModelForCausalLM.from_pretrained("me/small", trust_remote_code=True)',
         "Hardware: ",
         "Sequence Learning from Continuous Streams of Data",
+        "Your text",
     ):
         assert part in text, part
     assert "somewhere" not in text and "{{" not in text and "{%" not in text
@@ -52,7 +58,7 @@ def test_the_text_says_how_it_was_made_and_how_to_load_it(model):
 
 def test_nothing_is_claimed_that_was_not_measured(model):
     card = create_model_card(model)
-    assert card.data.eval_results is None and "Bits per byte were not measured" in card.content
+    assert card.data.eval_results is None and "These weights were not evaluated" in card.content
     assert "Hardware" not in card.content and "held-out" not in card.content
 
 

@@ -1,0 +1,256 @@
+"""Training and results on a model card, from the recorded provenance alone."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hf_recurrent.provenance.records import Data, Phase, Provenance, Rate, Result, Segment
+
+METHODS = {
+    "bptt": "backpropagation through each block",
+    "rtrl": "real-time recurrent learning (RTRL)",
+    "snap1": "approximate real-time recurrent learning (SnAp-1)",
+    "truncated": "backpropagation inside each stride only",
+    "spatial": "backpropagation without gradients through time",
+    "smt": "Supervised Memory Training (SMT)",
+    "dmt": "DAgger Memory Training (DMT)",
+}
+# Further settings and their labels, in the order of the card.
+_LABELS = {
+    "stride": "Steps of a forward and backward pass",
+    "update_every": "Strides per update",
+    "context_length": "Context (Tc)",
+    "future_length": "Future (Tf)",
+    "rollout_length": "Rollout",
+    "gradient_steps": "Steps of gradients through the rollout",
+    "timesteps": "Positions used per block (0: all)",
+    "start_share": "Share of blocks in which an episode is made to begin",
+    "decoder_weight": "λ_dec",
+    "dynamics_weight": "λ_dyn",
+    "uniformity_weight": "λ_unif",
+    "uniformity_over": "Uniformity over",
+    "detached": "Memories detached from the dynamics loss",
+}
+_REGIMES = {"multi_stream": "continuous streams", "iid": "blocks at random starts (IID)"}
+# Columns of a table of segments.
+_MOST_SEGMENTS = 6
+_METRICS = {
+    "bits_per_byte": "Bits per byte",
+    "bits_per_symbol": "Bits per symbol",
+    "accuracy": "Accuracy",
+    "exact_match": "Exact match",
+    "drift": "Drift (1 - R² of the RNN's memories)",
+    "prequential_bits_per_byte": "Bits per byte while learning",
+}
+# Part of the data that a result was measured on.
+_SPLITS = {
+    "validation": "held-out data of",
+    "train": "training data of",
+    "stream": "each byte predicted before it was learned from, up to",
+}
+
+
+def describe_phase(phase: Phase) -> dict[str, Any]:
+    """Values of a phase for the template: `title`, `facts` (label → text), `columns` and `rows` of its segments."""
+    first, last = phase.segments[0], phase.segments[-1]
+    unit = phase.data[0].unit if phase.data else "byte"
+    facts = {"Method": METHODS.get(phase.method, phase.method)}
+    facts["Data"] = "; ".join(_describe_data(data, last.versions) for data in phase.data)
+    facts["Updates"] = f"{phase.steps - first.first_step:,}"
+    facts[f"{unit.capitalize()}s read"] = _read(phase)
+    if phase.recipe:
+        facts["Recipe"] = f"`{phase.recipe}`"
+    if phase.trained_parameters is not None:
+        facts["Trained parameters"] = f"{phase.trained_parameters:,}" + (
+            " (the teacher's included)" if phase.method == "smt" else ""
+        )
+    if phase.adapter:
+        values = ", ".join(f"{name} {_shown(value)}" for name, value in phase.adapter.items() if name != "type")
+        facts["Adapter"] = f"{phase.adapter['type']}: {values}"
+    facts["Time, with evaluations"] = _duration(phase.seconds)
+    shown = phase.segments
+    if len(shown) > _MOST_SEGMENTS:
+        shown = [*shown[:2], *shown[2 - _MOST_SEGMENTS :]]
+    rows: dict[str, list[str]] = {}
+    facts_of_segments = [_segment_facts(segment, unit) for segment in shown]
+    for label in dict.fromkeys(label for found in facts_of_segments for label in found):
+        rows[label] = [found.get(label, "-") for found in facts_of_segments]
+    return {
+        "title": f"{METHODS.get(phase.method, phase.method)}, {', '.join(data.name for data in phase.data)}",
+        "facts": facts,
+        "columns": [f"updates {segment.first_step + 1:,} to {segment.last_step:,}" for segment in shown],
+        "rows": rows,
+        "hidden": len(phase.segments) - len(shown),
+        "base": _describe_base(phase),
+        "teacher": [describe_phase(earlier) for earlier in phase.teacher.phases] if phase.teacher else [],
+        "has_trained_teacher": phase.teacher is not None,
+        "carried": last.settings.get("state_carried"),
+    }
+
+
+def result_rows(results: Iterable[Result]) -> list[tuple[str, str, str]]:
+    """(when, what, value) of the metrics that a card shows."""
+    rows = []
+    for result in results:
+        when = f"phase {result.phase}, update {result.step:,}" if result.phase else "before training"
+        for name, value in shown_metrics(result).items():
+            rows.append((when, f"{metric_label(name, result)}, {describe_measured(result)}", f"{value:.4f}"))
+    return rows
+
+
+def metric_label(name: str, result: Result) -> str:
+    """A metric in words; bits are per token of the unit of the data."""
+    label = _METRICS[name]
+    return label if result.data.unit == "byte" else label.replace("byte", result.data.unit)
+
+
+def shown_metrics(result: Result) -> dict[str, float]:
+    """The metrics of a result that a card shows, in a fixed order."""
+    return {name: result.metrics[name] for name in _METRICS if name in result.metrics}
+
+
+def split_of(result: Result) -> str:
+    """ "validation", "train", or "stream" for bytes that were predicted before they were learned from."""
+    split = result.settings.get("split")
+    return split if split in _SPLITS else "validation"
+
+
+def describe_measured(result: Result) -> str:
+    """What a result was measured on."""
+    read, count = result.metrics.get("num_bytes"), result.metrics.get("num_episodes")
+    where = f"{_SPLITS[split_of(result)]} {data_label(result.data.name)}"
+    if read is None:
+        return where
+    episodes = "" if count is None else f" in {count:,.0f} episode{'' if count == 1 else 's'}"
+    return f"{where} ({read:,.0f} {result.data.unit}s{episodes})"
+
+
+def hub_datasets(provenance: Provenance) -> list[str]:
+    """Names on the Hub of the data of all phases, and of the training of teachers."""
+    phases = [
+        *provenance.phases,
+        *(old for phase in provenance.phases if phase.teacher for old in phase.teacher.phases),
+    ]
+    parts = [part for phase in phases for data in phase.data for part in data.name.split(", ")]
+    names = [part.removeprefix("hub:") for part in parts if part.startswith("hub:") and "/" in part]
+    return list(dict.fromkeys(names))
+
+
+def hub_base(provenance: Provenance) -> str | None:
+    """Name on the Hub of the last saved model from there that training went on from."""
+    bases = [phase.base for phase in reversed(provenance.phases) if phase.base is not None]
+    return next((base.name for base in bases if "/" in base.name), None)
+
+
+def data_label(name: str, python: str | None = None) -> str:
+    """The name of a corpus in words, with a link to a dataset of the Hub."""
+    return ", ".join(_part_label(part, python) for part in name.split(", "))
+
+
+def _part_label(part: str, python: str | None) -> str:
+    if part == "python":
+        version = f"Python {python} " if python else "Python "
+        return f"the {version}standard library's source, one file per episode"
+    if part.startswith("hub:") and "/" in part:
+        dataset = part.removeprefix("hub:")
+        return f"[{dataset}](https://huggingface.co/datasets/{dataset})"
+    return f"`{part}`"
+
+
+def _describe_data(data: Data, versions: dict[str, str]) -> str:
+    words = [data_label(data.name, versions.get("python"))]
+    noun = "document" if data.unit == "byte" else "example"
+    if data.documents is not None:
+        words.append(f"{data.documents:,} {noun}{'' if data.documents == 1 else 's'}")
+    if data.size is not None:
+        words.append(f"{data.size:,} {data.unit}s")
+    return ", ".join([*words, f"fingerprint `{data.fingerprint[:16]}`"])
+
+
+def _describe_base(phase: Phase) -> str | None:
+    if phase.base is None:
+        return None
+    name = phase.base.name
+    link = f"[{name}](https://huggingface.co/{name})" if "/" in name else f"`{name}`"
+    return f"{link} (weights `{phase.base.weights[:16]}`)"
+
+
+def _read(phase: Phase) -> str:
+    size = phase.data[0].size if len(phase.data) == 1 else None
+    return f"{phase.read:,}" + (f" ({phase.read / size:.3g} times the data)" if size else "")
+
+
+def _segment_facts(segment: Segment, unit: str) -> dict[str, str]:
+    settings = segment.settings
+    facts = {}
+    if "streams" in settings:
+        facts["Streams (B)"] = f"{settings['streams']:,}"
+    if "block_size" in settings:
+        facts[f"{unit.capitalize()}s per stream and update (T)"] = f"{settings['block_size']:,}"
+    if "regime" in settings:
+        carried = "the state carried" if settings.get("state_carried") else "no state carried"
+        facts["Regime"] = f"{_REGIMES.get(settings['regime'], settings['regime'])}, {carried}"
+    facts["Learning rate"] = "; ".join(dict.fromkeys(map(_describe_rate, segment.rates)))
+    if "schedule" in settings:
+        facts["Schedule"] = _describe_schedule(settings["schedule"])
+    facts["Optimizer"] = _describe_optimizer(settings.get("optimizer", ""), segment.rates)
+    facts["Weight decay"] = _describe_decay(segment.rates)
+    limit = settings.get("max_grad_norm")
+    facts["Gradient clipping"] = f"norm {limit:g}" if limit else "none"
+    facts |= {label: _shown(settings[name]) for name, label in _LABELS.items() if name in settings}
+    facts["Precision"] = settings.get("precision", "not recorded")
+    if "seed" in settings:
+        data_seed = settings.get("data_seed", settings["seed"])
+        facts["Seed"] = _shown(settings["seed"]) + (f", of the data {data_seed}" * (data_seed != settings["seed"]))
+    facts["Hardware"] = segment.hardware
+    facts["Versions"] = ", ".join(f"{name} {version}" for name, version in segment.versions.items())
+    if segment.resumed:
+        facts["Resumed"] = f"{segment.resumed} time{'' if segment.resumed == 1 else 's'}"
+    return facts
+
+
+def _describe_rate(rate: Rate) -> str:
+    if rate.lowest == rate.highest:
+        return f"{rate.first:.4g}"
+    words = f"{rate.first:.3g} at first, {rate.last:.3g} at last"
+    return words if rate.highest in (rate.first, rate.last) else f"{words}, {rate.highest:.3g} at most"
+
+
+def _describe_schedule(schedule: dict[str, Any]) -> str:
+    words = [schedule["name"].replace("_", " ")]
+    if warmup := schedule.get("num_warmup_steps"):
+        words.append(f"warm-up of {warmup:,}")
+    if "num_training_steps" in schedule:
+        words.append(f"for {schedule['num_training_steps']:,} updates")
+    return ", ".join(words)
+
+
+def _describe_optimizer(name: str, rates: list[Rate]) -> str:
+    first = rates[0].settings if rates else {}
+    words = [name]
+    if "betas" in first:
+        words.append(f"β {first['betas'][0]:g} and {first['betas'][1]:g}")
+    words += [f"{symbol} {first[key]:g}" for key, symbol in (("alpha", "alpha"), ("eps", "ε")) if key in first]
+    return ", ".join(words)
+
+
+def _describe_decay(rates: list[Rate]) -> str:
+    parts: dict[float, int] = {}
+    for rate in rates:
+        decay = rate.settings.get("weight_decay", 0.0)
+        parts[decay] = parts.get(decay, 0) + rate.parameters
+    return "; ".join(f"{decay:g} ({count:,} parameters)" for decay, count in parts.items()) or "none"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "all" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,129 @@
+"""`LearnerRecord`: the provenance of the weights of an `OnlineLearner`, recorded while it learns."""
+
+import os
+import zlib
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_recurrent.online.settings import LearnerSettings
+from hf_recurrent.provenance.files import base_of, find_provenance, read_provenance, remember_provenance
+from hf_recurrent.provenance.privacy import public_name
+from hf_recurrent.provenance.recorder import PhaseRecorder
+from hf_recurrent.provenance.records import Data, Phase, Provenance, Result, thin_out
+from hf_recurrent.provenance.weights import weights_hash
+
+_UNNAMED = "a stream of bytes"
+_CRC = "crc32:"
+
+
+class LearnerRecord:
+    """Records a phase of learning: the streams with bytes and checksum, settings, rates and results.
+
+    Args:
+        model: the learner's model.
+        settings: of the learner.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: LearnerSettings):
+        self._model, self._settings = model, settings
+        self.provenance = find_provenance(model)
+        self._phase = Phase(
+            method=settings.rule,
+            data=[Data(_UNNAMED, f"{_CRC}{0:08x}")],
+            base=base_of(model),
+            parameters=model.num_parameters(),
+        )
+        self._recorder: PhaseRecorder | None = None
+        self._read = 0  # bytes since the recorder was made
+
+    def watch(self, optimizer: torch.optim.Optimizer, updates: int = 0) -> None:
+        """Record the updates of an optimizer, which has made `updates` before."""
+        if self._recorder is not None:
+            self._recorder.close()
+        device = next(self._model.parameters()).device.type
+        self._recorder = PhaseRecorder(self.provenance, self._phase, optimizer, updates, 1, device)
+        self._read = 0
+
+    def resume(self, directory: str | os.PathLike, optimizer: torch.optim.Optimizer | None, updates: int) -> None:
+        """Extend the phase of a saved learner.
+
+        Raises:
+            ValueError: the provenance of the learner is damaged.
+        """
+        self.provenance = read_provenance(directory) or self.provenance
+        phases = self.provenance.phases
+        if updates and phases and phases[-1].method == self._settings.rule:
+            self._phase = phases[-1]
+        if optimizer is not None:
+            self.watch(optimizer, updates)
+
+    def name_source(self, name: str) -> None:
+        """Name the stream that is read from now on; of a path, only the last part is kept."""
+        name = public_name(name)
+        last = self._phase.data[-1]
+        if last.name == name:
+            return
+        if last.read:
+            self._phase.data.append(Data(name, f"{_CRC}{0:08x}"))
+        else:
+            last.name = name
+
+    def add(self, data: bytes | bytearray | memoryview) -> None:
+        """Count bytes that were read and learned from."""
+        if self._recorder is None:
+            return
+        last = self._phase.data[-1]
+        crc = zlib.crc32(data, int(last.fingerprint.removeprefix(_CRC), 16))
+        last.fingerprint, last.read = f"{_CRC}{crc:08x}", last.read + len(data)
+        self._read += len(data)
+
+    def update(self, updates: int, bits: float | None, windowed: float | None) -> Provenance:
+        """Bring the provenance up to date, and return it.
+
+        Args:
+            updates: made so far.
+            bits, windowed: bits per byte while learning, over everything and over the last bytes.
+        """
+        weights = weights_hash(self._model)
+        if self._recorder is not None:
+            self._recorder.update(updates, self._read, self._read_settings())
+        phases = self.provenance.phases
+        if phases and phases[-1] is self._phase and bits is not None and self._recorder is not None:
+            if not self._phase.curve or self._phase.curve[-1][0] < self._phase.read:
+                self._phase.curve = thin_out([*self._phase.curve, [self._phase.read, round(windowed, 4)]])
+            # Of the stream as a whole: one number for all of its files.
+            metrics = {"prequential_bits_per_byte": bits}
+            self._add_result(Data(self._phase.data[-1].name, "stream"), metrics, weights, split="stream")
+        self.provenance.weights = weights
+        remember_provenance(self._model, self.provenance)
+        return self.provenance
+
+    def add_result(self, data: Data, metrics: dict[str, float], **settings: Any) -> None:
+        """Add an evaluation of the current weights."""
+        self._add_result(data, metrics, weights_hash(self._model), **settings)
+
+    def _add_result(self, data: Data, metrics: dict[str, float], weights: str, **settings: Any) -> None:
+        phases = self.provenance.phases
+        has_begun = any(phase is self._phase for phase in phases)
+        step = self._phase.steps if has_begun else 0
+        result = Result(len(phases), step, weights, data, metrics, settings | {"precision": self._precision})
+        self.provenance.add_result(result)
+
+    def _read_settings(self) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "optimizer": self._recorder.optimizer_name,
+            "schedule": {"name": "constant"},
+            "max_grad_norm": settings.max_grad_norm or None,
+            "precision": self._precision,
+            "streams": 1,
+            "block_size": settings.stride * settings.update_every,
+            "stride": settings.stride,
+            "state_carried": True,
+        }
+
+    @property
+    def _precision(self) -> str:
+        return str(next(self._model.parameters()).dtype).removeprefix("torch.")

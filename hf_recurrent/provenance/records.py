@@ -1,0 +1,303 @@
+"""`Provenance`: the phases in which weights were trained, as dataclasses of JSON values.
+
+    Provenance
+    ├─ phases: one for each method or start; a resumed run extends its phase
+    │  └─ segments: steps between two changes of settings, number of processes, versions or hardware
+    └─ results: measurements, each with a hash of the weights that it belongs to
+
+Settings and rates are read from optimizer, schedule and trainer while they act, never from requested arguments.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+# Of the format of the file; a reader refuses newer ones.
+FORMAT = 1
+
+
+@dataclass
+class Data:
+    """Data of a phase.
+
+    Args:
+        name: without folders.
+        fingerprint: of the content.
+        unit: "byte", "symbol" or "pixel".
+        size: number of tokens; None for an endless source.
+        documents: number of documents or examples, where it is known.
+        read: tokens that were trained on.
+    """
+
+    name: str
+    fingerprint: str
+    unit: str = "byte"
+    size: int | None = None
+    documents: int | None = None
+    read: int = 0
+
+
+@dataclass
+class Rate:
+    """Learning rates with which a group of parameters was updated.
+
+    Args:
+        parameters: number of parameters of the group.
+        first, last, lowest, highest: over the optimizer steps of a segment.
+        settings: other hyperparameters of the group, such as `weight_decay` and `betas`.
+    """
+
+    parameters: int
+    first: float
+    last: float
+    lowest: float
+    highest: float
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Segment:
+    """Consecutive steps of a phase with the same settings on the same hardware.
+
+    Args:
+        first_step, last_step: number of finished steps before and after it.
+        read: tokens that were trained on.
+        processes: number of processes.
+        settings: names and values that acted, such as `streams` and `schedule`.
+        rates: one entry for each group of parameters.
+        versions: package → version.
+        hardware: in words.
+        started: time in UTC, ISO 8601.
+        seconds: duration, with evaluations and saving.
+        resumed: number of times that it was resumed from a checkpoint.
+    """
+
+    first_step: int
+    last_step: int
+    read: int
+    processes: int
+    settings: dict[str, Any]
+    rates: list[Rate]
+    versions: dict[str, str]
+    hardware: str
+    started: str
+    seconds: float = 0.0
+    resumed: int = 0
+
+
+@dataclass
+class Base:
+    """The saved model that a phase began with.
+
+    Args:
+        name: name on the Hub, or the last part of a directory.
+        weights: hash of its weights ([`weights_hash`]).
+        license: licence of its card, if it has one.
+    """
+
+    name: str
+    weights: str
+    license: str | None = None
+
+
+@dataclass
+class Teacher:
+    """The teacher of a phase of SMT or DMT that was trained before it.
+
+    Args:
+        weights: hash of its weights when the phase began.
+        phases: its own training; empty if it is that of earlier phases here.
+    """
+
+    weights: str
+    phases: list["Phase"] = field(default_factory=list)
+
+
+@dataclass
+class Phase:
+    """Training by one method.
+
+    Args:
+        method: "bptt", "rtrl", "snap1", "truncated", "spatial", "smt" or "dmt".
+        data: what was trained on.
+        segments: in the order of the steps.
+        base: the saved model that it began with; None for new weights, and for those of the phase before.
+        parameters, trained_parameters: number of parameters of the saved model, and of those that were updated.
+        adapter: type and settings of the adapter (PEFT) that was trained.
+        teacher: a teacher that was trained before.
+        curve: pairs of tokens read and training bits per token.
+        recipe: name of the recipe.
+    """
+
+    method: str
+    data: list[Data]
+    segments: list[Segment] = field(default_factory=list)
+    base: Base | None = None
+    parameters: int | None = None
+    trained_parameters: int | None = None
+    adapter: dict[str, Any] | None = None
+    teacher: Teacher | None = None
+    curve: list[list[float]] = field(default_factory=list)
+    recipe: str | None = None
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return self.segments[-1].last_step if self.segments else 0
+
+    @property
+    def read(self) -> int:
+        """Tokens that were trained on, in all segments."""
+        return sum(segment.read for segment in self.segments)
+
+    @property
+    def seconds(self) -> float:
+        """Duration of all segments."""
+        return sum(segment.seconds for segment in self.segments)
+
+
+@dataclass
+class Result:
+    """A measurement.
+
+    Args:
+        phase: number of phases that had begun, the current one included.
+        step: optimizer steps of the current phase.
+        weights: hash of the weights that were measured.
+        data: what they were measured on.
+        metrics: name → finite number.
+        settings: how they were measured, such as `block_size`.
+    """
+
+    phase: int
+    step: int
+    weights: str
+    data: Data
+    metrics: dict[str, float]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Sample:
+    """A continuation of a prompt by the model with the weights of the hash `weights`."""
+
+    prompt: str
+    text: str
+    weights: str
+    temperature: float
+
+
+@dataclass
+class Provenance:
+    """Everything that is known about the training of a model's weights.
+
+    Args:
+        phases: in their order.
+        results: in the order of measuring.
+        weights: hash of the weights that it describes ([`weights_hash`]).
+        sample: a text of the model.
+        gaps: sentences about training that was not recorded.
+    """
+
+    phases: list[Phase] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    weights: str | None = None
+    sample: Sample | None = None
+    gaps: list[str] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing was recorded."""
+        return not (self.phases or self.results or self.gaps)
+
+    def current_results(self) -> list[Result]:
+        """The last measurement of these weights on each source of data."""
+        last = {
+            result.data.fingerprint: result for result in self.results if result.weights == self.weights is not None
+        }
+        return list(last.values())
+
+    def add_result(self, result: Result) -> None:
+        """Add a measurement; it replaces one of the same weights, data and settings."""
+
+        def key(one: Result) -> tuple:
+            return one.weights, one.data.fingerprint, one.settings
+
+        self.results = [one for one in self.results if key(one) != key(result)] + [result]
+        if len(self.results) > _MOST_RESULTS:  # old ones are thinned out
+            half = _MOST_RESULTS // 2
+            self.results = self.results[:half:2] + self.results[half:]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+
+# A run that is evaluated for weeks keeps so many measurements.
+_MOST_RESULTS = 200
+
+
+def thin_out(curve: list[list[float]], most: int = 200) -> list[list[float]]:
+    """At most about `most` points of a curve, the first and the last among them."""
+    stride = -(-len(curve) // most)
+    return curve if stride <= 1 else [*curve[:-1:stride], curve[-1]]
+
+
+def from_json(value: Any) -> Provenance:
+    """The provenance in JSON values of [`Provenance.to_json`].
+
+    Raises:
+        ValueError: a value is missing, unknown or of another type.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"it has a JSON {type(value).__name__} instead of an object.")
+    version = value.get("format")
+    if type(version) is not int or version != FORMAT:
+        raise ValueError(f"`format` is {version!r:.40}; this version reads {FORMAT}.")
+    return _decode({name: item for name, item in value.items() if name != "format"}, Provenance, "provenance")
+
+
+def _decode(value: Any, kind: Any, place: str) -> Any:
+    """`value` as an instance of the annotated type `kind`, or a ValueError that names its place."""
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin is types.UnionType:
+        return None if value is None else _decode(value, arguments[0], place)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise _wrong(place, value, "an object")
+        hints = typing.get_type_hints(kind)
+        required = {
+            part.name
+            for part in dataclasses.fields(kind)
+            if part.default is dataclasses.MISSING and part.default_factory is dataclasses.MISSING
+        }
+        if wrong := sorted(map(str, (value.keys() - hints.keys()) | (required - value.keys()))):
+            raise ValueError(f"`{place}` has a missing or unknown `{wrong[0]:.40}`.")
+        return kind(**{name: _decode(item, hints[name], f"{place}.{name}") for name, item in value.items()})
+    if origin is list:
+        if not isinstance(value, list):
+            raise _wrong(place, value, "a list")
+        return [_decode(item, arguments[0], place) for item in value]
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _wrong(place, value, "an object")
+        return {name: _decode(item, arguments[1], f"{place}.{name}") for name, item in value.items()}
+    if kind is float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise _wrong(place, value, "a finite number")
+        return value
+    if kind is int and type(value) is int and not 0 <= value < 2**63:
+        raise _wrong(place, value, "an integer from 0 on")
+    if type(value) is not kind:
+        raise _wrong(place, value, {int: "an integer", str: "text"}.get(kind, kind.__name__))
+    return value
+
+
+def _wrong(place: str, value: Any, needed: str) -> ValueError:
+    return ValueError(f"`{place}` is {value!r:.40}; it must be {needed}.")

@@ -1,0 +1,53 @@
+"""Hashes of weights, with which a record tells whether it describes the weights at hand."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import is_peft_available
+
+# Elements that are copied to the CPU at a time.
+_PIECE = 1 << 24
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Hash of the weights that saving the model writes: those of its adapter if it has one, else all parameters.
+
+    It does not depend on their order and names, on the device, or on 16-bit weights being loaded as float32.
+    """
+    adapter = adapter_weights(model)
+    return _hash(model.parameters() if adapter is None else adapter.values())
+
+
+def base_weights_hash(model: nn.Module) -> str:
+    """Hash of the parameters that do not belong to an adapter."""
+    own = {tensor.data_ptr() for tensor in (adapter_weights(model) or {}).values()}
+    return _hash(parameter for parameter in model.parameters() if parameter.data_ptr() not in own)
+
+
+def adapter_weights(model: nn.Module) -> Mapping[str, Tensor] | None:
+    """Tensors of an adapter (PEFT) by name; None for a model without one."""
+    if is_peft_available():
+        from peft import PeftModel, get_peft_model_state_dict
+
+        if isinstance(model, PeftModel):
+            return get_peft_model_state_dict(model)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return model.get_adapter_state_dict()
+    return None
+
+
+def _hash(tensors: Iterable[Tensor]) -> str:
+    digests = sorted(_digest(tensor.detach()) for tensor in tensors)
+    return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+
+
+def _digest(tensor: Tensor) -> bytes:
+    digest = hashlib.blake2b(str(tuple(tensor.shape)).encode(), digest_size=16)
+    for piece in tensor.reshape(-1).split(_PIECE):
+        piece = piece.cpu()
+        if piece.is_floating_point() and piece.element_size() < 4:
+            piece = piece.float()
+        digest.update(piece.contiguous().view(torch.uint8).numpy())
+    return digest.digest()

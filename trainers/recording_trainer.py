@@ -1,0 +1,164 @@
+"""`RecordingTrainer`: a `Trainer` that records the provenance of the weights that it trains."""
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_recurrent.checkpoint_files import checkpoint_number
+from hf_recurrent.data.episode_source import EpisodeSource
+from hf_recurrent.provenance.data_facts import describe_data
+from hf_recurrent.provenance.files import CHANGED, base_of, find_provenance, read_provenance, remember_provenance
+from hf_recurrent.provenance.rates import schedule_settings
+from hf_recurrent.provenance.recorder import PhaseRecorder
+from hf_recurrent.provenance.records import Phase, Provenance, Result, thin_out
+from hf_recurrent.provenance.weights import adapter_weights, weights_hash
+from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
+
+# Results of an evaluation that tell about the machine.
+_NOT_MEASURED = ("runtime", "bytes_per_second", "samples_per_second", "steps_per_second")
+
+
+class RecordingTrainer(ParameterGroupsTrainer):
+    """Records phases, settings and results in a [`Provenance`], which is saved with every model.
+
+    `train` without a checkpoint begins a phase after those of the model; resumed, it extends the phase of the
+    checkpoint. Subclasses define `method` and `_read_settings`.
+    """
+
+    method: str
+    recipe: str | None = None  # name of the recipe of the next phase
+    _provenance: Provenance | None = None
+    _recorder: PhaseRecorder | None = None
+    _tokens_read = 0  # since the recorder was made, by all processes
+    _clipped_to: float | None = None  # norm of the gradient in the last step
+
+    @property
+    def trained_model(self) -> PreTrainedModel:
+        """The unwrapped model that is saved, evaluated, sampled from and uploaded."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    @property
+    def provenance(self) -> Provenance:
+        """How the weights of `trained_model` were trained, up to the last call of `record`."""
+        if self._provenance is None:
+            self._provenance = find_provenance(self.trained_model)
+        return self._provenance
+
+    def record(self) -> Provenance:
+        """Bring `provenance` up to date with the weights, and return it."""
+        provenance, recorder, model = self.provenance, self._recorder, self.trained_model
+        weights = weights_hash(model)
+        if recorder is not None:
+            recorder.update(self.state.global_step, self._tokens_read, self._read_settings())
+            recorder.phase.curve = self._training_curve()
+            for data in recorder.phase.data:
+                data.read = recorder.phase.read
+        elif provenance.weights not in (None, weights):
+            provenance.gaps = list(dict.fromkeys([*provenance.gaps, CHANGED]))
+        provenance.weights = weights
+        remember_provenance(model, provenance)
+        return provenance
+
+    def continue_provenance(self, later: Provenance) -> None:
+        """Take over the provenance after another trainer has trained the same model further."""
+        self._end_recording()
+        self._provenance = later
+
+    # ---- Called by the subclasses ----
+
+    def _read_settings(self) -> dict[str, Any]:
+        """Settings that act in the current step, as JSON values."""
+        return {
+            "optimizer": self._recorder.optimizer_name,
+            "schedule": schedule_settings(self.lr_scheduler),
+            "max_grad_norm": self._clipped_to,
+            "precision": self._precision,
+            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
+            "seed": self.args.seed,
+        }
+
+    def _begin_provenance(self, checkpoint: str | None) -> None:
+        """Find the provenance of the weights that training begins with."""
+        self._end_recording()
+        if checkpoint is None:
+            if self._provenance is None or self._provenance.weights != weights_hash(self.trained_model):
+                self._provenance = find_provenance(self.trained_model)
+            return
+        self._provenance = read_provenance(checkpoint)
+        if self._provenance is None:
+            steps = checkpoint_number(checkpoint)
+            self._provenance = Provenance(gaps=[f"The first {steps:,} steps were not recorded."] if steps else [])
+
+    def _begin_recording(self, is_resumed: bool) -> None:
+        """Record the optimizer's steps from now on."""
+        phases, args = self.provenance.phases, self.args
+        phase = phases[-1] if is_resumed and phases and phases[-1].method == self.method else self._new_phase()
+        self._tokens_read, self._clipped_to = 0, None
+        step = self.state.global_step
+        self._recorder = PhaseRecorder(self.provenance, phase, self.optimizer, step, args.world_size, args.device.type)
+
+    def _end_recording(self) -> None:
+        """Later changes of the weights are no longer those of the recorded training."""
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+
+    def _record_result(self, source: EpisodeSource, metrics: dict[str, float], **settings: Any) -> None:
+        """Add an evaluation of the current weights."""
+        if not self.args.should_save:
+            return
+        provenance = self.record()
+        finite = {
+            name: value
+            for name, value in metrics.items()
+            if name not in _NOT_MEASURED and isinstance(value, int | float) and abs(value) < float("inf")
+        }
+        phases = provenance.phases
+        step = phases[-1].steps if phases else 0
+        trained_on = {data.fingerprint for phase in phases for data in phase.data}
+        is_seen = source.unit != "symbol" and source.fingerprint in trained_on  # a task has its own held-out examples
+        settings |= {"precision": self._precision, "split": "train" if is_seen else "validation"}
+        provenance.add_result(Result(len(phases), step, provenance.weights, describe_data(source), finite, settings))
+
+    # ---- Facts ----
+
+    @property
+    def _precision(self) -> str:
+        mixed = str(self.accelerator.mixed_precision)
+        weight = next(self.model.parameters(), None)
+        kind = "float32" if weight is None else str(weight.dtype).removeprefix("torch.")
+        return kind if mixed == "no" else f"{kind}, {mixed} autocast"
+
+    def _new_phase(self) -> Phase:
+        model = self.trained_model
+        return Phase(
+            method=self.method,
+            data=[describe_data(self.train_dataset)],
+            base=base_of(model),
+            parameters=model.num_parameters(),
+            adapter=_describe_adapter(model),
+            recipe=self.recipe,
+        )
+
+    def _training_curve(self) -> list[list[float]]:
+        points = [
+            [entry["bytes_seen"], round(entry["bits_per_byte"], 4)]
+            for entry in self.state.log_history
+            if "bits_per_byte" in entry and "bytes_seen" in entry and abs(entry["bits_per_byte"]) < float("inf")
+        ]
+        return thin_out(points)
+
+
+def _describe_adapter(model: PreTrainedModel) -> dict[str, Any] | None:
+    """Type and main settings of an adapter."""
+    if adapter_weights(model) is None:
+        return None
+    config = next(iter(model.peft_config.values())).to_dict()
+    found = {"type": str(getattr(config["peft_type"], "value", config["peft_type"]))}
+    for name in ("r", "lora_alpha", "lora_dropout", "use_dora", "num_virtual_tokens"):
+        if config.get(name):
+            found[name] = config[name]
+    targets = config.get("target_modules")
+    return found | (
+        {"target_modules": sorted(targets) if isinstance(targets, set | list) else targets} if targets else {}
+    )

@@ -1,0 +1,127 @@
+"""Arguments that differ when a run is resumed: each acts, is refused, or is named as without effect."""
+
+import json
+import os
+from enum import Enum
+from typing import Any
+
+from transformers import TrainingArguments
+
+from hf_recurrent.checkpoint_files import read_json
+from hf_recurrent.trainers.trainer_state import TRAINER_STATE_FILE, shareable_arguments
+
+ARGUMENTS_FILE = "training_args.json"
+
+
+class Effect(Enum):
+    """Effect of a changed argument on a resumed run."""
+
+    APPLIED = "acts from the resumed step on"
+    SCHEDULE = "acts from the resumed step on: its learning rate is that of the new schedule at this step"
+    LENGTH = "the same, but a finished run whose schedule ends with it is not made longer"
+    STREAMS = "acts as long as the number of streams stays the same"
+    FIXED = "refused"
+    IGNORED = "without effect, and named"
+
+
+_NAMES = {
+    Effect.SCHEDULE: "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio",
+    Effect.LENGTH: "max_steps train_bytes num_train_epochs",
+    Effect.STREAMS: "per_device_train_batch_size gradient_accumulation_steps",
+    Effect.FIXED: """
+        auto_find_batch_size bf16_full_eval block_size context_length data_seed deepspeed fp16_full_eval fsdp
+        fsdp_config future_length greater_is_better ignore_data_skip label_names label_smoothing_factor
+        logging_nan_inf_filter method metric_for_best_model optim optim_args optim_target_modules parallelism_config
+        regime rollout_length seed start_share timesteps
+    """,
+    Effect.IGNORED: """
+        average_tokens_across_devices batch_eval_metrics dataloader_drop_last dataloader_in_order
+        dataloader_multiprocessing_context do_eval do_predict do_train eval_accumulation_steps eval_do_concat_batches
+        eval_use_gather_object group_by_length include_for_metrics length_column_name prediction_loss_only
+        remove_unused_columns train_sampling_strategy
+    """,
+    Effect.APPLIED: """
+        accelerator_config activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2 adam_epsilon
+        bf16 dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
+        ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout
+        debug decoder_weight detached disable_tqdm dynamics_weight enable_jit_checkpoint eval_block_size
+        eval_carry_state eval_delay eval_on_start eval_steps eval_strategy eval_windows fp16 full_determinism
+        gradient_checkpointing gradient_checkpointing_kwargs gradient_steps hub_always_push hub_model_id
+        hub_private_repo hub_revision hub_strategy hub_token include_num_input_tokens_seen liger_kernel_config
+        load_best_model_at_end local_rank log_level log_level_replica log_on_each_node logging_dir logging_first_step
+        logging_steps logging_strategy max_grad_norm neftune_noise_alpha on_divergence output_dir
+        per_device_eval_batch_size project push_to_hub report_to restore_callback_states_from_checkpoint
+        resume_from_checkpoint run_name sample_bytes sample_every sample_prompts save_on_each_node save_on_signal
+        save_only_model save_steps save_strategy save_total_limit skip_memory_metrics stride tf32 torch_compile
+        torch_compile_backend torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id
+        trackio_static_space_id uniformity_over uniformity_weight use_cache use_cpu use_liger_kernel weight_decay
+    """,
+}
+# Of every argument of a trainer. One that a newer version of transformers adds counts as fixed.
+EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names.split()}
+# Hyperparameters of an optimizer's groups, as the current arguments set them.
+HYPERPARAMETERS = {"weight_decay": "weight_decay", "betas": "adam_beta1 adam_beta2", "eps": "adam_epsilon"}
+# Schedules that do not depend on the number of steps.
+_ENDLESS = ("constant", "constant_with_warmup")
+
+
+def changed_arguments(checkpoint: str | os.PathLike, args: TrainingArguments) -> dict[str, tuple[Any, Any]]:
+    """Arguments with another value than in a checkpoint: name → (value there, value now).
+
+    Empty for a checkpoint of an earlier version, which has no file of arguments.
+    """
+    path = os.path.join(checkpoint, ARGUMENTS_FILE)
+    if not os.path.isfile(path):
+        return {}
+    before, now = read_json(path), json.loads(json.dumps(shareable_arguments(args)))
+    if not isinstance(before, dict):
+        raise ValueError(f"The checkpoint file `{path}` is damaged: it must be an object.")
+    return {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
+
+
+def check_changes(checkpoint: str | os.PathLike, changes: dict[str, tuple[Any, Any]]) -> list[str]:
+    """Names of the changed arguments that have no effect.
+
+    Raises:
+        ValueError: an argument must not change.
+    """
+    for name, (before, now) in changes.items():
+        if EFFECTS.get(name, Effect.FIXED) is Effect.FIXED:
+            raise ValueError(
+                f"`{name}` is {now!r}, but the checkpoint {os.fspath(checkpoint)!r} was trained with {before!r}; a "
+                f"resumed run cannot change it. {new_run_hint(checkpoint)}"
+            )
+    return sorted(name for name in changes if EFFECTS[name] is Effect.IGNORED)
+
+
+def check_length(checkpoint: str | os.PathLike, args: TrainingArguments, steps: int) -> bool:
+    """True if the number of steps has changed.
+
+    Raises:
+        ValueError: there are fewer than the checkpoint has done, or a finished run cannot be made longer.
+    """
+    state = read_json(os.path.join(checkpoint, TRAINER_STATE_FILE))
+    done, before = state["global_step"], state["max_steps"]
+    if steps == before:
+        return False
+    name = "max_steps" if args.max_steps > 0 else "train_bytes" if args.train_bytes else "num_train_epochs"
+    given = f"`{name}` is {getattr(args, name):g}, which is {steps:,} steps"
+    if steps < done:
+        raise ValueError(f"{given}; the checkpoint {os.fspath(checkpoint)!r} is at step {done:,}.")
+    if done >= before and args.lr_scheduler_type.value not in _ENDLESS:
+        raise ValueError(
+            f"{given}, but the run of {os.fspath(checkpoint)!r} has ended after {before:,}, and its learning rate "
+            f"with it. {new_run_hint(checkpoint)}"
+        )
+    return True
+
+
+def new_run_hint(checkpoint: str | os.PathLike) -> str:
+    """How to train the model of a checkpoint with other settings."""
+    directory = os.path.dirname(os.path.normpath(checkpoint)) or os.curdir
+    return f"To train its model further, start a new run with --model {directory}"
+
+
+def touches_schedule(changes: dict[str, tuple[Any, Any]]) -> bool:
+    """True if a changed argument changes the schedule of learning rates."""
+    return any(EFFECTS.get(name) is Effect.SCHEDULE for name in changes)
