@@ -27,6 +27,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--corpus_name", help="training data for the card (python, hub:owner/name, a path)")
     parser.add_argument("--metrics", type=Path, help="JSON file with the measured bits_per_byte, for the card")
     parser.add_argument("--commit_message", default="Upload model, tokenizer, code and card")
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="run the code in PATH of a recurrent unit of your own"
+    )
     parser.add_argument("--dry_run", action="store_true", help="print the files and the card without uploading")
     return parser
 
@@ -47,7 +50,8 @@ def _push(arguments: argparse.Namespace) -> None:
     from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
     from hf_recurrent.hub_repositories import is_connection_error, unreachable
 
-    model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH")
+    trust = arguments.trust_remote_code
+    model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH", trust_remote_code=trust)
     tokenizer = load_tokenizer(arguments.path, argument="PATH")
     written = arguments.path / "README.md"
     if written.is_file() and metrics is None and arguments.corpus_name is None:
