@@ -63,7 +63,8 @@ class RecurrentConfig(PreTrainedConfig):
         state_size: S, width of each layer's recurrent state.
         num_hidden_layers: N.
         intermediate_size: width inside the gated MLP; 3·M by default.
-        recurrent_unit: name of the recurrent unit in every block, one of `RECURRENT_UNITS`.
+        recurrent_unit: name of the recurrent unit in every block, one of `RECURRENT_UNITS`; yours by
+            [`register_recurrent_unit`].
         allow_negative_eigenvalues: let decays lie in (-1, 1) instead of (0, 1), for units with real eigenvalues.
         pooling: input of a sequence classifier's head, the "mean" over the steps or the "last" step.
         norm_eps: added to the variance in every norm.

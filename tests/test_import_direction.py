@@ -19,7 +19,7 @@ TIERS = (
     ("data",),
     ("provenance",),
     ("checkpoint_manifest", "checkpoint_weights", "plotting", "presets", "weight_hashing", "__init__"),
-    ("argument_checks", "checkpoint_files", "hub_repositories", "interruption", "output_lock"),
+    ("argument_checks", "checkpoint_files", "hub_repositories", "interruption", "output_lock", "own_parts"),
     ("auto_registration", "stock_models"),
     ("modeling",),
     ("kernels",),  # modeling knows them by name only

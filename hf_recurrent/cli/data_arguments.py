@@ -22,8 +22,8 @@ class DataArguments:
     corpus: list[str] = HfArg(  # noqa: RUF009 (a field)
         default_factory=lambda: ["python"],
         help="python (the standard library's source), files, globs, directories, hub:owner/name, images as pixels "
-        "(mnist:FOLDER in IDX format, images:FOLDER), or task:NAME,FIELD=VALUE,... "
-        "Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
+        "(mnist:FOLDER in IDX format, images:FOLDER), task:NAME,FIELD=VALUE,..., or NAME:TEXT of a source of your own "
+        "(--import). Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
         "--corpus hub:roneneldan/TinyStories, --corpus mnist:digits/, --corpus task:retrieval,length=128",
     )
     text_column: str = HfArg(default="text", help="Column with the text in JSONL, Parquet and datasets.")
@@ -47,14 +47,14 @@ class DataArguments:
 
 
 def token_vocabulary(corpus: Sequence[str]) -> int | None:
-    """V of images and tasks, which have token ids of their own and no end token; None for text.
+    """V of images, tasks and sources that are no corpus, which have token ids of their own; None for text.
 
     Raises:
         ValueError: images or a task are combined with other sources.
     """
     from hf_recurrent.data.pixel_readers import pixel_format
 
-    tokens = _task(corpus) or pixel_format(corpus)
+    tokens = _episode_source(corpus) or pixel_format(corpus)
     return None if tokens is None else tokens.vocab_size
 
 
@@ -69,9 +69,9 @@ def load_training_sources(
     Raises:
         FileNotFoundError, ValueError, ImportError: the data cannot be read.
     """
-    task = _task(arguments.corpus)
+    task = _episode_source(arguments.corpus)
     if task is not None:
-        held_out = _task(validation_corpus or arguments.corpus)
+        held_out = _episode_source(validation_corpus or arguments.corpus)
         if held_out is None:
             raise ValueError(f"`--validation_corpus` is {validation_corpus}; if `--corpus` is a task, it must be one.")
         # The number of validation examples is part of a task's fingerprint, which checkpoints compare.
@@ -85,7 +85,7 @@ def load_training_sources(
 
 def load_evaluation_source(arguments: DataArguments, tokenizer: Any, split: str) -> "EpisodeSource":
     """Data to evaluate: the split "validation", "train" or "all"; of a task, always its validation examples."""
-    source = _task(arguments.corpus)
+    source = _episode_source(arguments.corpus)
     if source is None and split == "all":
         source = _documents(arguments, arguments.corpus, tokenizer)
     elif source is None:
@@ -93,11 +93,14 @@ def load_evaluation_source(arguments: DataArguments, tokenizer: Any, split: str)
     return _limited(source, arguments)
 
 
-def _task(corpus: Sequence[str]) -> "EpisodeSource | None":
-    if not any(name.startswith(TASK_PREFIX) for name in corpus):
-        return None
-    if len(corpus) > 1:
+def _episode_source(corpus: Sequence[str]) -> "EpisodeSource | None":
+    """A task, or a source that a user has registered and that is no corpus; None for documents."""
+    from hf_recurrent.data.sources import own_episode_source
+
+    if any(name.startswith(TASK_PREFIX) for name in corpus) and len(corpus) > 1:
         raise ValueError(f"`--corpus` is {' '.join(corpus)}; a {TASK_PREFIX} cannot be combined with other sources.")
+    if len(corpus) != 1 or not corpus[0].startswith(TASK_PREFIX):
+        return own_episode_source(corpus[0]) if len(corpus) == 1 else None
     from hf_recurrent.tasks.task_names import task_from_name
 
     return task_from_name(corpus[0].removeprefix(TASK_PREFIX))

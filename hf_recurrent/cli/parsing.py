@@ -15,6 +15,7 @@ import yaml
 
 from hf_recurrent.argument_checks import check_numbers
 from hf_recurrent.cli.flags import check_recognized, name_typed, normalize, unrecognized
+from hf_recurrent.cli.user_code import DEST, add_import_argument, import_user_code
 
 _Result = TypeVar("_Result")
 # Characters of an error message; longer ones, of long arguments, are cut in the middle.
@@ -24,9 +25,13 @@ _DEPTH = 3
 
 
 class OneSentenceErrors:
-    """Mixin of argument parsers: bad input ends with one sentence and status 2, without the usage."""
+    """Mixin of argument parsers: bad input ends with one sentence and status 2, without the usage; with `--import`."""
 
     typed: dict[str, str] = {}  # noqa: RUF012 (replaced, never changed)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        add_import_argument(self)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Accept every spelling of a flag; refuse `--flag=--`, which argparse reads as a flag with an empty list."""
@@ -68,6 +73,7 @@ def run_command(
         if remaining:
             raise unrecognized(remaining[0], parser._option_string_actions)
         check_numbers(vars(arguments), "--")
+        import_user_code(getattr(arguments, DEST))
         return action(arguments)
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits

@@ -37,6 +37,7 @@ from hf_recurrent.cli.pretrain_texts import (
 )
 from hf_recurrent.cli.recipes import load_recipe, recipe_flags
 from hf_recurrent.cli.threads import add_threads_argument
+from hf_recurrent.cli.user_code import DEST, import_user_code
 from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
@@ -138,7 +139,7 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
 
 @dataclass
 class PretrainArguments:
-    """All arguments of a run; `given` are those that differ from the defaults, as a recipe."""
+    """All arguments of a run; `given` are those that differ from the defaults, as a recipe, without `--import`."""
 
     model: ModelArguments
     data: PretrainDataArguments
@@ -146,12 +147,13 @@ class PretrainArguments:
     recipe: str
     given: dict[str, Any]
     names_output_dir: bool
+    user_code: list[str]
     teacher: TeacherArguments | None = None
     threads: int | None = None
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
-    """Arguments of recipe and command line; the command line takes precedence.
+    """Arguments of recipe and command line; the command line takes precedence. Files of `--import` are imported.
 
     Raises:
         FileNotFoundError: the recipe does not exist.
@@ -179,6 +181,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     namespace, remaining = parser.parse_known_args([*flags, *argv])
     if remaining:
         raise unrecognized(remaining[0], parser._option_string_actions)
+    user_code = getattr(namespace, DEST)
+    import_user_code(user_code)
     values = {key: value for key, value in vars(namespace).items() if key in fields}
     check_numbers(values | {"threads": namespace.threads}, "--")
     given = {key: value for key, value in values.items() if value != defaults[key] and key not in _NOT_IN_RECIPES}
@@ -193,7 +197,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
         model, data, training, *teacher = parser.parse_dict(values)
     except TypeError as error:  # an unknown key in one of the mappings of `TrainingArguments`
         raise ValueError(f"an argument that is a mapping has a wrong key or value: {error}") from error
-    return PretrainArguments(model, data, training, name, given, names_output_dir, *teacher, threads=namespace.threads)
+    return PretrainArguments(
+        model, data, training, name, given, names_output_dir, user_code, *teacher, threads=namespace.threads
+    )
 
 
 def _run_name(model: str, corpus: list[str]) -> str:

@@ -29,6 +29,7 @@ from hf_recurrent.cli.pretrain_texts import (
 )
 from hf_recurrent.cli.recipes import load_recipe
 from hf_recurrent.cli.threads import HELP as THREADS_HELP
+from hf_recurrent.cli.user_code import IMPORT_HELP
 
 _ARGUMENTS, _DATA = "cli/pretrain_arguments.py", "cli/data_arguments.py"
 _STREAMS, _ONLINE, _SMT = (f"trainers/{name}_arguments.py" for name in ("multi_stream", "online", "smt"))
@@ -88,8 +89,9 @@ def short_help(method: str, name: str, recipe: Mapping[str, Any]) -> str:
     """Our arguments of a method of training, with their defaults or the values of the recipe `name`."""
     choices = [Argument("recipe", name, recipe_help(), True), Argument("method", method, METHOD_HELP, True)]
     choices.append(Argument("threads", None, THREADS_HELP, True))
+    own = [Argument("import", None, IMPORT_HELP, True)]
     parts = [f"usage: {USAGE}", textwrap.fill(DESCRIPTION, _WIDTH)]
-    for title, arguments in {"recipe, method and threads": choices, **groups(method)}.items():
+    for title, arguments in {"recipe, method and threads": choices, "own code": own, **groups(method)}.items():
         parts.append(f"{title}:\n" + "\n".join(_entry(argument, recipe) for argument in arguments))
     end = "All other arguments of TrainingArguments are accepted too: --help-all lists them. Hyphens and underscores "
     parts += [textwrap.fill(f"{end} are the same in all flags.", _WIDTH), EXAMPLES]

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from hf_recurrent.cli.pretrain_arguments import PretrainArguments
+from hf_recurrent.cli.user_code import import_flags
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_source import count_of, with_unit
 from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
@@ -107,12 +108,13 @@ def print_summary(arguments: PretrainArguments, result: str, seconds: float, pro
     """Print the result, its location, and commands to try next, `generate` with a prompt if there is one."""
     output_dir = arguments.training.output_dir
     minutes, seconds = divmod(round(seconds), 60)
-    generate = f"  hf-recurrent generate {shlex.quote(output_dir)} --prompt {shlex.quote(prompt)}\n" if prompt else ""
+    own = f" {shlex.join(flags)}" if (flags := import_flags(arguments.user_code)) else ""
+    generate = f"  hf-recurrent generate {shlex.quote(output_dir)}{own} --prompt {shlex.quote(prompt or '')}\n"
     print(
         f"\n{result}, after {minutes} min {seconds:02} s\n"
         f"Saved in {output_dir}. Next:\n"
-        f"{generate}"
-        f"  hf-recurrent evaluate {output_dir} {shlex.join(_evaluation_flags(arguments))}\n"
-        f"  hf-recurrent push-to-hub {output_dir} your-name/{Path(output_dir).name}",
+        f"{generate if prompt else ''}"
+        f"  hf-recurrent evaluate {output_dir}{own} {shlex.join(_evaluation_flags(arguments))}\n"
+        f"  hf-recurrent push-to-hub {output_dir} your-name/{Path(output_dir).name}{own}",
         flush=True,
     )

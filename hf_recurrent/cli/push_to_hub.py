@@ -32,6 +32,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--base_model", help="owner/name on the Hub of the model that training began with")
     parser.add_argument("--license", help="licence of the weights, as an identifier of the Hub")
     parser.add_argument("--commit_message", default="Upload model, tokenizer, code and card")
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="run the code in PATH of a recurrent unit of your own"
+    )
     parser.add_argument("--dry_run", action="store_true", help="print the files and the card without uploading")
     return parser
 
@@ -54,7 +57,8 @@ def _push(arguments: argparse.Namespace) -> None:
     from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
     from hf_recurrent.hub_repositories import is_connection_error, unreachable
 
-    model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH")
+    trust = arguments.trust_remote_code
+    model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH", trust_remote_code=trust)
     tokenizer = load_tokenizer(arguments.path, argument="PATH")
     written = arguments.path / "README.md"
     options = {"base_model": arguments.base_model, "license": arguments.license}

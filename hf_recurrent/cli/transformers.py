@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import hf_recurrent
+from hf_recurrent.cli.parsing import CommandParser
+from hf_recurrent.cli.user_code import DEST, import_user_code
 
 _MODEL_SUFFIXES = ("Model", "ForCausalLM", "ForSequenceClassification")
 
@@ -23,11 +25,17 @@ def add_model_classes() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command of transformers at the beginning of `argv`, by default the arguments of the process."""
+    parser = CommandParser(prog="hf-recurrent transformers", add_help=False, allow_abbrev=False)
+    arguments, words = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+    try:
+        import_user_code(getattr(arguments, DEST))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     add_model_classes()
     from transformers.cli.transformers import app  # after it, so that this has the module with the classes
 
     try:
-        app(list(sys.argv[1:] if argv is None else argv), prog_name="hf-recurrent transformers")
+        app(words, prog_name="hf-recurrent transformers")
     except ImportError as error:
         print(f"hf-recurrent transformers: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

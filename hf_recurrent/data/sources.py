@@ -3,16 +3,18 @@
 import glob
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hf_recurrent.data.dataset_sources import given_dataset, hub_dataset, is_dataset, saved_dataset
 from hf_recurrent.data.decompression import check_installed
+from hf_recurrent.data.episode_source import EpisodeSource
 from hf_recurrent.data.file_stamps import file_stamp, files_below
-from hf_recurrent.data.pixel_readers import pixel_files
+from hf_recurrent.data.pixel_readers import PIXEL_FORMATS, pixel_files
 from hf_recurrent.data.readers import Document, reader_of
+from hf_recurrent.own_parts import OwnParts, hint_for_unknown
 
 HUB_PREFIX = "hub:"
 _LARGEST_LIBRARY_FILE = 1 << 20
@@ -81,6 +83,90 @@ class StandardLibrarySource:
             yield str(self.path), [data]
 
 
+@dataclass(frozen=True)
+class OwnSource:
+    """A registered function, called with the text after the colon."""
+
+    name: str
+    read: Callable[[str], Iterable[str | bytes]]
+
+    def key(self) -> None:
+        return None
+
+    def documents(self) -> Iterator[Document]:
+        """The documents of the function, as UTF-8 where it gives text.
+
+        Raises:
+            ValueError: it gives something else, or fails.
+        """
+        try:
+            for number, document in enumerate(self.read(self.name.partition(":")[2])):
+                if isinstance(document, str):
+                    document = document.encode()
+                if not isinstance(document, bytes):
+                    raise TypeError(f"document {number} is of type {type(document).__name__}; it must be str or bytes")
+                yield f"{self.name}, document {number}", [document]
+        except Exception as error:  # of the user's code, which may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"`source` is {self.name!r}; `{self.read.__name__}` failed: {reason}.") from error
+
+
+_Part = TypeVar("_Part", bound=Callable)
+
+
+def _check_source(name: str, part: Any) -> None:
+    if not callable(part) or (isinstance(part, type) and not _is_episode_source(part)):
+        raise ValueError(
+            f"The source {name!r} is {part!r}; it must be a function that gives documents, or a subclass of "
+            "`EpisodeSource`."
+        )
+
+
+def _is_episode_source(part: Any) -> bool:
+    return isinstance(part, type) and EpisodeSource in part.__mro__
+
+
+_BUILT_IN = ("python", "task", *(prefix.rstrip(":") for prefix in (HUB_PREFIX, *PIXEL_FORMATS)))
+_OWN_SOURCES = OwnParts("source", _BUILT_IN, _check_source)
+
+
+def register_source(name: str) -> Callable[[_Part], _Part]:
+    """Decorator that makes data of your own available as `NAME:TEXT`, in [`load_corpus`] and for `--corpus`.
+
+    It decorates either of these, which is called with the text after the colon:
+
+    * a function that returns or yields documents, each an episode as str or bytes, in an order that never changes.
+      They are read at every start, to see whether they have changed, and packed once;
+    * a subclass of [`EpisodeSource`], for `--corpus` only.
+
+    Args:
+        name: a name that no source of this package has.
+
+    Raises:
+        ValueError: it decorates something else, or the name is taken by other code.
+    """
+
+    def register(part: _Part) -> _Part:
+        _OWN_SOURCES.add(name, part)
+        return part
+
+    return register
+
+
+def own_episode_source(name: str) -> EpisodeSource | None:
+    """The registered [`EpisodeSource`] of `NAME:TEXT`; None for other names."""
+    prefix, _, text = name.partition(":")
+    part = _OWN_SOURCES.get(prefix)
+    return part(text) if ":" in name and _is_episode_source(part) else None
+
+
+def _own_documents(name: str) -> OwnSource | None:
+    part = _OWN_SOURCES.get(name.partition(":")[0]) if ":" in name else None
+    if _is_episode_source(part):
+        raise ValueError(f"`source` is {name!r}, an `EpisodeSource`, which cannot be combined or read as a corpus.")
+    return None if part is None else OwnSource(name, part)
+
+
 def resolve(
     source: Any,
     *,
@@ -120,6 +206,8 @@ def resolve(
         return _standard_library()
     if name.startswith(HUB_PREFIX):
         return [hub_dataset(name.removeprefix(HUB_PREFIX), config_name, split, streaming, text_column)]
+    if (own := _own_documents(name)) is not None:
+        return [own]
     if (pixels := pixel_files(name, split)) is not None:
         return [PixelSource(file, pixels[0].read) for file in pixels[1]]
     path = Path(name).expanduser()
@@ -141,9 +229,13 @@ def _files(path: Path, name: str) -> list[Path]:
         return files
     files = sorted(found for found in map(Path, glob.glob(str(path), recursive=True)) if found.is_file())
     if not files:
+        prefix, colon, _ = name.partition(":")
+        hint = ""
+        if colon and prefix.isidentifier() and len(prefix) > 1:
+            hint = f" Of {prefix + colon!r}: {hint_for_unknown(prefix, [*_OWN_SOURCES, *_BUILT_IN], 'a source')}"
         raise FileNotFoundError(
             f"`source` is {name!r}, which does not exist; it must be 'python', a path or a glob pattern of files, a "
-            "directory, 'hub:owner/name' for a dataset of the Hub, 'mnist:FOLDER' or 'images:FOLDER'."
+            f"directory, 'hub:owner/name' for a dataset of the Hub, 'mnist:FOLDER' or 'images:FOLDER'.{hint}"
         )
     return files
 

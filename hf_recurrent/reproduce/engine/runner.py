@@ -3,7 +3,7 @@
 import io
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -24,6 +24,7 @@ def reproduce(
     only: Sequence[str] = (),
     processes: int = 1,
     threads: int | None = None,
+    prepare: Callable[[], None] | None = None,
     page: Path | None = None,
 ) -> list[Settings]:
     """Run the missing rows, then write table, plot and the section of the page.
@@ -37,6 +38,7 @@ def reproduce(
         only: run only rows whose label contains one of these; all when empty.
         processes: rows that run side by side.
         threads: CPU threads of each; by default its share of the cores, or as they are for one process.
+        prepare: called in each of these processes before its first row.
         page: Markdown page whose section on this experiment is replaced, or None.
 
     Returns:
@@ -52,7 +54,7 @@ def reproduce(
     stored = read_rows(base.with_suffix(".json"))
     missing = [settings for settings in wanted if find_row(stored, settings) is None]
     print(f"{len(wanted) - len(missing)} of {len(wanted)} rows are done; {len(missing)} to run.", flush=True)
-    for number, (settings, results) in enumerate(_run_all(experiment, missing, processes, threads), 1):
+    for number, (settings, results) in enumerate(_run_all(experiment, missing, processes, threads, prepare), 1):
         stored.append({**settings, **results})
         write_rows(stored, base.with_suffix(".json"))
         row = f"{experiment.row_name(settings)}, seed {settings['seed']}"
@@ -93,7 +95,11 @@ def _has_type_of(value: Any, other: Any) -> bool:
 
 
 def _run_all(
-    experiment: Experiment, missing: list[Settings], processes: int, threads: int | None
+    experiment: Experiment,
+    missing: list[Settings],
+    processes: int,
+    threads: int | None,
+    prepare: Callable[[], None] | None,
 ) -> Iterator[tuple[Settings, dict[str, Any]]]:
     """(settings, results) of every row as it finishes."""
     if processes == 1:
@@ -101,7 +107,7 @@ def _run_all(
             yield settings, run_row(experiment, settings, threads)
         return
     threads = threads or max((os.cpu_count() or 1) // processes, 1)
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), prepare) as pool:
         running: dict[Future, Settings] = {pool.submit(run_row, experiment, row, threads): row for row in missing}
         try:
             while running:
