@@ -39,6 +39,7 @@ PRIVATE_NAMES = {
     "transformers.PreTrainedModel._is_stateful": _HOOK,
     "transformers.PreTrainedModel._auto_class": "register_for_auto_class sets it, and nothing public reads it",
     "transformers.PreTrainedModel._gradient_checkpointing_func": "carries the user's gradient_checkpointing_kwargs",
+    "transformers.PreTrainedModel._hf_peft_config_loaded": "get_adapter_state_dict() raises without an adapter",
     # Generation: a recurrent state is no KV cache, and generate() has no public extension point for another one.
     "transformers.GenerationMixin._supports_default_dynamic_cache": "no DynamicCache is made for a recurrent state",
     "transformers.GenerationMixin._update_model_kwargs_for_generation": "padding lies in the state: the mask ends",

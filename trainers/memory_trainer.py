@@ -15,7 +15,7 @@ from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM, check_read
 from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.provenance.files import base_of, find_provenance
 from hf_recurrent.provenance.records import Phase, Teacher
-from hf_recurrent.provenance.weights import weights_hash
+from hf_recurrent.provenance.weights import weights_fingerprint
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.smt.metrics import measure_memories
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
@@ -59,7 +59,7 @@ class MemoryTrainer(BlockTrainer):
         self._provenance, self._base = find_provenance(model), base_of(model)
         self._context_length = min(args.context_length, args.block_size)
         objective = self._build_objective(args)
-        self._provenance.weights = weights_hash(model)  # SMT has copied the teacher's decoder
+        self._provenance.weights = weights_fingerprint(model)  # SMT has copied the teacher's decoder
         super().__init__(objective, args, train_corpus, eval_corpus, processing_class, callbacks, optimizers)
 
     # ---- Defined by the subclasses ----
@@ -155,7 +155,9 @@ class MemoryTrainer(BlockTrainer):
         teacher = find_provenance(self.teacher)
         known = self.provenance.phases[: len(teacher.phases)]
         if teacher.phases:
-            phase.teacher = Teacher(weights_hash(self.teacher), [] if teacher.phases == known else teacher.phases)
+            phase.teacher = Teacher(
+                weights_fingerprint(self.teacher), [] if teacher.phases == known else teacher.phases
+            )
         self.provenance.gaps += [f"Teacher: {gap}" for gap in teacher.gaps if gap not in self.provenance.gaps]
         return phase
 

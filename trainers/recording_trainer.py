@@ -11,7 +11,7 @@ from hf_recurrent.provenance.files import CHANGED, base_of, find_provenance, rea
 from hf_recurrent.provenance.rates import schedule_settings
 from hf_recurrent.provenance.recorder import PhaseRecorder
 from hf_recurrent.provenance.records import Phase, Provenance, Result, thin_out
-from hf_recurrent.provenance.weights import adapter_weights, weights_hash
+from hf_recurrent.provenance.weights import adapter_weights, weights_fingerprint
 from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
 # Results of an evaluation that tell about the machine.
@@ -47,7 +47,7 @@ class RecordingTrainer(ParameterGroupsTrainer):
     def record(self) -> Provenance:
         """Bring `provenance` up to date with the weights, and return it."""
         provenance, recorder, model = self.provenance, self._recorder, self.trained_model
-        weights = weights_hash(model)
+        weights = weights_fingerprint(model)
         if recorder is not None:
             recorder.update(self.state.global_step, self._tokens_read, self._read_settings())
             recorder.phase.curve = self._training_curve()
@@ -81,7 +81,7 @@ class RecordingTrainer(ParameterGroupsTrainer):
         """Find the provenance of the weights that training begins with."""
         self._end_recording()
         if checkpoint is None:
-            if self._provenance is None or self._provenance.weights != weights_hash(self.trained_model):
+            if self._provenance is None or self._provenance.weights != weights_fingerprint(self.trained_model):
                 self._provenance = find_provenance(self.trained_model)
             return
         self._provenance = read_provenance(checkpoint)

@@ -36,7 +36,7 @@ from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, check_manifest, read
 from hf_recurrent.checkpoint_weights import load_weights
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.provenance.files import write_provenance
-from hf_recurrent.provenance.weights import weights_hash
+from hf_recurrent.provenance.weights import weights_fingerprint
 from hf_recurrent.trainers.hub_trainer import HubTrainer
 from hf_recurrent.trainers.resumed_arguments import (
     HYPERPARAMETERS,
@@ -202,7 +202,7 @@ class RecurrentTrainer(HubTrainer):
         provenance = self.record()
         for folder, model in self._saved_models().items():
             staging = new_staging_directory(os.path.join(output_dir, "model"))
-            own = replace(provenance, weights=weights_hash(model), sample=None) if folder else provenance
+            own = replace(provenance, weights=weights_fingerprint(model), sample=None) if folder else provenance
             write_provenance(own, staging)
             model.save_pretrained(staging, state_dict=None if folder else state_dict)
             if self.processing_class is not None:
@@ -404,10 +404,8 @@ class RecurrentTrainer(HubTrainer):
                 "resumed run cannot change its schedule or its number of steps."
             )
         scheduler.base_lrs = rates
-        step = scheduler.last_epoch
-        scheduler._last_lr = [rate * factor(step) for rate, factor in zip(rates, scheduler.lr_lambdas, strict=True)]
-        for group, base, rate in zip(self.optimizer.param_groups, rates, scheduler._last_lr, strict=True):
-            group |= {"initial_lr": base, "lr": rate}
+        for group, rate, factor in zip(self.optimizer.param_groups, rates, scheduler.lr_lambdas, strict=True):
+            group |= {"initial_lr": rate, "lr": rate * factor(scheduler.last_epoch)}
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self.accelerator.scaler is not None:

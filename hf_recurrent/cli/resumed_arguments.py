@@ -1,4 +1,4 @@
-"""What an argument of `pretrain` does when a run is resumed with another value."""
+"""Arguments of `pretrain` that differ when a run is resumed: the effect of each."""
 
 from enum import Enum
 

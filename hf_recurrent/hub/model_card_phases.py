@@ -115,7 +115,7 @@ def split_of(result: Result) -> str:
 
 
 def describe_measured(result: Result) -> str:
-    """What a result was measured on."""
+    """Data of a result in words."""
     read, count = result.metrics.get("num_bytes"), result.metrics.get("num_episodes")
     where = f"{_SPLITS[split_of(result)]} {data_label(result.data.name)}"
     if read is None:

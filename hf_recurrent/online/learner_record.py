@@ -12,7 +12,7 @@ from hf_recurrent.provenance.files import base_of, find_provenance, read_provena
 from hf_recurrent.provenance.privacy import public_name
 from hf_recurrent.provenance.recorder import PhaseRecorder
 from hf_recurrent.provenance.records import Data, Phase, Provenance, Result, thin_out
-from hf_recurrent.provenance.weights import weights_hash
+from hf_recurrent.provenance.weights import weights_fingerprint
 
 _UNNAMED = "a stream of bytes"
 _CRC = "crc32:"
@@ -86,7 +86,7 @@ class LearnerRecord:
             updates: made so far.
             bits, windowed: bits per byte while learning, over everything and over the last bytes.
         """
-        weights = weights_hash(self._model)
+        weights = weights_fingerprint(self._model)
         if self._recorder is not None:
             self._recorder.update(updates, self._read, self._read_settings())
         phases = self.provenance.phases
@@ -102,7 +102,7 @@ class LearnerRecord:
 
     def add_result(self, data: Data, metrics: dict[str, float], **settings: Any) -> None:
         """Add an evaluation of the current weights."""
-        self._add_result(data, metrics, weights_hash(self._model), **settings)
+        self._add_result(data, metrics, weights_fingerprint(self._model), **settings)
 
     def _add_result(self, data: Data, metrics: dict[str, float], weights: str, **settings: Any) -> None:
         phases = self.provenance.phases

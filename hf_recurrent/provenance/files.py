@@ -13,7 +13,7 @@ from transformers.utils import cached_file, logging
 from hf_recurrent.checkpoint_files import read_json, write_json
 from hf_recurrent.provenance.privacy import hub_name, public_name, redact
 from hf_recurrent.provenance.records import Base, Provenance, from_json
-from hf_recurrent.provenance.weights import adapter_weights, base_weights_hash, weights_hash
+from hf_recurrent.provenance.weights import adapter_weights, base_weights_fingerprint, weights_fingerprint
 
 PROVENANCE_FILE = "provenance.json"
 # A gap in the record.
@@ -63,12 +63,12 @@ def find_provenance(model: nn.Module) -> Provenance:
 
     For a new adapter it is the provenance of the base model.
     """
-    place, current = _place(model), weights_hash(model)
+    place, current = _place(model), weights_fingerprint(model)
     found = _remembered(model) or _read_if_possible(place)
     adapter = adapter_weights(model)
     if adapter is not None and (found is None or found.weights != current) and model not in _PLACES:
         found = _remembered(_base_model(model)) or _read_if_possible(place)
-        current, gaps = base_weights_hash(model), _gaps_of_adapter(adapter)
+        current, gaps = base_weights_fingerprint(model), _gaps_of_adapter(adapter)
     else:
         gaps = []
     if found is None:
@@ -86,7 +86,11 @@ def base_of(model: nn.Module) -> Base | None:
     if not place:
         return None
     is_adapter_of_it = adapter_weights(model) is not None and model not in _PLACES
-    return Base(public_name(place), (base_weights_hash if is_adapter_of_it else weights_hash)(model), _license(place))
+    return Base(
+        public_name(place),
+        (base_weights_fingerprint if is_adapter_of_it else weights_fingerprint)(model),
+        _license(place),
+    )
 
 
 def _remembered(model: nn.Module) -> Provenance | None:

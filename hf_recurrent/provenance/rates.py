@@ -33,7 +33,7 @@ class RateMeter:
             seen[1], seen[2], seen[3] = rate, min(seen[2], rate), max(seen[3], rate)
 
     def rates(self) -> list[Rate]:
-        """What was read so far, groups with the same values joined; empty before the first step."""
+        """Rates that were read so far, groups with the same values joined; empty before the first step."""
         joined: dict[str, Rate] = {}
         for group, seen in zip(self._optimizer.param_groups, self._rates, strict=False):
             settings = {name: _plain(group[name]) for name in _HYPERPARAMETERS if group.get(name) is not None}

@@ -3,7 +3,7 @@
     Provenance
     ├─ phases: one for each method or start; a resumed run extends its phase
     │  └─ segments: steps between two changes of settings, number of processes, versions or hardware
-    └─ results: measurements, each with a hash of the weights that it belongs to
+    └─ results: measurements, each with a fingerprint of the weights that it belongs to
 
 Settings and rates are read from optimizer, schedule and trainer while they act, never from requested arguments.
 """
@@ -94,7 +94,7 @@ class Base:
 
     Args:
         name: name on the Hub, or the last part of a directory.
-        weights: hash of its weights ([`weights_hash`]).
+        weights: fingerprint of its weights ([`weights_fingerprint`]).
         license: licence of its card, if it has one.
     """
 
@@ -108,7 +108,7 @@ class Teacher:
     """The teacher of a phase of SMT or DMT that was trained before it.
 
     Args:
-        weights: hash of its weights when the phase began.
+        weights: fingerprint of its weights when the phase began.
         phases: its own training; empty if it is that of earlier phases here.
     """
 
@@ -166,7 +166,7 @@ class Result:
     Args:
         phase: number of phases that had begun, the current one included.
         step: optimizer steps of the current phase.
-        weights: hash of the weights that were measured.
+        weights: fingerprint of the weights that were measured.
         data: what they were measured on.
         metrics: name → finite number.
         settings: how they were measured, such as `block_size`.
@@ -182,7 +182,7 @@ class Result:
 
 @dataclass
 class Sample:
-    """A continuation of a prompt by the model with the weights of the hash `weights`."""
+    """A continuation of a prompt by the model with the weights of the fingerprint `weights`."""
 
     prompt: str
     text: str
@@ -197,7 +197,7 @@ class Provenance:
     Args:
         phases: in their order.
         results: in the order of measuring.
-        weights: hash of the weights that it describes ([`weights_hash`]).
+        weights: fingerprint of the weights that it describes ([`weights_fingerprint`]).
         sample: a text of the model.
         gaps: sentences about training that was not recorded.
     """

@@ -1,4 +1,7 @@
-"""Hashes of weights, with which a record tells whether it describes the weights at hand."""
+"""Fingerprints of weights, with which a record tells whether it describes the weights at hand.
+
+They are exact, unlike [`weights_hash`] of `weight_hashing.py`, which rounds: one step of training changes them.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -11,8 +14,8 @@ from transformers.utils import is_peft_available
 _PIECE = 1 << 24
 
 
-def weights_hash(model: nn.Module) -> str:
-    """Hash of the weights that saving the model writes: those of its adapter if it has one, else all parameters.
+def weights_fingerprint(model: nn.Module) -> str:
+    """Fingerprint of the weights that saving the model writes: those of its adapter, or all parameters without one.
 
     It does not depend on their order and names, on the device, or on 16-bit weights being loaded as float32.
     """
@@ -20,8 +23,8 @@ def weights_hash(model: nn.Module) -> str:
     return _hash(model.parameters() if adapter is None else adapter.values())
 
 
-def base_weights_hash(model: nn.Module) -> str:
-    """Hash of the parameters that do not belong to an adapter."""
+def base_weights_fingerprint(model: nn.Module) -> str:
+    """Fingerprint of the parameters that do not belong to an adapter."""
     own = {tensor.data_ptr() for tensor in (adapter_weights(model) or {}).values()}
     return _hash(parameter for parameter in model.parameters() if parameter.data_ptr() not in own)
 
