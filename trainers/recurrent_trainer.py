@@ -4,6 +4,8 @@ import json
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +21,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import logging
 
 from hf_recurrent.checkpoint_files import (
+    checkpoint_number,
     list_checkpoints,
     load_tree,
     new_staging_directory,
@@ -43,6 +46,7 @@ from hf_recurrent.trainers.resumed_arguments import (
     changed_arguments,
     check_changes,
     check_length,
+    describe_changes,
     new_run_hint,
     touches_schedule,
 )
@@ -330,7 +334,8 @@ class RecurrentTrainer(HubTrainer):
         arguments = max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         if resume_from_checkpoint is None:
             return super()._init_training_state(*arguments)
-        with reading_checkpoint(resume_from_checkpoint) as checkpoint:
+        # `Trainer` warns about changed intervals; ours are applied, and named in `_check_resumed_arguments`.
+        with reading_checkpoint(resume_from_checkpoint) as checkpoint, _errors_only("transformers.trainer_utils"):
             result = super()._init_training_state(*arguments)
             # `Trainer` would keep the intervals of the checkpoint, whatever the arguments are now.
             self.state.compute_steps(self.args, max_steps)
@@ -353,9 +358,11 @@ class RecurrentTrainer(HubTrainer):
     def _check_resumed_arguments(self, checkpoint: str) -> None:
         """Refuse changed arguments that cannot act, and name those without effect."""
         self.resumed_changes = changed_arguments(checkpoint, self.args)
-        if ignored := check_changes(checkpoint, self.resumed_changes):
-            logger.warning("Without effect on a resumed run: %s.", ", ".join(f"`{name}`" for name in ignored))
+        check_changes(checkpoint, self.resumed_changes)
         self._has_new_schedule = check_length(checkpoint, self.args, self.num_training_steps)
+        is_finished = (checkpoint_number(checkpoint) or 0) >= self.num_training_steps
+        if self.resumed_changes and self.is_world_process_zero():
+            logger.warning(describe_changes(self.resumed_changes, is_finished))
         self._has_new_schedule |= touches_schedule(self.resumed_changes)
 
     def _check_resumed_models(self, checkpoint: str) -> None:
@@ -403,9 +410,11 @@ class RecurrentTrainer(HubTrainer):
                 f"`lr_scheduler_type` is {self.args.lr_scheduler_type.value!r}, whose rates follow from its past; a "
                 "resumed run cannot change its schedule or its number of steps."
             )
-        scheduler.base_lrs = rates
-        for group, rate, factor in zip(self.optimizer.param_groups, rates, scheduler.lr_lambdas, strict=True):
-            group |= {"initial_lr": rate, "lr": rate * factor(scheduler.last_epoch)}
+        factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+        last = [rate * factor for rate, factor in zip(rates, factors, strict=True)]
+        scheduler.load_state_dict(scheduler.state_dict() | {"base_lrs": rates, "_last_lr": last})
+        for group, base, rate in zip(self.optimizer.param_groups, rates, last, strict=True):
+            group |= {"initial_lr": base, "lr": rate}
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self.accelerator.scaler is not None:
@@ -440,6 +449,18 @@ class RecurrentTrainer(HubTrainer):
         self._globalstep_last_logged = tree["last_logged_step"]
         # `train_loss` is the mean over the steps of this call, without the restored losses.
         self._total_loss_scalar = -self._sum(float(self._tr_loss)) / self.args.world_size
+
+
+@contextmanager
+def _errors_only(name: str) -> Iterator[None]:
+    """Inside the block, a logger hides warnings."""
+    other = logging.get_logger(name)
+    before = other.level
+    other.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        other.setLevel(before)
 
 
 def _sum_of_trees(trees: list[Any], times: int) -> Any:

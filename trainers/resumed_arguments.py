@@ -79,19 +79,33 @@ def changed_arguments(checkpoint: str | os.PathLike, args: TrainingArguments) ->
     return {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
 
 
-def check_changes(checkpoint: str | os.PathLike, changes: dict[str, tuple[Any, Any]]) -> list[str]:
-    """Names of the changed arguments that have no effect.
-
-    Raises:
-        ValueError: an argument must not change.
-    """
+def check_changes(checkpoint: str | os.PathLike, changes: dict[str, tuple[Any, Any]]) -> None:
+    """Raise a ValueError if an argument has changed that must not."""
     for name, (before, now) in changes.items():
         if EFFECTS.get(name, Effect.FIXED) is Effect.FIXED:
             raise ValueError(
                 f"`{name}` is {now!r}, but the checkpoint {os.fspath(checkpoint)!r} was trained with {before!r}; a "
                 f"resumed run cannot change it. {new_run_hint(checkpoint)}"
             )
-    return sorted(name for name in changes if EFFECTS[name] is Effect.IGNORED)
+
+
+def describe_changes(changes: dict[str, tuple[Any, Any]], is_finished: bool) -> str:
+    """Sentences that name the changed arguments, those without effect as such.
+
+    Args:
+        is_finished: the run has no step left.
+    """
+    ignored = [f"`{name}`" for name in sorted(changes) if EFFECTS[name] is Effect.IGNORED]
+    applied = [
+        f"`{name}` {now!r} (before: {before!r})"
+        for name, (before, now) in sorted(changes.items())
+        if EFFECTS[name] is not Effect.IGNORED
+    ]
+    begin = "The resumed run continues with"
+    if is_finished:
+        begin = "The run is finished, so of the changed arguments only those of evaluation and output act:"
+    sentences = [f"{begin} {', '.join(applied)}."] if applied else []
+    return " ".join([*sentences, f"Without effect on a resumed run: {', '.join(ignored)}."] if ignored else sentences)
 
 
 def check_length(checkpoint: str | os.PathLike, args: TrainingArguments, steps: int) -> bool:

@@ -197,5 +197,5 @@ def check_checkpoint(name: str, path: Path, others: Iterable[str] = ()) -> None:
         nearest = difflib.get_close_matches(str(path), [*siblings, *others], 1)
         hint = f"; did you mean {nearest[0]}?" if nearest else "."
         raise FileNotFoundError(f"`{name}` is {str(path)!r}; directory not found{hint}")
-    if not (path / "config.json").is_file():
+    if not any((path / config).is_file() for config in ("config.json", "adapter_config.json")):
         raise FileNotFoundError(f"`{name}` is {str(path)!r}; it must be a checkpoint, but it has no `config.json`.")

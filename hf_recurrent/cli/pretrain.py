@@ -37,6 +37,7 @@ from hf_recurrent.cli.pretrain_report import (
     print_summary,
     suggest_prompt,
 )
+from hf_recurrent.cli.resumed_arguments import EFFECTS
 from hf_recurrent.cli.threads import use_threads
 from hf_recurrent.evaluation.samples import check_prompts
 from hf_recurrent.hub.loading import load_model, load_tokenizer
@@ -54,6 +55,7 @@ from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArgu
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.online_trainer import OnlineTrainer
+from hf_recurrent.trainers.resumed_arguments import Effect
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.smt_trainer import SmtTrainer
 
@@ -158,12 +160,15 @@ def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
 
 
 def _saved_recipe(run: Run) -> str:
-    """The arguments as YAML, with a comment about those that have changed on the way."""
-    lines = [
-        f"# Since step {checkpoint_number(run.checkpoint):,}: {name} was {before} before.\n"
-        for name, (before, _) in run.trainer.resumed_changes.items()
-    ]
-    return "".join(lines) + yaml.safe_dump(run.arguments.given)
+    """The arguments of training as YAML, with a comment about those that have changed on the way."""
+    given, lines = dict(run.arguments.given), []
+    changes, resumed = run.trainer.resumed_changes, checkpoint_number(run.checkpoint or "")
+    for name, (before, _) in changes.items():
+        if resumed >= run.trainer.num_training_steps or EFFECTS[name] is Effect.IGNORED:
+            given[name] = before  # the new value did not act
+        else:
+            lines.append(f"# Since step {resumed:,}: {name} was {before} before.\n")
+    return "".join(lines) + yaml.safe_dump(given)
 
 
 def _describe_resumed_model(run: Run) -> str | None:

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
@@ -13,6 +14,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from hf_recurrent.cli.parsing import CommandParser, check_checkpoint, check_file, run_command
 from hf_recurrent.provenance.privacy import hub_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,6 +64,7 @@ def _push(arguments: argparse.Namespace) -> None:
     trust = arguments.trust_remote_code
     model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH", trust_remote_code=trust)
     tokenizer = load_tokenizer(arguments.path, argument="PATH")
+    _name_base(model, arguments)
     written = arguments.path / "README.md"
     options = {"base_model": arguments.base_model, "license": arguments.license}
     if written.is_file() and not any((metrics, arguments.corpus_name, *options.values())):
@@ -93,6 +98,17 @@ def _push(arguments: argparse.Namespace) -> None:
         if not is_connection_error(error):
             raise
         raise unreachable(error) from error
+
+
+def _name_base(model: "PreTrainedModel", arguments: argparse.Namespace) -> None:
+    """Let an adapter name its base model on the Hub; a ValueError if only its local directory is known."""
+    for config in (getattr(model, "peft_config", None) or {}).values():
+        config.base_model_name_or_path = arguments.base_model or config.base_model_name_or_path
+        if not hub_name(config.base_model_name_or_path):
+            raise ValueError(
+                f"`PATH` is {str(arguments.path)!r}, an adapter of {config.base_model_name_or_path!r}, which is not on"
+                " the Hub; name its repository with --base_model owner/name."
+            )
 
 
 def _read_metrics(path: Path) -> dict[str, float]:

@@ -115,7 +115,7 @@ class LearnerRecord:
         settings = self._settings
         return {
             "optimizer": self._recorder.optimizer_name,
-            "schedule": {"name": "constant"},
+            "schedule": {"name": "constant", "base_rates": [settings.learning_rate]},
             "max_grad_norm": settings.max_grad_norm or None,
             "precision": self._precision,
             "streams": 1,
