@@ -20,6 +20,7 @@ COMMANDS = {
     "push-to-hub": "upload a trained model with its tokenizer, code and model card",
     "transformers": "run a command of transformers, such as serve or chat, with the models of this package",
     "reproduce": "measure a table or figure of the papers and compare it with the printed numbers",
+    "completion": "print a script that completes commands and flags in bash or zsh",
     "env": "print versions and available scan backends, for bug reports",
 }
 

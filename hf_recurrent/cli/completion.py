@@ -1,0 +1,99 @@
+"""`hf-recurrent completion bash`: a script with which a shell completes commands, flags and their values.
+
+The script holds everything that it completes, so that pressing Tab starts no Python. shtab writes it from the parsers.
+"""
+
+import argparse
+import importlib.util
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_recurrent.cli.parsing import CommandParser, run_command
+
+PROG = "hf-recurrent"
+SHELLS = ("bash", "zsh")
+# Arguments that are files or directories, although their type is text.
+_FILES = {"model", "corpus", "validation_corpus", "files", "source", "held_out", "output_dir", "draft", "teacher"}
+_FILES |= {"recipe", "tokenizer", "resume_from_checkpoint"}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    parser = CommandParser(
+        prog="hf-recurrent completion",
+        description="Print a script that completes commands, flags and values in a shell.",
+        epilog="examples:\n"
+        "  hf-recurrent completion bash > ~/.local/share/bash-completion/completions/hf-recurrent\n"
+        "  hf-recurrent completion zsh > ~/.zfunc/_hf-recurrent     # in .zshrc: fpath+=~/.zfunc; compinit\n\n"
+        "Repeat it after an update.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=SHELLS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with `argv`, by default the arguments of the process."""
+    run_command(build_parser(), argv, lambda arguments: print(script(arguments.shell)))
+
+
+def script(shell: str) -> str:
+    """The script for a shell.
+
+    Raises:
+        ImportError: shtab is not installed.
+    """
+    try:
+        import shtab
+    except ImportError as error:
+        raise ImportError("completion needs the shtab package: pip install 'hf-recurrent[completion]'") from error
+    return shtab.complete(whole_parser(shtab.FILE), shell)
+
+
+def whole_parser(file: Any) -> argparse.ArgumentParser:
+    """All commands as sub-commands of one parser; `file` marks the arguments that are files."""
+    from hf_recurrent.cli.main import COMMANDS
+
+    parser = argparse.ArgumentParser(prog=PROG)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers()
+    for name, text in COMMANDS.items():
+        parents = _parsers(name)
+        for action in (action for parent in parents for action in parent._actions):
+            if action.choices is None and (action.type is Path or action.dest in _FILES):
+                action.complete = file
+        commands.add_parser(name, help=text, parents=parents, add_help=not parents, conflict_handler="resolve")
+    return parser
+
+
+def _parsers(name: str) -> list[argparse.ArgumentParser]:
+    """The parsers of a command, one for each of its forms; none for one that has no parser of ours."""
+    if name == "transformers" or (name == "reproduce" and importlib.util.find_spec("hf_recurrent.reproduce") is None):
+        return []
+    if name != "pretrain":
+        module = "learn_arguments" if name == "learn" else name.replace("-", "_")
+        parser = importlib.import_module(f"hf_recurrent.cli.{module}").build_parser()
+        if name == "reproduce":
+            from hf_recurrent.reproduce import EXPERIMENTS
+
+            _set_choices(parser, "name", EXPERIMENTS)
+        return [parser]
+    from hf_recurrent.cli.pretrain_arguments import build_parser
+    from hf_recurrent.cli.pretrain_texts import DEFAULT_METHOD, DMT, METHODS, SMT
+    from hf_recurrent.cli.recipes import recipe_names
+    from hf_recurrent.presets import preset_names
+
+    parsers = [build_parser(method) for method in (METHODS[1], SMT, DMT, DEFAULT_METHOD)]
+    for parser in parsers:
+        _set_choices(parser, "recipe", recipe_names())
+        _set_choices(parser, "method", METHODS)
+        _set_choices(parser, "model", preset_names())
+    return parsers
+
+
+def _set_choices(parser: argparse.ArgumentParser, name: str, choices: Iterable[str]) -> None:
+    """Complete the values of an argument, whatever else it accepts."""
+    for action in parser._actions:
+        if action.dest == name:
+            action.choices = list(choices)

@@ -1,0 +1,96 @@
+"""A process in a pseudo-terminal, for tests of what a user sees and types."""
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+try:
+    import fcntl
+    import pty
+    import struct
+    import termios
+except ImportError:  # Windows
+    pty = None
+
+
+class Terminal:
+    """A command of hf-recurrent whose three standard streams are one terminal.
+
+    Args:
+        words: of the command line.
+        columns: width of the terminal.
+        environment: further variables.
+        program: in place of hf-recurrent.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        columns: int = 80,
+        environment: dict[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "hf_recurrent.cli.main"),
+        cwd: str | os.PathLike | None = None,
+    ) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        variables = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+        self.process = subprocess.Popen(
+            [*program, *words], stdin=slave, stdout=slave, stderr=slave, cwd=cwd, start_new_session=True,
+            env=variables | {"TERM": "xterm"} | (environment or {}), preexec_fn=_own_terminal,
+        )  # fmt: skip
+        os.close(slave)
+        self.output = ""
+        self._seen = 0
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def send(self, text: str) -> None:
+        """Type text; a line ends with "\\n", Ctrl-C is "\\x03", Ctrl-D is "\\x04"."""
+        os.write(self._master, text.encode())
+
+    def expect(self, pattern: str, seconds: float = 60.0) -> str:
+        """Wait until a pattern appears in the output after that of the last call; return the output up to its end."""
+        end = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.output[self._seen :])):
+            if not self._read(end - time.monotonic()):
+                raise AssertionError(f"{pattern!r} did not appear after:\n{self.output[self._seen :]}")
+        begin, self._seen = self._seen, self._seen + found.end()
+        return self.output[begin : self._seen]
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """Wait for the end of the process; return its exit status."""
+        end = time.monotonic() + seconds
+        while self._read(end - time.monotonic()):
+            pass
+        return self.process.wait(max(end - time.monotonic(), 1))
+
+    def _read(self, seconds: float) -> bool:
+        """Read what has been printed; False at the end of the output or of the time."""
+        if seconds <= 0 or not select.select([self._master], [], [], seconds)[0]:
+            return False
+        data = b""
+        with contextlib.suppress(OSError):  # Linux reports the end of a terminal's output as an error
+            data = os.read(self._master, 65536)
+        self.output += data.decode("utf-8", "replace")
+        return bool(data)
+
+
+def _own_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches the process
+
+
+def shown_lines(output: str) -> list[str]:
+    """The lines that a terminal shows at some time: what follows a carriage return is a new state of its line."""
+    without_colours = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])", "", output)
+    return re.split(r"[\r\n]+", without_colours)
