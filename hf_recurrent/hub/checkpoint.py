@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_recurrent.hub.local_paths import check_no_local_paths
 from hf_recurrent.hub.model_card import create_model_card, redact_secrets
+from hf_recurrent.modeling.own_code import AUTO_MAP_KEY, OWN_CODE
 
 _SIBLING_IMPORT = re.compile(r"^\s*from\s+\.(\w+)\s+import\b", re.MULTILINE)
 
@@ -50,6 +51,7 @@ def save_checkpoint_for_hub(
         if not Path(partial, "adapter_config.json").is_file():  # an adapter is loaded into its base model
             auto_class = getattr(type(model), "_auto_class", None) or "AutoModelForCausalLM"
             _check_registered(model, Path(partial, "config.json"), "AutoConfig", auto_class)
+            _check_unit(model, Path(partial, "config.json"))
         _check_registered(tokenizer, Path(partial, "tokenizer_config.json"), "AutoTokenizer")
         directory.mkdir(exist_ok=True)
         names = sorted(os.listdir(partial))
@@ -105,6 +107,16 @@ def _check_registered(part: PreTrainedModel | PreTrainedTokenizerBase, path: Pat
         raise ValueError(
             f"`{path.name}` of {type(part).__name__} names no `{missing[0]}`, so it would not load elsewhere; call "
             f"`{type(part).__name__}.register_for_auto_class()` first."
+        )
+
+
+def _check_unit(model: PreTrainedModel, path: Path) -> None:
+    """Raise a ValueError if a user's own unit has no file that could be uploaded."""
+    unit = getattr(model.config, "recurrent_unit", None)
+    if unit in OWN_CODE and AUTO_MAP_KEY not in _auto_map(path):
+        raise ValueError(
+            f"The model has the recurrent unit {unit!r}, whose code is not in a file, so it would not load elsewhere; "
+            "move the class from `__main__` to a file, and import that."
         )
 
 
