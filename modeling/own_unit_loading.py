@@ -48,8 +48,8 @@ def find_own_unit(config: Any, name: str | os.PathLike, trust_remote_code: bool,
         return
     if not trust_remote_code:
         raise ValueError(
-            f"The recurrent unit {unit!r} is code in the file `{file}` of the checkpoint, which is run only with "
-            "`trust_remote_code`; or import your own copy of it first (`--import FILE` on the command line)."
+            f"`recurrent_unit` is {unit!r}, whose code is the file `{file}` of the checkpoint; it is run only with "
+            "`trust_remote_code`, unless you import your own copy first (`--import FILE` on the command line)."
         )
     _run(cached_file(name, file, **hub_arguments))
     if unit not in OWN_CODE:

@@ -1,6 +1,7 @@
 """A run of `hf-recurrent learn`: learning, and the records and checkpoints written on the way."""
 
 import argparse
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from hf_recurrent.cli.learn_arguments import PLOT_FILE
 from hf_recurrent.cli.learn_directory import RECORDS_FILE, STATE_FILE
 from hf_recurrent.cli.learn_progress import describe, show_progress
 from hf_recurrent.cli.learn_source import remember_source
+from hf_recurrent.cli.user_code import import_flags
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.decompression import COMPRESSIONS
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
@@ -189,6 +191,8 @@ class LearnRun:
         learner, directory = self.learner, self.directory
         record = learner.record()
         start = f"--state {directory / STATE_FILE}" if learner.has_context else '--prompt "..."'
+        if self.arguments.user_code:
+            start = f"{shlex.join(import_flags(self.arguments.user_code))} {start}"
         return (
             f"{reason} at byte {record.bytes_read:,}; {describe(record, learner.settings.window)}\n"
             f"Saved in {directory}. Next:\n"

@@ -15,7 +15,7 @@ import yaml
 
 from hf_recurrent.argument_checks import check_numbers
 from hf_recurrent.cli.flags import check_recognized, name_typed, normalize, unrecognized
-from hf_recurrent.cli.user_code import DEST, add_import_argument, import_user_code
+from hf_recurrent.cli.user_code import add_import_argument, import_user_code
 
 _Result = TypeVar("_Result")
 # Characters of an error message; longer ones, of long arguments, are cut in the middle.
@@ -73,7 +73,7 @@ def run_command(
         if remaining:
             raise unrecognized(remaining[0], parser._option_string_actions)
         check_numbers(vars(arguments), "--")
-        import_user_code(getattr(arguments, DEST))
+        import_user_code(arguments.user_code)
         return action(arguments)
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits

@@ -37,7 +37,7 @@ from hf_recurrent.cli.pretrain_texts import (
 )
 from hf_recurrent.cli.recipes import load_recipe, recipe_flags
 from hf_recurrent.cli.threads import add_threads_argument
-from hf_recurrent.cli.user_code import DEST, import_user_code
+from hf_recurrent.cli.user_code import import_user_code
 from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
@@ -181,7 +181,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     namespace, remaining = parser.parse_known_args([*flags, *argv])
     if remaining:
         raise unrecognized(remaining[0], parser._option_string_actions)
-    user_code = getattr(namespace, DEST)
+    user_code = namespace.user_code
     import_user_code(user_code)
     values = {key: value for key, value in vars(namespace).items() if key in fields}
     check_numbers(values | {"threads": namespace.threads}, "--")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_file, parse_pairs, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
-from hf_recurrent.cli.user_code import DEST, import_user_code
+from hf_recurrent.cli.user_code import import_user_code
 
 NOT_INSTALLED = (
     "hf-recurrent reproduce: error: experiments are not part of the installed wheel; clone the repository and run "
@@ -74,6 +74,6 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         only=arguments.only,
         processes=arguments.processes,
         threads=arguments.threads,
-        prepare=partial(import_user_code, getattr(arguments, DEST)),
+        prepare=partial(import_user_code, arguments.user_code),
         page=arguments.page,
     )

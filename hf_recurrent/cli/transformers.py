@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import hf_recurrent
 from hf_recurrent.cli.parsing import CommandParser
-from hf_recurrent.cli.user_code import DEST, import_user_code
+from hf_recurrent.cli.user_code import import_user_code
 
 _MODEL_SUFFIXES = ("Model", "ForCausalLM", "ForSequenceClassification")
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = CommandParser(prog="hf-recurrent transformers", add_help=False, allow_abbrev=False)
     arguments, words = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
     try:
-        import_user_code(getattr(arguments, DEST))
+        import_user_code(arguments.user_code)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     add_model_classes()

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-DEST = "user_code"
 IMPORT_HELP = "Run a Python file or module of yours first, which registers units, tasks or sources; may be repeated."
 
 
@@ -17,7 +16,7 @@ def add_import_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--import` to the parser of a command."""
     parser.add_argument(
         "--import",
-        dest=DEST,
+        dest="user_code",
         action="append",
         default=[],
         metavar="FILE",

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_recurrent.hub.local_paths import check_no_local_paths
 from hf_recurrent.hub.model_card import create_model_card
 from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
+from hf_recurrent.modeling.own_code import AUTO_MAP_KEY, OWN_CODE
 from hf_recurrent.provenance.files import find_provenance, write_provenance
 from hf_recurrent.provenance.privacy import redact_secrets
 
@@ -61,6 +62,7 @@ def save_checkpoint_for_hub(
         if not Path(partial, "adapter_config.json").is_file():  # an adapter is loaded into its base model
             auto_class = getattr(type(model), "_auto_class", None) or "AutoModelForCausalLM"
             _check_registered(model, Path(partial, "config.json"), "AutoConfig", auto_class)
+            _check_unit(model, Path(partial, "config.json"))
         _check_registered(tokenizer, Path(partial, "tokenizer_config.json"), "AutoTokenizer")
         directory.mkdir(exist_ok=True)
         names = sorted(os.listdir(partial))
@@ -116,6 +118,16 @@ def _check_registered(part: PreTrainedModel | PreTrainedTokenizerBase, path: Pat
         raise ValueError(
             f"`{path.name}` of {type(part).__name__} names no `{missing[0]}`, so it would not load elsewhere; call "
             f"`{type(part).__name__}.register_for_auto_class()` first."
+        )
+
+
+def _check_unit(model: PreTrainedModel, path: Path) -> None:
+    """Raise a ValueError if a user's own unit has no file that could be uploaded."""
+    unit = getattr(model.config, "recurrent_unit", None)
+    if unit in OWN_CODE and AUTO_MAP_KEY not in _auto_map(path):
+        raise ValueError(
+            f"The model has the recurrent unit {unit!r}, whose code is not in a file, so it would not load elsewhere; "
+            "move the class from `__main__` to a file, and import that."
         )
 
 

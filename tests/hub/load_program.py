@@ -69,6 +69,10 @@ for repository in sys.argv[2:]:
     assert torch.equal(copy(expected["probe"]).logits, whole.logits)
     assert len(AutoTokenizer.from_pretrained(again, trust_remote_code=True)) == 256
 
+    if repository == "memora-own":
+        unit = model.model.layers[0].recurrent_block.recurrent_unit
+        assert type(unit).__module__.endswith(".leaky_unit") and (again / "leaky_unit.py").is_file()
+
     if repository == "smt_rnn-whole":
         teacher = AutoModel.from_pretrained(work / "teacher", trust_remote_code=True).eval()
         assert type(teacher).__module__.startswith("transformers_modules."), type(teacher)

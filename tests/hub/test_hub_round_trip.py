@@ -7,7 +7,7 @@ from hub_process import TOKEN, run_program
 from huggingface_hub import ModelCard
 from loopback_hub import LoopbackHub
 
-REPOSITORIES = ["memora-whole", "hawk-parts", "hawk-command", "memora-trained", "smt_rnn-whole"]
+REPOSITORIES = ["memora-whole", "hawk-parts", "hawk-command", "memora-trained", "memora-own", "smt_rnn-whole"]
 PRIVATE = "hawk-command"
 
 
@@ -44,6 +44,17 @@ def test_a_repository_holds_weights_tokenizer_code_and_card_and_no_pickle(hub, r
     assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
     auto_map = json.loads(files["config.json"].content)["auto_map"]
     assert {"AutoConfig", "AutoModelForCausalLM"} <= set(auto_map)
+
+
+def test_the_code_of_a_users_unit_is_in_every_upload_with_it(hub):
+    commits = list(hub.repositories["tester/memora-own"].commits.values())
+    with_weights = [files for files in commits if "model.safetensors" in files]
+    assert len(with_weights) >= 2
+    for files in with_weights:
+        assert b"from .recurrent_units import register_recurrent_unit" in files["leaky_unit.py"].content
+        assert b"from .leaky_unit import LeakyIntegrator" in files["own_units.py"].content
+        assert json.loads(files["config.json"].content)["auto_map"]["recurrent_unit"] == "leaky_unit.LeakyIntegrator"
+    assert "leaky_unit.py" not in hub.files("tester/memora-whole")
 
 
 def test_private_means_private(hub):

@@ -14,15 +14,18 @@ from hf_recurrent.cli.push_to_hub import main as push_to_hub
 from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
 from hf_recurrent.hub.model_card import create_model_card
 
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+import leaky_unit  # noqa: F401 (registers "leaky")
+
 logging.basicConfig(level=logging.DEBUG)  # whatever a library logs must not hold the token
 work = Path(sys.argv[1])
 tokenizer = ByteTokenizer()
 probe = torch.tensor([list(b"def caf\xc3\xa9(x):\n    return")])
 
 
-def tiny(family: str, seed: int):
+def tiny(family: str, seed: int, **fields):
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2, **fields}
     return AutoModelForCausalLM.from_config(config_from_preset(f"{family}-tiny", **sizes)).eval()
 
 
@@ -64,3 +67,11 @@ student.load_readout(teacher)
 push_checkpoint_to_hub(student, tokenizer, "tester/smt_rnn-whole")
 record("smt_rnn-whole", student)
 teacher.save_pretrained(work / "teacher")
+
+# 5. A unit of the user, by all three ways; the last one counts.
+own = tiny("memora", 3, recurrent_unit="leaky")
+own.save_pretrained(work / "own", push_to_hub=True, repo_id="tester/memora-own")
+own.push_to_hub("tester/memora-own")
+tokenizer.save_pretrained(work / "own")
+push_to_hub([str(work / "own"), "tester/memora-own"])
+record("memora-own", own)

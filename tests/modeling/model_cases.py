@@ -1,11 +1,17 @@
 """Tiny models of every family, built from a configuration."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import config_from_preset
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+import leaky_unit  # noqa: F401 (a user's own unit, registered as "leaky", passes the tests of all units)
 
 FAMILIES = ["memora", "hawk", "mgrade", "lru", "smt-rnn"]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -17,6 +23,7 @@ VARIANTS = [*FAMILIES, *UNITS, *SIGNED, "smt-rnn+mlp", "smt-rnn+gru"]
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 each_family = pytest.mark.parametrize("family", FAMILIES)
+each_family_and_own_unit = pytest.mark.parametrize("family", [*FAMILIES, "memora+leaky"])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 

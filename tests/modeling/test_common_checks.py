@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from model_cases import each_family, relative_difference, tiny_config, tiny_model
+from model_cases import each_family_and_own_unit, relative_difference, tiny_config, tiny_model
 from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounter
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline, set_seed
@@ -20,7 +20,7 @@ def batch(rows: int = 2, steps: int = 12) -> torch.Tensor:
     return torch.randint(1, 256, (rows, steps), generator=torch.Generator().manual_seed(0))
 
 
-@each_family
+@each_family_and_own_unit
 def test_configuration_round_trip(family, tmp_path):
     config = tiny_config(family)
     config.save_pretrained(tmp_path)
@@ -29,7 +29,7 @@ def test_configuration_round_trip(family, tmp_path):
     assert loaded.to_json_string() == config.to_json_string()
 
 
-@each_family
+@each_family_and_own_unit
 def test_save_and_load_give_the_same_outputs(family, tmp_path):
     model = tiny_model(family)
     model.save_pretrained(tmp_path)
@@ -39,7 +39,7 @@ def test_save_and_load_give_the_same_outputs(family, tmp_path):
     assert torch.equal(loaded.eval()(batch()).logits, model(batch()).logits)
 
 
-@each_family
+@each_family_and_own_unit
 def test_the_base_model_loads_from_the_checkpoint_with_a_head(family, tmp_path):
     model = tiny_model(family)
     model.save_pretrained(tmp_path)
@@ -48,7 +48,7 @@ def test_the_base_model_loads_from_the_checkpoint_with_a_head(family, tmp_path):
     assert torch.equal(base(batch()).last_hidden_state, expected)
 
 
-@each_family
+@each_family_and_own_unit
 def test_embedding_and_head_are_tied_also_after_loading_and_resizing(family, tmp_path):
     model = tiny_model(family)
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -62,7 +62,7 @@ def test_embedding_and_head_are_tied_also_after_loading_and_resizing(family, tmp
     torch.testing.assert_close(loaded.lm_head.weight[:256], model.lm_head.weight)
 
 
-@each_family
+@each_family_and_own_unit
 def test_initialisation_is_the_published_one(family):
     set_seed(0)
     model = AutoModelForCausalLM.from_config(tiny_config(family, hidden_size=200, state_size=300))
@@ -84,11 +84,12 @@ def test_initialisation_is_the_published_one(family):
             assert torch.equal(parameter, torch.ones_like(parameter)), name
 
 
-@each_family
+@each_family_and_own_unit
 def test_loading_initialises_only_what_is_missing(family, tmp_path):
     model = tiny_model(family)
     vectors = {
         "memora": "recurrent_unit.nu",
+        "memora+leaky": "recurrent_unit.rate",
         "hawk": "recurrent_unit.recurrent_param",
         "mgrade": "convolution.weight",
         "lru": "recurrent_unit.nu",
@@ -107,7 +108,7 @@ def test_loading_initialises_only_what_is_missing(family, tmp_path):
             assert torch.equal(fresh[other], parameter), other
 
 
-@each_family
+@each_family_and_own_unit
 def test_hidden_states_and_plain_tuples(family):
     model = tiny_model(family)
     output = model(batch(), output_hidden_states=True)
@@ -119,7 +120,7 @@ def test_hidden_states_and_plain_tuples(family):
     assert model(batch(), use_cache=False).state is None
 
 
-@each_family
+@each_family_and_own_unit
 def test_embedded_inputs_equal_ids(family):
     model = tiny_model(family)
     embedded = model.get_input_embeddings()(batch())
@@ -129,7 +130,7 @@ def test_embedded_inputs_equal_ids(family):
     assert torch.equal(new, whole[:, 12:])
 
 
-@each_family
+@each_family_and_own_unit
 def test_hidden_states_keep_their_gradients(family):
     model = tiny_model(family)
     output = model(batch(), output_hidden_states=True)
@@ -140,7 +141,7 @@ def test_hidden_states_keep_their_gradients(family):
     assert gradient[1].abs().sum() == 0, "rows of a batch do not see each other"
 
 
-@each_family
+@each_family_and_own_unit
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_changes_no_gradient(family, use_reentrant):
     model = tiny_model(family, torch.float64).train()
@@ -163,7 +164,7 @@ def test_gradient_checkpointing_changes_no_gradient(family, use_reentrant):
         torch.testing.assert_close(checkpointed_state[name], tensor, rtol=1e-12, atol=1e-12)
 
 
-@each_family
+@each_family_and_own_unit
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_overfits_one_batch(family, dtype):
     model = tiny_model(family).train()
@@ -179,7 +180,7 @@ def test_overfits_one_batch(family, dtype):
     assert loss.item() < 0.3 * first
 
 
-@each_family
+@each_family_and_own_unit
 @pytest.mark.parametrize("how", ["weights", "autocast"])
 def test_bfloat16_keeps_the_state_in_float32(family, how):
     exact = tiny_model(family)
@@ -195,7 +196,7 @@ def test_bfloat16_keeps_the_state_in_float32(family, how):
     assert relative_difference(output.logits.float(), expected.logits) < 0.05
 
 
-@each_family
+@each_family_and_own_unit
 def test_compiles_as_one_graph_once_for_all_blocks(family):
     torch._dynamo.reset()
     model = tiny_model(family).train()
@@ -213,7 +214,7 @@ def test_compiles_as_one_graph_once_for_all_blocks(family):
     assert counter.frame_count == 1
 
 
-@each_family
+@each_family_and_own_unit
 def test_lora_trains_only_its_own_weights_and_generates(family, tmp_path):
     peft = pytest.importorskip("peft")
     base = tiny_model(family)
@@ -249,7 +250,7 @@ def test_lora_trains_only_its_own_weights_and_generates(family, tmp_path):
     )
 
 
-@each_family
+@each_family_and_own_unit
 def test_text_generation_pipeline(family):
     generator = pipeline("text-generation", model=tiny_model(family), tokenizer=ByteTokenizer())
     out = generator(["def f", "import"], batch_size=2, max_new_tokens=4, do_sample=False, eos_token_id=None)
@@ -258,7 +259,7 @@ def test_text_generation_pipeline(family):
     ] * 2
 
 
-@each_family
+@each_family_and_own_unit
 def test_a_deleted_model_leaves_nothing_behind(family):
     model = tiny_model(family)
     output = model(batch(), labels=batch())

@@ -72,6 +72,12 @@ def real_lru_step(u, x, h):
     return h, u.state_read_out.weight @ h
 
 
+def leaky_step(u, x, h):
+    a = torch.exp(-torch.exp(u.rate))
+    h = a * h + (1 - a) * u.input_projection(x)
+    return h, h
+
+
 def as_complex(numbers):
     return torch.complex(*numbers.chunk(2))
 
