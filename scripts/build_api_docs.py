@@ -4,6 +4,7 @@ python scripts/build_api_docs.py --output_dir site
 """
 
 import argparse
+import re
 import sys
 import typing
 import warnings
@@ -20,11 +21,20 @@ def build(directory: Path) -> list[str]:
         if name.endswith("Config"):
             # The `__init__` that transformers generates is annotated with a name that it does not import here.
             vars(sys.modules[getattr(hf_recurrent, name).__module__]).setdefault("Literal", typing.Literal)
-    pdoc.render.configure(docformat="google", show_source=False, footer_text=f"hf_recurrent {hf_recurrent.__version__}")
+    pdoc.render.configure(
+        docformat="google", show_source=False, footer_text=f"hf_recurrent {hf_recurrent.__version__}"
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pdoc.pdoc("hf_recurrent", output_directory=directory)
+    page = directory / "hf_recurrent.html"
+    page.write_text(without_brackets(page.read_text(encoding="utf-8")), encoding="utf-8")
     return [str(warning.message) for warning in caught if "pdoc" in Path(warning.filename).parts]
+
+
+def without_brackets(page: str) -> str:
+    """The page with `Name` for each [`Name`] of the docstrings; pdoc has made links of the public ones."""
+    return re.sub(r"\[(<code>(?:<a [^>]*>)?[\w.()]+(?:</a>)?</code>)\]", r"\1", page)
 
 
 def missing_names(directory: Path) -> list[str]:
