@@ -3,11 +3,19 @@
 import sys
 import sysconfig
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 
 # The kernels use no Python symbols, so one build works with every version: its file name says "abi3" (limited API).
 # Free-threaded Python has no limited API.
 any_version = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+class PlatformDistribution(Distribution):
+    """Wheels are for one platform, also without kernels: others would prefer one for "any" to building their own."""
+
+    def has_ext_modules(self):
+        return True
+
 
 kernels = [
     Extension(
@@ -25,6 +33,7 @@ kernels = [
 ]  # fmt: skip
 
 setup(
+    distclass=PlatformDistribution,
     # The kernels use POSIX threads and vector extensions of GCC and Clang.
     ext_modules=[] if sys.platform == "win32" else kernels,
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if any_version else {},
