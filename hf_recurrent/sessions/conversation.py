@@ -22,7 +22,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Conversation:
-    """What has been said; a turn makes a new one, so that earlier ones can be kept and continued.
+    """The text of a conversation and its state; a turn makes a new one, so that earlier ones can be continued.
 
     Args:
         text: the state, None before the first turn.
