@@ -15,7 +15,7 @@ class SourceEffect(Enum):
 
 
 _NAMES = {
-    Effect.APPLIED: "recipe trust_remote_code validation_corpus max_eval_bytes threads",
+    Effect.APPLIED: "recipe trust_remote_code validation_corpus max_eval_bytes threads user_code",
     SourceEffect.DATA: """
         corpus text_column dataset_split dataset_config streaming binary max_corpus_bytes validation_fraction
         split_seed tokenizer

@@ -165,7 +165,7 @@ def create_model_card(
         prompt=json.dumps(sample.prompt if sample else "Your text", ensure_ascii=False),
         sample=sample,
         fence=_fence(f"{sample.prompt}{sample.text}") if sample else "",
-        model_facts=_model_facts(model, recurrent),
+        model_facts=describe_model(model),
         phases=[describe_phase(phase) for phase in found.phases],
         gaps=found.gaps,
         curve=CURVE_FILE if curve else None,
@@ -290,12 +290,13 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
-def _model_facts(model: PreTrainedModel, recurrent: bool) -> dict[str, str]:
+def describe_model(model: PreTrainedModel) -> dict[str, str]:
+    """Sizes of a model: label → value."""
     facts = {"Parameters": f"{model.num_parameters():,}"}
     for attribute, label in _MODEL_FACTS.items():
         if (value := getattr(model.config, attribute, None)) is not None:
             facts[label] = str(value)
-    if recurrent:
+    if getattr(model, "supports_recurrent_state", False):
         holder = model if hasattr(model, "init_state") else model.base_model  # a classifier has none of its own
         state = holder.init_state(1)
         facts["State per stream"] = f"{sum(part.numel() * part.element_size() for part in state.values()):,} bytes"
@@ -327,6 +328,8 @@ def _training_facts(
         facts["Adam β₁, β₂"] = f"{training_args.adam_beta1}, {training_args.adam_beta2}"
         precision = [name for name in ("bf16", "fp16") if getattr(training_args, name)]
         facts["Precision"] = f"{precision[0]} autocast" if precision else "float32"
+    elif train_steps is not None:
+        facts["Updates"] = f"{train_steps:,}"
     if (seconds := metrics.get("train_runtime")) is not None:
         facts["Training time"] = f"{seconds:,.0f} s"
     return facts

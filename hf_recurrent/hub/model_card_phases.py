@@ -130,8 +130,12 @@ def hub_datasets(provenance: Provenance) -> list[str]:
         *provenance.phases,
         *(old for phase in provenance.phases if phase.teacher for old in phase.teacher.phases),
     ]
-    parts = [part for phase in phases for data in phase.data for part in data.name.split(", ")]
-    names = [part.removeprefix("hub:") for part in parts if part.startswith("hub:") and "/" in part]
+    return hub_dataset_names(part for phase in phases for data in phase.data for part in data.name.split(", "))
+
+
+def hub_dataset_names(sources: Iterable[str]) -> list[str]:
+    """Names of the datasets among sources such as "hub:owner/name"."""
+    names = [source.removeprefix("hub:") for source in sources if source.startswith("hub:") and "/" in source]
     return list(dict.fromkeys(names))
 
 

@@ -27,7 +27,8 @@ def test_every_argument_of_the_parser_is_in_the_table(method):
     parser = build_parser(method)
     names = {action.dest for action in parser._actions} - {"help"}
     assert len(names) > 120
-    assert not names - EFFECTS.keys(), "give these an effect in resumed_arguments.py"
+    missing = names - EFFECTS.keys()
+    assert not missing, "give these an effect in resumed_arguments.py"
 
 
 def test_the_tables_of_trainers_and_command_line_do_not_overlap():
