@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.learn_arguments import build_parser, update_steps
 from hf_recurrent.cli.loading import choose_device, load_model_and_tokenizer
-from hf_recurrent.cli.parsing import check_at_least, run_command
+from hf_recurrent.cli.parsing import run_command
 
 if TYPE_CHECKING:
     from hf_recurrent.cli.learn_run import LearnRun
@@ -49,7 +49,6 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
     if arguments.output_dir is None:
         name = "stdin" if arguments.source == "-" else arguments.source.removeprefix("tcp://").replace(":", "-")
         arguments.output_dir = Path("runs", f"{Path(arguments.model).name}-{Path(name).name}")
-    check_at_least(1, arguments, "threads")
     update_steps(arguments)
     directory = arguments.output_dir
     if arguments.plot:
