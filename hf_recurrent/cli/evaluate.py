@@ -120,6 +120,6 @@ def _bits_table(results: dict[str, Any]) -> str:
         f"{'':{width}}  bits per byte",
         *(f"{name:{width}}  {value:13.4f}" for name, value in rows.items()),
         "",
-        f"The model is given the first byte of each episode; at 8 bits each, this adds {first_bytes:.4f}.",
+        f"The first byte of an episode is given; at 8 bits each, this adds {first_bytes:.4f}.",
     ]
     return "\n".join(lines)

@@ -62,7 +62,6 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
     from hf_recurrent.cli.learn_directory import RECORDS_FILE, check_checkpoint, find_checkpoint, remove_run
     from hf_recurrent.cli.learn_run import LearnRun
     from hf_recurrent.cli.learn_source import continue_source
-    from hf_recurrent.data.episode_source import count_of
     from hf_recurrent.data.loading import load_corpus
     from hf_recurrent.online.prequential import check_records
     from hf_recurrent.output_lock import output_lock
@@ -95,9 +94,10 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
     if not arguments.quiet:
         how = "reading" if arguments.no_learn else f"learning by {learner.settings.rule} from"
         place = f" from byte {start:,} on" if start else ""
-        place += f" on {count_of(arguments.threads, 'thread')}"
         if arguments.resume and checkpoint is None:
             print(f"{directory} has no checkpoint to resume; a new run begins", file=sys.stderr)
+        if arguments.threads == 1:
+            print("1 thread: more do not help a single stream", file=sys.stderr)
         print(f"{how} {source_name}{place}, saving to {directory}", file=sys.stderr)
     return LearnRun(arguments, learner, source, held_out, resumed=checkpoint is not None)
 
