@@ -26,6 +26,8 @@ def check_numbers(values: Mapping[str, object], prefix: str = "") -> None:
             # The comparisons are false for NaN too.
             if name in _SEEDS and not 0 <= number < _SEED_LIMIT:
                 raise ValueError(f"`{prefix}{name}` is {number}; it must be from 0 to {_SEED_LIMIT - 1}.")
+            if name == "threads" and number < 1:
+                raise ValueError(f"`{prefix}{name}` is {number}; it must be at least 1.")
             if name in _WORKERS and number > _MOST_WORKERS:
                 raise ValueError(f"`{prefix}{name}` is {number}; it must be at most {_MOST_WORKERS}.")
             if not -_LIMIT < number < _LIMIT:

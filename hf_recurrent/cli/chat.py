@@ -49,7 +49,6 @@ def _chat(arguments: argparse.Namespace) -> None:
     for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed"):
         settings.set(name, getattr(arguments, name), f"--{name}")
     check_file("--state", arguments.state)
-    use_threads(arguments.threads)
     model, tokenizer = load_model_and_tokenizer(arguments)
 
     from hf_recurrent.cli.chat_loop import ChatLoop
@@ -70,4 +69,5 @@ def _chat(arguments: argparse.Namespace) -> None:
     loop = ChatLoop(partner, settings, begin)
     if arguments.state is not None:
         loop.load(str(arguments.state))
+    use_threads(arguments.threads)
     loop.run()

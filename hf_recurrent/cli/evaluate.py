@@ -63,7 +63,6 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
-    use_threads(arguments.threads, quiet=arguments.quiet)
     model, tokenizer = load_model_and_tokenizer(arguments)
     if is_text and not hasattr(tokenizer, "encode_bytes"):
         raise ValueError(
@@ -72,6 +71,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
         )
     source = load_evaluation_source(data, tokenizer, arguments.split)
     source.check_model("corpus", model)
+    use_threads(arguments.threads, quiet=arguments.quiet)
     carries = not arguments.no_carry and supports_recurrent_state(with_state(model))
     share = EvaluationShare(
         batch_size=arguments.num_streams,
@@ -120,6 +120,6 @@ def _bits_table(results: dict[str, Any]) -> str:
         f"{'':{width}}  bits per byte",
         *(f"{name:{width}}  {value:13.4f}" for name, value in rows.items()),
         "",
-        f"The model is given the first byte of each episode; at 8 bits each, this adds {first_bytes:.4f}.",
+        f"The first byte of an episode is given; at 8 bits each, this adds {first_bytes:.4f}.",
     ]
     return "\n".join(lines)

@@ -63,8 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _generate(arguments: argparse.Namespace) -> None:
     _check(arguments)
-    use_threads(arguments.threads, quiet=arguments.quiet)
+    constraint = _constraint(arguments)  # before the model is loaded
     model, tokenizer = load_model_and_tokenizer(arguments)
+    use_threads(arguments.threads, quiet=arguments.quiet)
 
     from transformers import set_seed
 
@@ -77,7 +78,7 @@ def _generate(arguments: argparse.Namespace) -> None:
         with_state(model)
     generate = _generate_recurrent if supports_recurrent_state(model) else _generate_stock
     try:
-        generate(arguments, model, tokenizer)
+        generate(arguments, model, tokenizer, constraint)
     except RuntimeError as error:
         if "probability tensor" not in str(error):
             raise
@@ -112,12 +113,11 @@ def _check(arguments: argparse.Namespace) -> None:
     check_parent("--save_state", arguments.save_state)
 
 
-def _generation_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+def _generation_arguments(arguments: argparse.Namespace, constraint: "Constraint | None") -> dict[str, Any]:
     names = ["max_new_tokens", "num_beams"]
     sample = not arguments.greedy and arguments.num_beams == 1
     names += ["temperature", "top_k", "top_p"] if sample else []
     given = {"do_sample": sample} | {name: getattr(arguments, name) for name in names}
-    constraint = _constraint(arguments)
     return given if constraint is None else given | {"logits_processor": [constraint]}
 
 
@@ -131,7 +131,9 @@ def _constraint(arguments: argparse.Namespace) -> "Constraint | None":
     return JsonSchemaConstraint(arguments.json_schema.read_text(encoding="utf-8"))
 
 
-def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> None:
+def _generate_recurrent(
+    arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any, constraint: "Constraint | None"
+) -> None:
     from hf_recurrent.modeling.byte_streamer import ByteStreamer
     from hf_recurrent.sessions import text_state
 
@@ -146,9 +148,9 @@ def _generate_recurrent(arguments: argparse.Namespace, model: "PreTrainedModel",
     if arguments.max_new_tokens:
         stream = len(text.pending) == 1 and arguments.num_beams == 1
         streamer = ByteStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if stream else None
-        options = _generation_arguments(arguments)
+        options = _generation_arguments(arguments, constraint)
         if arguments.draft is not None:
-            text = _continue_with_draft(arguments, model, tokenizer, text, streamer)
+            text = _continue_with_draft(arguments, model, tokenizer, text, streamer, constraint)
         else:
             new, text = text_state.continue_texts(model, text, streamer=streamer, **options)
         if not stream:
@@ -180,7 +182,12 @@ def _read(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: An
 
 
 def _continue_with_draft(
-    arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any, text: "TextState", streamer: Any
+    arguments: argparse.Namespace,
+    model: "PreTrainedModel",
+    tokenizer: Any,
+    text: "TextState",
+    streamer: Any,
+    constraint: "Constraint | None",
 ) -> "TextState":
     import torch
 
@@ -188,8 +195,7 @@ def _continue_with_draft(
     from hf_recurrent.sessions.text_state import TextState
 
     draft, _ = load_model_and_tokenizer(argparse.Namespace(**vars(arguments) | {"model": arguments.draft}))
-    options = _generation_arguments(arguments)
-    options["constraint"] = next(iter(options.pop("logits_processor", [])), None)
+    options = _generation_arguments(arguments, None) | {"constraint": constraint}
     del options["num_beams"]
     output = generate_speculative(
         model,
@@ -211,7 +217,9 @@ def _continue_with_draft(
     return TextState(model.init_state(1) if ended else output.pending_state, [None if ended else last])
 
 
-def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> None:
+def _generate_stock(
+    arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any, constraint: "Constraint | None"
+) -> None:
     """For models without a state: file and prompt are the prefix of every new text, all of it in the cache."""
     import torch
     from transformers import TextStreamer
@@ -246,7 +254,7 @@ def _generate_stock(arguments: argparse.Namespace, model: "PreTrainedModel", tok
         inputs.to(model.device),
         attention_mask=mask.to(model.device),
         streamer=kind(tokenizer, skip_prompt=True, skip_special_tokens=True) if stream else None,
-        **_generation_arguments(arguments),
+        **_generation_arguments(arguments, constraint),
     )
     if not stream:
         end = model.generation_config.eos_token_id

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.learn_arguments import build_parser, update_steps
 from hf_recurrent.cli.loading import choose_device, load_model_and_tokenizer
-from hf_recurrent.cli.parsing import check_at_least, run_command
+from hf_recurrent.cli.parsing import run_command
 
 if TYPE_CHECKING:
     from hf_recurrent.cli.learn_run import LearnRun
@@ -49,7 +49,6 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
     if arguments.output_dir is None:
         name = "stdin" if arguments.source == "-" else arguments.source.removeprefix("tcp://").replace(":", "-")
         arguments.output_dir = Path("runs", f"{Path(arguments.model).name}-{Path(name).name}")
-    check_at_least(1, arguments, "threads")
     update_steps(arguments)
     directory = arguments.output_dir
     if arguments.plot:
@@ -63,7 +62,6 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
     from hf_recurrent.cli.learn_directory import RECORDS_FILE, check_checkpoint, find_checkpoint, remove_run
     from hf_recurrent.cli.learn_run import LearnRun
     from hf_recurrent.cli.learn_source import continue_source
-    from hf_recurrent.data.episode_source import count_of
     from hf_recurrent.data.loading import load_corpus
     from hf_recurrent.online.prequential import check_records
     from hf_recurrent.output_lock import output_lock
@@ -96,9 +94,10 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
     if not arguments.quiet:
         how = "reading" if arguments.no_learn else f"learning by {learner.settings.rule} from"
         place = f" from byte {start:,} on" if start else ""
-        place += f" on {count_of(arguments.threads, 'thread')}"
         if arguments.resume and checkpoint is None:
             print(f"{directory} has no checkpoint to resume; a new run begins", file=sys.stderr)
+        if arguments.threads == 1:
+            print("1 thread: more do not help a single stream", file=sys.stderr)
         print(f"{how} {source_name}{place}, saving to {directory}", file=sys.stderr)
     return LearnRun(arguments, learner, source, held_out, resumed=checkpoint is not None)
 

@@ -194,7 +194,7 @@ class LearnRun:
         if self.arguments.user_code:
             start = f"{shlex.join(import_flags(self.arguments.user_code))} {start}"
         return (
-            f"{reason} at byte {record.bytes_read:,}; {describe(record, learner.settings.window)}\n"
+            f"{reason} at byte {record.bytes_read:,}\n{describe(record, learner.settings.window)}\n"
             f"Saved in {directory}. Next:\n"
             f"  hf-recurrent generate {directory} {start}\n"
             f"  to continue, rerun with --output_dir {directory} --resume"

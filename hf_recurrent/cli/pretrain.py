@@ -192,7 +192,6 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     if training.process_index:
         warnings.filterwarnings("ignore")
     checkpoint = _choose_output(arguments)
-    use_threads(arguments.threads, checkpoint=checkpoint)
     set_seed(training.seed)
     vocab_size = token_vocabulary(arguments.data.corpus)
     if vocab_size is not None:
@@ -207,6 +206,7 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     if arguments.teacher is not None:
         teacher = (build_teacher(arguments.teacher, model, arguments.model.model, is_new=kind is SmtTrainer),)
     trainer = kind(model, *teacher, training, train_corpus, eval_corpus, processing_class=tokenizer)
+    use_threads(arguments.threads, checkpoint=checkpoint)
     return Run(arguments, trainer, checkpoint)
 
 
@@ -216,6 +216,10 @@ def _choose_output(arguments: PretrainArguments) -> str | None:
     resume = str(training.resume_from_checkpoint or "").strip()
     wants_last = resume.lower() in ("true", "1", "yes", "last")
     if resume and not wants_last and resume.lower() not in ("false", "0", "no"):
+        if not os.path.isdir(resume):
+            raise FileNotFoundError(
+                f"`--resume_from_checkpoint` is {resume!r}; directory not found. For the last checkpoint, give true."
+            )
         if not arguments.names_output_dir:
             training.output_dir = os.path.dirname(os.path.abspath(resume))
         return resume

@@ -48,6 +48,13 @@ _TRAINING_ARGUMENTS = {
     SMT: SmtTrainingArguments,
     DMT: DmtTrainingArguments,
 } | dict.fromkeys(RULES, OnlineTrainingArguments)
+# Integration of `--report_to` → its package on PyPI, where the names differ.
+_PACKAGES = {
+    "azure_ml": "azureml-mlflow",
+    "comet_ml": "comet-ml",
+    "flyte": "flytekit",
+    "kubeflow": "kubeflow-training",
+}
 # These belong to one run or one machine, and are left out of a saved recipe.
 _NOT_IN_RECIPES = {"output_dir", "resume_from_checkpoint", "hub_token", "local_rank", "recipe"}
 
@@ -197,9 +204,28 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
         model, data, training, *teacher = parser.parse_dict(values)
     except TypeError as error:  # an unknown key in one of the mappings of `TrainingArguments`
         raise ValueError(f"an argument that is a mapping has a wrong key or value: {error}") from error
+    except ValueError as error:
+        # `TrainingArguments` does not name the argument of a wrong choice.
+        name = next((key for key, value in values.items() if str(error).startswith(f"{value} is not a valid ")), None)
+        raise (error if name is None else ValueError(f"argument --{name}: {error}")) from error
+    check_integrations(training.report_to)
     return PretrainArguments(
         model, data, training, name, given, names_output_dir, user_code, *teacher, threads=namespace.threads
     )
+
+
+def check_integrations(names: Sequence[str]) -> None:
+    """Raise an ImportError or a ValueError if logs cannot be reported to one of the integrations `names`."""
+    from transformers import integrations
+
+    known, installed = integrations.INTEGRATION_TO_CALLBACK, integrations.get_available_reporting_integrations()
+    for name in names:
+        if name not in known:
+            nearest = did_you_mean(name, [*known, "all", "none"]).replace("--help lists all arguments", "use none")
+            raise ValueError(f"`--report_to` is {name!r}, which is no integration of transformers{nearest}")
+        if name not in installed:
+            package = _PACKAGES.get(name, name)
+            raise ImportError(f"`--report_to` is {name!r}, which needs the package {package}: pip install {package}")
 
 
 def _run_name(model: str, corpus: list[str]) -> str:

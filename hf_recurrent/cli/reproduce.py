@@ -58,11 +58,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _reproduce(arguments: argparse.Namespace) -> None:
+    from hf_recurrent.plotting import require_pyplot
     from hf_recurrent.reproduce import load_experiment
     from hf_recurrent.reproduce.engine.runner import reproduce
 
     check_at_least(1, arguments, "processes")
     check_file("--page", arguments.page)
+    require_pyplot()  # at the end of every experiment there is a plot
     if arguments.processes == 1 or arguments.threads is not None:
         use_threads(arguments.threads)
     reproduce(

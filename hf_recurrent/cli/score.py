@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from hf_recurrent.cli.data_arguments import TASK_PREFIX
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
@@ -69,7 +70,6 @@ def _score(arguments: argparse.Namespace) -> None:
         raise IsADirectoryError(f"`--output` is {str(arguments.output)!r}; it must be a file, not a directory.")
     if arguments.files.count("-") > 1:
         raise ValueError("`FILE` is - more than once; standard input can be read only once.")
-    use_threads(arguments.threads, quiet=arguments.quiet)
     from hf_recurrent.data.token_encoding import TokenEncoding
 
     documents, size = _documents(arguments)
@@ -92,6 +92,7 @@ def _score(arguments: argparse.Namespace) -> None:
     if encoding.vocab_size > model.config.vocab_size:
         raise ValueError(f"`MODEL` has {model.config.vocab_size} token ids; its tokenizer has {encoding.vocab_size}.")
     rows = _rows(arguments, encoding)
+    use_threads(arguments.threads, quiet=arguments.quiet)
     count, read, nats = 0, 0, 0.0
     # On a terminal, rows and bar would be mixed.
     hidden = arguments.quiet or (arguments.output is None and sys.stdout.isatty())
@@ -127,6 +128,7 @@ def _rows(arguments: argparse.Namespace, encoding: "TokenEncoding") -> "ByteRows
 
 def _documents(arguments: argparse.Namespace) -> "tuple[Iterator[Document], int | None]":
     """The documents of all files in their order, and their bytes; None if these are not known before reading."""
+    from hf_recurrent.data.pixel_readers import pixel_format
     from hf_recurrent.data.readers import is_plain
     from hf_recurrent.data.sources import FileSource, resolve
 
@@ -134,6 +136,8 @@ def _documents(arguments: argparse.Namespace) -> "tuple[Iterator[Document], int 
     options |= {"config_name": arguments.dataset_config, "streaming": arguments.streaming}
     parts: list[Any] = []
     for name in arguments.files:
+        if pixel_format([name]) is not None or name.startswith(TASK_PREFIX):
+            raise ValueError(f"`FILE` is {name!r}, which is no text; measure images and tasks with evaluate.")
         parts += [None] if name == "-" else resolve(name, **options)
     plain = [part.path for part in parts if isinstance(part, FileSource) and is_plain(part.path)]
     size = sum(path.stat().st_size for path in plain) if len(plain) == len(parts) else None

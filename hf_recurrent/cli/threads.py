@@ -4,15 +4,12 @@ Threads of OpenMP that wait for each other in a loop fill the cores that other p
 cores. So they wait for a moment only, and a command that starts on busy cores takes fewer of them.
 """
 
-import argparse
 import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from hf_recurrent.cli.parsing import check_at_least
 
 HELP = "CPU threads (default: as many as there are free cores)"
 # Rounds of the loop in which libgomp waits: a few microseconds, then the thread sleeps.
@@ -70,12 +67,7 @@ def use_threads(given: int | None, *, quiet: bool = False, checkpoint: str | os.
         given: `--threads`.
         quiet: say nothing.
         checkpoint: that is resumed; on its number of threads the last bits depend.
-
-    Raises:
-        ValueError: `given` is below 1.
     """
-    if given is not None:
-        check_at_least(1, argparse.Namespace(threads=given), "threads")
     import torch
 
     if given is not None:

@@ -16,7 +16,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from hf_recurrent.data.decompression import COMPRESSIONS, check_expansion, content_suffix, read_chunks
+from hf_recurrent.data.decompression import (
+    COMPRESSIONS,
+    check_expansion,
+    check_installed,
+    content_suffix,
+    read_chunks,
+)
 
 Document = tuple[str, Iterable[bytes]]
 Reader = Callable[[Path, str], Iterator[Document]]
@@ -38,6 +44,16 @@ def reader_of(path: Path, binary: bool) -> Reader:
 def is_plain(path: Path) -> bool:
     """True if the bytes of a file are its only document."""
     return content_suffix(path) not in _READERS and path.suffix.lower() not in COMPRESSIONS
+
+
+def check_packages(path: Path) -> None:
+    """Raise an ImportError if reading a file needs a package that is missing."""
+    check_installed(path)
+    if content_suffix(path) == ".parquet":
+        try:
+            from pyarrow import parquet  # noqa: F401
+        except ImportError as error:
+            raise ImportError(f"reading {path} needs the pyarrow package: pip install datasets") from error
 
 
 def column_bytes(value: object, column: str, name: str) -> bytes:
@@ -122,11 +138,10 @@ def _check_length(name: str, length: int) -> None:
 
 
 def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError(f"reading {path} needs the pyarrow package: pip install datasets") from error
+    check_packages(path)
+    import pyarrow
+    from pyarrow import parquet
+
     with tempfile.TemporaryFile() as unpacked:
         source: object = path
         if path.suffix.lower() in COMPRESSIONS:  # Parquet is read from its end, so it has to be unpacked first

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hf_recurrent.data.dataset_sources import given_dataset, hub_dataset, is_dataset, saved_dataset
-from hf_recurrent.data.decompression import check_installed
 from hf_recurrent.data.episode_source import EpisodeSource
 from hf_recurrent.data.file_stamps import file_stamp, files_below
+from hf_recurrent.data.pixel_images import import_pillow
 from hf_recurrent.data.pixel_readers import PIXEL_FORMATS, pixel_files
-from hf_recurrent.data.readers import Document, reader_of
+from hf_recurrent.data.readers import Document, check_packages, reader_of
 from hf_recurrent.own_parts import OwnParts, hint_for_unknown
 
 HUB_PREFIX = "hub:"
+_IMAGES_PREFIX = "images:"  # the pixel format whose files Pillow reads
 _LARGEST_LIBRARY_FILE = 1 << 20
 
 
@@ -209,13 +210,15 @@ def resolve(
     if (own := _own_documents(name)) is not None:
         return [own]
     if (pixels := pixel_files(name, split)) is not None:
+        if name.startswith(_IMAGES_PREFIX):
+            import_pillow(f"reading {name}")
         return [PixelSource(file, pixels[0].read) for file in pixels[1]]
     path = Path(name).expanduser()
     if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
         return [saved_dataset(path, split, text_column)]
     files = _files(path, name)
     for file in files:  # before hours of reading others
-        check_installed(file)
+        check_packages(file)
     return [FileSource(file, text_column, binary) for file in files]
 
 

@@ -88,8 +88,6 @@ def test_the_number_is_set_and_said(cores, capsys, monkeypatch):
     monkeypatch.setattr(threads, "_begin", None)  # called from Python
     threads.use_threads(None)
     assert torch.get_num_threads() == 3
-    with pytest.raises(ValueError, match="`--threads` is 0; it must be at least 1"):
-        threads.use_threads(0)
 
 
 @pytest.mark.parametrize(("fields", "count"), [({"num_threads": 3}, 3), ({}, None), ({"num_threads": "3"}, None)])
