@@ -75,8 +75,6 @@ def _run(path: str) -> None:
     with_relative_imports(text, os.path.basename(path), from_checkpoint=True)  # refuses what is not here
     # Checkpoints may have files of one name with different code.
     name = f"{__package__}.{Path(path).stem}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    if name in sys.modules:
-        return
     specification = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(specification)
     try:

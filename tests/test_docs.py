@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -50,6 +51,7 @@ def test_the_guide_has_commands():
 def test_commands_run(page, tmp_path):
     (tmp_path / "stories.jsonl").write_text('{"text": "Once upon a time."}\n{"text": "The end of it."}\n' * 300)
     (tmp_path / "book.txt").write_text("It was a dark night, and the café was closed. " * 50, encoding="utf-8")
+    shutil.copy(ROOT / "examples/leaky_unit.py", tmp_path)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with ExitStack() as stack:
         server = None
@@ -60,6 +62,11 @@ def test_commands_run(page, tmp_path):
             else:
                 result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
             assert result.returncode == 0, f"{shlex.join(words)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+
+
+def test_the_guide_shows_the_unit_of_the_examples():
+    (shown,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/guide.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown in (ROOT / "examples/leaky_unit.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -88,7 +95,7 @@ def test_links_lead_somewhere(page):
 
 def test_files_that_the_architecture_names_exist():
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    folders = ("hf_recurrent", "modeling", "trainers", "scripts", "tests", "metrics", "model_cards")
+    folders = ("hf_recurrent", "modeling", "trainers", "scripts", "tests", "metrics", "model_cards", "examples")
     files = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
     paths = [f"/{path.relative_to(ROOT).as_posix()}" for path in files]
     for name in re.findall(r"`([\w/*]+(?:\.py|\.c|/))`", text):

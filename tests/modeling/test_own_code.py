@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from model_cases import leaky_unit, tiny_config, tiny_model
+from own_parts_state import forget_unit, restored_parts
 from transformers import AutoModel, AutoModelForCausalLM
 
 from hf_recurrent import MemoraForCausalLM, RecurrentUnit, register_recurrent_unit
-from hf_recurrent.modeling import own_code, recurrent_units
+from hf_recurrent.modeling import own_code
 from hf_recurrent.modeling.own_code import with_relative_imports
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
 
@@ -27,24 +28,13 @@ def own_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    before = dict(recurrent_units._UNITS), dict(own_code.OWN_CODE)
-    yield
-    for now, then in ((recurrent_units._UNITS, before[0]), (own_code.OWN_CODE, before[1])):
-        now.clear()
-        now.update(then)
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
+    with restored_parts(tmp_path):
+        yield
 
 
 def write(name: str, text: str) -> None:
     Path(name).write_text(text)
     importlib.invalidate_caches()
-
-
-def forget(name: str = "leaky") -> None:
-    """As on a machine on which the unit was never registered."""
-    del recurrent_units._UNITS[name], own_code.OWN_CODE[name]
 
 
 # ---- Files ----
@@ -219,7 +209,7 @@ def test_the_registered_class_is_used_where_the_package_is(saved):
 
 
 def test_code_runs_only_if_it_is_trusted(saved):
-    forget()
+    forget_unit()
     file = Path("saved/leaky_unit.py")
     file.write_text(f"open({str(Path('executed').absolute())!r}, 'w').close()\n{file.read_text()}")
     message = (
@@ -249,7 +239,7 @@ def test_code_runs_only_if_it_is_trusted(saved):
     ],
 )
 def test_damaged_references(saved, reference, message):
-    forget()
+    forget_unit()
     content = json.loads(Path("saved/config.json").read_text())
     content["auto_map"]["recurrent_unit"] = reference
     Path("saved/config.json").write_text(json.dumps(content))
