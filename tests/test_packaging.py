@@ -93,7 +93,7 @@ import hf_recurrent, importlib
 from hf_recurrent.hub.model_card import create_model_card
 from transformers import AutoConfig, AutoModelForCausalLM
 config = hf_recurrent.config_from_preset("memora-tiny", hidden_size=8, state_size=8, num_hidden_layers=1)
-assert "not measured" in create_model_card(AutoModelForCausalLM.from_config(config)).content
+assert "not evaluated" in create_model_card(AutoModelForCausalLM.from_config(config)).content
 for name in hf_recurrent.__all__:
     getattr(hf_recurrent, name)
 for name in ("modeling", "trainers"):

@@ -97,6 +97,13 @@ class RecordingTrainer(ParameterGroupsTrainer):
         step = self.state.global_step
         self._recorder = PhaseRecorder(self.provenance, phase, self.optimizer, step, args.world_size, args.device.type)
 
+    def _return_to(self, checkpoint: str) -> None:
+        """Take over the phases of an earlier checkpoint, whose weights have replaced those of the last step."""
+        earlier = read_provenance(checkpoint)
+        if earlier is not None:
+            earlier.results = self.provenance.results
+            self.continue_provenance(earlier)
+
     def _end_recording(self) -> None:
         """Later changes of the weights are no longer those of the recorded training."""
         if self._recorder is not None:

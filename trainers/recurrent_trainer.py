@@ -150,6 +150,8 @@ class RecurrentTrainer(HubTrainer):
         if self.args.should_save:
             remove_staging(self.args.output_dir)
         result = super().train(checkpoint, trial, ignore_keys_for_eval)
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            self._return_to(self.state.best_model_checkpoint)
         self._finish_model()
         self.record()
         self._end_recording()

@@ -106,8 +106,7 @@ class LearnerRecord:
 
     def _add_result(self, data: Data, metrics: dict[str, float], weights: str, **settings: Any) -> None:
         phases = self.provenance.phases
-        has_begun = any(phase is self._phase for phase in phases)
-        step = self._phase.steps if has_begun else 0
+        step = phases[-1].steps if phases else 0
         result = Result(len(phases), step, weights, data, metrics, settings | {"precision": self._precision})
         self.provenance.add_result(result)
 

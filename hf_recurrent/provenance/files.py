@@ -134,13 +134,8 @@ def _find_file(place: str, name: str) -> str | None:
         return path if os.path.isfile(path) else None
     if hub_name(place) is None:
         return None
-    missing_is_fine = {
-        "_raise_exceptions_for_gated_repo": False,
-        "_raise_exceptions_for_missing_entries": False,
-        "_raise_exceptions_for_connection_errors": False,
-    }
     try:
-        return cached_file(place, name, **missing_is_fine)
+        return cached_file(place, name)
     except OSError:
         return None
 

@@ -296,6 +296,8 @@ def test_learner(acted, capsys):
     assert rows(card, "Bytes read")[1] == [f"{len(log.read_bytes())}"]
     assert "`server.log`" in rows(card, "Data")[1][0] and "secret" not in card
     assert rows(card, "Resumed")[-1] == ["1 time"] and "of `base` (weights" in card
+    # Held-out data were measured before the first byte too, with the weights of the run before.
+    assert card.count("| phase 1, update 6 |") == 2 and "update 0 |" not in card
     held_out = load_corpus("notes", tokenizer=ByteTokenizer())
     bits = evaluate_bits_per_byte(AutoModelForCausalLM.from_pretrained("out"), held_out, progress=False)
     assert metric("out") == pytest.approx(bits["bits_per_byte"], abs=1e-4)

@@ -83,4 +83,4 @@ def test_cards_state_the_measured_bits_per_byte(hub):
     assert "fine-tuned" not in trained.content and trained.data.eval_results[0].metric_type == "bits_per_byte"
     assert 0 < trained.data.eval_results[0].metric_value < 20
     assert "counting" in trained.content and "Streams (B) | 2" in trained.content
-    assert "not measured" in card("hawk-command").content
+    assert "not evaluated" in card("hawk-command").content

@@ -127,3 +127,19 @@ def test_the_same_arguments_are_one_segment(started, tmp_path):
     assert (segment.first_step, segment.last_step, segment.resumed) == (0, 6, 1)
     whole = started.provenance.phases[0].segments[0]
     assert segment.rates == whole.rates and segment.read == whole.read
+
+
+def test_the_best_model_has_the_record_of_its_own_step(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+    # The best is the first: here, the higher loss is better.
+    options |= {"metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = tiny_trainer(tmp_path, max_steps=6, save_steps=2, **options)
+    trainer.train()
+    best = trainer.state.best_global_step
+    assert best == 2
+    (phase,) = trainer.provenance.phases
+    (result,) = trainer.provenance.current_results()
+    assert phase.steps == result.step == best and trainer.provenance.gaps == []
+    assert len(trainer.provenance.results) == 3
+    found = trainer.evaluate()["eval_bits_per_byte"]
+    assert result.metrics["bits_per_byte"] == pytest.approx(found)
