@@ -16,12 +16,12 @@ def build_parser() -> argparse.ArgumentParser:
     defaults = ChatSettings()
     parser = CommandParser(
         prog="hf-recurrent chat",
-        description="Talk to a model. Its state keeps everything that was said, so that each turn reads only the new\n"
-        "text. With a chat template in the tokenizer, a turn is a message and an answer; without one, the model\n"
-        "continues what you type.",
+        description="Talk to a model. Its state keeps everything that was said, so that each turn\n"
+        "reads only the new text. With a chat template in the tokenizer, a turn is a\n"
+        "message and an answer; without one, the model continues what you type.",
         epilog="while it runs:\n"
         + "\n".join(f"  {f'{name} {words}':<{width}}  {text}" for name, (words, text) in COMMANDS.items())
-        + "\n\nA line that ends in \\ goes on in the next one. Ctrl-C stops an answer, Ctrl-D leaves.",
+        + "\n\nA line that ends in \\ goes on in the next one. Ctrl-C stops an answer.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)

@@ -8,7 +8,7 @@ from hf_recurrent.argument_checks import check_numbers
 # Command → its arguments and help.
 COMMANDS = {
     "/help": ("", "this list"),
-    "/fork": ("NAME", "a copy of the conversation, in which you go on; without NAME, list all"),
+    "/fork": ("NAME", "go on in a copy; without NAME, list all copies"),
     "/switch": ("NAME", "go on in another copy; the first one is main"),
     "/rewind": ("[N]", "take back the last turns (default: 1)"),
     "/retry": ("", "another answer to the last turn"),
@@ -17,7 +17,7 @@ COMMANDS = {
     "/reset": ("", "begin anew"),
     "/temperature": ("[X]", "show or set it; 0 takes the most likely token"),
     "/top_k": ("[K]", "sample only from the K most likely tokens; 0 for all"),
-    "/top_p": ("[P]", "sample only from the most likely tokens of this probability"),
+    "/top_p": ("[P]", "sample from the most likely tokens of this probability"),
     "/max_new_tokens": ("[N]", "of a turn"),
     "/seed": ("[N]", "make sampling reproducible from here"),
     "/quit": ("", "leave, as Ctrl-D"),

@@ -24,8 +24,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="hf-recurrent completion",
         description="Print a script that completes commands, flags and values in a shell.",
         epilog="examples:\n"
-        "  hf-recurrent completion bash > ~/.local/share/bash-completion/completions/hf-recurrent\n"
-        "  hf-recurrent completion zsh > ~/.zfunc/_hf-recurrent     # in .zshrc: fpath+=~/.zfunc; compinit\n\n"
+        "  cd ~/.local/share/bash-completion/completions\n"
+        "  hf-recurrent completion bash > hf-recurrent\n"
+        "  hf-recurrent completion zsh > ~/.zfunc/_hf-recurrent  # a folder of fpath\n\n"
         "Repeat it after an update.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -17,15 +17,15 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent learn",
-        description="Read a stream of bytes once: predict every byte, score the prediction and learn from it.\n"
-        "MODEL is a checkpoint, or a preset with new weights. The updated model is saved in --output_dir, where\n"
-        "all other commands can use it.",
+        description="Read a stream of bytes once: predict every byte, score the prediction and learn\n"
+        "from it. MODEL is a checkpoint, or a preset with new weights. The updated model\n"
+        "is saved in --output_dir, where all other commands can use it.",
         epilog="examples:\n"
         "  hf-recurrent learn runs/hawk --source book.txt\n"
-        "  hf-recurrent learn runs/hawk --source server.log --follow --output_dir runs/server\n"
-        "  hf-recurrent learn runs/hawk --source server.log --follow --output_dir runs/server --resume\n"
+        "  hf-recurrent learn runs/hawk --source a.log --follow --output_dir a\n"
+        "  hf-recurrent learn runs/hawk --source a.log --follow --output_dir a --resume\n"
         "  tail -F server.log | hf-recurrent learn runs/hawk --source - --stride 16\n"
-        "  hf-recurrent learn memora-tiny --source tcp://127.0.0.1:9000 --held_out notes/ --plot\n\n"
+        "  hf-recurrent learn memora-tiny --source tcp://127.0.0.1:9000 --plot\n\n"
         "Ctrl-C saves the model and stops. Byte 0 ends an episode and resets the state.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -11,15 +11,15 @@ from hf_recurrent.cli.pretrain_help import is_help, print_help
 
 # Command → help; its code is in the module of the same name with underscores, imported on use.
 COMMANDS = {
-    "pretrain": "train a model on continuous streams of bytes, from scratch or from a checkpoint",
-    "evaluate": "measure bits per byte on held-out documents, compared with gzip, bz2 and xz",
-    "score": "the log-probability of every byte, line or document, as JSON lines",
+    "pretrain": "train a model on continuous streams of bytes",
+    "evaluate": "measure bits per byte on held-out documents, next to gzip and xz",
+    "score": "print log-probabilities of bytes, lines or documents as JSON",
     "generate": "continue a prompt, a file or a saved state",
     "chat": "talk to a model that keeps everything in its state",
     "learn": "read an endless stream and learn from every byte",
     "push-to-hub": "upload a trained model with its tokenizer, code and model card",
-    "transformers": "run a command of transformers, such as serve or chat, with the models of this package",
-    "reproduce": "measure a table or figure of the papers and compare it with the printed numbers",
+    "transformers": "run a command of transformers, such as serve, with our models",
+    "reproduce": "measure a table of the papers next to the printed numbers",
     "completion": "print a script that completes commands and flags in bash or zsh",
     "env": "print versions and available scan backends, for bug reports",
 }

@@ -4,7 +4,7 @@ from hf_recurrent.cli.learn_arguments import METHODS as RULES
 from hf_recurrent.cli.recipes import recipe_names
 
 PROG = "hf-recurrent pretrain"
-USAGE = "hf-recurrent pretrain [--recipe RECIPE] [--model MODEL] [--corpus CORPUS ...] [--ARGUMENT VALUE ...]"
+USAGE = "hf-recurrent pretrain [--model MODEL] [--ARGUMENT VALUE ...]"
 DESCRIPTION = (
     "Train a byte-level model on continuous streams, evaluate it on held-out documents and save it. The default "
     "recipe trains a small Memora on the Python standard library in a few minutes."
@@ -15,7 +15,7 @@ EXAMPLES = """Examples:
   hf-recurrent pretrain --model llama-s0 --regime iid --block_size 512
   hf-recurrent pretrain --method rtrl --block_size 1 --learning_rate 1e-3
   hf-recurrent pretrain --method smt --dmt_steps 300
-  hf-recurrent pretrain --recipe memora-s0 --output_dir runs/one --resume_from_checkpoint true
+  hf-recurrent pretrain --output_dir runs/one --resume_from_checkpoint true
   torchrun --nproc_per_node 2 scripts/pretrain.py --use_cpu"""
 DEFAULT_RECIPE = "default"
 # Truncated backpropagation through each block.

@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     width = max(map(len, EXPERIMENTS))
     parser = CommandParser(
         prog="hf-recurrent reproduce",
-        description="Train the models of a table or figure of the papers; write the table, the plot and all rows.\n\n"
+        description="Train the models of a table or figure of the papers; write table, plot and rows.\n\n"
         "experiments:\n" + "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in EXPERIMENTS.items()),
         epilog="examples:\n  hf-recurrent reproduce selective-copying\n"
         "  hf-recurrent reproduce parity --seeds 0 1 2 --processes 2\n"

@@ -27,15 +27,15 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent score",
-        description="Measure the log-probability (natural logarithm) of every byte, line or document, given\n"
-        "everything before it in its document. Results are JSON lines on standard output, everything else is\n"
-        "printed to standard error.",
+        description="Measure the log-probability (natural logarithm) of every byte, line or\n"
+        "document, given everything before it in its document. Results are JSON lines on\n"
+        "standard output, everything else is printed to standard error.",
         epilog="examples:\n"
         "  hf-recurrent score runs/hawk book.txt notes/\n"
         "  hf-recurrent score runs/hawk server.log --per line --output scores.jsonl\n"
         "  zcat logs.gz | hf-recurrent score runs/hawk - --per line | sort\n\n"
-        "As in evaluate, the first byte of a document is given and has no probability. The end byte counts to the\n"
-        "document and its last line.",
+        "As in evaluate, the first byte of a document is given and has no probability.\n"
+        "The end byte counts to the document and its last line.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)

@@ -1,5 +1,7 @@
 """One name for one argument in every command: hyphens, other names, and errors that name the flag that was typed."""
 
+import contextlib
+
 import pytest
 
 import hf_recurrent
@@ -100,6 +102,16 @@ def test_errors_name_the_flag_that_was_typed(words, message, capsys):
 def test_version(capsys):
     main(["--version"])
     assert capsys.readouterr().out == f"hf-recurrent {hf_recurrent.__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS.keys() - {"transformers", "reproduce"})])
+def test_help_fits_80_columns(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        main([name, "--help"] if name else ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    # argparse does not break the line of a flag with two spellings.
+    assert len(lines) > 3 and not [line for line in lines if len(line) > 80 and not line.startswith("  --")]
 
 
 @pytest.mark.parametrize("name", ["push-to-hub", "push_to_hub"])
