@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoint_files import read_json
+from hf_recurrent.modeling.own_unit_loading import compare_code
 
 WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -74,12 +75,13 @@ def check_weights(model: PreTrainedModel, checkpoint: str | os.PathLike) -> None
 
 
 def load_weights(model: PreTrainedModel, checkpoint: str | os.PathLike) -> None:
-    """Load the weights of a checkpoint directory, sharded or not.
+    """Load the weights of a checkpoint directory, sharded or not; warn if a user's own unit has other code there.
 
     Raises:
         ValueError: see [`check_weights`]; the model is unchanged then.
     """
     check_weights(model, checkpoint)
+    compare_code(getattr(model.config, "recurrent_unit", None), checkpoint)
     for path in weight_files(checkpoint):
         model.load_state_dict(load_file(path), strict=False)
     model.tie_weights()

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.utils import cached_file, logging
 
-from .own_code import AUTO_MAP_KEY, OWN_CODE, OwnCode, with_relative_imports
+from .own_code import AUTO_MAP_KEY, OWN_CODE, with_relative_imports
 
 logger = logging.get_logger(__name__)
 
@@ -44,7 +44,7 @@ def find_own_unit(config: Any, name: str | os.PathLike, trust_remote_code: bool,
     if not file.removesuffix(".py").isidentifier():
         raise ValueError(f"`auto_map` names {reference!r} as the recurrent unit; it must be of the form FILE.CLASS.")
     if unit in OWN_CODE:
-        _compare(OWN_CODE[unit], file, name, hub_arguments)
+        compare_code(unit, name, file, **hub_arguments)
         return
     if not trust_remote_code:
         raise ValueError(
@@ -56,16 +56,26 @@ def find_own_unit(config: Any, name: str | os.PathLike, trust_remote_code: bool,
         raise ValueError(f"The file `{file}` of the checkpoint does not register the recurrent unit {unit!r}.")
 
 
-def _compare(registered: OwnCode, file: str, name: str | os.PathLike, hub_arguments: dict[str, Any]) -> None:
-    """Warn if the code of a registered unit is not that of the checkpoint."""
+def compare_code(unit: str | None, name: str | os.PathLike, file: str | None = None, **hub_arguments: Any) -> None:
+    """Warn if the code of a registered unit is not that of a checkpoint; other units are ignored.
+
+    Args:
+        unit: name of the unit.
+        name: directory of the checkpoint, or owner/name on the Hub.
+        file: name of its file in the checkpoint, by default that of the registered code.
+        hub_arguments: of `from_pretrained`.
+    """
+    registered = OWN_CODE.get(unit)
+    if registered is None or registered.file is None:
+        return
     try:
-        saved = Path(cached_file(name, file, **hub_arguments)).read_text(encoding="utf-8")
+        saved = Path(cached_file(name, file or registered.file, **hub_arguments)).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return
-    if registered.file is not None and saved != registered.text:
+    if saved != registered.text:
         logger.warning(
-            f"`{file}` of {os.fspath(name)!r} differs from the imported `{registered.file}`, which is used: the model "
-            "may compute something else than when it was saved."
+            f"`{file or registered.file}` of {os.fspath(name)!r} differs from the imported `{registered.file}`, which "
+            "is used: the model may compute something else than when it was saved."
         )
 
 

@@ -75,7 +75,8 @@ class ModelArguments:
         default=None, help="byte, dna, or a directory; by default byte for presets, else the tokenizer of the model."
     )
     trust_remote_code: bool = HfArg(
-        default=False, help="Run the code in the repository of --model; models of this package do not need it."
+        default=False,
+        help="Run the code in the repository of --model, needed only for classes and units of its author.",
     )
 
 

@@ -85,6 +85,7 @@ NEEDED = {
     "score": ["run", "notes/0.txt"],
     "pretrain": [],
     "env": [],
+    "completion": ["bash"],
     "transformers": ["env"],
 }
 
