@@ -86,15 +86,13 @@ def small() -> Trace:
 
 
 def small_again() -> Trace:
-    """From what a run has left: the same by its recipe, training of its model, and more steps of it."""
+    """From what a run has left: the same by its recipe, and training of its model."""
     if not Path("notes").exists():
         write_texts(Path("notes"))
-    shutil.copytree("run", "longer")
     common = ["pretrain", "--corpus", "notes", *SHORT, *SAMPLES, *SMALL]
     run("pretrain", "--recipe", "run/_recipe.yaml", "--output_dir", "again", "--use_cpu")
     run(*common, "--model", "run", "--output_dir", "more")
-    run(*common, *TINY, "--output_dir", "longer", "--max_steps", "9", "--resume_from_checkpoint", "true")
-    return {name: of_tensors_of(Path(name, "model.safetensors")) for name in ("again", "more", "longer")}
+    return {name: of_tensors_of(Path(name, "model.safetensors")) for name in ("again", "more")}
 
 
 def rtrl() -> Trace:
