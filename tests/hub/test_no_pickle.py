@@ -301,10 +301,12 @@ def test_a_learner(saved, capsys):
 
 def test_a_checkpoint_of_training(capsys):
     small = ["--config_overrides", *(f"{name}={value}" for name, value in SIZES.items())]
-    pretrain([*TRAIN, *small])
+    steps = ["--max_steps", "2", "--save_steps", "1"]
+    pretrain([*TRAIN, *small, *steps])
+    shutil.rmtree("out/checkpoint-2")
     for directory in (Path("out"), Path("out/checkpoint-1")):
         pickles_beside_the_weights(directory)
-    pretrain([*TRAIN, *small, "--max_steps", "2", "--resume_from_checkpoint", "true"])
+    pretrain([*TRAIN, *small, *steps, "--resume_from_checkpoint", "true"])
 
 
 @pytest.mark.parametrize(
