@@ -150,13 +150,14 @@ def _is_map(node: Any, function: str) -> bool:
 HANDLERS: dict[Any, Handler] = {}
 # Operations that only move numbers.
 MOVES = {
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.permute.default, aten.transpose.int,
-    aten.t.default, aten.select.int, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default,
-    aten.unsafe_split.Tensor, aten.unbind.int, aten.cat.default, aten.stack.default, aten.clone.default,
-    aten.alias.default, aten.detach.default, aten.roll.default, aten.flip.default, aten.gather.default, aten.index_select.default,
-    aten.index.Tensor, aten.repeat.default, aten.unfold.default, aten.diagonal.default, aten.lift_fresh.default,
-    aten.contiguous.default, aten.chunk.default, aten.narrow.default,
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.permute.default,
+    aten.transpose.int, aten.t.default, aten.select.int, aten.slice.Tensor, aten.split.Tensor,
+    aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.unbind.int, aten.cat.default,
+    aten.stack.default, aten.clone.default, aten.alias.default, aten.detach.default, aten.roll.default,
+    aten.flip.default, aten.gather.default, aten.index_select.default, aten.index.Tensor, aten.repeat.default,
+    aten.unfold.default, aten.diagonal.default, aten.lift_fresh.default, aten.contiguous.default,
+    aten.chunk.default, aten.narrow.default,
 }  # fmt: skip
 
 
