@@ -37,7 +37,8 @@ def export_card(specification: ExportSpecification, data: dict[str, Any]) -> str
 
 `{specification.program}` is a program for {_RUNTIMES[specification.runtime]}{stored}.
 Inputs: {inputs}, then the parts of the state. Outputs: {outputs} (B, {specification.num_outputs}), then
-the parts of the new state, in the same order. B is any number of streams. The state is zero where a text begins.{pooled}
+the parts of the new state, in the same order. B is any number of streams. The state is zero where a text
+begins.{pooled}
 
 | part of the state | shape | type |
 |---|---|---|

@@ -21,6 +21,36 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
+@torch.no_grad()
+def round_weights(model: nn.Module, kind: str) -> None:
+    """Round all linear maps and embeddings of a model, in place, to the values that such weights can have.
+
+    Its blocks then give what the compiled step with these weights gives, up to the rounding of its inputs.
+
+    Raises:
+        ValueError: the type is unknown.
+    """
+    _check_type(kind)
+    rounded: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, nn.Linear | nn.Embedding | nn.RNNCellBase):
+            continue
+        for weight in module.parameters(recurse=False):
+            if weight.dim() != 2 or weight.data_ptr() in rounded:  # an embedding may be tied to the head
+                continue
+            rounded.add(weight.data_ptr())
+            if kind == "int8":
+                values, scale = quantize_rows(weight)
+                weight.copy_(values * scale)
+            else:
+                weight.copy_(weight.to(torch.bfloat16))
+
+
+def _check_type(kind: str) -> None:
+    if kind not in WEIGHT_TYPES:
+        raise ValueError(f"`weights` is {kind!r}; it must be one of {', '.join(map(repr, WEIGHT_TYPES))}, or None.")
+
+
 class _NarrowWeight(nn.Module):
     """A weight in a narrow type, computed with in its own."""
 
@@ -48,10 +78,8 @@ class WeightLoader(nn.Module):
 
     def __init__(self, kind: str | None):
         super().__init__()
-        if kind is not None and kind not in WEIGHT_TYPES:
-            raise ValueError(
-                f"`weights` is {kind!r}; it must be one of {', '.join(map(repr, WEIGHT_TYPES))}, or None."
-            )
+        if kind is not None:
+            _check_type(kind)
         self.type = kind
         self.narrow = nn.ModuleList()
         self._places: dict[str, int] = {}

@@ -43,3 +43,29 @@ def test_wrong_arguments(arguments, message, checkpoint, capsys):
     with pytest.raises(SystemExit):
         main(["export", *(argument.format(checkpoint=checkpoint) for argument in arguments)])
     assert message in capsys.readouterr().err
+
+
+def test_generate_and_evaluate_with_narrow_weights(checkpoint, tmp_path, capsys):
+    pytest.importorskip("hf_recurrent.kernels.step_cpu")
+    main(
+        [
+            "generate",
+            str(checkpoint),
+            "--prompt",
+            "a",
+            "--quantize",
+            "int8",
+            "--max_new_tokens",
+            "3",
+            "--device",
+            "cpu",
+        ]
+    )
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(65, 91)) * 8)
+    command = ["evaluate", str(checkpoint), "--corpus", str(text), "--split", "all", "--no_compressors", "--quiet"]
+    values = []
+    for quantize in ([], ["--quantize", "int8"]):
+        main([*command, "--device", "cpu", *quantize])
+        values.append(float(capsys.readouterr().out.split("whole episode")[1].splitlines()[0].split()[-1]))
+    assert 0 < abs(values[1] - values[0]) < 0.05
