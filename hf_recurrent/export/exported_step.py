@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_recurrent.checkpoint_files import STAGING_PREFIX, write_json
+from hf_recurrent.checkpoint_files import STAGING_PREFIX, atomic_file, write_json
 from hf_recurrent.checkpoint_manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.runtimes import RUNTIMES
 from hf_recurrent.export.specification import ExportSpecification, describe
-from hf_recurrent.modeling.recurrent_state import RecurrentState, load_state, save_state
+from hf_recurrent.modeling.recurrent_state import RecurrentState
 
 SPECIFICATION_FILE = "specification.json"
 _KIND = "exported_step"
@@ -76,7 +77,9 @@ class ExportedStep:
 
     def save_state(self, state: RecurrentState, path: str | os.PathLike) -> None:
         """Write a state with the hash of the weights that it belongs to."""
-        save_state(state, path, {_HASH_KEY: self.specification.weights_hash})
+        tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}
+        with atomic_file(path) as partial:
+            save_file(tensors, partial, metadata={_HASH_KEY: self.specification.weights_hash})
 
     def load_state(self, path: str | os.PathLike) -> RecurrentState:
         """Read a state that `save_state` wrote.
@@ -85,10 +88,12 @@ class ExportedStep:
             FileNotFoundError: there is no such file.
             ValueError: the file is damaged, or the state belongs to other weights.
         """
-        state = load_state(path)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"There is no saved state at `{os.fspath(path)}`.")
         try:
             with safe_open(path, framework="pt") as file:
                 found = (file.metadata() or {}).get(_HASH_KEY)
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
         except SafetensorError as error:
             raise ValueError(f"`{os.fspath(path)}` is damaged: {error}.") from error
         if found != self.specification.weights_hash:
