@@ -55,6 +55,8 @@ _PUBLIC_NAMES = {
     "hf_recurrent.modeling.dense_units": ("DenseUnit",),
     "hf_recurrent.modeling.recurrent_units": ("register_recurrent_unit",),
     "hf_recurrent.stock_models.with_state": ("with_state",),
+    "hf_recurrent.export.programs": ("export_block", "export_step"),
+    "hf_recurrent.export.exported_step": ("ExportedStep", "save_exported_step"),
     "hf_recurrent.presets": ("config_from_preset", "preset_names"),
     "hf_recurrent.data.corpus": ("Corpus",),
     "hf_recurrent.data.episode_source": ("EpisodeSource", "EvaluationShare"),

@@ -40,7 +40,7 @@ def _record(
 class CapturedStep:
     """The step of one model for one shape of inputs, captured after a few steps without a graph."""
 
-    def __init__(self, model: nn.Module, hidden: torch.Tensor):
+    def __init__(self, model: nn.Module, hidden: torch.Tensor, weights: str | None = None):
         self.wanted = all(map(is_plain_module, model.modules()))
         self.steps = 0
         self.names: list[str] = []
@@ -50,8 +50,10 @@ class CapturedStep:
         self.lock = threading.Lock()
 
     @staticmethod
-    def is_supported(hidden: torch.Tensor) -> bool:
-        """True on the default CUDA stream: concurrent streams would overwrite each other's results."""
+    def is_supported(model: nn.Module, hidden: torch.Tensor) -> bool:
+        """True for embedded inputs on the default stream: concurrent ones would overwrite each other's results."""
+        if not hidden.is_floating_point() or not hasattr(model, "read_layers"):
+            return False
         default = torch.cuda.default_stream(hidden.device)
         return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_stream_capturing()
 

@@ -1,13 +1,12 @@
-"""One byte of few streams as one call of the compiled kernel: one pass over the weights.
+"""One token of every stream as one call of the compiled kernel: one pass over the weights.
 
-Layers describe one step of their `forward` in `compile_step`, as operations of the kernel. Without the kernel or such
-a description, plain `forward` runs.
+The kernel's package records one step of `forward` and writes it as a program. Without the kernel, or where an
+operation has no form in it, plain `forward` runs.
 
-Shape letters: B streams, M model width.
+Shape letters: B streams, T steps, M model width, V vocabulary.
 """
 
 import importlib
-import math
 from functools import cache
 from types import ModuleType
 
@@ -15,20 +14,17 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .module_watch import is_plain_module
-from .recurrent_blocks import TemporalConvolution
 from .recurrent_state import RecurrentState
 
 logger = logging.get_logger(__name__)
 
-# With more streams, the matrix products of torch, which read the weights less often, make up for its many calls.
-_MOST_STREAMS = 24
+# With more streams, torch's matrix products on blocks of weights are faster.
+_MOST_STREAMS = 256
 # Larger weights are read faster by several threads, and the kernel is one.
 _MOST_SHARED_BYTES = 1 << 26
-
-
-class NotCompilable(Exception):
-    """A module has no form as operations of the kernel."""
+# Steps of plain `forward` after weights were changed, before the program is written again.
+_STEPS_BEFORE = 2
+WEIGHT_TYPES = ("bfloat16", "int8")
 
 
 @cache
@@ -39,159 +35,139 @@ def _kernel() -> ModuleType | None:
         return None
 
 
-class StepCompiler:
-    """Writes one step of a model as a program of the kernel; layers use it in `compile_step`.
-
-    Args:
-        hidden: (B, 1, M), embedded bytes.
-        state_shapes: of the model's state.
-    """
-
-    def __init__(self, hidden: torch.Tensor, state_shapes: dict[str, torch.Size]):
-        self.program = program = _kernel().StepProgram(hidden.dtype)
-        self.hidden = _kernel().Vector(hidden.shape[-1], "hidden")
-        self.state_shapes, self.layer = state_shapes, 0
-        self.layer_norm, self.gelu, self.multiply = program.layer_norm, program.gelu, program.multiply
-
-    def begin_layer(self, number: int) -> None:
-        """From here on, states are those of this layer."""
-        self.layer = number
-        self.program.begin_layer()
-
-    def module(self, module: nn.Module, *operands):
-        """One step of a module whose own class has `compile_step`; a subclass may compute something else."""
-        if "compile_step" not in vars(type(module)):
-            raise NotCompilable(type(module).__name__)
-        return module.compile_step(self, *operands)
-
-    def linear(self, module: nn.Linear, x, onto=None):
-        """`module(x)`, added to `onto` if that is given."""
-        if type(module).forward is not nn.Linear.forward or module.bias is not None:
-            raise NotCompilable(type(module).__name__)
-        return self.program.linear(self._weight(module.weight, 2), x, onto)
-
-    def contract(self, module: nn.Linear, x, onto, eps: float | None = None) -> None:
-        """`module(x)` added to `onto`, with a LayerNorm between if there is an `eps`."""
-        if eps is None:
-            self.linear(module, x, onto)
-        else:
-            self.program.add(onto, self.layer_norm(self.linear(module, x), eps))
-
-    def gated_norm(self, gate, value, eps: float):
-        """[`gated_norm`] of the two."""
-        gate = self.gelu(self.layer_norm(gate, eps))
-        return self.layer_norm(self.multiply(gate, self.layer_norm(value, eps)), eps)
-
-    def rms_norm(self, module: nn.RMSNorm, x, to=None):
-        """`module(x)`, written to `to` if that is given."""
-        if type(module) is not nn.RMSNorm or module.eps is None or module.normalized_shape != (x.width,):
-            raise NotCompilable(type(module).__name__)
-        weight = None if module.weight is None else self._weight(module.weight, 1)
-        return self.program.rms_norm(x, weight, module.eps, to)
-
-    def convolution(self, module: TemporalConvolution, x):
-        """The output of a convolution whose taps are the part `convolution` of the state."""
-        if type(module) is not TemporalConvolution or module.kernel_size != len(module.weight):
-            raise NotCompilable(type(module).__name__)
-        taps, new_taps = self._state("convolution", module.kernel_size - 1, x.width)
-        return self.program.convolution(x, taps, self._weight(module.weight, 2), new_taps)
-
-    def gated_unit(self, name: str, unit: nn.Module, recurrence_gate, input_gate, projection, rate: nn.Parameter):
-        """The element-wise step of a gated unit, whose state is the part `recurrent`; the new state is its output."""
-        state, new_state = self._state("recurrent", projection.width)
-        options = {
-            "scale": unit.decay_scale,
-            "negative": unit.allow_negative_eigenvalues,
-            "rate": self._weight(rate, 1),
-        }
-        operands = (recurrence_gate, input_gate, projection, state)
-        return self.program.gated_unit(name, new_state, *operands, **options)
-
-    def _state(self, part: str, *shape: int) -> tuple:
-        """A part of the layer's state before and after the step."""
-        name = f"layers.{self.layer}.{part}"
-        if self.state_shapes[name][1:] != shape:
-            raise NotCompilable(f"{name} of shape {shape}")
-        width = math.prod(shape)
-        return _kernel().Vector(width, name), _kernel().Vector(width, name, is_new=True)
-
-    def _weight(self, parameter: torch.Tensor, dimensions: int) -> torch.Tensor:
-        if type(parameter) is not nn.Parameter or parameter.dim() != dimensions:
-            raise NotCompilable(f"{type(parameter).__name__} of {dimensions} dimensions")
-        return parameter.detach()  # the program checks that it can read it
+def kernel_for(dtype: torch.dtype) -> ModuleType | None:
+    """The kernel if it was built and computes in this type."""
+    kernel = _kernel()
+    return kernel if kernel is not None and kernel.is_supported(dtype) else None
 
 
 class CompiledStep:
-    """The step of one model as a program of the kernel, which any number of threads may run at once."""
+    """The step of one model as a program of the kernel, which any number of threads may run at once.
 
-    def __init__(self, model: nn.Module, hidden: torch.Tensor):
-        self.dtype = hidden.dtype
+    Args:
+        model: a backbone, whose program reads embedded inputs (B, 1, M) and gives the output after the final norm, or
+            a language model, whose program reads token ids (B, 1) and gives logits.
+        inputs: like those of the step.
+        weights: the type in which the program stores large weights; None for that of the model.
+    """
+
+    def __init__(self, model: nn.Module, inputs: torch.Tensor, weights: str | None = None):
+        self.reads_tokens = not inputs.is_floating_point()
+        backbone = model.model if self.reads_tokens else model
+        self.table = backbone.embed_tokens.weight if self.reads_tokens else None
+        self.dtype = self.table.dtype if self.reads_tokens else inputs.dtype
+        self.width, self.weights = backbone.config.hidden_size, weights
         self.bytes_read = sum(parameter.nbytes for parameter in model.parameters())
-        self.state_shapes = [model.state_shapes(batch_size) for batch_size in range(_MOST_STREAMS + 1)]
-        compiler = StepCompiler(hidden, self.state_shapes[1])
-        self.program = compiler.program
-        try:
-            for number, layer in enumerate(model.layers):
-                compiler.begin_layer(number)
-                compiler.module(layer, compiler.hidden)
-            compiler.rms_norm(model.norm, compiler.hidden, to=compiler.hidden)
-        except (NotCompilable, _kernel().UnreadableTensor):
-            self.program = None
-            if foreign := next((m for m in model.layers.modules() if not is_plain_module(m)), None):
-                logger.warning_once(
-                    f"Single bytes run without the compiled step, several times slower, because of a module "
-                    f"`{type(foreign).__module__}.{type(foreign).__name__}`. Adapters: `merge_and_unload()` first."
-                )
+        self.shape_of_state = backbone.state_shapes(1)
+        self.problem: str | None = None
+        self.waiting = 0
+        self.program = None
+        self._compile(model)
 
     @staticmethod
-    def is_supported(hidden: torch.Tensor) -> bool:
+    def is_supported(model: nn.Module, inputs: torch.Tensor) -> bool:
         """True where such a step can be compiled here."""
-        return hidden.shape[0] <= _MOST_STREAMS and _kernel() is not None and _kernel().is_supported(hidden.dtype)
+        if len(inputs) > _MOST_STREAMS:
+            return False
+        if inputs.is_floating_point():
+            return kernel_for(inputs.dtype) is not None
+        embedding = getattr(model.model, "embed_tokens", None)
+        return type(embedding) is nn.Embedding and kernel_for(embedding.weight.dtype) is not None
 
     @staticmethod
-    def key(hidden: torch.Tensor) -> torch.dtype:
+    def key(inputs: torch.Tensor) -> torch.dtype:
         """Inputs with the same key share a program."""
-        return hidden.dtype
+        return inputs.dtype
 
     def run(
-        self, model: nn.Module, hidden: torch.Tensor, state: RecurrentState
+        self, model: nn.Module, inputs: torch.Tensor, state: RecurrentState
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """See [`run_single_step`]."""
-        if self.program is None or (torch.get_num_threads() > 2 and self.bytes_read > _MOST_SHARED_BYTES):
+        streams = len(inputs)
+        if not self._is_ready(model) or not self._matches(state, streams):
             return None
-        batch_size = hidden.shape[0]
-        shapes = self.state_shapes[batch_size]
-        if type(state) is not dict or state.keys() != shapes.keys():
-            return None
-        for name, shape in shapes.items():
-            if getattr(state[name], "shape", None) != shape:
-                return None
-        hidden = hidden.clone(memory_format=torch.contiguous_format)
+        inputs = inputs.reshape(streams).to(torch.long).contiguous() if self.reads_tokens else inputs.contiguous()
+        name = "ids" if self.reads_tokens else "hidden"
+        kernel = _kernel()
         try:
-            new = self.program.run({"hidden": hidden, **state}, batch_size)
-        except _kernel().UnreadableTensor:  # plain `forward` reads it, or names it
+            new = self.program.run({name: inputs, **state}, streams)
+        except kernel.UnreadableTensor:  # plain `forward` reads it, or names it
             return None
-        return hidden, {name: new[name] for name in state}
+        except kernel.WeightsChanged:
+            self.program, self.waiting = None, _STEPS_BEFORE
+            return None
+        return new["output"].unsqueeze(1), {name: new[name] for name in state}
 
-    def run_chain(self, hidden: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState] | None:
-        """T successive bytes of one stream, at the cost of T streams, with the bits of single steps.
+    def run_chain(
+        self, model: nn.Module, inputs: torch.Tensor, state: RecurrentState
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """T successive inputs of one stream, with the bits of single steps; most weights are read once for several.
 
         Args:
-            hidden: (1, T, M), the embedded bytes.
+            model: of this step.
+            inputs: (1, T), or (1, T, M) embedded inputs.
             state: of this stream.
 
         Returns:
-            The outputs after the final norm (1, T, M) and the states before the first byte and after each, (T + 1, …),
-            or None where plain `forward` has to run.
+            The outputs (1, T, …) and the states before the first input and after each, (T + 1, …), or None where plain
+            `forward` has to run.
         """
-        shapes = self.state_shapes[1]
-        if self.program is None or hidden.shape[0] != 1 or type(state) is not dict or state.keys() != shapes.keys():
+        if len(inputs) != 1 or not self._is_ready(model) or not self._matches(state, 1):
             return None
-        if any(getattr(state[name], "shape", None) != shape for name, shape in shapes.items()):
-            return None
-        hidden = hidden.clone(memory_format=torch.contiguous_format)
+        inputs = inputs[0].to(torch.long) if self.reads_tokens else inputs[0]
+        inputs = inputs.contiguous()
+        name = "ids" if self.reads_tokens else "hidden"
+        kernel = _kernel()
         try:
-            states = self.program.run_chain({"hidden": hidden[0]}, state, hidden.shape[1])
-        except _kernel().UnreadableTensor:
+            outputs, states = self.program.run_chain({name: inputs}, state, len(inputs))
+        except kernel.UnreadableTensor:
             return None
-        return hidden, states
+        except kernel.WeightsChanged:
+            self.program, self.waiting = None, _STEPS_BEFORE
+            return None
+        return outputs["output"].unsqueeze(0), states
+
+    def _is_ready(self, model: nn.Module) -> bool:
+        if self.program is None and self.waiting:
+            self.waiting -= 1
+            if not self.waiting:
+                self._compile(model)
+        several_threads = self.weights is None and torch.get_num_threads() > 2
+        return self.program is not None and not (several_threads and self.bytes_read > _MOST_SHARED_BYTES)
+
+    def _matches(self, state: RecurrentState, streams: int) -> bool:
+        if type(state) is not dict or state.keys() != self.shape_of_state.keys():
+            return False
+        return all(
+            getattr(state[name], "shape", None) == (streams, *shape[1:]) for name, shape in self.shape_of_state.items()
+        )
+
+    def _compile(self, model: nn.Module) -> None:
+        compiler = importlib.import_module("hf_recurrent.kernels.compiled_model")
+        graph = importlib.import_module("hf_recurrent.kernels.step_graph")
+
+        def of_backbone(hidden: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+            return model.read_block(hidden, state, None, None, slice(None), False)[:2]
+
+        def of_language_model(hidden: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+            output = model.model(inputs_embeds=hidden, state=state, use_cache=True, return_dict=True)
+            return model.lm_head(output.last_hidden_state), output.state
+
+        forward = of_language_model if self.reads_tokens else of_backbone
+        table = None if self.table is None else self.table.detach()
+        try:
+            # Tensors made in inference mode could not be used outside of it.
+            with torch.inference_mode(False), torch.no_grad():
+                self.program = compiler.compile_model_step(
+                    forward, self.width, self.dtype, self.shape_of_state, table, self.weights
+                )
+        except graph.Untranslatable as error:
+            self.problem = f"it has no form of {str(error).rstrip('.')}"
+        except _kernel().UnreadableTensor as error:
+            self.problem = f"it cannot read a weight: {str(error).rstrip('.')}"
+        if self.problem is not None:
+            backbone = type(model.model if self.reads_tokens else model).__name__
+            logger.warning_once(
+                f"Single steps of {backbone} run in plain `forward`, several times slower than in the compiled step: "
+                f"{self.problem}."
+            )

@@ -41,11 +41,6 @@ class GLRU(RecurrentUnit):
         decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
         return decay, normalizer * input_gate * projection
 
-    def compile_step(self, step, inputs):
-        """One step as an operation of the compiled kernel; returns the unit's output."""
-        maps = (self.recurrence_gate, self.input_gate, self.input_projection)
-        return step.gated_unit("glru", self, *(step.linear(module, inputs) for module in maps), self.nu)
-
 
 class RGLRU(RecurrentUnit):
     """Real-gated linear recurrent unit of Hawk (De et al. 2024, equations 1 to 4), with dense gates.
@@ -84,11 +79,6 @@ class RGLRU(RecurrentUnit):
         recurrence_gate, input_gate, inputs = map(upcast, (recurrence_gate, input_gate, inputs))
         decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
         return decay, normalizer * input_gate * inputs
-
-    def compile_step(self, step, inputs):
-        """One step as an operation of the compiled kernel; returns the unit's output."""
-        gates = (step.linear(module, inputs) for module in (self.recurrence_gate, self.input_gate))
-        return step.gated_unit("rg_lru", self, *gates, inputs, self.recurrent_param)
 
 
 class MinGRU(RecurrentUnit):

@@ -6,7 +6,6 @@ In the sizes of the Memora paper: no biases, dense gates, MLP of width 3 M, embe
 import torch
 from torch import nn
 
-from .compiled_step import StepCompiler
 from .configuration_hawk import HawkConfig
 from .recurrent_blocks import Contraction, TemporalConvolution
 from .recurrent_causal_lm import (
@@ -43,13 +42,6 @@ class HawkRecurrentBlock(nn.Module):
         output = self.out_proj(gate * recurrent.to(gate.dtype))
         return output, {"recurrent": final_state, "convolution": taps}
 
-    def compile_step(self, step: StepCompiler, hidden, onto) -> None:
-        """One step, added to `onto`."""
-        convolved = step.convolution(self.convolution, step.linear(self.in_proj, hidden))
-        recurrent = step.module(self.recurrent_unit, convolved)
-        gate = step.gelu(step.linear(self.gate_proj, hidden))
-        step.contract(self.out_proj, step.multiply(gate, recurrent), onto)
-
 
 class HawkMLP(nn.Module):
     """W_down ( GeLU(W_g u) ∘ W_u u )."""
@@ -62,11 +54,6 @@ class HawkMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.down_proj(nn.functional.gelu(self.gate_proj(hidden)) * self.up_proj(hidden))
-
-    def compile_step(self, step: StepCompiler, hidden, onto) -> None:
-        """One step, added to `onto`."""
-        gate = step.gelu(step.linear(self.gate_proj, hidden))
-        step.contract(self.down_proj, step.multiply(gate, step.linear(self.up_proj, hidden)), onto)
 
 
 class HawkPreTrainedModel(RecurrentPreTrainedModel):

@@ -7,7 +7,6 @@ without parameters.
 import torch
 from torch import nn
 
-from .compiled_step import StepCompiler
 from .configuration_memora import MemoraConfig
 from .gated_norm import gated_norm
 from .recurrent_blocks import Contraction, layer_norm
@@ -43,12 +42,6 @@ class MemoraRecurrentBlock(nn.Module):
             output = layer_norm(output, self.eps)
         return output, {"recurrent": final_state}
 
-    def compile_step(self, step: StepCompiler, hidden, onto) -> None:
-        """One step, added to `onto`."""
-        recurrent = step.module(self.recurrent_unit, hidden)
-        product = step.gated_norm(step.linear(self.gate_proj, hidden), recurrent, self.eps)
-        step.contract(self.out_proj, product, onto, self.eps if self.norm_after_contraction else None)
-
 
 class MemoraMLP(nn.Module):
     """W_down · LN( GeLU(LN(W_g u)) ∘ LN(W_u u) )."""
@@ -64,12 +57,6 @@ class MemoraMLP(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         output = self.down_proj(gated_norm(self.gate_proj(hidden), self.up_proj(hidden), self.eps))
         return layer_norm(output, self.eps) if self.norm_after_contraction else output
-
-    def compile_step(self, step: StepCompiler, hidden, onto) -> None:
-        """One step, added to `onto`."""
-        gate, up = (step.linear(module, hidden) for module in (self.gate_proj, self.up_proj))
-        product = step.gated_norm(gate, up, self.eps)
-        step.contract(self.down_proj, product, onto, self.eps if self.norm_after_contraction else None)
 
 
 class MemoraPreTrainedModel(RecurrentPreTrainedModel):

@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from .tensor_checks import check_memory, has_memory
 
@@ -22,6 +23,16 @@ def is_plain_module(module: nn.Module) -> bool:
     return place.startswith("torch.nn.modules.") or place.rpartition(".")[0] == __package__
 
 
+def _content(value: object) -> dict | list | set | None:
+    """The part of an attribute that can change in place: a container of plain values, or fields of a configuration."""
+    if isinstance(value, PreTrainedConfig):
+        return vars(value)
+    if type(value) not in (dict, list, set):
+        return None
+    items = value.values() if isinstance(value, dict) else value
+    return value if all(isinstance(item, (*_PLAIN, tuple)) for item in items) else None
+
+
 class ModuleWatch:
     """Notices changed modules, parameters, buffers, attributes and hooks; values of parameters may change in place.
 
@@ -35,12 +46,13 @@ class ModuleWatch:
         self.sized = [vars(module) for module in modules]
         self.sized += [module._modules for module in modules if module._modules]
         self.hooks = [hooks for module in self.modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
-        plain, others = [], []
+        plain, others, self.contents = [], [], []
         for module in modules:
             names = vars(module).keys() - _INTERNAL
             values = [name for name in names if isinstance(vars(module)[name], _PLAIN)]
             plain += [(vars(module), values)] if values else []
             others += [(vars(module), name) for name in names.difference(values)]
+            self.contents += [held for name in names if (held := _content(vars(module)[name])) is not None]
             tables = (module._modules, module._parameters, module._buffers)
             others += [(table, name) for table in tables for name in table]
         self.plain_tables, self.getters = [table for table, _ in plain], [itemgetter(*names) for _, names in plain]
@@ -48,6 +60,7 @@ class ModuleWatch:
         self.objects = [table[name] for table, name in others]
         tensors = [value for value in self.objects if isinstance(value, Tensor)]
         self.tensors = [tensor for tensor in tensors if has_memory(tensor)]
+        self.copies = [held.copy() for held in self.contents]
         self.seen = self._look()
         # Hooks, attributes that hide a method of the class, such as another `forward`, and tensors of other kinds.
         self.overridden = (
@@ -58,7 +71,8 @@ class ModuleWatch:
 
     def unchanged(self) -> bool:
         try:
-            return all(map(is_, map(dict.get, self.tables, self.names), self.objects)) and self._look() == self.seen
+            same = all(map(is_, map(dict.get, self.tables, self.names), self.objects))
+            return same and self.contents == self.copies and self._look() == self.seen
         except (KeyError, RuntimeError, ValueError):  # an attribute is gone, or has become a tensor
             return False
 

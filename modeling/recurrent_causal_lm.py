@@ -7,7 +7,7 @@ Shape letters: B streams or batch, T steps, M model width, N layers, V vocabular
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
 from .causal_lm_loss import causal_lm_loss
-from .compiled_step import StepCompiler
 from .module_watch import check_weights
 from .packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
 from .recurrent_blocks import Contraction, Padding, TemporalConvolution
@@ -25,7 +24,7 @@ from .recurrent_generation import RecurrentGenerationMixin
 from .recurrent_state import RecurrentState, check_state, check_state_memory, state_dtype
 from .recurrent_unit import RecurrentUnit, lecun_std
 from .saved_code import SavedCode
-from .single_step import run_single_step
+from .single_step import choose_step_weights, run_single_step
 from .tensor_checks import (
     check_embeddings,
     check_mask,
@@ -130,7 +129,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
 
         The state is not checked yet.
         """
-        return None
+        return run_single_step(self, hidden, state)
 
     def read_block(
         self,
@@ -264,11 +263,6 @@ class RecurrentLayer(GradientCheckpointingLayer):
         hidden = hidden + output
         return hidden + self.mlp(self.mlp_norm(hidden)), state
 
-    def compile_step(self, step: StepCompiler, hidden) -> None:
-        """One step, in place of `hidden`."""
-        step.module(self.recurrent_block, step.rms_norm(self.recurrent_norm, hidden), hidden)
-        step.module(self.mlp, step.rms_norm(self.mlp_norm, hidden), hidden)
-
 
 class RecurrentModel(RecurrentBackbone):
     """Embedding, N layers, final norm. A family gives its layer, its final norm and the parts of its state."""
@@ -300,9 +294,6 @@ class RecurrentModel(RecurrentBackbone):
             for layer, shapes in enumerate(self.layer_shapes)
             for part, shape in shapes.items()
         }
-
-    def read_single_step(self, hidden, state):
-        return run_single_step(self, hidden, state)
 
     def read_block(self, hidden, state, reset_mask, padding, kept, output_hidden_states):
         if padding is not None:
@@ -396,19 +387,22 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
         """
         return_dict = self.config.return_dict if return_dict is None else return_dict
         shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            state=state,
-            reset_mask=reset_mask,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            logits_to_keep=logits_to_keep,
-            return_dict=True,
+        arguments = {
+            "attention_mask": attention_mask,
+            "reset_mask": reset_mask,
+            "inputs_embeds": inputs_embeds,
+            "output_hidden_states": output_hidden_states,
+            "logits_to_keep": logits_to_keep,
             **kwargs,
-        )
-        logits = self.lm_head(outputs.last_hidden_state)
+        }
+        single_step = self._read_token(input_ids, state, arguments)
+        if single_step is None:
+            outputs = self.model(input_ids=input_ids, state=state, use_cache=use_cache, return_dict=True, **arguments)
+            logits = self.lm_head(outputs.last_hidden_state)
+        else:
+            logits, new_state = single_step
+            use_cache = self.config.use_cache if use_cache is None else use_cache
+            outputs = RecurrentModelOutput(state=new_state if use_cache else None)
         loss = None
         if labels is not None or shift_labels is not None:
             loss = causal_lm_loss(logits, labels, shift_labels, num_items)
@@ -416,3 +410,35 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
             loss=loss, logits=logits, state=outputs.state, hidden_states=outputs.hidden_states
         )
         return output if return_dict else output.to_tuple()
+
+    def compile_step(self, weights: str | None = None) -> None:
+        """Compile the step of single tokens now, with its weights in another type. Blocks and gradients are as before.
+
+        A float32 model's step on a CPU is compiled by itself at its first use. With "bfloat16" or "int8" (symmetric,
+        a scale for each output) it keeps a copy of all matrices in that type and reads less memory for every token.
+
+        Args:
+            weights: "bfloat16", "int8", or None for the model's own type.
+
+        Raises:
+            ValueError: `weights` is unknown, or the model has an operation that cannot be compiled.
+            RuntimeError: the kernel was not built, or the model is not float32 on the CPU.
+        """
+        choose_step_weights(self, weights)
+
+    def _read_token(
+        self, input_ids: torch.Tensor | None, state: RecurrentState | None, arguments: dict[str, Any]
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """Logits (B, 1, V) and new state of one token per stream, or None where the whole `forward` has to run."""
+        if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.shape[1] != 1:
+            return None
+        kept = arguments["logits_to_keep"]
+        if any(value is not None for name, value in arguments.items() if name != "logits_to_keep"):
+            return None
+        if self.config.output_hidden_states or not isinstance(kept, int) or kept < 0:
+            return None
+        if torch.is_grad_enabled() or input_ids.device.type != "cpu":
+            return None
+        check_token_ids("input_ids", input_ids, self.config.vocab_size)
+        state = self.init_state(len(input_ids), input_ids.device) if state is None else state
+        return run_single_step(self, input_ids, state)

@@ -37,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=1024,
         help="bytes per block; for models without a state, and with --no_carry, the context window",
     )
+    run.add_argument("--quantize", choices=["bfloat16", "int8"], help="round the weights to this type first")
     run.add_argument("--no_carry", action="store_true", help="reset the state at each block, as in IID training")
     run.add_argument("--no_compressors", action="store_true", help="skip gzip, bz2 and xz")
     run.add_argument("--output", type=Path, help="write the results to this JSON file")
@@ -69,6 +70,10 @@ def _evaluate(arguments: argparse.Namespace) -> str:
             f"`MODEL` is {arguments.model!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer. "
             "For other tokenizers, use the metric in metrics/bits_per_byte."
         )
+    if arguments.quantize is not None:
+        from hf_recurrent.export.weight_types import round_weights
+
+        round_weights(model, arguments.quantize)
     source = load_evaluation_source(data, tokenizer, arguments.split)
     source.check_model("corpus", model)
     use_threads(arguments.threads, quiet=arguments.quiet)
@@ -87,6 +92,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
         **sums,
         **metrics,
         "model": arguments.model,
+        "weights": arguments.quantize,
         "num_parameters": model.num_parameters(),
         "corpus": ", ".join(data.corpus),
         "split": arguments.split,
@@ -106,7 +112,8 @@ def _evaluate(arguments: argparse.Namespace) -> str:
 
 
 def _bits_table(results: dict[str, Any]) -> str:
-    rows = {f"{results['model']} ({results['context']})": results["bits_per_byte"]}
+    weights = f", {results['weights']} weights" if results["weights"] else ""
+    rows = {f"{results['model']} ({results['context']}{weights})": results["bits_per_byte"]}
     rows |= {f"{name} (each episode alone)": value for name, value in results["compressors"].items()}
     width = max(map(len, rows))
     # A model is given the first byte of an episode, which a compressor has to encode.

@@ -52,6 +52,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     new.add_argument("--draft_tokens", type=int, default=3, help="tokens proposed at a time (default: 3)")
     add_threads_argument(new)
+    new.add_argument(
+        "--quantize", choices=["bfloat16", "int8"], help="type of the weights in single steps on a CPU, for speed"
+    )
     new.add_argument("--quiet", action="store_true", help="hide the progress bar while reading")
     return parser
 
@@ -74,6 +77,8 @@ def _generate(arguments: argparse.Namespace) -> None:
 
     if arguments.seed is not None:
         set_seed(arguments.seed)
+    if arguments.quantize is not None:
+        _quantize(arguments.quantize, model)
     if hasattr(tokenizer, "encode_bytes"):  # other stock models generate as text from their own cache
         with_state(model)
     generate = _generate_recurrent if supports_recurrent_state(model) else _generate_stock
@@ -85,6 +90,16 @@ def _generate(arguments: argparse.Namespace) -> None:
         raise ValueError(
             f"`MODEL` is {arguments.model!r}; its probabilities are NaN at `--temperature` {arguments.temperature}."
         ) from error
+
+
+def _quantize(weights: str, model: "PreTrainedModel") -> None:
+    """Compile the model's step with narrow weights."""
+    if not hasattr(model, "compile_step"):
+        raise ValueError(f"`--quantize` is {weights!r}, but {type(model).__name__} has no compiled step.")
+    try:
+        model.compile_step(weights)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"`--quantize` is {weights!r}, but it cannot be used: {error}") from error
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.compiled_step import CompiledStep
-from hf_recurrent.modeling.recurrent_causal_lm import RecurrentForCausalLM, RecurrentModel
+from hf_recurrent.modeling.recurrent_causal_lm import RecurrentForCausalLM
 from hf_recurrent.modeling.recurrent_state import RecurrentState, supports_recurrent_state
 from hf_recurrent.modeling.single_step import find_single_step
 
-# The compiled step takes as many rows, and beyond that torch's matrix products are faster.
+# Longer blocks are read faster by `forward`, whose scan is parallel.
 _MOST_CHAINED = 24
 
 
@@ -41,9 +39,9 @@ class Reading:
 class StateReader:
     """Reads bytes of one stream, a block in one forward pass.
 
-    On a CPU, a block of Memora or Hawk is T rows of the compiled step, each of which starts from the state of the row
-    before it: the numbers are those of single bytes, bit for bit, and there is a state after every byte. Everywhere
-    else it is `forward`, whose numbers may differ from those of single bytes in the last bits.
+    On a CPU, a block is T rows of the compiled step, each of which starts from the state of the row before it: the
+    numbers are those of single bytes, bit for bit, and there is a state after every byte. Everywhere else it is
+    `forward`, whose numbers may differ from those of single bytes in the last bits.
 
     The model must not change while the reader is used.
 
@@ -76,25 +74,22 @@ class StateReader:
         self.forwards += 1
         input_ids = torch.tensor([tokens], device=self.device)
         if self._step is not None and len(tokens) <= _MOST_CHAINED:
-            backbone, head = self.model.model, self.model.lm_head.weight
-            reading = self._read_chain(functional.embedding(input_ids, backbone.embed_tokens.weight), head, state)
+            reading = self._read_chain(input_ids, state)
             if reading is not None:
                 return reading
         output = self.model(input_ids=input_ids, state=state, use_cache=True, return_dict=True)
         return Reading(output.logits[0], {0: state, len(tokens): output.state})
 
-    def _read_chain(self, hidden: torch.Tensor, head: torch.Tensor, state: RecurrentState) -> Reading | None:
-        steps = hidden.shape[1]
+    def _read_chain(self, input_ids: torch.Tensor, state: RecurrentState) -> Reading | None:
+        steps = input_ids.shape[1]
         if steps == 1:
-            single = self._step.run(self.model.model, hidden, state)
-            return None if single is None else Reading(functional.linear(single[0][0], head), {0: state, 1: single[1]})
-        chained = self._step.run_chain(hidden, state)
+            single = self._step.run(self.model, input_ids, state)
+            return None if single is None else Reading(single[0][0], {0: state, 1: single[1]})
+        chained = self._step.run_chain(self.model, input_ids, state)
         if chained is None:
             return None
-        hidden, states = chained
-        # One product per row: products of several rows round differently.
-        logits = torch.cat([functional.linear(row, head) for row in hidden[0].split(1)])
-        return Reading(logits, _StatesOfSteps(states, steps))
+        logits, states = chained
+        return Reading(logits[0], _StatesOfSteps(states, steps))
 
 
 class _StatesOfSteps(dict):
@@ -120,13 +115,7 @@ def _compiled_step(model: PreTrainedModel) -> CompiledStep | None:
     """The compiled step of a model whose own `forward` is the usual one, without hooks."""
     if type(model).forward is not RecurrentForCausalLM.forward or "forward" in vars(model):
         return None
-    backbone, head = model.model, model.lm_head
-    if type(backbone).read_single_step is not RecurrentModel.read_single_step or "forward" in vars(backbone):
+    if model._forward_hooks or model._forward_pre_hooks:
         return None
-    if type(head) is not nn.Linear or head.bias is not None or type(backbone.embed_tokens) is not nn.Embedding:
-        return None
-    outer = (model, backbone, head, backbone.embed_tokens)
-    if any(module._forward_hooks or module._forward_pre_hooks for module in outer):
-        return None
-    step = find_single_step(backbone, backbone.embed_tokens(torch.zeros(1, 1, dtype=torch.long, device=model.device)))
+    step = find_single_step(model, torch.zeros(1, 1, dtype=torch.long, device=model.device))
     return step if isinstance(step, CompiledStep) else None

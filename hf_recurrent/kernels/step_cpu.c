@@ -1,41 +1,116 @@
 /* One step of a recurrent network as a list of vector operations, run in one call on a CPU.
  *
  * With one byte and few streams a network is one pass over its weights, and calls of small operations would cost more
- * than that. Plain C without Python.h: step_cpu.py writes the list and passes pointers. Whole rows of weights are
- * read once, in order, for all streams.
+ * than that. Plain C without Python.h: step_program.py writes the list, step_cpu.py passes pointers. Weights are read
+ * once, in order, for all streams.
  *
- * The functions are this file included by itself, once for each element type and instruction set: see the end.
+ * Every result is computed in the same order whatever the number of streams, so that a stream has the same bits in any
+ * batch. The functions are this file included by itself, once for each element type and instruction set: see the end.
  */
 #ifndef REAL
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__) && defined(__GNUC__)
+#define X86_LEVELS 1
+#include <immintrin.h>
+#endif
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 #define STREAMS 4 /* for which a row of weights is read once */
-#define ROWS 4 /* read side by side; half as many for STREAMS streams, whose sums need registers too */
+#define ROWS 4 /* read side by side */
 #define AHEAD 2048 /* bytes */
-#define SMALLEST_SQUARED_GAMMA 1e-12
+#define LINE 64 /* bytes of a cache line */
+#define TILE_BYTES 65536 /* of weights, which stay in the cache for all streams */
+#define MAP_TILE 256 /* numbers of an element-wise pass */
+#define MOST_TEMPORARIES 24
 
-/* What step_cpu.py packs; raise VERSION with every change. Operands are pointers to (batch, width) values. */
-#define VERSION 1
-enum operation { LINEAR, NORM, GELU, MULTIPLY, ADD, GLRU, RG_LRU, CONVOLUTION };
-struct instruction {
-    int64_t operation, width, depth, flag, to, a, b, c, d, e;
+/* What step_cpu.py and step_program.py pack; raise VERSION with every change. */
+#define VERSION 2
+enum operation { LINEAR, NORM, EMBEDDING, COPY, GATHER, MAP, REDUCE, SOFTMAX, ATTENTION, PRODUCT, QUANTIZE, UNCHANGED };
+enum weights { SAME_TYPE, BFLOAT16, INT8 };
+enum reduction { SUM, MEAN, MAXIMUM, MINIMUM };
+
+/* A row of numbers for each stream: bases[base] + scaled · streams + offset + stream · stride, in elements. */
+struct operand {
+    int64_t base, scaled, offset, stride;
+};
+
+/* The words of an operation after `operation` and `words`, the number of all its words; an absent operand has base -1. */
+struct linear { /* to = weight (width, depth) · x + bias, for `count` rows of each stream */
+    int64_t count, width, depth, distance, type;
+    struct operand weight, scale, bias, x, to, x_scale;
+};
+struct norm { /* `count` rows of each stream */
+    int64_t count, width, center;
+    double eps;
+    struct operand weight, bias, x, to;
+};
+struct embedding {
+    int64_t width, type;
+    struct operand table, scale, ids, to;
+};
+struct copy {
+    int64_t width;
+    struct operand x, to;
+};
+struct gather { /* to[to_index[i]] = x[index[i]]; without `to_index`, to[i] */
+    int64_t width;
+    struct operand index, to_index, x, to;
+};
+struct micro { /* an element-wise function; operands below `operands` are in memory, the others temporary */
+    int64_t function, to, a, b, c;
     double number;
 };
+struct map {
+    int64_t width, operands, functions;
+    /* struct operand [operands], struct micro [functions] */
+};
+struct reduce { /* (outer, count, inner) → (outer, inner) */
+    int64_t outer, count, inner, kind;
+    struct operand x, to;
+};
+struct softmax {
+    int64_t rows, width;
+    struct operand x, to;
+};
+struct attention { /* q (heads, queries, width), k and v (heads, keys, width) */
+    int64_t heads, queries, keys, width, causal;
+    double scale;
+    struct operand q, k, v, mask, scores, to;
+};
+struct product { /* (matrices, rows, depth) · (matrices, depth, width) */
+    int64_t matrices, rows, depth, width;
+    struct operand a, b, to;
+};
+struct quantize { /* int16 numbers with a scale for each of `count` rows */
+    int64_t count, width;
+    struct operand x, to, scale;
+};
+struct unchanged {
+    int64_t bytes;
+    struct operand a, b;
+};
+
+enum function {
+    F_COPY, F_SPLAT, F_SET, F_ADD, F_SUB, F_MUL, F_DIV, F_MAX, F_MIN, F_ADD_NUMBER, F_MUL_NUMBER, F_RSUB_NUMBER,
+    F_AT_LEAST, F_AT_MOST, F_NEG, F_ABS, F_SQRT, F_RSQRT, F_RECIPROCAL, F_EXP, F_EXPM1, F_LOG, F_LOG1P, F_SIGMOID,
+    F_TANH, F_GELU, F_SOFTPLUS, F_SIN, F_COS, F_ERF, F_POW, F_FLOOR, F_ROUND, F_MUL_ADD, F_WHERE, F_EQ, F_LT, F_LE
+};
+
+#ifdef __clang__
+#define SHUFFLE(x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#else
+#define SHUFFLE(x, ...) __builtin_shuffle(x, (INTEGERS){__VA_ARGS__})
+#endif
 
 #define PASTE3(x, y, z) x##_##y##_##z
 #define PASTE(x, y, z) PASTE3(x, y, z)
 #define NAME(x) PASTE(x, SUFFIX, LEVEL)
 
-typedef void program(int64_t batch, int64_t count, const struct instruction *list);
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#define X86_LEVELS 1
-#endif
+typedef int64_t program(int64_t streams, int64_t first, int64_t count, const int64_t *word, const int64_t *end, void *const *bases);
 
 #define REAL float
 #define INTEGER int32_t
@@ -65,15 +140,29 @@ static int level(void)
 
 EXPORT int64_t hf_step_version(void) { return VERSION; }
 
-EXPORT void hf_step_run(int64_t is_double, int64_t batch, int64_t count, const struct instruction *list)
+/* Runs the operations; `spans` are triples of first word, end, and whether a chain takes this span row by row, because
+ * it reads states that it writes. In a chain, stream t is step t of one stream. Returns 0, or 1 where a weight is not
+ * what the list was made from. */
+EXPORT int64_t hf_step_run(
+    int64_t is_double, int64_t streams, int64_t chain, const int64_t *words, const int64_t *spans, int64_t count,
+    void *const *bases)
 {
 #ifdef X86_LEVELS
     static program *const programs[2][3] = {
         {run_float32_base, run_float32_avx2, run_float32_avx512}, {run_float64_base, run_float64_avx2, run_float64_avx512}};
-    programs[is_double][level()](batch, count, list);
+    program *run = programs[is_double][level()];
 #else
-    (is_double ? run_float64_base : run_float32_base)(batch, count, list);
+    program *run = is_double ? run_float64_base : run_float32_base;
 #endif
+    int64_t changed = 0;
+    for (const int64_t *span = spans; span < spans + 3 * count && !changed; span += 3) {
+        if (chain && span[2])
+            for (int64_t row = 0; row < streams && !changed; row++)
+                changed = run(streams, row, 1, words + span[0], words + span[1], bases);
+        else
+            changed = run(streams, 0, streams, words + span[0], words + span[1], bases);
+    }
+    return changed;
 }
 
 #elif !defined(LEVEL)
@@ -81,17 +170,20 @@ EXPORT void hf_step_run(int64_t is_double, int64_t batch, int64_t count, const s
 #define LEVEL base
 #define VECTOR_BYTES 16
 #define TARGET
+#define LEVEL_NUMBER 0
 #include "step_cpu.c"
 
 #ifdef X86_LEVELS
 #define LEVEL avx2
 #define VECTOR_BYTES 32
 #define TARGET __attribute__((target("avx2,fma")))
+#define LEVEL_NUMBER 1
 #include "step_cpu.c"
 
 #define LEVEL avx512
 #define VECTOR_BYTES 64
 #define TARGET __attribute__((target("avx2,fma,avx512f")))
+#define LEVEL_NUMBER 2
 #include "step_cpu.c"
 #endif
 
@@ -110,100 +202,275 @@ typedef INTEGER NAME(integers) __attribute__((vector_size(VECTOR_BYTES)));
 #define INTEGERS NAME(integers)
 #define AT(pointer) (*(const VECTOR *)(pointer))
 
-TARGET static inline REAL NAME(sum)(const VECTOR *lanes)
+INLINE TARGET REAL *NAME(at)(const struct operand *x, int64_t streams, void *const *bases)
 {
-    REAL total = 0;
-    for (int i = 0; i < LANES; i++)
-        total += (*lanes)[i];
-    return total;
+    return x->base < 0 ? 0 : (REAL *)bases[x->base] + x->scaled * streams + x->offset;
+}
+#define ROW(x, stream) (NAME(at)(&(x), streams, bases) + (stream) * (x).stride)
+
+/* The sum of all lanes, by halves: the order is the same wherever it is used. */
+INLINE TARGET REAL NAME(sum)(const VECTOR *lanes)
+{
+    VECTOR x = *lanes;
+#if VECTOR_BYTES == 64 && IS_FLOAT
+    x += SHUFFLE(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += SHUFFLE(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x += SHUFFLE(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    x += SHUFFLE(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+#elif VECTOR_BYTES == 64 || (VECTOR_BYTES == 32 && IS_FLOAT)
+    x += SHUFFLE(x, 4, 5, 6, 7, 0, 1, 2, 3);
+    x += SHUFFLE(x, 2, 3, 0, 1, 6, 7, 4, 5);
+    x += SHUFFLE(x, 1, 0, 3, 2, 5, 4, 7, 6);
+#elif VECTOR_BYTES == 32 || IS_FLOAT
+    x += SHUFFLE(x, 2, 3, 0, 1);
+    x += SHUFFLE(x, 1, 0, 3, 2);
+#else
+    x += SHUFFLE(x, 1, 0);
+#endif
+    return x[0];
 }
 
-/* to (streams, width) = weight (width, depth) · x (streams, depth), added to what is there if `add`: `rows` rows.
- *
- * They are `distance` apart, each with the lines 2 KiB ahead on their way: memory serves a few readers at distant places
- * faster than one, and four at neighbouring rows only half as fast. */
+/* ---- Matrix products ---- */
+
+/* `rows` rows of weights, `distance` apart, times `streams` vectors, `x_stride` apart, each with the lines 2 KiB ahead
+ * on their way: memory serves a few readers at distant places faster than one. */
 INLINE TARGET void NAME(rows_of)(
-    const int rows, const int streams, int64_t width, int64_t depth, int64_t distance, int64_t add, REAL *to,
-    const REAL *weight, const REAL *x)
+    const int rows, const int streams, const int ahead, int64_t depth, int64_t pitch, const REAL *weight,
+    int64_t x_stride, const REAL *x, int64_t to_stride, int64_t to_distance, const REAL *bias, REAL *to)
 {
     const int64_t whole = depth / LANES * LANES;
-    VECTOR sums[ROWS][STREAMS] = {{{0}}};
+    VECTOR sums[ROWS][STREAMS];
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < streams; s++)
+            sums[r][s] = (VECTOR){0};
     for (int64_t i = 0; i < whole; i += LANES)
         for (int r = 0; r < rows; r++) {
-            const REAL *place = weight + r * distance * depth + i;
-            __builtin_prefetch((const char *)place + AHEAD);
+            const REAL *place = weight + r * pitch + i;
+            if (ahead)
+                __builtin_prefetch((const char *)place + AHEAD);
             for (int s = 0; s < streams; s++)
-                sums[r][s] += AT(place) * AT(x + s * depth + i);
+                sums[r][s] += AT(place) * AT(x + s * x_stride + i);
         }
     for (int r = 0; r < rows; r++)
         for (int s = 0; s < streams; s++) {
-            REAL total = NAME(sum)(&sums[r][s]), *target = to + s * width + r * distance;
+            REAL total = NAME(sum)(&sums[r][s]);
             for (int64_t i = whole; i < depth; i++)
-                total += weight[r * distance * depth + i] * x[s * depth + i];
-            *target = add ? *target + total : total;
+                total += weight[r * pitch + i] * x[s * x_stride + i];
+            to[s * to_stride + r * to_distance] = bias ? total + bias[r * to_distance] : total;
         }
 }
 
-INLINE TARGET void NAME(linear_of)(
-    const int rows, const int streams, int64_t width, int64_t depth, int64_t add, REAL *to, const REAL *weight,
-    const REAL *x)
+TARGET static void NAME(linear_one)(
+    int64_t width, int64_t depth, int64_t pitch, const REAL *weight, const REAL *x, const REAL *bias, REAL *to)
 {
-    const int64_t distance = width / rows;
-    for (int64_t row = 0; row < distance; row++)
-        NAME(rows_of)(rows, streams, width, depth, distance, add, to + row, weight + row * depth, x);
-    for (int64_t row = rows * distance; row < width; row++)
-        NAME(rows_of)(1, streams, width, depth, 0, add, to + row, weight + row * depth, x);
+    const int64_t apart = width / ROWS;
+    for (int64_t row = 0; row < apart; row++)
+        NAME(rows_of)(
+            ROWS, 1, 1, depth, apart * pitch, weight + row * pitch, 0, x, 0, apart, bias ? bias + row : 0, to + row);
+    for (int64_t row = ROWS * apart; row < width; row++)
+        NAME(rows_of)(1, 1, 1, depth, pitch, weight + row * pitch, 0, x, 0, 1, bias ? bias + row : 0, to + row);
 }
 
-TARGET static void NAME(linear)(
-    int64_t batch, int64_t width, int64_t depth, int64_t add, REAL *to, const REAL *weight, const REAL *x)
-{
-    for (; batch >= STREAMS; batch -= STREAMS, to += STREAMS * width, x += STREAMS * depth)
-        NAME(linear_of)(ROWS / 2, STREAMS, width, depth, add, to, weight, x);
-    for (; batch > 0; batch--, to += width, x += depth)
-        NAME(linear_of)(ROWS, 1, width, depth, add, to, weight, x);
-}
+#define LINEAR_BLOCK(rows, streams) \
+    NAME(rows_of)(rows, streams, 0, depth, pitch, from, x_stride, input, to_stride, 1, bias ? bias + row : 0, output)
 
-/* to = (x - mean) / sqrt(variance + eps), or without the mean, times the weight if there is one. */
-TARGET static void NAME(norm)(
-    int64_t width, int64_t center, REAL *to, const REAL *x, const REAL *weight, REAL eps)
+TARGET static void NAME(linear_many)(
+    int64_t batch, int64_t width, int64_t depth, int64_t pitch, const REAL *weight, int64_t x_stride, const REAL *x,
+    int64_t to_stride, const REAL *bias, REAL *to)
 {
-    const int64_t whole = width / LANES * LANES;
-    REAL mean = 0, squares = 0;
-    VECTOR sums = {0};
-    if (center) {
-        for (int64_t i = 0; i < whole; i += LANES)
-            sums += AT(x + i);
-        mean = NAME(sum)(&sums);
-        for (int64_t i = whole; i < width; i++)
-            mean += x[i];
-        mean /= width;
-        sums = (VECTOR){0};
+    int64_t tile = TILE_BYTES / (depth * (int64_t)sizeof(REAL)) / 3 * 3;
+    tile = tile < 3 ? 3 : tile;
+    for (int64_t begin = 0; begin < width; begin += tile) {
+        const int64_t end = begin + tile < width ? begin + tile : width;
+        for (int64_t stream = 0; stream < batch; stream += STREAMS) {
+            const REAL *input = x + stream * x_stride;
+            const int64_t left = batch - stream;
+            for (int64_t row = begin; row < end; row += 3) {
+                const REAL *from = weight + row * pitch;
+                REAL *output = to + stream * to_stride + row;
+                if (end - row >= 3) {
+                    if (left >= 4) LINEAR_BLOCK(3, 4);
+                    else if (left == 3) LINEAR_BLOCK(3, 3);
+                    else if (left == 2) LINEAR_BLOCK(3, 2);
+                    else LINEAR_BLOCK(3, 1);
+                } else
+                    for (int64_t s = 0; s < left && s < STREAMS; s++)
+                        for (int64_t r = 0; r < end - row; r++)
+                            NAME(rows_of)(
+                                1, 1, 0, depth, pitch, from + r * pitch, 0, input + s * x_stride, 0, 1,
+                                bias ? bias + row + r : 0, output + s * to_stride + r);
+            }
+        }
     }
-    for (int64_t i = 0; i < whole; i += LANES)
-        sums += (AT(x + i) - mean) * (AT(x + i) - mean);
-    squares = NAME(sum)(&sums);
-    for (int64_t i = whole; i < width; i++)
-        squares += (x[i] - mean) * (x[i] - mean);
-    const REAL scale = 1 / MATH(sqrt)(squares / width + eps);
-    for (int64_t i = 0; i < width; i++)
-        to[i] = (x[i] - mean) * scale * (weight ? weight[i] : 1);
 }
+
+#if IS_FLOAT
+/* ---- Weights in narrow types ---- */
+
+#define HALF_BYTES (VECTOR_BYTES / 2)
+typedef uint16_t NAME(halves) __attribute__((vector_size(HALF_BYTES), aligned(2), may_alias));
+typedef int16_t NAME(shorts) __attribute__((vector_size(HALF_BYTES), aligned(2), may_alias));
+typedef uint32_t NAME(words) __attribute__((vector_size(VECTOR_BYTES)));
+
+INLINE TARGET void NAME(widen)(VECTOR *to, const uint16_t *from)
+{
+    *to = (VECTOR)(__builtin_convertvector(*(const NAME(halves) *)from, NAME(words)) << 16);
+}
+
+INLINE TARGET float NAME(widen_one)(uint16_t from)
+{
+    const uint32_t bits = (uint32_t)from << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE TARGET void NAME(bfloat16_rows)(
+    const int rows, const int streams, const int ahead, int64_t depth, int64_t pitch, const uint16_t *weight,
+    int64_t x_stride, const float *x, int64_t to_stride, int64_t to_distance, const float *bias, float *to)
+{
+    const int64_t whole = depth / LANES * LANES;
+    VECTOR sums[ROWS][STREAMS];
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < streams; s++)
+            sums[r][s] = (VECTOR){0};
+    int64_t i = 0;
+    for (; i + LINE / 2 <= whole; i += LINE / 2)
+        for (int r = 0; r < rows; r++) {
+            const uint16_t *place = weight + r * pitch + i;
+            if (ahead)
+                __builtin_prefetch((const char *)place + AHEAD);
+            for (int64_t k = 0; k < LINE / 2; k += LANES) {
+                VECTOR numbers;
+                NAME(widen)(&numbers, place + k);
+                for (int s = 0; s < streams; s++)
+                    sums[r][s] += numbers * AT(x + s * x_stride + i + k);
+            }
+        }
+    for (; i < whole; i += LANES)
+        for (int r = 0; r < rows; r++) {
+            VECTOR numbers;
+            NAME(widen)(&numbers, weight + r * pitch + i);
+            for (int s = 0; s < streams; s++)
+                sums[r][s] += numbers * AT(x + s * x_stride + i);
+        }
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < streams; s++) {
+            float total = NAME(sum)(&sums[r][s]);
+            for (int64_t i = whole; i < depth; i++)
+                total += NAME(widen_one)(weight[r * pitch + i]) * x[s * x_stride + i];
+            to[s * to_stride + r * to_distance] = bias ? total + bias[r * to_distance] : total;
+        }
+}
+
+/* Σ weight · x of int8 and int16 numbers; step_program.py keeps x so small that no lane overflows. */
+INLINE TARGET void NAME(int8_rows)(
+    const int rows, const int streams, const int ahead, int64_t depth, int64_t pitch, const int8_t *weight,
+    int64_t x_stride, const int16_t *x, const float *x_scale, int64_t to_stride, int64_t to_distance,
+    const float *scale, const float *bias, float *to)
+{
+    int64_t totals[ROWS][STREAMS];
+    int64_t whole = 0;
+#if LEVEL_NUMBER > 0
+    whole = depth / 16 * 16;
+    __m256i sums[ROWS][STREAMS];
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < streams; s++)
+            sums[r][s] = _mm256_setzero_si256();
+    for (int64_t i = 0; i < whole; i += 16)
+        for (int r = 0; r < rows; r++) {
+            const int8_t *place = weight + r * pitch + i;
+            if (ahead && i % LINE == 0)
+                __builtin_prefetch((const char *)place + AHEAD);
+            const __m256i numbers = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)place));
+            for (int s = 0; s < streams; s++)
+                sums[r][s] = _mm256_add_epi32(
+                    sums[r][s],
+                    _mm256_madd_epi16(numbers, _mm256_loadu_si256((const __m256i *)(x + s * x_stride + i))));
+        }
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < streams; s++) {
+            const __m256i low = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(sums[r][s]));
+            const __m256i high = _mm256_cvtepi32_epi64(_mm256_extracti128_si256(sums[r][s], 1));
+            const __m256i four = _mm256_add_epi64(low, high);
+            const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+            totals[r][s] = _mm_cvtsi128_si64(two) + _mm_extract_epi64(two, 1);
+        }
+#else
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < streams; s++)
+            totals[r][s] = 0;
+#endif
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < streams; s++) {
+            for (int64_t i = whole; i < depth; i++)
+                totals[r][s] += (int32_t)weight[r * pitch + i] * x[s * x_stride + i];
+            const float total = (float)totals[r][s] * (x_scale[s] * scale[r * to_distance]);
+            to[s * to_stride + r * to_distance] = bias ? total + bias[r * to_distance] : total;
+        }
+}
+
+#define NARROW(rows, streams, ahead, apart, place, first, output) \
+    do { \
+        if (type == BFLOAT16) \
+            NAME(bfloat16_rows)( \
+                rows, streams, ahead, depth, (apart) * pitch, (const uint16_t *)weight + (place) * pitch, x_stride, \
+                (const float *)x + (first) * x_stride, to_stride, apart, bias ? bias + (place) : 0, output); \
+        else \
+            NAME(int8_rows)( \
+                rows, streams, ahead, depth, (apart) * pitch, (const int8_t *)weight + (place) * pitch, x_stride, \
+                (const int16_t *)x + (first) * x_stride, x_scale + (first), to_stride, apart, scale + (place), \
+                bias ? bias + (place) : 0, output); \
+    } while (0)
+
+TARGET static void NAME(narrow_linear)(
+    int type, int64_t batch, int64_t width, int64_t depth, int64_t pitch, const void *weight, const float *scale,
+    int64_t x_stride, const void *x, const float *x_scale, int64_t to_stride, const float *bias, float *to)
+{
+    if (batch == 1) {
+        const int64_t apart = width / ROWS;
+        for (int64_t row = 0; row < apart; row++)
+            NARROW(ROWS, 1, 1, apart, row, 0, to + row);
+        for (int64_t row = ROWS * apart; row < width; row++)
+            NARROW(1, 1, 1, 1, row, 0, to + row);
+        return;
+    }
+    int64_t tile = TILE_BYTES / (depth * (type == BFLOAT16 ? 2 : 1)) / 3 * 3;
+    tile = tile < 3 ? 3 : tile;
+    for (int64_t begin = 0; begin < width; begin += tile) {
+        const int64_t end = begin + tile < width ? begin + tile : width;
+        for (int64_t stream = 0; stream < batch; stream += STREAMS)
+            for (int64_t row = begin; row < end; row += 3) {
+                float *output = to + stream * to_stride + row;
+                if (batch - stream >= STREAMS && end - row >= 3)
+                    NARROW(3, STREAMS, 0, 1, row, stream, output);
+                else
+                    for (int64_t s = stream; s < batch && s < stream + STREAMS; s++, output += to_stride)
+                        for (int64_t r = row; r < end && r < row + 3; r++)
+                            NARROW(1, 1, 0, 1, r, s, output + r - row);
+            }
+    }
+}
+#endif
 
 /* ---- Functions of all lanes: polynomials in float32, the C library one by one in float64 ---- */
 
+#define SELECT(mask, x, y) ((VECTOR)(((mask) & (INTEGERS)(x)) | (~(mask) & (INTEGERS)(y))))
+#define ALL(number) ((REAL)(number) - (VECTOR){0})
+#define EACH(expression) \
+    for (int i = 0; i < LANES; i++) \
+        x[i] = expression
+
 INLINE TARGET void NAME(at_least)(VECTOR *x, REAL least)
 {
-    const VECTOR bound = least - (VECTOR){0};
-    const INTEGERS below = *x < bound; /* false for NaN */
-    *x = (VECTOR)((below & (INTEGERS)bound) | (~below & (INTEGERS)*x));
+    const VECTOR bound = ALL(least);
+    *x = SELECT(*x < bound, bound, *x); /* the comparison is false for NaN */
 }
 
 INLINE TARGET void NAME(at_most)(VECTOR *x, REAL most)
 {
-    *x = -*x;
-    NAME(at_least)(x, -most);
-    *x = -*x;
+    const VECTOR bound = ALL(most);
+    *x = SELECT(*x > bound, bound, *x);
 }
 
 INLINE TARGET void NAME(square_root)(VECTOR *x)
@@ -212,7 +479,7 @@ INLINE TARGET void NAME(square_root)(VECTOR *x)
         (*x)[i] = MATH(sqrt)((*x)[i]);
 }
 
-/* exp(x), and exp(x) - 1 without loss where x is small. */
+/* exp(x) within float32's normal range, and exp(x) - 1 without loss where x is small. */
 INLINE TARGET void NAME(exponential)(const VECTOR *exponent, VECTOR *power, VECTOR *power_less_one)
 {
 #if IS_FLOAT
@@ -236,162 +503,589 @@ INLINE TARGET void NAME(exponential)(const VECTOR *exponent, VECTOR *power, VECT
 #endif
 }
 
-INLINE TARGET void NAME(sigmoid)(VECTOR *x)
+/* exp(x) from 0 to infinity: the power of two in two factors, each of which is a number. */
+INLINE TARGET VECTOR NAME(exp_of)(VECTOR x)
 {
-    VECTOR power, unused;
-    *x = -*x;
-    NAME(exponential)(x, &power, &unused);
-    *x = 1 / (1 + power);
+#if IS_FLOAT
+    NAME(at_least)(&x, -104);
+    NAME(at_most)(&x, 89);
+    const REAL shift = 12582912;
+    const VECTOR n = (x * (REAL)M_LOG2E + shift) - shift;
+    const VECTOR r = x - n * (REAL)0.693359375 + n * (REAL)2.12194440e-4;
+    const VECTOR high = 1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040))));
+    const INTEGERS whole = __builtin_convertvector(n, INTEGERS), half = whole >> 1;
+    return (1 + (r + r * r * (0.5f + r * high))) * (VECTOR)((half + 127) << 23) * (VECTOR)((whole - half + 127) << 23);
+#else
+    EACH(MATH(exp)(x[i]));
+    return x;
+#endif
+}
+
+INLINE TARGET VECTOR NAME(expm1_of)(VECTOR x)
+{
+#if IS_FLOAT
+    VECTOR power, less_one;
+    NAME(exponential)(&x, &power, &less_one);
+    return SELECT(x > ALL(88), ALL(INFINITY), less_one);
+#else
+    EACH(MATH(expm1)(x[i]));
+    return x;
+#endif
+}
+
+INLINE TARGET VECTOR NAME(sigmoid_of)(VECTOR x)
+{
+    return 1 / (1 + NAME(exp_of)(-x));
+}
+
+INLINE TARGET VECTOR NAME(tanh_of)(VECTOR x)
+{
+#if IS_FLOAT
+    VECTOR twice = x + x, power, less_one;
+    NAME(exponential)(&twice, &power, &less_one);
+    return less_one / (less_one + 2);
+#else
+    EACH(MATH(tanh)(x[i]));
+    return x;
+#endif
+}
+
+INLINE TARGET VECTOR NAME(log_of)(VECTOR x)
+{
+#if IS_FLOAT
+    /* x = 2^n m with m in [√½, √2): log m = 2 artanh(s), s = (m - 1) / (m + 1), as a series in s. */
+    const INTEGERS small = x < ALL(1.17549435e-38f);
+    const VECTOR normal = SELECT(small, x * 8388608, x);
+    const INTEGERS bits = (INTEGERS)normal - 0x3f3504f3; /* √½ */
+    const VECTOR n = __builtin_convertvector(bits >> 23, VECTOR) - SELECT(small, ALL(23), ALL(0));
+    const VECTOR m = (VECTOR)((bits & 0x7fffff) + 0x3f3504f3);
+    const VECTOR s = (m - 1) / (m + 1), square = s * s;
+    const VECTOR series = square * (1.0f / 3 + square * (1.0f / 5 + square * (1.0f / 7 + square * (1.0f / 9))));
+    VECTOR result = n * 0.693359375f + (2 * s + (2 * s * series - n * 2.12194440e-4f));
+    result = SELECT(x == ALL(INFINITY), x, result);
+    result = SELECT(x == ALL(0), ALL(-INFINITY), result);
+    return SELECT((x < ALL(0)) | (x != x), ALL(NAN), result);
+#else
+    EACH(MATH(log)(x[i]));
+    return x;
+#endif
+}
+
+INLINE TARGET VECTOR NAME(log1p_of)(VECTOR x)
+{
+#if IS_FLOAT
+    const VECTOR sum = 1 + x;
+    const VECTOR lost = SELECT(sum == ALL(INFINITY), ALL(0), (x - (sum - 1)) / sum);
+    return SELECT(sum == ALL(0), ALL(-INFINITY), NAME(log_of)(sum) + lost);
+#else
+    EACH(MATH(log1p)(x[i]));
+    return x;
+#endif
+}
+
+/* log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), from 20 on x, as in torch. */
+INLINE TARGET VECTOR NAME(softplus_of)(VECTOR x)
+{
+    VECTOR positive = x, size = SELECT(x < ALL(0), -x, x), power, unused;
+    NAME(at_least)(&positive, 0);
+    size = -size;
+    NAME(exponential)(&size, &power, &unused);
+    return SELECT(x > ALL(20), x, positive + NAME(log1p_of)(power));
 }
 
 /* x Φ(x), the exact GeLU. */
-INLINE TARGET void NAME(gelu)(VECTOR *x)
+INLINE TARGET VECTOR NAME(gelu_of)(VECTOR x)
 {
 #if IS_FLOAT
     /* max(x, 0) - |x| Φ(-|x|), and Φ(-y) exp(y² / 2) is smooth: a ratio of polynomials fitted on [0, 13.5] with a
      * relative error of 5e-9. Every coefficient is positive, so nothing cancels, in the tails neither. */
-    VECTOR y = (VECTOR)((INTEGERS)*x & INT32_MAX), power, unused; /* |x| */
+    VECTOR y = (VECTOR)((INTEGERS)x & INT32_MAX), power, unused; /* |x| */
     NAME(at_most)(&y, 13);
-    NAME(at_least)(x, 0);
+    NAME(at_least)(&x, 0);
     VECTOR square = y * y * -0.5f;
     NAME(exponential)(&square, &power, &unused);
     const VECTOR above = 0.5f + y * (0.436146153f + y * (0.181645762f + y * (0.040098037f + y * 0.00403699488f)));
     const VECTOR below =
         1 + y * (1.67017724f + y * (1.19589591f + y * (0.465275043f + y * (0.100518083f + y * 0.0101191067f))));
-    *x -= y * power * above / below;
+    return x - y * power * above / below;
 #else
-    for (int i = 0; i < LANES; i++)
-        (*x)[i] = (REAL)0.5 * (*x)[i] * (1 + MATH(erf)((*x)[i] * (REAL)M_SQRT1_2));
+    EACH((REAL)0.5 * x[i] * (1 + MATH(erf)(x[i] * (REAL)M_SQRT1_2)));
+    return x;
 #endif
 }
 
-/* a ∘ h + γ ∘ b, with a from log r: a = r, or 2 r - 1 where eigenvalues may be negative; γ = sqrt(1 - a²). */
-INLINE TARGET void NAME(recur)(VECTOR *to, VECTOR log_decay, VECTOR input, VECTOR state, int64_t negative)
-{
-    VECTOR decay, rest, squared;
-    NAME(exponential)(&log_decay, &decay, &rest);
-    if (negative) {
-        squared = -4 * decay * rest;
-        decay += rest;
-        NAME(at_least)(&squared, 4 * (REAL)SMALLEST_SQUARED_GAMMA);
-    } else {
-        squared = -rest * (1 + decay); /* 1 - r² */
-        NAME(at_least)(&squared, (REAL)SMALLEST_SQUARED_GAMMA);
+#define LIBRARY_FUNCTION(name) \
+    INLINE TARGET VECTOR NAME(name##_of)(VECTOR x) \
+    { \
+        EACH(MATH(name)(x[i])); \
+        return x; \
     }
-    NAME(square_root)(&squared);
-    *to = decay * state + squared * input;
+LIBRARY_FUNCTION(sin)
+LIBRARY_FUNCTION(cos)
+LIBRARY_FUNCTION(erf)
+LIBRARY_FUNCTION(floor)
+LIBRARY_FUNCTION(rint)
+
+INLINE TARGET VECTOR NAME(pow_of)(VECTOR x, REAL exponent)
+{
+    EACH(MATH(pow)(x[i], exponent));
+    return x;
 }
 
-/* The newest of the K - 1 inputs that are kept comes last; the weight's first row is for the current input. */
-TARGET static void NAME(convolution)(
-    int64_t width, int64_t taps, REAL *to, const REAL *input, const REAL *before, const REAL *weight, REAL *after)
+/* ---- Element-wise passes ---- */
+
+#define LOOP(expression) \
+    do { \
+        for (int64_t i = 0; i < width; i += LANES) { \
+            const VECTOR x = AT(a + i), y = AT(b + i), z = AT(c + i); \
+            (void)x, (void)y, (void)z; \
+            AT_RESULT(to + i) = (expression); \
+        } \
+    } while (0)
+#define AT_RESULT(pointer) (*(VECTOR *)(pointer))
+
+INLINE TARGET VECTOR NAME(root_of)(VECTOR x)
 {
-    const int64_t history = taps - 1;
-    for (int64_t i = 0; i < width; i++)
-        to[i] = input[i] * weight[i];
-    for (int64_t lag = 1; lag < taps; lag++)
+    NAME(square_root)(&x);
+    return x;
+}
+
+INLINE TARGET VECTOR NAME(least_of)(VECTOR x, REAL number)
+{
+    NAME(at_least)(&x, number);
+    return x;
+}
+
+INLINE TARGET VECTOR NAME(most_of)(VECTOR x, REAL number)
+{
+    NAME(at_most)(&x, number);
+    return x;
+}
+
+/* One function over a tile of whole vectors. */
+TARGET static void NAME(apply)(
+    enum function function, int64_t width, REAL *to, const REAL *a, const REAL *b, const REAL *c, REAL number)
+{
+    const VECTOR one = ALL(1), zero = ALL(0);
+    switch (function) {
+    case F_COPY: LOOP(x); break;
+    case F_SPLAT: {
+        const VECTOR value = ALL(a[0]);
+        for (int64_t i = 0; i < width; i += LANES)
+            AT_RESULT(to + i) = value;
+        break;
+    }
+    case F_SET:
+        for (int64_t i = 0; i < width; i += LANES)
+            AT_RESULT(to + i) = ALL(number);
+        break;
+    case F_ADD: LOOP(x + y); break;
+    case F_SUB: LOOP(x - y); break;
+    case F_MUL: LOOP(x * y); break;
+    case F_DIV: LOOP(x / y); break;
+    case F_MAX: LOOP(SELECT((x > y) | (x != x), x, y)); break;
+    case F_MIN: LOOP(SELECT((x < y) | (x != x), x, y)); break;
+    case F_ADD_NUMBER: LOOP(x + number); break;
+    case F_MUL_NUMBER: LOOP(x * number); break;
+    case F_RSUB_NUMBER: LOOP(number - x); break;
+    case F_AT_LEAST: LOOP(NAME(least_of)(x, number)); break;
+    case F_AT_MOST: LOOP(NAME(most_of)(x, number)); break;
+    case F_NEG: LOOP(-x); break;
+    case F_ABS: LOOP(SELECT(x < zero, -x, x)); break;
+    case F_SQRT: LOOP(NAME(root_of)(x)); break;
+    case F_RSQRT: LOOP(1 / NAME(root_of)(x)); break;
+    case F_RECIPROCAL: LOOP(1 / x); break;
+    case F_EXP: LOOP(NAME(exp_of)(x)); break;
+    case F_EXPM1: LOOP(NAME(expm1_of)(x)); break;
+    case F_LOG: LOOP(NAME(log_of)(x)); break;
+    case F_LOG1P: LOOP(NAME(log1p_of)(x)); break;
+    case F_SIGMOID: LOOP(NAME(sigmoid_of)(x)); break;
+    case F_TANH: LOOP(NAME(tanh_of)(x)); break;
+    case F_GELU: LOOP(NAME(gelu_of)(x)); break;
+    case F_SOFTPLUS: LOOP(NAME(softplus_of)(x)); break;
+    case F_SIN: LOOP(NAME(sin_of)(x)); break;
+    case F_COS: LOOP(NAME(cos_of)(x)); break;
+    case F_ERF: LOOP(NAME(erf_of)(x)); break;
+    case F_POW: LOOP(NAME(pow_of)(x, number)); break;
+    case F_FLOOR: LOOP(NAME(floor_of)(x)); break;
+    case F_ROUND: LOOP(NAME(rint_of)(x)); break;
+    case F_MUL_ADD: LOOP(x + y * z); break;
+    case F_WHERE: LOOP(SELECT(x != zero, y, z)); break;
+    case F_EQ: LOOP(SELECT(x == y, one, zero)); break;
+    case F_LT: LOOP(SELECT(x < y, one, zero)); break;
+    case F_LE: LOOP(SELECT(x <= y, one, zero)); break;
+    }
+}
+
+/* All functions on a tile before the next tile; the rows of a stream are not multiples of whole vectors, so the last
+ * few numbers go through memory of our own. */
+TARGET static void NAME(map)(const struct map *one, int64_t streams, int64_t first, int64_t count, void *const *bases)
+{
+    const struct operand *operands = (const struct operand *)(one + 1);
+    const struct micro *functions = (const struct micro *)(operands + one->operands);
+    REAL temporaries[MOST_TEMPORARIES][MAP_TILE] __attribute__((aligned(64)));
+    REAL edges[4][16] __attribute__((aligned(64)));
+    for (int64_t stream = first; stream < first + count; stream++)
+        for (int64_t begin = 0; begin < one->width; begin += MAP_TILE) {
+            const int64_t left = one->width - begin < MAP_TILE ? one->width - begin : MAP_TILE;
+            const int64_t whole = left / LANES * LANES, rest = left - whole;
+            for (const struct micro *f = functions; f < functions + one->functions; f++) {
+                const int64_t places[4] = {f->to, f->a, f->b, f->c};
+                REAL *at[4];
+                for (int k = 0; k < 4; k++) {
+                    if (places[k] < 0)
+                        at[k] = k ? at[0] : 0;
+                    else if (places[k] >= one->operands)
+                        at[k] = temporaries[places[k] - one->operands];
+                    else
+                        at[k] = ROW(operands[places[k]], stream) + (k == 1 && f->function == F_SPLAT ? 0 : begin);
+                }
+                /* An absent operand is read too, and must be memory that can be. */
+                for (int k = 1; k < 4; k++)
+                    if (places[k] < 0)
+                        at[k] = k > 1 && places[1] >= 0 && f->function != F_SPLAT ? at[1] : temporaries[0];
+                NAME(apply)(f->function, whole, at[0], at[1], at[2], at[3], (REAL)f->number);
+                if (!rest)
+                    continue;
+                for (int k = 1; k < 4; k++) {
+                    const int64_t numbers = k == 1 && f->function == F_SPLAT ? 1 : rest;
+                    memset(edges[k], 0, sizeof edges[k]);
+                    memcpy(edges[k], at[k] + (numbers == rest && f->function != F_SPLAT ? whole : 0), numbers * sizeof(REAL));
+                }
+                NAME(apply)(f->function, LANES, edges[0], edges[1], edges[2], edges[3], (REAL)f->number);
+                memcpy(at[0] + whole, edges[0], rest * sizeof(REAL));
+            }
+        }
+}
+
+/* ---- Norms, sums and attention ---- */
+
+/* to = (x - mean) / sqrt(variance + eps), or without the mean, times the weight and plus the bias if there are. */
+TARGET static void NAME(norm)(
+    int64_t width, int64_t center, REAL *to, const REAL *x, const REAL *weight, const REAL *bias, REAL eps)
+{
+    const int64_t whole = width / LANES * LANES;
+    REAL mean = 0, squares = 0;
+    VECTOR sums = {0};
+    if (center) {
+        for (int64_t i = 0; i < whole; i += LANES)
+            sums += AT(x + i);
+        mean = NAME(sum)(&sums);
+        for (int64_t i = whole; i < width; i++)
+            mean += x[i];
+        mean /= width;
+        sums = (VECTOR){0};
+    }
+    for (int64_t i = 0; i < whole; i += LANES)
+        sums += (AT(x + i) - mean) * (AT(x + i) - mean);
+    squares = NAME(sum)(&sums);
+    for (int64_t i = whole; i < width; i++)
+        squares += (x[i] - mean) * (x[i] - mean);
+    const REAL scale = 1 / MATH(sqrt)(squares / width + eps);
+    if (weight)
         for (int64_t i = 0; i < width; i++)
-            to[i] += before[(history - lag) * width + i] * weight[lag * width + i];
-    if (history) {
-        memcpy(after, before + width, (history - 1) * width * sizeof(REAL));
-        memcpy(after + (history - 1) * width, input, width * sizeof(REAL));
+            to[i] = (x[i] - mean) * scale * weight[i];
+    else
+        for (int64_t i = 0; i < width; i++)
+            to[i] = (x[i] - mean) * scale;
+    if (bias)
+        for (int64_t i = 0; i < width; i++)
+            to[i] += bias[i];
+}
+
+INLINE TARGET REAL NAME(dot)(int64_t width, const REAL *x, const REAL *y)
+{
+    const int64_t whole = width / LANES * LANES;
+    VECTOR sums = {0};
+    for (int64_t i = 0; i < whole; i += LANES)
+        sums += AT(x + i) * AT(y + i);
+    REAL total = NAME(sum)(&sums);
+    for (int64_t i = whole; i < width; i++)
+        total += x[i] * y[i];
+    return total;
+}
+
+TARGET static void NAME(softmax)(int64_t width, REAL *to, const REAL *x)
+{
+    REAL most = -INFINITY, total = 0;
+    for (int64_t i = 0; i < width; i++)
+        most = x[i] > most ? x[i] : most;
+    for (int64_t i = 0; i < width; i++) {
+        to[i] = most == -INFINITY ? 0 : MATH(exp)(x[i] - most);
+        total += to[i];
+    }
+    for (int64_t i = 0; i < width; i++)
+        to[i] /= total;
+}
+
+TARGET static void NAME(attention)(
+    const struct attention *one, const REAL *q, const REAL *k, const REAL *v, const REAL *mask, REAL *scores, REAL *to)
+{
+    const int64_t width = one->width;
+    for (int64_t head = 0; head < one->heads; head++)
+        for (int64_t i = 0; i < one->queries; i++) {
+            const REAL *query = q + (head * one->queries + i) * width;
+            REAL *output = to + (head * one->queries + i) * width;
+            for (int64_t j = 0; j < one->keys; j++) {
+                scores[j] = NAME(dot)(width, query, k + (head * one->keys + j) * width) * (REAL)one->scale;
+                if (one->causal && j > i)
+                    scores[j] = -INFINITY;
+                if (mask)
+                    scores[j] += mask[(head * one->queries + i) * one->keys + j];
+            }
+            NAME(softmax)(one->keys, scores, scores);
+            for (int64_t n = 0; n < width; n++)
+                output[n] = 0;
+            for (int64_t j = 0; j < one->keys; j++)
+                for (int64_t n = 0; n < width; n++)
+                    output[n] += scores[j] * v[(head * one->keys + j) * width + n];
+        }
+}
+
+TARGET static void NAME(reduce)(const struct reduce *one, const REAL *x, REAL *to)
+{
+    const int64_t inner = one->inner, count = one->count;
+    const REAL sign = one->kind == MINIMUM ? -1 : 1;
+    for (int64_t outer = 0; outer < one->outer; outer++, x += count * inner, to += inner) {
+        if (inner == 1 && one->kind <= MEAN) {
+            VECTOR sums = {0};
+            int64_t i = 0;
+            for (; i + LANES <= count; i += LANES)
+                sums += AT(x + i);
+            to[0] = NAME(sum)(&sums);
+            for (; i < count; i++)
+                to[0] += x[i];
+        } else
+            for (int64_t i = 0; i < inner; i++) {
+                to[i] = x[i];
+                for (int64_t k = 1; k < count; k++) {
+                    const REAL next = x[k * inner + i];
+                    if (one->kind <= MEAN)
+                        to[i] += next;
+                    else if (sign * next > sign * to[i] || next != next)
+                        to[i] = next;
+                }
+            }
+        if (one->kind == MEAN)
+            for (int64_t i = 0; i < inner; i++)
+                to[i] /= count;
     }
 }
 
-/* The first `count` numbers, or as many as there are lanes; the rest is zero, or unchanged in memory. */
-INLINE TARGET void NAME(load)(VECTOR *lanes, const REAL *from, int64_t count)
+TARGET static void NAME(product)(const struct product *one, const REAL *a, const REAL *b, REAL *to)
 {
-    if (count >= LANES) {
-        *lanes = AT(from);
+    for (int64_t m = 0; m < one->matrices; m++, b += one->depth * one->width)
+        for (int64_t row = 0; row < one->rows; row++, a += one->depth, to += one->width) {
+            for (int64_t n = 0; n < one->width; n++)
+                to[n] = 0;
+            for (int64_t k = 0; k < one->depth; k++)
+                for (int64_t n = 0; n < one->width; n++)
+                    to[n] += a[k] * b[k * one->width + n];
+        }
+}
+
+#if IS_FLOAT
+/* The largest |x| becomes `most`, so small that no sum of products with int8 numbers overflows 32 bits in 4 lanes. */
+TARGET static void NAME(quantize)(int64_t width, const float *x, int16_t *to, float *scale)
+{
+    int64_t most = ((int64_t)1 << 33) / (127 * width);
+    most = most > 32767 ? 32767 : most;
+    const int64_t whole = width / LANES * LANES;
+    VECTOR sizes = {0};
+    INTEGERS is_nan = {0};
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const VECTOR size = (VECTOR)((INTEGERS)AT(x + i) & INT32_MAX);
+        sizes = SELECT(size > sizes, size, sizes);
+        is_nan |= size != size;
+    }
+    float largest = 0;
+    for (int i = 0; i < LANES; i++)
+        largest = is_nan[i] ? NAN : !(sizes[i] <= largest) ? sizes[i] : largest;
+    for (int64_t i = whole; i < width; i++)
+        largest = !(fabsf(x[i]) <= largest) ? fabsf(x[i]) : largest;
+    if (!(largest > 1e-30f && largest < INFINITY)) { /* zeros stay zeros, and NaN reaches every output */
+        memset(to, 0, width * sizeof *to);
+        *scale = largest <= 1e-30f ? 0 : NAN;
+        for (int64_t i = 0; i < width && *scale != *scale; i++)
+            to[i] = 1;
         return;
     }
-    *lanes = (VECTOR){0};
-    memcpy(lanes, from, count * sizeof(REAL));
-}
-
-INLINE TARGET void NAME(store)(REAL *to, const VECTOR *lanes, int64_t count)
-{
-    memcpy(to, lanes, (count < LANES ? count : LANES) * sizeof(REAL));
-}
-
-/* GLRU or RG-LRU of one stream, whose numbers begin at `first`. */
-TARGET static void NAME(gated_unit)(const struct instruction *one, int64_t first)
-{
-    const int64_t pointers[] = {one->a, one->b, one->c, one->d};
-    for (int64_t channel = 0; channel < one->width; channel += LANES) {
-        const int64_t count = one->width - channel;
-        VECTOR operands[4], rate, unused; /* recurrence gate, input gate, input, state */
-        for (int k = 0; k < 4; k++)
-            NAME(load)(&operands[k], (const REAL *)pointers[k] + first + channel, count);
-        NAME(load)(&rate, (const REAL *)one->e + channel, count);
-        NAME(sigmoid)(&operands[0]);
-        if (one->operation == GLRU) {
-            VECTOR nu = rate;
-            NAME(exponential)(&nu, &rate, &unused);
-        } else {
-            NAME(sigmoid)(&operands[1]);
-            for (int i = 0; i < LANES; i++) /* torch's softplus is linear from 20 on */
-                rate[i] = rate[i] > 20 ? rate[i] : MATH(log1p)(MATH(exp)(rate[i]));
-        }
-        VECTOR state;
-        NAME(recur)(
-            &state, -(REAL)one->number * rate * operands[0], operands[1] * operands[2], operands[3], one->flag);
-        NAME(store)((REAL *)one->to + first + channel, &state, count);
+    const float factor = (float)most / largest;
+    *scale = largest / (float)most;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const VECTOR rounded = (AT(x + i) * factor + 12582912) - 12582912; /* 1.5 * 2^23 */
+        *(NAME(shorts) *)(to + i) = __builtin_convertvector(rounded, NAME(shorts));
     }
+    for (int64_t i = whole; i < width; i++)
+        to[i] = (int16_t)rintf(x[i] * factor);
+}
+#endif
+
+TARGET static void NAME(embedding)(const struct embedding *one, const void *table, const REAL *scale, int64_t id, REAL *to)
+{
+    const int64_t begin = id * one->width;
+#if IS_FLOAT
+    if (one->type == BFLOAT16) {
+        for (int64_t i = 0; i < one->width; i++)
+            to[i] = NAME(widen_one)(((const uint16_t *)table)[begin + i]);
+        return;
+    }
+    if (one->type == INT8) {
+        for (int64_t i = 0; i < one->width; i++)
+            to[i] = ((const int8_t *)table)[begin + i] * scale[id];
+        return;
+    }
+#endif
+    memcpy(to, (const REAL *)table + begin, one->width * sizeof(REAL));
 }
 
-TARGET static void NAME(run)(int64_t batch, int64_t count, const struct instruction *list)
+#define EACH_STREAM for (int64_t stream = first; stream < first + count; stream++)
+
+TARGET static void NAME(linear)(const struct linear *one, int64_t streams, int64_t first, int64_t count, void *const *bases)
 {
-    for (const struct instruction *one = list; one < list + count; one++) {
-        const int64_t width = one->width, all = batch * width;
-        REAL *to = (REAL *)one->to;
-        const REAL *a = (const REAL *)one->a, *b = (const REAL *)one->b, *c = (const REAL *)one->c;
-        const REAL number = (REAL)one->number;
-        switch ((enum operation)one->operation) {
-        case LINEAR:
-            NAME(linear)(batch, width, one->depth, one->flag, to, a, b);
-            break;
-        case NORM:
-            for (int64_t stream = 0; stream < batch; stream++)
-                NAME(norm)(width, one->flag, to + stream * width, a + stream * width, b, number);
-            break;
-        case GELU:
-            for (int64_t i = 0; i < all; i += LANES) {
-                VECTOR x;
-                NAME(load)(&x, a + i, all - i);
-                NAME(gelu)(&x);
-                NAME(store)(to + i, &x, all - i);
-            }
-            break;
-        case MULTIPLY:
-            for (int64_t i = 0; i < all; i++)
-                to[i] = a[i] * b[i];
-            break;
-        case ADD:
-            for (int64_t i = 0; i < all; i++)
-                to[i] = a[i] + b[i];
-            break;
-        case GLRU: /* recurrence gate, input gate, projection, state, ν */
-        case RG_LRU: /* recurrence gate, input gate, input, state, Λ */
-            for (int64_t stream = 0; stream < batch; stream++)
-                NAME(gated_unit)(one, stream * width);
-            break;
-        case CONVOLUTION: /* input, inputs before, weight; d becomes the inputs before the next step */
-            for (int64_t stream = 0; stream < batch; stream++) {
-                const int64_t kept = stream * (one->depth - 1) * width;
-                NAME(convolution)(
-                    width, one->depth, to + stream * width, a + stream * width, b + kept, c, (REAL *)one->d + kept);
-            }
+    const int64_t batch = count * one->count, begin = first * one->count;
+    const int64_t to_stride = one->count > 1 ? one->width : one->to.stride;
+    const REAL *bias = NAME(at)(&one->bias, streams, bases);
+    REAL *to = NAME(at)(&one->to, streams, bases) + begin * to_stride;
+#if IS_FLOAT
+    if (one->type != SAME_TYPE) {
+        const int is_int8 = one->type == INT8;
+        const int64_t x_stride = is_int8 || one->count > 1 ? one->depth : one->x.stride;
+        const char *x = (const char *)NAME(at)(&one->x, streams, bases);
+        const float *x_scale = is_int8 ? NAME(at)(&one->x_scale, streams, bases) + begin : 0;
+        NAME(narrow_linear)(
+            one->type, batch, one->width, one->depth, one->distance, bases[one->weight.base],
+            is_int8 ? bases[one->scale.base] : 0, x_stride, x + begin * x_stride * (is_int8 ? 2 : 4), x_scale,
+            to_stride, bias, to);
+        return;
+    }
+#endif
+    const int64_t x_stride = one->count > 1 ? one->depth : one->x.stride;
+    const REAL *x = NAME(at)(&one->x, streams, bases) + begin * x_stride;
+    const REAL *weight = NAME(at)(&one->weight, streams, bases);
+    if (batch == 1)
+        NAME(linear_one)(one->width, one->depth, one->distance, weight, x, bias, to);
+    else
+        NAME(linear_many)(batch, one->width, one->depth, one->distance, weight, x_stride, x, to_stride, bias, to);
+}
+
+TARGET static int64_t NAME(run)(
+    int64_t streams, int64_t first, int64_t count, const int64_t *word, const int64_t *end, void *const *bases)
+{
+    for (; word < end; word += word[1]) {
+        const void *fields = word + 2;
+        switch ((enum operation)word[0]) {
+        case LINEAR: NAME(linear)(fields, streams, first, count, bases); break;
+        case NORM: {
+            const struct norm *one = fields;
+            EACH_STREAM
+                for (int64_t row = 0; row < one->count; row++)
+                    NAME(norm)(
+                        one->width, one->center, ROW(one->to, stream) + row * one->width,
+                        ROW(one->x, stream) + row * one->width, NAME(at)(&one->weight, streams, bases),
+                        NAME(at)(&one->bias, streams, bases), (REAL)one->eps);
             break;
         }
+        case EMBEDDING: {
+            const struct embedding *one = fields;
+            const int64_t *ids = (const int64_t *)bases[one->ids.base];
+            EACH_STREAM
+                NAME(embedding)(
+                    one, bases[one->table.base], NAME(at)(&one->scale, streams, bases), ids[stream],
+                    ROW(one->to, stream));
+            break;
+        }
+        case COPY: {
+            const struct copy *one = fields;
+            EACH_STREAM
+                memcpy(ROW(one->to, stream), ROW(one->x, stream), one->width * sizeof(REAL));
+            break;
+        }
+        case GATHER: {
+            const struct gather *one = fields;
+            const int32_t *index = bases[one->index.base];
+            const int32_t *places = one->to_index.base < 0 ? 0 : bases[one->to_index.base];
+            EACH_STREAM {
+                const REAL *x = ROW(one->x, stream);
+                REAL *to = ROW(one->to, stream);
+                for (int64_t i = 0; i < one->width; i++)
+                    to[places ? places[i] : i] = x[index[i]];
+            }
+            break;
+        }
+        case MAP: NAME(map)(fields, streams, first, count, bases); break;
+        case REDUCE: {
+            const struct reduce *one = fields;
+            EACH_STREAM
+                NAME(reduce)(one, ROW(one->x, stream), ROW(one->to, stream));
+            break;
+        }
+        case SOFTMAX: {
+            const struct softmax *one = fields;
+            EACH_STREAM
+                for (int64_t row = 0; row < one->rows; row++)
+                    NAME(softmax)(
+                        one->width, ROW(one->to, stream) + row * one->width, ROW(one->x, stream) + row * one->width);
+            break;
+        }
+        case ATTENTION: {
+            const struct attention *one = fields;
+            EACH_STREAM
+                NAME(attention)(
+                    one, ROW(one->q, stream), ROW(one->k, stream), ROW(one->v, stream),
+                    NAME(at)(&one->mask, streams, bases), ROW(one->scores, stream), ROW(one->to, stream));
+            break;
+        }
+        case PRODUCT: {
+            const struct product *one = fields;
+            EACH_STREAM
+                NAME(product)(one, ROW(one->a, stream), ROW(one->b, stream), ROW(one->to, stream));
+            break;
+        }
+        case QUANTIZE: {
+#if IS_FLOAT
+            const struct quantize *one = fields;
+            int16_t *to = (int16_t *)NAME(at)(&one->to, streams, bases);
+            EACH_STREAM
+                for (int64_t row = 0; row < one->count; row++) {
+                    const int64_t place = stream * one->count + row;
+                    NAME(quantize)(
+                        one->width, ROW(one->x, stream) + row * one->width, to + place * one->width,
+                        NAME(at)(&one->scale, streams, bases) + place);
+                }
+#endif
+            break;
+        }
+        case UNCHANGED: {
+            const struct unchanged *one = fields;
+            if (first == 0 && memcmp(bases[one->a.base], bases[one->b.base], one->bytes))
+                return 1;
+            break;
+        }
+        }
     }
+    return 0;
 }
 
 #undef LANES
 #undef VECTOR
 #undef INTEGERS
 #undef AT
+#undef AT_RESULT
+#undef ROW
+#undef SELECT
+#undef ALL
+#undef EACH
+#undef EACH_STREAM
+#undef LOOP
+#undef LINEAR_BLOCK
+#undef LIBRARY_FUNCTION
+#if IS_FLOAT
+#undef HALF_BYTES
+#undef NARROW
+#endif
 #undef LEVEL
+#undef LEVEL_NUMBER
 #undef VECTOR_BYTES
 #undef TARGET
 

@@ -1,13 +1,11 @@
 """Adapters of PEFT: default targets, embeddings, single tokens, prompts on padded batches, generation."""
 
-import logging
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.utils.logging import warning_once
 
 from hf_recurrent import config_from_preset
+from hf_recurrent.modeling import single_step
 
 peft = pytest.importorskip("peft")
 
@@ -94,21 +92,28 @@ def test_prefixes_are_refused():
         peft.get_peft_model(tiny_model(), settings)(**padded_batch())
 
 
-def test_generation_with_adapters_says_that_merging_is_faster():
+@torch.no_grad()
+def test_single_steps_with_adapters_are_compiled_and_follow_them():
     pytest.importorskip("hf_recurrent.kernels.step_cpu")
-    warning_once.cache_clear()  # tests before this one
-    messages = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logger = logging.getLogger("hf_recurrent.modeling.compiled_step")
-    logger.addHandler(handler)
-    try:
-        model = peft.get_peft_model(tiny_model(), peft.LoraConfig(task_type="CAUSAL_LM")).eval()
-        model.generate(input_ids=torch.ones(1, 3, dtype=torch.long), max_new_tokens=3)
-        merged = model.merge_and_unload()
-        count = len(messages)
-        merged.generate(input_ids=torch.ones(1, 3, dtype=torch.long), max_new_tokens=3)
-    finally:
-        logger.removeHandler(handler)
-    assert "without the compiled step" in messages[0] and "merge_and_unload()" in messages[0]
-    assert len(messages) == count == 1
+    model = peft.get_peft_model(tiny_model(), peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).eval()
+    text, byte = torch.ones(1, 3, dtype=torch.long), torch.tensor([[65]])
+    base = model.get_base_model()
+
+    def step():
+        state = base(text, use_cache=True).state
+        expected = base(torch.cat([text, byte], 1)).logits[:, -1:]
+        logits = base(byte, state=state).logits
+        assert single_step._steps[base].watch.unchanged()
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+        return logits
+
+    adapted = step()
+    for module in model.modules():
+        for name in getattr(module, "scaling", {}):
+            module.scaling[name] *= 3
+    assert (step() - adapted).abs().max() > 1e-2
+    with model.disable_adapter():
+        plain = step()
+    model.merge_adapter()
+    merged = step()
+    assert (merged - plain).abs().max() > 1e-2

@@ -124,34 +124,43 @@ def scan_everything(kernel) -> int:
 def run_programs(kernel) -> int:
     """Every operation, on widths with and without remainders, few and many streams, and odd numbers."""
     import torch
+    from torch.nn import functional
+
+    from hf_recurrent.kernels.step_trace import StepTrace
+
+    def step(x, state, taps, weight, square):
+        width = state.shape[1]
+        normed = functional.rms_norm(x, x.shape[1:], weight=weight[0], eps=1e-6)
+        hidden = functional.linear(normed, weight, square[0])
+        gate = functional.gelu(functional.layer_norm(hidden, hidden.shape[1:], eps=1e-6))
+        other = functional.linear(gate * hidden, square)
+        kept = torch.cat([taps, other.unsqueeze(1)], 1)
+        mixed = (kept * square[0]).sum(1) + functional.softplus(other.exp().log1p()).tanh() * torch.sigmoid(hidden)
+        heads = torch.stack([mixed, other, gate], 1).unsqueeze(1)
+        mixed = functional.scaled_dot_product_attention(heads, heads.flip(2), heads.roll(1, 3)).sum((1, 2)) + mixed
+        squares = torch.bmm(mixed.unsqueeze(2), other.unsqueeze(1)).softmax(-1).amax(2)
+        new_state = torch.where(state > 0, state, mixed.clamp(-1, 1)).expm1() + squares.sin().sqrt().log()
+        output = functional.linear(new_state.view(1, width, 1), weight[:, :1].contiguous()).mean(1)
+        return output, new_state, kept[:, 1:].clone()
 
     count = 0
-    dtypes, widths, depths = (torch.float32, torch.float64), (1, 2, 5, 16, 37), (1, 3, 8, 21)
-    for dtype, width, depth, streams, taps in itertools.product(dtypes, widths, depths, (1, 3, 4, 9, 24), (1, 4)):
-        program, Vector = kernel.StepProgram(dtype), kernel.Vector
-        x, state = Vector(depth, "x"), Vector(width, "state")
-        before, after = (Vector((taps - 1) * width, "taps", is_new=new) for new in (False, True))
+    types = ((torch.float32, None), (torch.float64, None), (torch.float32, "int8"), (torch.float32, "bfloat16"))
+    for (dtype, kind), width, depth, taps in itertools.product(
+        types, (1, 2, 5, 16, 37, 300), (1, 3, 8, 21, 70), (1, 4)
+    ):
         weight, square = torch.randn(width, depth, dtype=dtype), torch.randn(width, width, dtype=dtype)
-        program.rms_norm(x, torch.rand(depth, dtype=dtype), 1e-6, to=x)
-        hidden = program.linear(weight, x)
-        gate = program.gelu(program.layer_norm(hidden, 1e-6))
-        other = program.linear(square, hidden, program.multiply(gate, hidden))
-        mixed = program.convolution(other, before, torch.randn(taps, width, dtype=dtype), after)
-        rate = odd_values(torch.randn(width, dtype=dtype))
-        for name, negative in itertools.product(("glru", "rg_lru"), (False, True)):
-            new = Vector(width, "state", is_new=True)
-            options = {"rate": rate, "scale": 8.0, "negative": negative}
-            program.gated_unit(name, new, gate, other, mixed, state, **options)
-        program.add(state, mixed)
-        program.begin_layer()
-        program.linear(weight.T.contiguous(), state, x)
-        tensors = {
-            "x": odd_values(torch.randn(streams, depth, dtype=dtype)),
-            "state": odd_values(torch.randn(streams, width, dtype=dtype)),
-            "taps": torch.randn(streams, taps - 1, width, dtype=dtype),
-        }
-        program.run(tensors, streams)
-        count += 1
+        one = {"x": torch.randn(1, depth), "state": torch.randn(1, width), "taps": torch.randn(1, taps - 1, width)}
+        one = {name: tensor.to(dtype) for name, tensor in one.items()}
+        with torch.no_grad(), (trace := StepTrace(dtype, one)):
+            output, state, kept = step(*one.values(), weight, square)
+        outputs = {"output": trace.value(output), "state": trace.value(state), "taps": trace.value(kept)}
+        program = kernel.StepProgram(trace.graph, outputs, trace.guards, kind)
+        for streams in (1, 3, 4, 9, 24):
+            tensors = {name: odd_values(torch.cat([tensor] * streams)) for name, tensor in one.items()}
+            program.run(tensors, streams)
+            states = {name: one[name] for name in ("state", "taps")}
+            program.run_chain({"x": tensors["x"]}, states, streams)
+            count += 1
     return count
 
 

@@ -1,0 +1,55 @@
+"""`hf-recurrent export CHECKPOINT`: one step of a model as a program for another runtime."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_recurrent.cli.loading import add_loading_arguments
+from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, run_command
+
+FORMATS = ("torch", "aoti", "onnx", "executorch")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    parser = CommandParser(
+        prog="hf-recurrent export",
+        description="Write one step of a model as a program: token ids and state in, logits and state out. The folder "
+        "has the program, the tokenizer, a specification of the state, a card and checksums.",
+    )
+    add_loading_arguments(parser)
+    parser.add_argument("--format", default="torch", choices=FORMATS, help="runtime of the program (default: torch)")
+    parser.add_argument("--quantize", choices=["bfloat16", "int8"], help="type that large weights are stored in")
+    parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with `argv`, by default the arguments of the process."""
+    run_command(build_parser(), argv, _export)
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    name = arguments.model
+    check_model_name("MODEL", name)
+    folder = arguments.output_dir or Path(f"{Path(name).name}-{arguments.format}")
+    check_parent("--output_dir", folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"`--output_dir` is {str(folder)!r}, which exists; it must be a new or empty folder.")
+
+    # After the checks, because importing torch takes seconds.
+    from hf_recurrent.export.exported_step import save_exported_step
+    from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
+
+    options = {"argument": "MODEL", "trust_remote_code": arguments.trust_remote_code}
+    model = load_model(auto_class_of(name), name, dtype=arguments.dtype, **options)
+    tokenizer = None
+    if getattr(model.config, "input_size", None) is None:
+        tokenizer = load_tokenizer(name, **options)
+    model.to(arguments.device or "cpu").eval()
+    specification = save_exported_step(
+        model, folder, runtime=arguments.format, tokenizer=tokenizer, weights=arguments.quantize
+    )
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder}: {specification.program}, {size:,} bytes in all", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Programs of one step or block for other runtimes, exported from a model's own `forward`."""

@@ -1,0 +1,132 @@
+"""The runtimes of exported programs: each writes a program to a file, and runs it.
+
+Shape letters: B streams.
+"""
+
+import importlib
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+# Inputs, then the parts of the state → outputs, then the parts of the new state.
+Run = Callable[[list[Tensor]], list[Tensor]]
+
+
+class Runtime(NamedTuple):
+    """One runtime.
+
+    Args:
+        file: name of the program's file.
+        write: (program, its path, names of the parts of the state).
+        load: path → the function.
+    """
+
+    file: str
+    write: Callable[[ExportedProgram, Path, list[str]], None]
+    load: Callable[[Path], Run]
+
+
+def _require(module: str, runtime: str, packages: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        message = f"The format {runtime!r} needs {packages}; try: pip install {packages} ({error})."
+        raise ImportError(message) from error
+
+
+def _write_torch(program: ExportedProgram, path: Path, names: list[str]) -> None:
+    program.example_inputs = None  # they would be pickled
+    torch.export.save(program, path)
+
+
+def _check_no_pickle(path: Path) -> None:
+    """Raise a ValueError if torch would unpickle a part of the file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith(".json") and '"use_pickle": true' in archive.read(name).decode():
+                    raise ValueError(f"`{path}` holds pickled tensors, which are not loaded.")
+                if "sample_inputs" in name and archive.getinfo(name).file_size:
+                    raise ValueError(f"`{path}` holds pickled sample inputs, which are not loaded.")
+    except (zipfile.BadZipFile, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"`{path}` is damaged: {error}.") from error
+
+
+def _load_torch(path: Path) -> Run:
+    _check_no_pickle(path)
+    module = torch.export.load(path).module()
+    return _without_gradients(module)
+
+
+def _write_aoti(program: ExportedProgram, path: Path, names: list[str]) -> None:
+    torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path))
+
+
+def _load_aoti(path: Path) -> Run:
+    return _without_gradients(torch._inductor.aoti_load_package(os.fspath(path)))
+
+
+def _without_gradients(function: Callable) -> Run:
+    def run(tensors: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return list(function(*tensors))
+
+    return run
+
+
+def _write_onnx(program: ExportedProgram, path: Path, names: list[str]) -> None:
+    _require("onnxscript", "onnx", "onnx onnxscript")
+    torch.onnx.export(
+        program,
+        input_names=["inputs", *names],
+        output_names=["outputs", *(f"new.{name}" for name in names)],
+        dynamo=True,
+        verbose=False,
+    ).save(os.fspath(path), include_initializers=True)
+
+
+def _load_onnx(path: Path) -> Run:
+    onnxruntime = _require("onnxruntime", "onnx", "onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def run(tensors: list[Tensor]) -> list[Tensor]:
+        arrays = [tensor.numpy() for tensor in tensors]
+        return [torch.from_numpy(array) for array in session.run(None, dict(zip(names, arrays, strict=True)))]
+
+    return run
+
+
+def _write_executorch(program: ExportedProgram, path: Path, names: list[str]) -> None:
+    exir = _require("executorch.exir", "executorch", "executorch")
+    xnnpack = importlib.import_module("executorch.backends.xnnpack.partition.xnnpack_partitioner")
+    edge = exir.to_edge_transform_and_lower(program, partitioner=[xnnpack.XnnpackPartitioner()])
+    path.write_bytes(edge.to_executorch().buffer)
+
+
+def _load_executorch(path: Path) -> Run:
+    runtime = _require("executorch.runtime", "executorch", "executorch").Runtime.get()
+    program = runtime.load_program(path)
+    method = program.load_method("forward")
+
+    def run(tensors: list[Tensor], program=program) -> list[Tensor]:  # the method needs its program alive
+        return [tensor.clone() for tensor in method.execute([tensor.contiguous() for tensor in tensors])]
+
+    return run
+
+
+RUNTIMES = {
+    "torch": Runtime("step.pt2", _write_torch, _load_torch),
+    "aoti": Runtime("step.aoti.pt2", _write_aoti, _load_aoti),
+    "onnx": Runtime("step.onnx", _write_onnx, _load_onnx),
+    "executorch": Runtime("step.pte", _write_executorch, _load_executorch),
+}

@@ -1,0 +1,277 @@
+"""Recording of one step of `forward`, operation by operation, as the graph of a program for the kernel.
+
+The step runs once, with real numbers and one stream, under a dispatch mode: that costs as much as the step, where
+`torch.export` takes seconds, and sees what `torch.export` sees: plain operations below modules and autograd. Tensors
+that depend on the step's inputs become values of the graph; all others keep their numbers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .step_graph import ComplexValue, StepGraph, Untranslatable, Value
+from .step_operations import HANDLERS, MOVES, Translator
+
+aten = torch.ops.aten
+# In place → the operation whose result is written there.
+_IN_PLACE = {
+    aten.add_.Scalar: aten.add.Scalar, aten.add_.Tensor: aten.add.Tensor, aten.sub_.Tensor: aten.sub.Tensor,
+    aten.sub_.Scalar: aten.sub.Scalar, aten.mul_.Tensor: aten.mul.Tensor, aten.mul_.Scalar: aten.mul.Scalar,
+    aten.div_.Tensor: aten.div.Tensor, aten.div_.Scalar: aten.div.Scalar, aten.neg_.default: aten.neg.default,
+    aten.exp_.default: aten.exp.default, aten.sigmoid_.default: aten.sigmoid.default,
+    aten.tanh_.default: aten.tanh.default, aten.sqrt_.default: aten.sqrt.default,
+    aten.relu_.default: aten.relu.default, aten.clamp_.default: aten.clamp.default,
+    aten.clamp_min_.default: aten.clamp_min.default, aten.addcmul_.default: aten.addcmul.default,
+    aten.expm1_.default: aten.expm1.default, aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
+    aten.silu_.default: aten.silu.default,
+}  # fmt: skip
+# Constants of the shape or type of a tensor, whatever that holds.
+_FACTORIES = {
+    aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.zeros_like.default,
+    aten.ones_like.default, aten.full_like.default,
+}  # fmt: skip
+_PASSED = {aten.promote_types.default, aten._assert_tensor_metadata.default, aten.sym_size.int}
+
+
+class StepTrace(TorchDispatchMode):
+    """Runs inside `with`; then `graph` holds the step.
+
+    Args:
+        dtype: of the step's numbers.
+        inputs: name → tensor of one stream.
+        table: (V, M), of an embedding that makes the first input from token ids, which the program then reads.
+    """
+
+    def __init__(self, dtype: torch.dtype, inputs: Mapping[str, Tensor], table: Tensor | None = None):
+        super().__init__()
+        self.translator = Translator(dtype, self._fold, self.is_weight)
+        self.graph: StepGraph = self.translator.graph
+        # Tensors are known by identity, so all are kept.
+        self._kept: list[Tensor] = []
+        self._values: dict[int, Any] = {}
+        self._sources: dict[int, frozenset[int]] = {}  # of a constant: the weights that it was computed from
+        self._memory: dict[int, list[Tensor]] = {}  # storage → dynamic tensors that share it
+        self._weights: dict[int, Tensor] = {}
+        self._read_in_place: set[int] = set()  # storages of the weights
+        self._sources_of_storage: dict[int, set[int]] = {}
+        self.guards: list[tuple[Tensor, Tensor]] = []  # a weight, and a copy of what it was
+        self._guarded: set[int] = set()
+        if table is not None:
+            self._run_constant(aten.detach.default, (table,), {})
+            ids, hidden = self.graph.input("ids", torch.Size((1,))), next(iter(inputs.values()))
+            value = self.graph.add("embedding", hidden.shape, [ids], weight=table.detach(), width=table.shape[1])
+            self._remember(hidden, value)
+        for name, tensor in inputs.items():
+            if id(tensor) not in self._values:
+                self._remember(tensor, self.graph.input(name, tensor.shape))
+
+    def value(self, tensor: Tensor) -> Any:
+        """The value of a tensor of the step; a constant if it does not depend on the inputs."""
+        if (found := self._values.get(id(tensor))) is not None:
+            return found
+        buffer, _ = self.translator.constant(tensor)
+        return Value(tensor.shape, buffer)
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        options = options or {}
+        if function in _PASSED or not _any_tensor(arguments, options, self._is_dynamic):
+            return self._run_constant(function, arguments, options)
+        if torch.Tag.nondeterministic_seeded in function.tags and function not in HANDLERS:
+            raise Untranslatable(str(function))
+        target = _IN_PLACE.get(function)
+        if target is not None:
+            return self._run_in_place(function, target, arguments, options)
+        if function._schema.is_mutable:
+            raise Untranslatable(str(function))
+        result = function(*arguments, **options)
+        if function in _FACTORIES:
+            self._kept.append(result)
+            self._sources[id(result)] = frozenset()
+            return result
+        if not isinstance(result, Tensor | list | tuple):  # a choice that depends on the inputs
+            raise Untranslatable(str(function))
+        results = [result] if isinstance(result, Tensor) else list(result)
+        values = self._translate(function, arguments, options)
+        values = values if isinstance(values, list) else [values]
+        for tensor, value in zip(results, values, strict=True):
+            if isinstance(tensor, Tensor):
+                self._check(function, tensor, value)
+                self._remember(tensor, value)
+        return result
+
+    def _is_dynamic(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._values
+
+    def _remember(self, tensor: Tensor, value: Any) -> None:
+        self._kept.append(tensor)
+        self._values[id(tensor)] = value
+        self._memory.setdefault(_storage(tensor), []).append(tensor)
+
+    def _check(self, function: Any, tensor: Tensor, value: Any) -> None:
+        if value is None:  # a result that no handler computes; nobody reads it, or the value is missed there
+            return
+        real, expected = value.real if isinstance(value, ComplexValue) else value, tensor.shape
+        if real.shape != expected or (tensor.is_floating_point() and tensor.dtype != self.graph.dtype):
+            raise Untranslatable(f"{function} with a result of type {tensor.dtype}")
+
+    def _run_constant(self, function: Any, arguments: tuple, options: dict) -> Any:
+        """An operation on weights and other constants runs; its result remembers the weights."""
+        sources: set[int] = set()
+
+        def visit(tensor: Tensor) -> bool:
+            known = self._sources.get(id(tensor))
+            if known is None:
+                self._kept.append(tensor)
+                self._weights[id(tensor)] = tensor
+                self._read_in_place.add(_storage(tensor))
+                known = self._sources[id(tensor)] = frozenset({id(tensor)})
+                self._sources_of_storage.setdefault(_storage(tensor), set()).update(known)
+            sources.update(known)
+            return False
+
+        _any_tensor(arguments, options, visit)
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise Untranslatable(str(function))
+        result = function(*arguments, **options)
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(tensor, Tensor):
+                self._kept.append(tensor)
+                self._sources[id(tensor)] = frozenset(sources) | self._sources.get(id(tensor), frozenset())
+                self._sources_of_storage.setdefault(_storage(tensor), set()).update(self._sources[id(tensor)])
+        return result
+
+    def _run_in_place(self, function: Any, target: Any, arguments: tuple, options: dict) -> Any:
+        changed = arguments[0]
+        if not self._is_dynamic(changed):
+            raise Untranslatable(f"{function} of an input on a weight")
+        value = self._translate(target, arguments, options)
+        result = function(*arguments, **options)
+        self._check(function, changed, value)
+        for other in self._memory[_storage(changed)]:
+            if _overlap(other, changed):
+                self._values[id(other)] = None  # it holds other numbers now, and must not be used
+        self._values[id(changed)] = value
+        return result
+
+    def _translate(self, function: Any, arguments: tuple, options: dict) -> Any:
+        given = [self._known(argument) for argument in arguments]
+        named = {name: self._known(argument) for name, argument in options.items()}
+        if function is aten._to_copy.default:
+            return self._converted(given[0], options)
+        if function in MOVES:
+            return self._moved(function, given, named)
+        handler = HANDLERS.get(function)
+        if handler is None:
+            raise Untranslatable(str(function))
+        try:
+            return handler(self.translator, *given, **named)
+        except (AttributeError, TypeError) as error:  # arguments that a handler does not know
+            raise Untranslatable(f"{function} with these arguments ({error})") from error
+
+    def _known(self, argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            if id(argument) not in self._values:
+                return argument
+            if (value := self._values[id(argument)]) is None:
+                raise Untranslatable("a tensor that was changed in place, or a statistic of a norm or attention")
+            return value
+        if isinstance(argument, list | tuple):
+            return [self._known(item) for item in argument]
+        return argument
+
+    def _converted(self, value: Any, options: dict) -> Any:
+        dtype = options.get("dtype")
+        is_complex = isinstance(value, ComplexValue)
+        expected = torch.complex64 if self.graph.dtype == torch.float32 else torch.complex128
+        if dtype not in (None, expected if is_complex else self.graph.dtype):
+            raise Untranslatable(f"a conversion to {dtype}")
+        return value
+
+    def _moved(self, function: Any, given: list, named: dict) -> Any:
+        first = given[0]
+        parts = first if isinstance(first, list) else [first]
+        if any(isinstance(part, ComplexValue) for part in parts):
+            return self._moved_parts(function, given, named)
+        if any(isinstance(x, Value) for x in given[1:]):
+            raise Untranslatable(f"{function} with an index that depends on the inputs")
+        for index in given[1:]:
+            for tensor in index if isinstance(index, list) else [index]:
+                if isinstance(tensor, Tensor):
+                    self._guard(tensor)
+        values = [part if isinstance(part, Value) else self.value(part) for part in parts]
+        indices = [self.graph.index(value) for value in values]
+        arguments = [indices if isinstance(first, list) else indices[0], *given[1:]]
+        if function in (aten.view.default, aten._unsafe_view.default):
+            function = aten.reshape.default  # an index may have other strides than its tensor
+        return self.graph.move(function, values, *arguments, **named)
+
+    def _moved_parts(self, function: Any, given: list, named: dict) -> Any:
+        def part(x: Any, name: str) -> Any:
+            if isinstance(x, list):
+                return [part(item, name) for item in x]
+            if isinstance(x, ComplexValue) or (isinstance(x, Tensor) and x.is_complex()):
+                return getattr(x, name)
+            return x
+
+        real, imag = (self._moved(function, [part(x, name) for x in given], named) for name in ("real", "imag"))
+        if isinstance(real, list):
+            return [ComplexValue(*pair) for pair in zip(real, imag, strict=True)]
+        return ComplexValue(real, imag)
+
+    def _fold(self, tensor: Tensor) -> Tensor:
+        """Numbers of a constant as the kernel reads them.
+
+        The memory of a weight is read where it is, so that changes in place count. What was computed from weights is
+        valid as long as these hold the same numbers, which the program compares at every step.
+        """
+        tensor = tensor.detach()
+        if tensor.is_contiguous() and self.is_weight(tensor):
+            return tensor
+        self._guard(tensor)
+        return tensor.to(self.graph.dtype).contiguous().clone()
+
+    def owner(self, tensor: Tensor) -> Tensor:
+        """The weight that a constant lies in, whose version counts changes in place, or the constant itself."""
+        storage = _storage(tensor)
+        return next((weight for weight in self._weights.values() if _storage(weight) == storage), tensor)
+
+    def is_weight(self, tensor: Tensor) -> bool:
+        """True for a weight in memory, and views of it, which the kernel can read where they are."""
+        return tensor.dtype == self.graph.dtype and _storage(tensor) in self._read_in_place and not tensor.is_neg()
+
+    def _guard(self, tensor: Tensor) -> None:
+        """From now on, the weights that a constant was computed from must not change."""
+        for number in self._sources_of_storage.get(_storage(tensor), set()) - self._guarded:
+            weight = self._weights[number].detach()
+            if not weight.is_contiguous():
+                raise Untranslatable("a computation on a weight that is not contiguous")
+            self._guarded.add(number)
+            self.guards.append((weight, weight.clone()))
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    """True where two tensors of one storage may share numbers; their strides are not looked at."""
+    ends = [
+        t.data_ptr() + sum((n - 1) * k for n, k in zip(t.shape, t.stride(), strict=True)) * t.itemsize for t in (x, y)
+    ]
+    return x.data_ptr() <= ends[1] and y.data_ptr() <= ends[0]
+
+
+def _any_tensor(arguments: Any, options: dict, test: Callable[[Tensor], bool]) -> bool:
+    """True if the test is true for a tensor of a call; it sees all of them until then."""
+    stack = [*arguments, *options.values()]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Tensor):
+            if test(item):
+                return True
+        elif isinstance(item, list | tuple):
+            stack.extend(item)
+    return False
