@@ -20,10 +20,9 @@ from transformers.utils.logging import warning_once
 
 import hf_recurrent
 from hf_recurrent.kernels import step_program
-from hf_recurrent.modeling import compiled_step, single_step
+from hf_recurrent.modeling import compiled_step, recurrent_units, single_step
 from hf_recurrent.modeling.modeling_memora import MemoraMLP
 from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
 
 needs_kernel = pytest.mark.skipif(compiled_step._kernel() is None, reason="the kernel was not built")
 # A variant of `model_cases`, and fields of the configuration.
@@ -401,7 +400,7 @@ class LeakyIntegrator(RecurrentUnit):
 
 
 def model_with(unit, monkeypatch, **attributes):
-    monkeypatch.setitem(RECURRENT_UNITS, "own", type("OwnUnit", (unit,), attributes))
+    monkeypatch.setitem(recurrent_units._UNITS, "own", type("OwnUnit", (unit,), attributes))
     return tiny_model("memora+own")
 
 
