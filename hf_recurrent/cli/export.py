@@ -8,7 +8,7 @@ from pathlib import Path
 from hf_recurrent.cli.loading import add_loading_arguments
 from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, run_command
 
-FORMATS = ("torch", "aoti", "onnx", "executorch")
+FORMATS = ("torch", "aoti", "onnx", "executorch", "c")
 
 
 def build_parser() -> argparse.ArgumentParser:

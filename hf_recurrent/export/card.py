@@ -11,7 +11,28 @@ _RUNTIMES = {
     "aoti": "AOTInductor (torch, compiled for the machine that it was exported on)",
     "onnx": "ONNX",
     "executorch": "ExecuTorch with XNNPACK",
+    "c": "C99",
 }
+_EXAMPLE = """```python
+import torch
+from hf_recurrent import ExportedStep
+
+step = ExportedStep("path/to/this/folder")
+state = step.init_state(1)
+for byte in b"def main():":
+    outputs, state = step(torch.tensor([byte]), state)
+```
+"""
+_C_EXAMPLE = """```c
+#include "step.c"  /* or compile it by itself; link with -lm */
+
+static struct model_state state;  /* buffers of past inputs are stored in half precision */
+static float outputs[MODEL_OUTPUTS];
+
+model_reset(&state);
+model_step(&state, 'd', outputs);  /* a token id; for real values, a pointer to MODEL_INPUTS floats */
+```
+"""
 
 
 def export_card(specification: ExportSpecification, data: dict[str, Any]) -> str:
@@ -29,6 +50,7 @@ def export_card(specification: ExportSpecification, data: dict[str, Any]) -> str
     if specification.pooling is not None:
         which = {"mean": "the mean of", "last": "the last of"}[specification.pooling]
         pooled = f" The logits of a sequence are {which} its steps' logits."
+    example = _C_EXAMPLE if specification.runtime == "c" else _EXAMPLE
     return f"""---
 {metadata.to_yaml()}
 ---
@@ -44,16 +66,7 @@ begins.{pooled}
 |---|---|---|
 {rows}
 
-```python
-import torch
-from hf_recurrent import ExportedStep
-
-step = ExportedStep("path/to/this/folder")
-state = step.init_state(1)
-for byte in b"def main():":
-    outputs, state = step(torch.tensor([byte]), state)
-```
-
+{example}
 A state works only with these weights, whose SHA-256 is
 `{specification.weights_hash}`.
 The checksums in `manifest.json` notice damage, not malice; load programs only from sources that you trust.

@@ -117,7 +117,8 @@ def save_exported_step(
     Args:
         model: a recurrent model of this package.
         folder: must not exist, or be empty.
-        runtime: "torch", "aoti" (AOTInductor; needs a C++ compiler), "onnx" or "executorch".
+        runtime: "torch", "aoti" (AOTInductor; needs a C++ compiler), "onnx", "executorch" or "c" (one
+            C99 file, always with int8 weights, which is compiled and not loaded).
         tokenizer: saved with it.
         weights: "int8", "bfloat16", or None for the model's own type.
         card_data: fields of the card's metadata, such as `license` and `base_model`.
@@ -133,7 +134,12 @@ def save_exported_step(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"`folder` is {os.fspath(folder)!r}, which exists; it must be a new or empty folder.")
     program_file, write, _ = RUNTIMES[runtime]
-    program = export_step(model, weights=weights)
+    if runtime == "c":
+        if weights not in (None, "int8"):
+            raise ValueError(f"`weights` is {weights!r}; in C they are always 'int8'.")
+        program, weights = export_step(model), "int8"  # the writer makes its own tables
+    else:
+        program = export_step(model, weights=weights)
     specification = describe(model, runtime, program_file, weights)
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = folder.parent / f"{STAGING_PREFIX}{folder.name}"

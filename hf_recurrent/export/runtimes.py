@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from hf_recurrent.export.c_source import c_source
+
 # Inputs, then the parts of the state → outputs, then the parts of the new state.
 Run = Callable[[list[Tensor]], list[Tensor]]
 
@@ -124,9 +126,18 @@ def _load_executorch(path: Path) -> Run:
     return run
 
 
+def _write_c(program: ExportedProgram, path: Path, names: list[str]) -> None:
+    path.write_text(c_source(program, "model", names, "One step of a recurrent model."), encoding="utf-8")
+
+
+def _load_c(path: Path) -> Run:
+    raise ValueError(f"`{path}` is C, which is compiled and not loaded.")
+
+
 RUNTIMES = {
     "torch": Runtime("step.pt2", _write_torch, _load_torch),
     "aoti": Runtime("step.aoti.pt2", _write_aoti, _load_aoti),
     "onnx": Runtime("step.onnx", _write_onnx, _load_onnx),
     "executorch": Runtime("step.pte", _write_executorch, _load_executorch),
+    "c": Runtime("step.c", _write_c, _load_c),
 }

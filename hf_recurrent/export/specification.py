@@ -14,7 +14,7 @@ from hf_recurrent.export.step_module import StepModule
 from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state
 
 FORMAT = "hf_recurrent.export.1"  # raise the number with every change of the folder's content
-FORMATS = ("torch", "aoti", "onnx", "executorch")
+FORMATS = ("torch", "aoti", "onnx", "executorch", "c")
 
 
 @dataclass(frozen=True)

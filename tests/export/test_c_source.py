@@ -1,0 +1,282 @@
+"""Exported C, compiled for this machine with sanitizers and for a Cortex-M, beside its emulation in torch."""
+
+import functools
+import shutil
+import struct
+import subprocess
+
+import pytest
+import torch
+from torch import fx
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+import hf_recurrent as hf
+from hf_recurrent.export.c_operations import HELPERS
+from hf_recurrent.export.c_source import c_source
+from hf_recurrent.export.exported_step import ExportedStep, save_exported_step
+from hf_recurrent.export.programs import export_step
+from hf_recurrent.export.step_module import StepModule
+from hf_recurrent.export.weight_types import quantize_rows
+
+aten = torch.ops.aten
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+COMPILER = shutil.which("gcc") or shutil.which("cc")
+CORTEX_COMPILER, QEMU = shutil.which("arm-none-eabi-gcc"), shutil.which("qemu-system-arm")
+CORTEX = ["-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-Os", "-ffunction-sections"]
+SIZES = {"hidden_size": 12, "state_size": 12, "num_hidden_layers": 2}
+
+MODELS = {
+    "mgrade": ("mgrade-tiny", SIZES),
+    "mgrade digits": ("mgrade-smnist", {}),
+    "mgrade learned": ("mgrade-scifar-learned", {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2}),
+    "mgrade fine": ("mgrade-scifar", SIZES | {"conv_kernel": 40, "dilation": 1}),
+    "tcn": ("tcn-smnist", {}),
+    "mingru": ("mingru-smnist", {}),
+    "memora": ("memora-tiny", SIZES),
+    "hawk": ("hawk-tiny", SIZES),
+    "lru": ("lru-tiny", SIZES),
+}
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="gcc is not installed")
+needs_cortex = pytest.mark.skipif(not (CORTEX_COMPILER and QEMU), reason="arm-none-eabi-gcc or QEMU is not installed")
+
+
+@functools.cache
+def build(name: str):
+    """(model, exported step, inputs of 60 steps)."""
+    preset, overrides = MODELS[name]
+    config = hf.config_from_preset(preset, **overrides)
+    reads_values = getattr(config, "input_size", None) is not None
+    auto = AutoModelForSequenceClassification if reads_values else AutoModelForCausalLM
+    torch.manual_seed(0)
+    model = auto.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms are 0 and 1 at first
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    inputs = torch.rand(60, config.input_size) if reads_values else torch.randint(config.vocab_size, (60,))
+    if reads_values:
+        inputs[::3] = 0
+        inputs[1::6] *= 1e-5  # subnormal in half precision
+    return model, export_step(model), inputs
+
+
+@functools.cache
+def source(name: str) -> str:
+    model, program, _ = build(name)
+    return c_source(program, "tiny", StepModule(model).state_names, f"{name}.")
+
+
+class Emulation(fx.Interpreter):
+    """The exported step with int8 weights, and buffers in half precision."""
+
+    def call_function(self, target, args, kwargs):
+        if target is aten.linear.default:
+            table, scale = quantize_rows(args[1])
+            args = (args[0], table * scale, *args[2:])
+        elif target is aten.embedding.default:
+            table, scale = quantize_rows(args[0])
+            args = (table * scale, *args[1:])
+        elif (
+            target is aten.mul.Tensor and [getattr(x, "ndim", 0) for x in args] == [3, 2] and len(args[1]) > 1
+        ):  # taps
+            table, scale = quantize_rows(args[1].t())
+            args = (args[0], (table * scale).t())
+        return super().call_function(target, args, kwargs)
+
+
+def emulate(name: str) -> torch.Tensor:
+    """Outputs of every step, (T, outputs)."""
+    model, program, inputs = build(name)
+    module = StepModule(model)
+    state = module.example_inputs(1, 1)[1:]
+    outputs = []
+    emulation = Emulation(program.module(check_guards=False))
+    with torch.no_grad():
+        for given in inputs:
+            output, *state = emulation.run(given.unsqueeze(0), *state)
+            state = [
+                part.half().float() if name.endswith("convolution") else part
+                for name, part in zip(module.state_names, state, strict=True)
+            ]
+            outputs.append(output[0])
+    return torch.stack(outputs)
+
+
+def program_text(name: str) -> str:
+    """A program that prints the bits of all outputs of all steps."""
+    inputs = build(name)[2]
+    numbers = ", ".join(f"{float(x)!r}f" if inputs.is_floating_point() else str(int(x)) for x in inputs.flatten())
+    kind, argument = ("float", "inputs + k * TINY_INPUTS") if inputs.is_floating_point() else ("int", "inputs[k]")
+    return f"""#include <stdio.h>
+#include <string.h>
+#include "step.c"
+
+static const {kind} inputs[{inputs.numel()}] = {{{numbers}}};
+static struct tiny_state state;
+static float outputs[TINY_OUTPUTS];
+
+int main(void) {{
+    memset(&state, 255, sizeof state);
+    tiny_reset(&state);
+    for (int k = 0; k < {len(inputs)}; k++) {{
+        tiny_step(&state, {argument}, outputs);
+        for (int i = 0; i < TINY_OUTPUTS; i++) {{
+            uint32_t bits;
+            memcpy(&bits, &outputs[i], sizeof bits);
+            printf("%08lx\\n", (unsigned long)bits);
+        }}
+    }}
+    return 0;
+}}
+"""
+
+
+def parse(text: str, name: str) -> torch.Tensor:
+    values = [struct.unpack(">f", bytes.fromhex(line))[0] for line in text.split()]
+    return torch.tensor(values).view(len(build(name)[2]), -1)
+
+
+def write(name: str, folder) -> None:
+    (folder / "step.c").write_text(source(name))
+    (folder / "main.c").write_text(program_text(name))
+
+
+def run(command: list[str], folder, **options) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", MODELS)
+def test_c_equals_the_emulation(name, tmp_path):
+    write(name, tmp_path)
+    run([COMPILER, *STRICT, *SANITIZERS, "main.c", "-o", "main", "-lm"], tmp_path)
+    found, expected = parse(run(["./main"], tmp_path), name), emulate(name)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+    assert expected.std(0).min() > 0
+
+
+def test_the_emulation_is_near_the_model():
+    for name in ("mgrade digits", "memora"):
+        model, _, inputs = build(name)
+        module = StepModule(model)
+        outputs, state = [], module.example_inputs(1, 1)[1:]
+        with torch.no_grad():
+            for given in inputs:
+                output, *state = module(given.unsqueeze(0), *state)
+                outputs.append(output[0])
+        expected = torch.stack(outputs)
+        assert float((emulate(name) - expected).std() / expected.std()) < 0.05
+
+
+def test_the_same_model_gives_the_same_file():
+    model, program, _ = build("mgrade digits")
+    assert c_source(program, "tiny", StepModule(model).state_names, "mgrade digits.") == source("mgrade digits")
+    assert "malloc" not in source("mgrade digits") and "#include <stdlib.h>" not in source("mgrade digits")
+
+
+@needs_compiler
+def test_halves_are_those_of_torch(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(4000, generator=generator) * 10.0 ** torch.randint(-9, 5, (4000,), generator=generator)
+    values = torch.cat(
+        [values, torch.tensor([0.0, 65504, 6.1e-5, 6.2e-5, 2.0**-14, 2.0**-25, 3 * 2.0**-25, 1e6, -1e6])]
+    )
+    helpers = "\n".join(HELPERS[name] for name in ("wide", "narrow")).replace("NAME_", "")
+    body = f"""#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+{helpers}
+int main(void) {{
+    float x;
+    while (fread(&x, 4, 1, stdin) == 1) {{
+        x = wide(narrow(x));
+        fwrite(&x, 4, 1, stdout);
+    }}
+    return 0;
+}}
+"""
+    (tmp_path / "halves.c").write_text(body)
+    run([COMPILER, *STRICT, *SANITIZERS, "halves.c", "-o", "halves", "-lm"], tmp_path)
+    done = subprocess.run([tmp_path / "halves"], input=values.numpy().tobytes(), capture_output=True, check=True)
+    found = torch.frombuffer(bytearray(done.stdout), dtype=torch.float32)
+    assert torch.equal(found, values.half().float().clamp(-65504, 65504))
+
+
+@needs_cortex
+def test_digits_on_a_cortex_m(tmp_path, record_property):
+    name = "mgrade digits"
+    write(name, tmp_path)
+    (tmp_path / "start.c").write_text(START)
+    (tmp_path / "memory.ld").write_text(MEMORY)
+    run([CORTEX_COMPILER, *STRICT, *CORTEX, "-fstack-usage", "-c", "step.c"], tmp_path)
+    sizes = run(["arm-none-eabi-size", "step.o"], tmp_path).splitlines()[1].split()[:3]
+    code, data, zeroed = map(int, sizes)
+    stack = max(int(line.split("\t")[1]) for line in (tmp_path / "step.su").read_text().splitlines())
+    fields = {"uint16_t": 2, "float": 4}
+    struct_text = source(name).split("struct tiny_state {")[1].split("}")[0]
+    lines = [line.strip(" ];").split() for line in struct_text.splitlines() if line.strip()]
+    state = sum(fields[kind] * int(field.split("[")[1]) for kind, field in lines)
+    record_property("bytes", {"code and weights": code, "state": state, "stack": stack})
+    print(f"Cortex-M4: {code} bytes of code and weights, {state} of state, {stack} of stack")
+    assert data == zeroed == 0 and code <= 32 * 1024 and state + stack <= 8 * 1024
+    link = ["-nostartfiles", "--specs=rdimon.specs", "-Wl,--gc-sections", "-T", "memory.ld"]
+    sources = ["main.c", "start.c", "-o", "main.elf", "-lm"]
+    run([CORTEX_COMPILER, "-std=c99", *CORTEX, *link, *sources], tmp_path)
+    machine = ["-machine", "mps2-an386", "-nographic", "-monitor", "none", "-serial", "none"]
+    text = run([QEMU, *machine, "-semihosting", "-kernel", "main.elf"], tmp_path, stdin=subprocess.DEVNULL)
+    torch.testing.assert_close(parse(text, name), emulate(name), atol=2e-4, rtol=2e-4)
+
+
+def test_a_folder_holds_the_file_and_its_card(tmp_path):
+    model = build("memora")[0]
+    specification = save_exported_step(model, tmp_path / "c", runtime="c", tokenizer=hf.ByteTokenizer())
+    assert specification.weights == "int8"
+    assert "void model_step(struct model_state *state, int id, float *outputs);" in (tmp_path / "c/step.c").read_text()
+    assert "model_reset(&state);" in (tmp_path / "c/README.md").read_text()
+    with pytest.raises(ValueError, match="is C, which is compiled and not loaded"):
+        ExportedStep(tmp_path / "c")
+    with pytest.raises(ValueError, match="`weights` is 'bfloat16'; in C they are always 'int8'"):
+        save_exported_step(model, tmp_path / "other", runtime="c", weights="bfloat16")
+
+
+def test_an_operation_without_a_form_in_c_is_named():
+    class Sorts(torch.nn.Module):
+        def forward(self, inputs, *state):
+            return inputs.sort(-1).values, *state
+
+    program = torch.export.export(Sorts(), (torch.zeros(1, 3), torch.zeros(1, 2))).run_decompositions({})
+    with pytest.raises(ValueError, match=r"The step has no form in C: it needs aten\.sort"):
+        c_source(program, "tiny", ["memory"])
+
+
+START = """
+extern unsigned long stack_top[], data_from[], data_begin[], data_end[], bss_begin[], bss_end[];
+extern int main(void);
+extern void exit(int) __attribute__((noreturn));
+extern void initialise_monitor_handles(void);
+void start(void) {
+    *(volatile unsigned long *)0xE000ED88UL |= 0xFUL << 20; /* the floating-point unit */
+    for (unsigned long *to = data_begin, *from = data_from; to < data_end;) *to++ = *from++;
+    for (unsigned long *to = bss_begin; to < bss_end;) *to++ = 0;
+    initialise_monitor_handles();
+    exit(main());
+}
+void _init(void) {}
+void _fini(void) {}
+__attribute__((section(".vectors"), used)) static void *const vectors[] = {stack_top, start};
+"""
+
+MEMORY = """
+MEMORY { FLASH (rx) : ORIGIN = 0, LENGTH = 1M  RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 256K }
+ENTRY(start)
+SECTIONS {
+  .text : { KEEP(*(.vectors)) *(.text*) *(.rodata*) . = ALIGN(8); } > FLASH
+  .ARM.exidx : { *(.ARM.exidx*) } > FLASH
+  data_from = ALIGN(LOADADDR(.ARM.exidx) + SIZEOF(.ARM.exidx), 8);
+  .data : AT(data_from) { data_begin = .; *(.data*) . = ALIGN(8); data_end = .; } > RAM
+  .bss : { bss_begin = .; *(.bss*) *(COMMON) . = ALIGN(8); bss_end = .; end = .; } > RAM
+  stack_top = ORIGIN(RAM) + LENGTH(RAM);
+}
+"""
