@@ -40,7 +40,7 @@ def test_files_of_the_pinned_archive_are_unpacked_once(prepare, tmp_path, monkey
     prepare.main(["--archive", str(path)])
     assert {file.name for file in prepare.RUNTIME.iterdir()} == {*prepare.FILES, "VERSION"}
     assert (prepare.RUNTIME / prepare.FILES[0]).read_text() == prepare.FILES[0]
-    monkeypatch.setattr(prepare.urllib.request, "urlopen", lambda *_, **__: pytest.fail("a download"))
+    monkeypatch.setattr(prepare, "fetch_archive", lambda: pytest.fail("fetched again"))
     prepare.main([])
 
 
