@@ -97,8 +97,9 @@ def single_texts(
             tokens.append(int(logits.argmax()))
             reading = reader.read(tokens[-1:], state)
             logits, state = reading.logits[-1], reading.states[1]
-        sequences = torch.tensor([[*tokens, int(logits.argmax())]])
-        results.append(SpeculativeOutput(sequences, state, None, 0, 0, reader.forwards, 0))
+        sequences, forwards = torch.tensor([[*tokens, int(logits.argmax())]]), reader.forwards
+        last = reader.read(sequences[0, -1:].tolist(), state).states[1]
+        results.append(SpeculativeOutput(sequences, last, None, state, None, 0, 0, forwards, 0))
     return results
 
 

@@ -17,7 +17,7 @@ COMMANDS = {
     "generate": "continue a prompt, a file or a saved state",
     "chat": "talk to a model that keeps everything in its state",
     "learn": "read an endless stream and learn from every byte",
-    "export": "write one step as a program for torch, AOTInductor, ONNX or ExecuTorch",
+    "export": "write one step as a program for another runtime: ONNX, C, ...",
     "push-to-hub": "upload a trained model with its tokenizer, code and model card",
     "transformers": "run a command of transformers, such as serve, with our models",
     "reproduce": "measure a table of the papers next to the printed numbers",

@@ -35,11 +35,11 @@ from hf_recurrent.cli.pretrain_report import (
     draw_samples,
     print_samples,
     print_summary,
-    suggest_prompt,
 )
 from hf_recurrent.cli.resumed_arguments import EFFECTS
 from hf_recurrent.cli.threads import use_threads
-from hf_recurrent.evaluation.samples import check_prompts
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.evaluation.samples import check_prompts, prompt_from
 from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
@@ -142,7 +142,7 @@ def _train(run: Run, begin: float) -> None:
         print_samples(trainer)
         if trainer.train_dataset.unit == "pixel":
             draw_samples(trainer)
-        prompt = suggest_prompt(run.arguments, trainer)
+        prompt = next(iter(trainer.args.sample_prompts), None)
         print_summary(run.arguments, describe_result(trainer, metrics), time.time() - begin, prompt)
     trainer.accelerator.wait_for_everyone()
 
@@ -201,6 +201,11 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     with training.main_process_first(desc="packing the corpus"):
         data = arguments.data
         train_corpus, eval_corpus = load_training_sources(data, tokenizer, data.validation_corpus)
+    typed = normalize(sys.argv[1:] if argv is None else argv, None)[1]
+    # The prompts of a recipe suit its own corpus.
+    if "corpus" in typed and "sample_prompts" not in typed and training.sample_prompts and data.corpus != ["python"]:
+        prompt = prompt_from(eval_corpus, tokenizer) if isinstance(eval_corpus, Corpus) else None
+        training.sample_prompts = training.sample_prompts if prompt is None else [prompt]
     kind = _TRAINERS[type(training)]
     teacher = ()
     if arguments.teacher is not None:

@@ -6,19 +6,16 @@ from pathlib import Path
 
 from hf_recurrent.cli.pretrain_arguments import PretrainArguments
 from hf_recurrent.cli.user_code import import_flags
-from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_source import count_of, with_unit
 from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
 from hf_recurrent.evaluation.image_samples import sample_images
-from hf_recurrent.evaluation.samples import generate_samples, prompt_from
+from hf_recurrent.evaluation.samples import generate_samples
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 
 _SHEET_FILE = "samples.png"
 _IMAGES_DRAWN = 32
-# Prompts of samples that nobody chose for the corpus: of the arguments and of the default recipe.
-_DEFAULT_PROMPTS = (["def ", "The "], ["def ", "class "])
 
 
 def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None = None) -> str:
@@ -89,19 +86,6 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
 def describe_result(trainer: BlockTrainer, metrics: dict[str, float]) -> str:
     """Held-out metrics in words."""
     return trainer.eval_dataset.describe_result({name.removeprefix("eval_"): metrics[name] for name in metrics})
-
-
-def suggest_prompt(arguments: PretrainArguments, trainer: BlockTrainer) -> str | None:
-    """A prompt for `generate`: one of `--sample_prompts`, or the first words of a held-out document.
-
-    The default prompts suit the default corpus. None if the data are not text.
-    """
-    prompts, corpus = arguments.training.sample_prompts, trainer.eval_dataset
-    if not prompts or not isinstance(corpus, Corpus):
-        return next(iter(prompts), None)
-    if arguments.data.corpus == ["python"] or prompts not in _DEFAULT_PROMPTS:
-        return prompts[0]
-    return prompt_from(corpus, trainer.processing_class) or prompts[0]
 
 
 def print_summary(arguments: PretrainArguments, result: str, seconds: float, prompt: str | None) -> None:

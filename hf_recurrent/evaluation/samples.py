@@ -12,17 +12,25 @@ from hf_recurrent.data.episode_losses import evaluation_mode
 
 # Of a prompt in characters, and of the beginning of a document that is read for it.
 _PROMPT_LENGTH, _BYTES_READ, _DOCUMENTS_READ = 24, 120, 20
+_QUOTES = frozenset("'\"`\\$!")
 
 
 def prompt_from(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The first words of a document of a corpus; None if no beginning of a document can be printed."""
+    """The first words of a document of a corpus, if possible without quotes, which a shell would need escaped.
+
+    None if no beginning of a document can be printed.
+    """
+    quoted = None
     for episode in itertools.islice(corpus, _DOCUMENTS_READ):
-        first_bytes = tokenizer.decode_bytes(episode[:_BYTES_READ])
-        line = next(iter(first_bytes.decode("utf-8", "ignore").split("\n")), "")
-        words = "".join(character for character in line if character.isprintable())
-        if words.strip():
-            return words if len(words) <= _PROMPT_LENGTH else words[:_PROMPT_LENGTH].rpartition(" ")[0] or words[:8]
-    return None
+        beginning = tokenizer.decode_bytes(episode[:_BYTES_READ]).decode("utf-8", "ignore")
+        for line in beginning.split("\n"):
+            words = "".join(character for character in line if character.isprintable())
+            if len(words) > _PROMPT_LENGTH:
+                words = words[:_PROMPT_LENGTH].rpartition(" ")[0] or words[:8]
+            if words.strip() and not set(words) & _QUOTES:
+                return words
+            quoted = quoted or (words if words.strip() else None)
+    return quoted
 
 
 def check_prompts(prompts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:

@@ -48,7 +48,7 @@ def test_from_files_to_a_model_that_loads(corpus, tmp_path, capsys):
     out = capsys.readouterr().out
     directory = Path("runs/memora-tiny-notes")
     assert "bits per byte on 1 held-out document" in out
-    assert "sample after 'def '" in out
+    assert "sample after 'All work and no play" in out
     assert (
         f"hf-recurrent generate {directory}" in out and f"hf-recurrent evaluate {directory} --corpus {corpus}" in out
     )
@@ -183,7 +183,7 @@ def test_command_line_takes_precedence_over_recipe(tmp_path):
         (["--block_size", "many"], "invalid int value: 'many'"),
         (["--blok_size", "1"], "unrecognized argument --blok_size; did you mean --block_size?"),
         (["--validation_fraction", "2"], "`validation_fraction` is 2.0; it must be between 0 and 1"),
-        (["--resume_from_checkpoint", "elsewhere"], "'elsewhere' is not a complete checkpoint"),
+        (["--resume_from_checkpoint", "elsewhere"], "`--resume_from_checkpoint` is 'elsewhere'; directory not found"),
     ],
 )
 def test_bad_input_ends_with_one_sentence(corpus, capsys, arguments, words):

@@ -210,7 +210,7 @@ def test_bad_images(tmp_path, load, sketch):
 def test_without_pillow(tmp_path, load, sketch, monkeypatch):
     save_png(tmp_path / "one" / "a.png", sketch[0])
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match=r"a.png needs the Pillow package: pip install pillow"):
+    with pytest.raises(ImportError, match=r"one needs the Pillow package: pip install pillow"):
         load(f"images:{tmp_path / 'one'}")
     with pytest.raises(ImportError, match=r"sheet.png needs the Pillow package"):
         save_image_sheet(DIGITS, tmp_path / "sheet.png")
