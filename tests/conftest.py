@@ -11,13 +11,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Files of few and long tests, the longest first. Processes take whole files in this order, so that none ends alone.
 _LONG = (
-    "test_docs.py", "test_short_forms.py", "test_linear_scan_triton.py", "test_resume.py", "test_interruption.py",
+    "test_docs.py", "test_user_code.py", "test_c_source.py", "test_browser.py", "test_short_forms.py", "test_linear_scan_triton.py", "test_resume.py", "test_interruption.py",
     "test_hub_round_trip.py", "test_auto_registration.py", "test_experiments.py", "test_packaging.py",
     "test_pretrain.py", "test_learn_resume.py",
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if "slow" not in config.option.markexpr:
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: pytest -m slow"))
     ranks = {name: rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
