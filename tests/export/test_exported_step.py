@@ -57,7 +57,8 @@ def as_step(program, model):
 
 
 @pytest.mark.parametrize(
-    "family", ["lru", *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family != "lru")]
+    "family",
+    [pytest.param(family, marks=[] if family in ("lru", "memora") else [pytest.mark.slow]) for family in FAMILIES],
 )
 def test_a_step_is_that_of_the_model(family):
     model = tiny_model(family)
