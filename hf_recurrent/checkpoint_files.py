@@ -8,13 +8,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 # The Trainer does not upload files that begin with an underscore.
@@ -75,6 +75,36 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         raise
     _sync(partial.parent)
+
+
+def write_state_file(
+    state: Mapping[str, torch.Tensor], path: str | os.PathLike, metadata: dict[str, str] | None = None
+) -> None:
+    """Write the tensors of a state to one safetensors file, atomically."""
+    # Copies, because safetensors rejects tensors that share memory.
+    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+    with atomic_file(path) as partial:
+        save_file(tensors, partial, metadata)
+
+
+def read_state_file(
+    path: str | os.PathLike, device: torch.device | str = "cpu"
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of a file of [`write_state_file`], which nothing has checked yet.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: it is not a safetensors file.
+    """
+    name = os.fspath(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no saved state at `{name}`.")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
+            return tensors, file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"`{name}` is damaged or not a saved state: {error}.") from error
 
 
 def write_json(value: Any, path: str | os.PathLike) -> None:

@@ -10,7 +10,7 @@ from hf_recurrent.provenance.data_facts import describe_data
 from hf_recurrent.provenance.files import CHANGED, base_of, find_provenance, read_provenance, remember_provenance
 from hf_recurrent.provenance.rates import schedule_settings
 from hf_recurrent.provenance.recorder import PhaseRecorder
-from hf_recurrent.provenance.records import Phase, Provenance, Result, thin_out
+from hf_recurrent.provenance.records import Phase, Provenance, thin_out
 from hf_recurrent.provenance.weights import adapter_weights, weights_fingerprint
 from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
@@ -120,12 +120,10 @@ class RecordingTrainer(ParameterGroupsTrainer):
             for name, value in metrics.items()
             if name not in _NOT_MEASURED and isinstance(value, int | float) and abs(value) < float("inf")
         }
-        phases = provenance.phases
-        step = phases[-1].steps if phases else 0
-        trained_on = {data.fingerprint for phase in phases for data in phase.data}
+        trained_on = {data.fingerprint for phase in provenance.phases for data in phase.data}
         is_seen = source.unit != "symbol" and source.fingerprint in trained_on  # a task has its own held-out examples
         settings |= {"precision": self._precision, "split": "train" if is_seen else "validation"}
-        provenance.add_result(Result(len(phases), step, provenance.weights, describe_data(source), finite, settings))
+        provenance.add_result(provenance.new_result(provenance.weights, describe_data(source), finite, settings))
 
     # ---- Facts ----
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_recurrent.cli.chat_commands import COMMANDS, ChatSettings
+from hf_recurrent.cli.chat_commands import ChatSettings, command_table
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import CommandParser, check_file, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
@@ -12,16 +12,14 @@ from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    width = max(len(f"{name} {words}") for name, (words, _) in COMMANDS.items())
     defaults = ChatSettings()
     parser = CommandParser(
         prog="hf-recurrent chat",
         description="Talk to a model. Its state keeps everything that was said, so that each turn\n"
         "reads only the new text. With a chat template in the tokenizer, a turn is a\n"
         "message and an answer; without one, the model continues what you type.",
-        epilog="while it runs:\n"
-        + "\n".join(f"  {f'{name} {words}':<{width}}  {text}" for name, (words, text) in COMMANDS.items())
-        + "\n\nA line that ends in \\ goes on in the next one. Ctrl-C stops an answer.",
+        epilog=f"while it runs:\n{command_table()}\n\n"
+        "A line that ends in \\ goes on in the next one. Ctrl-C stops an answer.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)

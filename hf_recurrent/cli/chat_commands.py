@@ -26,6 +26,12 @@ COMMANDS = {
 _LEAST_TEMPERATURE = 1e-6
 
 
+def command_table() -> str:
+    """All commands with their arguments and help, one per line."""
+    width = max(len(f"{name} {words}") for name, (words, _) in COMMANDS.items())
+    return "\n".join(f"  {f'{name} {words}':<{width}}  {text}" for name, (words, text) in COMMANDS.items())
+
+
 @dataclass
 class ChatSettings:
     """Settings of sampling, which commands change."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from hf_recurrent.cli.chat_commands import COMMANDS, ChatSettings
+from hf_recurrent.cli.chat_commands import COMMANDS, ChatSettings, command_table
 from hf_recurrent.cli.parsing import did_you_mean
 from hf_recurrent.data.episode_source import count_of
 from hf_recurrent.interruption import stop_on_signals
@@ -168,9 +168,7 @@ class ChatLoop:
         self._typed.pop(self._branch, None)
 
     def _show_help(self) -> None:
-        width = max(len(f"{name} {words}") for name, (words, _) in COMMANDS.items())
-        lines = [f"  {f'{name} {words}':<{width}}  {text}" for name, (words, text) in COMMANDS.items()]
-        print("\n".join([*lines, "Text that begins with / is typed with two: //text."]), file=sys.stderr)
+        print(f"{command_table()}\nText that begins with / is typed with two: //text.", file=sys.stderr)
 
     def _edit_lines(self) -> None:
         """Editing, history and completion of commands, where the platform has readline."""

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -160,10 +159,7 @@ def _output(path: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    partial = path.with_name(f"{path.name}.{os.getpid()}.incomplete")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    from hf_recurrent.checkpoint_files import atomic_file
+
+    with atomic_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+        yield file

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_recurrent.checkpoint_files import STAGING_PREFIX, atomic_file, write_json
+from hf_recurrent.checkpoint_files import STAGING_PREFIX, read_state_file, write_json, write_state_file
 from hf_recurrent.checkpoint_manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card
 from hf_recurrent.export.programs import export_step
@@ -77,9 +75,7 @@ class ExportedStep:
 
     def save_state(self, state: RecurrentState, path: str | os.PathLike) -> None:
         """Write a state with the hash of the weights that it belongs to."""
-        tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}
-        with atomic_file(path) as partial:
-            save_file(tensors, partial, metadata={_HASH_KEY: self.specification.weights_hash})
+        write_state_file(state, path, {_HASH_KEY: self.specification.weights_hash})
 
     def load_state(self, path: str | os.PathLike) -> RecurrentState:
         """Read a state that `save_state` wrote.
@@ -88,15 +84,8 @@ class ExportedStep:
             FileNotFoundError: there is no such file.
             ValueError: the file is damaged, or the state belongs to other weights.
         """
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"There is no saved state at `{os.fspath(path)}`.")
-        try:
-            with safe_open(path, framework="pt") as file:
-                found = (file.metadata() or {}).get(_HASH_KEY)
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-        except SafetensorError as error:
-            raise ValueError(f"`{os.fspath(path)}` is damaged: {error}.") from error
-        if found != self.specification.weights_hash:
+        state, metadata = read_state_file(path)
+        if metadata.get(_HASH_KEY) != self.specification.weights_hash:
             raise ValueError(
                 f"`{os.fspath(path)}` was saved with other weights; a state works only with the weights that made it."
             )

@@ -11,7 +11,7 @@ from hf_recurrent.online.settings import LearnerSettings
 from hf_recurrent.provenance.files import base_of, find_provenance, read_provenance, remember_provenance
 from hf_recurrent.provenance.privacy import public_name
 from hf_recurrent.provenance.recorder import PhaseRecorder
-from hf_recurrent.provenance.records import Data, Phase, Provenance, Result, thin_out
+from hf_recurrent.provenance.records import Data, Phase, Provenance, thin_out
 from hf_recurrent.provenance.weights import weights_fingerprint
 
 _UNNAMED = "a stream of bytes"
@@ -105,10 +105,8 @@ class LearnerRecord:
         self._add_result(data, metrics, weights_fingerprint(self._model), **settings)
 
     def _add_result(self, data: Data, metrics: dict[str, float], weights: str, **settings: Any) -> None:
-        phases = self.provenance.phases
-        step = phases[-1].steps if phases else 0
-        result = Result(len(phases), step, weights, data, metrics, settings | {"precision": self._precision})
-        self.provenance.add_result(result)
+        settings |= {"precision": self._precision}
+        self.provenance.add_result(self.provenance.new_result(weights, data, metrics, settings))
 
     def _read_settings(self) -> dict[str, Any]:
         settings = self._settings

@@ -220,6 +220,11 @@ class Provenance:
         }
         return list(last.values())
 
+    def new_result(self, weights: str, data: Data, metrics: dict[str, float], settings: dict[str, Any]) -> Result:
+        """A measurement at the last recorded step."""
+        step = self.phases[-1].steps if self.phases else 0
+        return Result(len(self.phases), step, weights, data, metrics, settings)
+
     def add_result(self, result: Result) -> None:
         """Add a measurement; it replaces one of the same weights, data and settings."""
 

@@ -8,10 +8,9 @@ import warnings
 from collections.abc import Mapping
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from hf_recurrent.checkpoint_files import read_state_file, write_state_file
 from hf_recurrent.generation.state_reader import check_recurrent
 from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state
 from hf_recurrent.stock_models.with_state import with_state
@@ -61,10 +60,7 @@ def write_state(
 ) -> None:
     """As [`save_state`], with more `metadata`."""
     _check(state, model)
-    partial = f"{os.fspath(path)}.partial"
-    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-    save_file(tensors, partial, {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)})
-    os.replace(partial, path)
+    write_state_file(state, path, {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)})
 
 
 def read_state(
@@ -73,14 +69,7 @@ def read_state(
     """As [`load_state`], with the metadata."""
     check_recurrent("model", with_state(model))
     name = os.fspath(path)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"There is no saved state at `{name}`.")
-    try:
-        with safe_open(path, framework="pt", device=str(model.device if device is None else device)) as file:
-            metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
-    except SafetensorError as error:
-        raise ValueError(f"`{name}` is damaged or not a saved state: {error}.") from error
+    state, metadata = read_state_file(path, model.device if device is None else device)
     if metadata.get("format") == _FORMAT and metadata.get("weights") != weights_hash(model):
         raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
     try:

@@ -226,10 +226,9 @@ def test_memory_does_not_grow_with_a_document(model):
         assert count == chunks * 880
         return tracemalloc.get_traced_memory()[1]
 
-    peak(100)  # fills caches
-    short, long = peak(50), peak(300)
+    short, long = peak(300), peak(700)  # with fewer, the garbage collector's moments decide
     tracemalloc.stop()
-    assert long < short + 100_000 < short + 250 * 880
+    assert long < short + 100_000 < short + 400 * 880
 
 
 def test_the_reader_of_the_output_may_end(model, files):
