@@ -77,6 +77,8 @@ _PUBLIC_NAMES = {
     "hf_recurrent.trainers.smt_trainer": ("SmtTrainer",),
     "hf_recurrent.learning_rules.sensitivities": ("SensitivityEngine",),
     "hf_recurrent.learning_rules.sequence_rules": ("SequenceRule",),
+    "hf_recurrent.compression.files": ("compress", "compress_file", "decompress", "decompress_file"),
+    "hf_recurrent.compression.adaptive_predictor": ("AdaptiveSettings",),
     "hf_recurrent.online.learner": ("OnlineLearner",),
     "hf_recurrent.online.prequential": ("PrequentialRecord", "plot_records", "read_records"),
     "hf_recurrent.online.sources": ("open_source",),

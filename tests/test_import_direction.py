@@ -14,7 +14,7 @@ TIERS = (
     ("scripts",),
     ("cli",),
     ("reproduce", "sessions"),
-    ("trainers", "online", "export"),
+    ("trainers", "online", "export", "compression"),
     ("learning_rules", "evaluation", "generation", "tasks", "hub"),
     ("data",),
     ("provenance",),

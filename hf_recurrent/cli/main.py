@@ -17,6 +17,8 @@ COMMANDS = {
     "generate": "continue a prompt, a file or a saved state",
     "chat": "talk to a model that keeps everything in its state",
     "learn": "read an endless stream and learn from every byte",
+    "compress": "compress a file with the probabilities of a model",
+    "decompress": "restore a compressed file with the same model",
     "export": "write one step as a program for another runtime: ONNX, C, ...",
     "push-to-hub": "upload a trained model with its tokenizer, code and model card",
     "transformers": "run a command of transformers, such as serve, with our models",

@@ -9,6 +9,7 @@ import pytest
 
 FOLDER = Path(__file__).parent
 PROGRAMS = {  # and what their output has to contain
+    "compress_inputs.py --cases 20 --seed 1": ["20 cases", "0 faults"],
     "damage_checkpoints.py --cases 16 --kinds bptt --seed 1": ["16  cases", "refused"],
     "damage_learner.py --cases 30 --seed 1": ["30  cases", "the same result"],
     "fuzz_commands.py --cases 15 --seed 2": ["15  cases", "status 0", "status 2"],

@@ -1,0 +1,183 @@
+"""`hf-recurrent compress MODEL FILE` and, for `decompress`, what both have in common."""
+
+import argparse
+import lzma
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_recurrent.cli.loading import (
+    add_loading_arguments,
+    build_new_model,
+    check_byte_tokenizer,
+    load_model_and_tokenizer,
+)
+from hf_recurrent.cli.parsing import CommandParser, check_file, check_model_name, check_parent, run_command
+from hf_recurrent.presets import preset_names
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+SUFFIX = ".hfr"
+# Each part begins without context, which costs some hundred bytes.
+_SMALLEST_PART = 1 << 16
+_MOST_PARTS = 16
+# xz is shown for comparison where it takes less than some seconds.
+_LARGEST_FOR_XZ = 1 << 24
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    parser = CommandParser(
+        prog="hf-recurrent compress",
+        description="Compress a file with the probabilities that a model gives to its bytes. The\n"
+        "archive needs the same model, version of torch and kind of processor to be\n"
+        "decompressed; it names them, and nothing wrong is ever written.",
+        epilog="examples:\n"
+        "  hf-recurrent compress runs/memora-tiny-python argparse.py\n"
+        "  hf-recurrent compress memora-tiny server.log --learn\n"
+        "  hf-recurrent decompress memora-tiny server.log.hfr --output copy.log\n\n"
+        "With --learn, the model learns while it reads, and so does decompress: new\n"
+        "weights are enough then, and the weights of a checkpoint adapt to the file.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_arguments(parser)
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file; for a directory, make a tar file first")
+    parser.add_argument("--output", type=Path, help=f"the archive (default: FILE{SUFFIX})")
+    parser.add_argument("--learn", action="store_true", help="learn from the file while compressing it")
+    learning = parser.add_argument_group("with --learn")
+    learning.add_argument("--stride", type=int, help="T, bytes between two updates of the weights")
+    learning.add_argument("--replays", type=int, help="earlier pieces of T bytes that every update reads again")
+    learning.add_argument("--learning_rate", type=float, help="at the beginning; it falls linearly")
+    parser.add_argument(
+        "--streams",
+        type=int,
+        help="parts of the file that are compressed side by side, each without context at its beginning "
+        f"(default: one for each {_SMALLEST_PART >> 10} KiB, at most {_MOST_PARTS}; 1 with --learn)",
+    )
+    add_writing_arguments(parser)
+    return parser
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and how it is built or loaded: the same arguments for both commands give the same weights."""
+    add_loading_arguments(parser, takes_presets=True)
+    parser.set_defaults(dtype="float32", device="cpu")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset (default: 0)")
+
+
+def add_writing_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what concerns the output and the progress."""
+    parser.add_argument("--force", action="store_true", help="replace the output if it exists")
+    parser.add_argument("--resume", action="store_true", help="continue after an interruption, if there was one")
+    parser.add_argument("--quiet", action="store_true", help="hide progress and the summary")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with `argv`, by default the arguments of the process."""
+    run_command(build_parser(), argv, _compress)
+
+
+def _compress(arguments: argparse.Namespace) -> None:
+    check_file("FILE", arguments.file)
+    output = arguments.output or arguments.file.with_name(arguments.file.name + SUFFIX)
+    prepare_output(arguments, output)
+    settings = {name: getattr(arguments, name) for name in ("stride", "replays", "learning_rate")}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if settings and not arguments.learn:
+        raise ValueError(f"`--{next(iter(settings))}` is given; it is used only with --learn.")
+    if arguments.model in preset_names() and not arguments.learn:
+        raise ValueError(
+            f"`MODEL` is the preset {arguments.model}, whose new weights predict nothing; add --learn, or give a "
+            "checkpoint."
+        )
+    from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+    from hf_recurrent.compression.agreement import new_header
+    from hf_recurrent.compression.files import compress_file
+
+    size = arguments.file.stat().st_size
+    adaptive = AdaptiveSettings(**settings) if arguments.learn else None
+    streams = arguments.streams or (1 if arguments.learn else max(1, min(_MOST_PARTS, size // _SMALLEST_PART)))
+    model = build_or_load(arguments)
+    with single_thread():
+        header = new_header(model, size, adaptive, streams)
+        with progress(arguments, "compressing", size) as report:
+            begin = time.perf_counter()
+            compress_file(arguments.file, output, model, header, report)
+            seconds = time.perf_counter() - begin
+    if not arguments.quiet:
+        _summarize(arguments.file, output, seconds)
+
+
+def prepare_output(arguments: argparse.Namespace, output: Path) -> None:
+    """Check that the output may be written, and that the libraries are there, before work begins.
+
+    Raises:
+        FileExistsError: it exists and is not to be replaced, or there is unfinished work.
+        IsADirectoryError: it is a directory.
+    """
+    from hf_recurrent.compression.entropy_coder import require_coder
+    from hf_recurrent.compression.unfinished import partial_directory
+
+    require_coder()
+    check_parent("--output", output)
+    if output.is_dir():
+        raise IsADirectoryError(f"`--output` is {str(output)!r}; it must be a file, not a directory.")
+    if output.exists() and not arguments.force:
+        raise FileExistsError(f"`--output` is {str(output)!r}, which exists; add --force to replace it.")
+    unfinished = partial_directory(output)
+    if unfinished.exists() and not arguments.resume:
+        raise FileExistsError(
+            f"{str(unfinished)!r} holds unfinished work; add --resume to continue it, or delete it to begin anew."
+        )
+
+
+def build_or_load(arguments: argparse.Namespace) -> "PreTrainedModel":
+    """The model of a checkpoint, or that of a preset with new weights."""
+    if arguments.model in preset_names():
+        from transformers import AutoModelForCausalLM, set_seed
+
+        set_seed(arguments.seed)
+        return build_new_model(AutoModelForCausalLM, arguments.model, "MODEL").eval()
+    check_model_name("MODEL", arguments.model, preset_names())
+    model, tokenizer = load_model_and_tokenizer(arguments)
+    check_byte_tokenizer("MODEL", arguments.model, tokenizer)
+    return model
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Use one CPU thread: sums that several threads share are rounded otherwise."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def progress(arguments: argparse.Namespace, description: str, size: int) -> Iterator[Callable[[int], None]]:
+    """A function that shows the number of bytes done."""
+    from tqdm.auto import tqdm
+
+    with tqdm(
+        total=size, unit="B", unit_scale=True, desc=description, disable=arguments.quiet, dynamic_ncols=True
+    ) as bar:
+        yield lambda done: bar.update(done - bar.n) and None
+
+
+def _summarize(source: Path, output: Path, seconds: float) -> None:
+    before, after = source.stat().st_size, output.stat().st_size
+    words = f"{source} → {output}: {before:,} → {after:,} bytes"
+    if before:
+        words += f", {8 * after / before:.3f} bits per byte, {before / seconds / 1000:.1f} kB/s"
+    print(words, file=sys.stderr)
+    if before <= _LARGEST_FOR_XZ:
+        print(f"xz -9e: {len(lzma.compress(source.read_bytes(), preset=9 | lzma.PRESET_EXTREME)):,}", file=sys.stderr)

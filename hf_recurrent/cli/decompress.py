@@ -1,0 +1,58 @@
+"""`hf-recurrent decompress MODEL ARCHIVE`: the file that `compress` was given."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_recurrent.cli.compress import (
+    SUFFIX,
+    add_model_arguments,
+    add_writing_arguments,
+    build_or_load,
+    prepare_output,
+    progress,
+    single_thread,
+)
+from hf_recurrent.cli.parsing import CommandParser, check_file, run_command
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    parser = CommandParser(
+        prog="hf-recurrent decompress",
+        description="Decompress an archive of hf-recurrent compress, with the same MODEL.",
+        epilog="examples:\n  hf-recurrent decompress runs/memora-tiny-python argparse.py.hfr\n"
+        "  hf-recurrent decompress memora-tiny server.log.hfr --output copy.log",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_arguments(parser)
+    parser.add_argument("file", metavar="ARCHIVE", type=Path, help="the archive")
+    parser.add_argument("--output", type=Path, help=f"the file (default: ARCHIVE without {SUFFIX})")
+    add_writing_arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with `argv`, by default the arguments of the process."""
+    run_command(build_parser(), argv, _decompress)
+
+
+def _decompress(arguments: argparse.Namespace) -> None:
+    check_file("ARCHIVE", arguments.file)
+    output = arguments.output
+    if output is None:
+        if arguments.file.suffix != SUFFIX:
+            raise ValueError(f"`ARCHIVE` is {str(arguments.file)!r}, which does not end in {SUFFIX}; add --output.")
+        output = arguments.file.with_suffix("")
+    prepare_output(arguments, output)
+    from hf_recurrent.compression.archive import ArchiveError, read_header
+    from hf_recurrent.compression.files import decompress_file
+
+    try:
+        with arguments.file.open("rb") as file:
+            size = read_header(file, arguments.file.stat().st_size).size
+        model = build_or_load(arguments)
+        with single_thread(), progress(arguments, "decompressing", size) as report:
+            decompress_file(arguments.file, output, model, report)
+    except ArchiveError as error:
+        raise ArchiveError(f"`ARCHIVE` is {str(arguments.file)!r}: {error}") from error

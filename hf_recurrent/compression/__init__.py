@@ -1,0 +1,1 @@
+"""Compression with the probabilities of a model."""

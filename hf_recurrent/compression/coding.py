@@ -1,0 +1,152 @@
+"""Compress and decompress: the loop over steps and blocks that both sides share.
+
+The data are cut into B contiguous parts of equal length, the last ones shorter, and one byte of each is coded at every
+step: the model then computes B rows at a time, in far less time than B single ones.
+
+Shape letters: B streams (parts), V vocabulary.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import numpy as np
+
+from hf_recurrent.compression.archive import (
+    BLOCK_CODE,
+    BLOCK_DATA,
+    ArchiveError,
+    Block,
+    Header,
+    read_block,
+    write_block,
+)
+from hf_recurrent.compression.entropy_coder import Decoder, Encoder
+from hf_recurrent.compression.predictors import Predictor
+
+# Called after each block with the next step and the number of bytes done.
+AfterBlock = Callable[[int, int], None]
+# Called with a place in the data and the bytes there.
+Write = Callable[[int, bytes], None]
+
+
+class Parts:
+    """Where the bytes of every step lie in the data.
+
+    Args:
+        size: bytes of the data.
+        streams: B.
+    """
+
+    def __init__(self, size: int, streams: int):
+        self.steps = -(-size // streams)
+        self._begins = np.arange(streams) * self.steps
+        self._lengths = np.clip(size - self._begins, 0, self.steps)
+
+    def places(self, step: int, count: int = 1) -> np.ndarray:
+        """Positions of the bytes that are coded at `count` steps, in their order; at most B at each."""
+        steps = np.arange(step, step + count)[:, None]
+        return (self._begins + steps)[self._lengths > steps]
+
+    def pieces(self, symbols: np.ndarray, step: int, count: int) -> Iterator[tuple[int, bytes]]:
+        """The bytes of `count` steps, in their order, as contiguous pieces of the data with their places."""
+        places = self.places(step, count)
+        order = np.argsort(places, kind="stable")
+        breaks = np.flatnonzero(np.diff(places[order]) != 1) + 1
+        for piece in np.split(order, breaks):
+            yield int(places[piece[0]]), symbols[piece].tobytes()
+
+    def bytes_before(self, step: int) -> int:
+        """Bytes coded in the steps before `step`."""
+        return int(np.minimum(self._lengths, step).sum())
+
+
+def encode(
+    data: np.ndarray, archive: IO[bytes], predictor: Predictor, after_block: AfterBlock | None = None, step: int = 0
+) -> None:
+    """Append the blocks of the data to an archive.
+
+    Args:
+        data: uint8, in memory or mapped from a file.
+        archive: after its header, or after the block that ended before `step`.
+        predictor: before the byte of `step`.
+        after_block: called when a block was written.
+        step: where to begin.
+    """
+    parts, encoder = Parts(len(data), predictor.streams), Encoder()
+    while step < parts.steps:
+        block = bytearray()
+        while step < parts.steps and len(block) + predictor.streams <= BLOCK_DATA and encoder.size < BLOCK_CODE:
+            symbols = data[parts.places(step)]
+            encoder.encode(symbols, predictor.probabilities()[: len(symbols)])
+            predictor.read(_filled(symbols, predictor.streams))
+            block += symbols.tobytes()
+            step += 1
+        write_block(archive, block, encoder.finish())
+        if after_block is not None:
+            after_block(step, parts.bytes_before(step))
+
+
+def decode(
+    archive: IO[bytes],
+    header: Header,
+    write: Write,
+    predictor: Predictor,
+    after_block: AfterBlock | None = None,
+    step: int = 0,
+) -> None:
+    """Decode the blocks of an archive; no byte is written before the checksum of its block is right.
+
+    Args:
+        archive: after its header, or after the block that ended before `step`.
+        header: of the archive.
+        write: called with the place and the bytes of each piece.
+        predictor: before the byte of `step`.
+        after_block: called when a block was written.
+        step: where to begin.
+
+    Raises:
+        ArchiveError: a block is damaged, or is decoded to other bytes than those that were compressed.
+    """
+    parts = Parts(header.size, predictor.streams)
+    while step < parts.steps:
+        done = parts.bytes_before(step)
+        block = read_block(archive, done)
+        decoded = np.empty(block.size, np.uint8)
+        steps = _decode_block(block, decoded, parts, predictor, step)
+        if steps is None or zlib.crc32(decoded) != block.checksum:
+            raise ArchiveError(
+                f"the block after {done:,} bytes is decoded to other bytes than were compressed, so nothing of it was "
+                f"written; it needs the arithmetic of the machine that made it ({header.kernel})."
+            )
+        for place, piece in parts.pieces(decoded, step, steps):
+            write(place, piece)
+        step += steps
+        if after_block is not None:
+            after_block(step, done + block.size)
+    if archive.read(1):
+        raise ArchiveError("it goes on after its last block.")
+
+
+def _decode_block(block: Block, decoded: np.ndarray, parts: Parts, predictor: Predictor, step: int) -> int | None:
+    """Fill `decoded`, and return the number of steps; None if the block does not end with a step."""
+    decoder = None if block.stored else Decoder(block.content)
+    stored = np.frombuffer(block.content, np.uint8) if block.stored else None
+    done, first = 0, step
+    while done < len(decoded) and step < parts.steps:
+        count = parts.bytes_before(step + 1) - parts.bytes_before(step)
+        if done + count > len(decoded):
+            return None
+        if decoder is None:
+            symbols = stored[done : done + count]
+        else:
+            symbols = decoder.decode(predictor.probabilities()[:count]).astype(np.uint8)
+        decoded[done : done + count] = symbols
+        predictor.read(_filled(symbols, predictor.streams))
+        done, step = done + count, step + 1
+    return step - first if done == len(decoded) else None
+
+
+def _filled(symbols: np.ndarray, streams: int) -> np.ndarray:
+    """Symbols (B,): parts that have ended go on with zeros, which are not coded."""
+    return np.pad(symbols, (0, streams - len(symbols)))

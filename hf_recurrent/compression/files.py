@@ -1,0 +1,161 @@
+"""Compressing and decompressing: bytes in memory, and files, which can be interrupted and continued."""
+
+import io
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+from hf_recurrent.compression.agreement import check_header, new_header, new_predictor
+from hf_recurrent.compression.archive import Header, read_header, write_header
+from hf_recurrent.compression.coding import decode, encode
+from hf_recurrent.compression.entropy_coder import require_coder
+from hf_recurrent.compression.unfinished import Unfinished
+
+# Called after each block with the bytes done; it may raise to stop there.
+Progress = Callable[[int], None]
+
+
+def compress(
+    data: bytes | bytearray | memoryview,
+    model: PreTrainedModel,
+    *,
+    adaptive: AdaptiveSettings | None = None,
+    streams: int = 1,
+) -> bytes:
+    """Compress bytes with the probabilities of a model.
+
+    Args:
+        data: the bytes.
+        model: a recurrent byte-level model on the CPU. A model that learns is changed.
+        adaptive: how it learns from the data; None for fixed weights.
+        streams: B, parts of the data that are coded side by side: faster, but each begins without context.
+
+    Raises:
+        ValueError: the model does not read bytes, or an argument is not allowed.
+        ImportError: `constriction` is not installed.
+    """
+    require_coder()
+    header, archive = new_header(model, len(data), adaptive, streams), io.BytesIO()
+    write_header(archive, header)
+    encode(np.frombuffer(data, np.uint8), archive, new_predictor(header, model))
+    return archive.getvalue()
+
+
+def decompress(archive: bytes | bytearray | memoryview, model: PreTrainedModel) -> bytes:
+    """The bytes that [`compress`] was given.
+
+    Args:
+        archive: its result.
+        model: the same model, with the weights from before.
+
+    Raises:
+        ArchiveError: it is no archive or damaged, was made with another model, or needs the arithmetic of another
+            machine.
+        ImportError: `constriction` is not installed.
+    """
+    require_coder()
+    file = io.BytesIO(archive)
+    header = read_header(file, len(archive))
+    check_header(header, model)
+    data = memoryview(bytearray(header.size))
+
+    def write(place: int, piece: bytes) -> None:
+        data[place : place + len(piece)] = piece
+
+    decode(file, header, write, new_predictor(header, model))
+    return data.tobytes()
+
+
+def compress_file(
+    source: Path, output: Path, model: PreTrainedModel, header: Header, progress: Progress = lambda done: None
+) -> None:
+    """Compress a file.
+
+    Until it is complete, the archive is in the directory OUTPUT.partial, with all that is needed to continue.
+
+    Args:
+        source: the file.
+        output: the archive.
+        model: the model of the header.
+        header: [`new_header`].
+        progress: called after each block.
+
+    Raises:
+        ValueError: OUTPUT.partial belongs to another file, model or setting.
+        OSError: a file cannot be read or written.
+    """
+    data, predictor = _mapped(source), new_predictor(header, model)
+    unfinished = Unfinished(output, {"source": _identity(source), "header": asdict(header)})
+    with unfinished.opened() as archive:
+        saved = unfinished.load(predictor)
+        if saved is None:
+            write_header(archive, header)
+        else:
+            archive.truncate(saved["length"])
+            archive.seek(saved["length"])
+            progress(saved["done"])
+
+        def after_block(step: int, done: int) -> None:
+            unfinished.save(archive, predictor, step, done=done, length=archive.tell())
+            progress(done)
+
+        encode(data, archive, predictor, after_block, saved["step"] if saved else 0)
+        unfinished.publish(archive)
+    unfinished.remove()
+
+
+def decompress_file(
+    source: Path, output: Path, model: PreTrainedModel, progress: Progress = lambda done: None
+) -> None:
+    """Decompress an archive; until it is complete, the data are in the directory OUTPUT.partial.
+
+    Args:
+        source: the archive.
+        output: the file.
+        model: the model that it was made with.
+        progress: called after each block.
+
+    Raises:
+        ArchiveError: as [`decompress`].
+        ValueError: OUTPUT.partial belongs to another archive.
+        OSError: a file cannot be read or written.
+    """
+    with source.open("rb") as archive:
+        header = read_header(archive, source.stat().st_size)
+        check_header(header, model)
+        predictor = new_predictor(header, model)
+        unfinished = Unfinished(output, {"source": _identity(source)})
+        with unfinished.opened() as file:
+            saved = unfinished.load(predictor)
+            if saved is not None:
+                archive.seek(saved["position"])
+                progress(saved["done"])
+
+            def write(place: int, piece: bytes) -> None:
+                file.seek(place)
+                file.write(piece)
+
+            def after_block(step: int, done: int) -> None:
+                unfinished.save(file, predictor, step, done=done, position=archive.tell())
+                progress(done)
+
+            decode(archive, header, write, predictor, after_block, saved["step"] if saved else 0)
+            unfinished.publish(file)
+        unfinished.remove()
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """The bytes of a file, read when they are used."""
+    return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+
+
+def _identity(path: Path) -> list[Any]:
+    """Path, size and time of change, by which a file is known again."""
+    status = path.stat()
+    return [os.fspath(path.absolute()), status.st_size, status.st_mtime_ns]

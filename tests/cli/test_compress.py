@@ -1,0 +1,88 @@
+"""`hf-recurrent compress` and `decompress`."""
+
+import pytest
+
+from hf_recurrent.cli import compress, decompress
+from hf_recurrent.cli.main import main
+
+TEXT = b"".join(b"line %d of a file\n" % number for number in range(20))
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(TEXT)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_preset(monkeypatch):
+    """Presets of a few weights."""
+    from hf_recurrent.cli import loading
+
+    build = loading.build_new_model
+    sizes = ("hidden_size=16", "state_size=16", "num_hidden_layers=1")
+    for module in (compress,):
+        monkeypatch.setattr(module, "build_new_model", lambda auto, preset, flag: build(auto, preset, flag, sizes))
+
+
+def test_there_and_back(file, capsys):
+    main(["compress", "memora-tiny", str(file), "--learn", "--stride", "16", "--learning-rate", "1e-2"])
+    archive = file.with_name("notes.txt.hfr")
+    summary = capsys.readouterr().err
+    assert f"{len(TEXT)} → {archive.stat().st_size} bytes" in summary and "xz -9e: " in summary
+    assert archive.stat().st_size < len(TEXT)
+    copy = file.with_name("copy.txt")
+    main(["decompress", "memora-tiny", str(archive), "--output", str(copy), "--quiet"])
+    assert copy.read_bytes() == TEXT
+    assert sorted(path.name for path in file.parent.iterdir()) == ["copy.txt", "notes.txt", "notes.txt.hfr"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["memora-tiny", "FILE"], "whose new weights predict nothing; add --learn"),
+        (["memora-tiny", "FILE", "--stride", "4"], "`--stride` is given; it is used only with --learn"),
+        (["memora-tiny", "missing"], "`FILE` is 'missing'; file not found"),
+        (["memora-tiny", "FILE", "--learn", "--streams", "2"], "a model that learns reads one stream"),
+        (["memora-tiny", "FILE", "--learn", "--stride", "0"], "`stride` is 0"),
+        (["memora-tiny", "FILE", "--learn", "--output", "FOLDER"], "must be a file, not a directory"),
+        (["./none", "FILE"], "directory not found"),
+    ],
+)
+def test_mistakes_of_compress(file, capsys, words, message):
+    words = [word.replace("FILE", str(file)).replace("FOLDER", str(file.parent)) for word in words]
+    with pytest.raises(SystemExit) as stop:
+        main(["compress", *words])
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_an_output_that_exists_is_kept(file, capsys):
+    archive = file.with_name("notes.txt.hfr")
+    archive.write_bytes(b"mine")
+    with pytest.raises(SystemExit):
+        main(["compress", "memora-tiny", str(file), "--learn"])
+    assert "which exists; add --force" in capsys.readouterr().err and archive.read_bytes() == b"mine"
+
+
+def test_unfinished_work_is_continued_on_request(file, capsys):
+    file.with_name("notes.txt.hfr.partial").mkdir()
+    with pytest.raises(SystemExit):
+        main(["compress", "memora-tiny", str(file), "--learn"])
+    assert "add --resume to continue it" in capsys.readouterr().err
+    main(["compress", "memora-tiny", str(file), "--learn", "--resume", "--quiet"])
+    assert file.with_name("notes.txt.hfr").exists()
+
+
+def test_a_foreign_archive(file, capsys):
+    for words in (["memora-tiny", str(file)], ["memora-tiny", str(file), "--output", str(file) + ".out"]):
+        with pytest.raises(SystemExit):
+            main(["decompress", *words])
+    errors = capsys.readouterr().err
+    assert "does not end in .hfr; add --output" in errors and "it is not an archive of hf-recurrent compress" in errors
+
+
+def test_help_has_examples(capsys):
+    for module in (compress, decompress):
+        text = module.build_parser().format_help()
+        assert "example" in text and max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,268 @@
+"""Compression: what comes back is what went in, or nothing does."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from hf_recurrent import config_from_preset
+from hf_recurrent.compression import agreement, predictors
+from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, AdaptiveSettings
+from hf_recurrent.compression.archive import ArchiveError
+from hf_recurrent.compression.coding import Parts
+from hf_recurrent.compression.files import compress, compress_file, decompress, decompress_file
+from hf_recurrent.compression.predictors import FrozenPredictor
+
+SIZES = {"hidden_size": 16, "state_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
+TEXT = b"".join(b"%d bottles of beer on the wall\n" % number for number in range(40))
+LEARNING = AdaptiveSettings(stride=16, replays=2, learning_rate=1e-2)
+
+
+def new_model(preset="memora-tiny", **fields):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config_from_preset(preset, **SIZES | fields)).eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model that has learned something."""
+    model = new_model()
+    compress(TEXT, model, adaptive=LEARNING)
+    return model
+
+
+def cross_entropy(model, data: bytes) -> float:
+    """Bits, by one call of `forward`; the first byte has 8."""
+    ids = torch.tensor([list(data)])
+    with torch.no_grad():
+        log_probabilities = model(ids[:, :-1]).logits.double().log_softmax(-1)
+    return 8 - float(log_probabilities.gather(-1, ids[:, 1:, None]).sum()) / math.log(2)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.binary(max_size=60), st.integers(1, 9))
+def test_any_bytes_come_back(data, streams):
+    model = new_model()
+    assert decompress(compress(data, model, streams=streams), model) == data
+
+
+@pytest.mark.parametrize("preset", ["hawk-tiny", "lru-tiny"])
+def test_other_families(preset):
+    model = AutoModelForCausalLM.from_config(config_from_preset(preset)).eval()
+    assert decompress(compress(TEXT[:100], model, streams=2), model) == TEXT[:100]
+
+
+def test_the_size_is_the_cross_entropy(model):
+    size, bits = 8 * len(compress(TEXT, model)), cross_entropy(model, TEXT)
+    assert bits < 5 * len(TEXT)  # so that nothing is stored as it is
+    assert bits <= size <= bits * 1.001 + 8 * 64
+
+
+def test_bytes_that_the_model_does_not_expect_are_stored():
+    model = new_model()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(30)  # sure of itself, and wrong
+    data = np.random.default_rng(0).bytes(2000)
+    assert cross_entropy(model, data) > 3 * 8 * len(data)
+    packed = compress(data, model)
+    assert len(packed) < len(data) + 100 and decompress(packed, model) == data
+
+
+def test_learning_while_coding():
+    learned = compress(TEXT, new_model(), adaptive=LEARNING)
+    assert len(learned) < 0.6 * len(TEXT)
+    assert decompress(learned, new_model()) == TEXT
+
+
+def test_learning_reads_earlier_blocks_again():
+    model = new_model()
+    seen = []
+    model.register_forward_hook(
+        lambda _, inputs, kwargs, output: seen.append(output.logits.shape[:2]), with_kwargs=True
+    )
+    compress(TEXT[:80], model, adaptive=LEARNING)
+    # Blocks of 16 bytes after the first byte; the probe of the header runs in a copy.
+    assert [tuple(shape) for shape in seen if shape[1] == 16] == [(1, 16), (2, 16), (3, 16), (3, 16)]
+
+
+def test_other_weights_are_refused(model):
+    packed = compress(TEXT, model)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_input_embeddings().weight[0, 0] += 1
+    with pytest.raises(ArchiveError, match="made with other weights"):
+        decompress(packed, other)
+    changed = new_model()
+    learned = compress(TEXT, changed, adaptive=LEARNING)
+    with pytest.raises(ArchiveError, match="made with other weights"):
+        decompress(learned, changed)  # compressing has changed them
+
+
+def test_other_arithmetic_is_refused_before_it_decodes(model, monkeypatch):
+    packed = compress(TEXT, model)
+    softmax = predictors.softmax
+    monkeypatch.setattr(predictors, "softmax", lambda logits: softmax(logits * (1 + 1e-7)))
+    with pytest.raises(ArchiveError, match="computes other probabilities here"):
+        decompress(packed, model)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_block_that_is_decoded_wrongly_is_not_written(model, monkeypatch, tmp_path, streams):
+    monkeypatch.setattr("hf_recurrent.compression.coding.BLOCK_CODE", 40)
+    packed = compress(TEXT, model, streams=streams)
+    (tmp_path / "packed").write_bytes(packed)
+    monkeypatch.setattr(agreement, "_fingerprint", lambda *_: packed[19:23].hex())  # as if it were the same
+    read, count = FrozenPredictor.read, 0
+
+    def drift(self, tokens):
+        nonlocal count
+        read(self, tokens)
+        count += 1
+        if count > 300 // streams:
+            self._probabilities = np.roll(self._probabilities, 1, -1)
+
+    monkeypatch.setattr(FrozenPredictor, "read", drift)
+    done = []
+    with pytest.raises(ArchiveError, match="decoded to other bytes than were compressed"):
+        decompress_file(tmp_path / "packed", tmp_path / "data", model, done.append)
+    assert not (tmp_path / "data").exists() and done
+    content = (tmp_path / "data.partial" / "content").read_bytes()
+    assert all(byte in (0, TEXT[place]) for place, byte in enumerate(content))
+    assert sum(map(bool, content)) == done[-1]
+
+
+def test_every_damaged_byte_is_noticed(model):
+    packed = bytearray(compress(TEXT[:60], model))
+    for place in range(len(packed)):
+        damaged = packed.copy()
+        damaged[place] ^= 0x41
+        try:
+            assert decompress(damaged, model) == TEXT[:60]  # the words about the kernel are not needed
+            assert 23 < place < 40
+        except ArchiveError as error:
+            assert str(error).endswith("."), error
+
+
+def test_every_shorter_archive_is_refused(model):
+    packed = compress(TEXT[:60], model)
+    for length in range(len(packed)):
+        with pytest.raises(ArchiveError):
+            decompress(packed[:length], model)
+    with pytest.raises(ArchiveError, match="goes on after its last block"):
+        decompress(packed + b"0", model)
+
+
+def test_a_header_cannot_ask_for_much_memory(model):
+    packed = bytearray(compress(TEXT[:60], model))
+    packed[5:11] = (1 << 47).to_bytes(6, "little")
+    with pytest.raises(ArchiveError, match="too few"):
+        decompress(packed, model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"streams": 0}, "`streams` is 0"),
+        ({"streams": 2, "adaptive": LEARNING}, "a model that learns reads one stream"),
+    ],
+)
+def test_bad_arguments(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        compress(TEXT, model, **arguments)
+
+
+def test_bad_models():
+    with pytest.raises(ValueError, match="must have one for each of 256 bytes"):
+        compress(TEXT, new_model(vocab_size=300))
+
+
+@pytest.mark.parametrize("values", [{"stride": 0}, {"replays": -1}, {"learning_rate": math.nan}, {"stride": True}])
+def test_bad_learning_settings(values):
+    with pytest.raises(ValueError, match=f"`{next(iter(values))}` is"):
+        AdaptiveSettings(**values)
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAfter:
+    """Raises `Stop` at a number of calls."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __call__(self, done):
+        self.calls -= 1
+        if not self.calls:
+            raise Stop
+
+
+@pytest.mark.parametrize("adaptive", [None, LEARNING], ids=["frozen", "adaptive"])
+def test_an_interrupted_run_continues_as_if_nothing_had_happened(tmp_path, monkeypatch, adaptive):
+    monkeypatch.setattr("hf_recurrent.compression.coding.BLOCK_CODE", 60)
+    text = TEXT[:400]
+    (tmp_path / "text").write_bytes(text)
+    whole = compress(text, new_model(), adaptive=adaptive)
+
+    def run(work, *arguments):
+        """Stop after each second block, and begin again in new objects."""
+        for _ in range(40):
+            try:
+                work(*arguments, new_model(), StopAfter(3))
+                return
+            except Stop:
+                continue
+        raise AssertionError("no end")
+
+    def pack(source, output, model, after):
+        compress_file(source, output, model, agreement.new_header(model, len(text), adaptive), after)
+
+    run(pack, tmp_path / "text", tmp_path / "packed")
+    assert (tmp_path / "packed").read_bytes() == whole
+    run(decompress_file, tmp_path / "packed", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "packed", "text"]
+
+
+def test_unfinished_work_of_another_file_is_not_continued(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("hf_recurrent.compression.coding.BLOCK_CODE", 100)
+    header = agreement.new_header(model, len(TEXT))
+
+    for name in ("one", "two"):
+        (tmp_path / name).write_bytes(TEXT)
+    with pytest.raises(Stop):
+        compress_file(tmp_path / "one", tmp_path / "packed", model, header, StopAfter(1))
+    with pytest.raises(ValueError, match="belongs to another file"):
+        compress_file(tmp_path / "two", tmp_path / "packed", model, header)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 100), st.integers(1, 20))
+def test_parts_cover_every_byte_once(size, streams):
+    parts = Parts(size, streams)
+    places = [place for step in range(parts.steps) for place in parts.places(step)]
+    assert sorted(places) == list(range(size))
+    assert np.array_equal(parts.places(0, parts.steps), places)
+    assert [parts.bytes_before(step) for step in range(parts.steps + 1)] == [
+        sum(len(parts.places(earlier)) for earlier in range(step)) for step in range(parts.steps + 1)
+    ]
+    data = np.arange(size) % 251
+    pieces = parts.pieces(data.astype(np.uint8)[places] if size else data.astype(np.uint8), 0, parts.steps)
+    assert not size or b"".join(piece for _, piece in sorted(pieces)) == bytes(data.astype(np.uint8))
+
+
+def test_a_step_that_is_not_finite_leaves_the_weights(monkeypatch):
+    model = new_model()
+    predictor = AdaptivePredictor(model, 100, LEARNING)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("nan")))
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    for byte in TEXT[:40]:
+        predictor.read(np.array([byte]))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
