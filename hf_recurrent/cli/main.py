@@ -12,6 +12,7 @@ from hf_recurrent.cli.pretrain_help import is_help, print_help
 # Command → help; its code is in the module of the same name with underscores, imported on use.
 COMMANDS = {
     "pretrain": "train a model on continuous streams of bytes",
+    "plan": "count the memory of a training run before it starts, and estimate its time",
     "evaluate": "measure bits per byte on held-out documents, next to gzip and xz",
     "score": "print log-probabilities of bytes, lines or documents as JSON",
     "generate": "continue a prompt, a file or a saved state",

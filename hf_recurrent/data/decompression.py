@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK = 1 << 20
-# A block of four bytes can hold 128 KiB of equal bytes, so a piece of this size unpacks to 8 MiB at most.
-_ZSTANDARD_PIECE = 1 << 8
+# A block of four bytes can hold 128 KiB of equal bytes, so a piece of this size unpacks to 32 MiB at most.
+_ZSTANDARD_PIECE = 1 << 10
 # Text compresses 3 to 20 times, repetitive logs up to some hundred times.
 _LARGEST_RATIO = 1000
 _ALWAYS_ALLOWED = 1 << 30
@@ -92,7 +92,7 @@ def _zstandard_chunks(path: Path, file: _CountedFile) -> Iterator[bytes]:
     check_installed(path)
     import zstandard
 
-    frame = None
+    frame, pending = None, bytearray()
     while piece := file.read(_ZSTANDARD_PIECE):
         while piece:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
@@ -100,10 +100,14 @@ def _zstandard_chunks(path: Path, file: _CountedFile) -> Iterator[bytes]:
                 content = frame.decompress(piece)
             except zstandard.ZstdError as error:
                 raise ValueError(f"{path} is damaged, not a whole Zstandard file: {error}") from error
-            for first in range(0, len(content), _CHUNK):
-                yield content[first : first + _CHUNK]
+            pending += content
+            while len(pending) >= _CHUNK:
+                yield bytes(pending[:_CHUNK])
+                del pending[:_CHUNK]
             piece = b""
             if frame.eof:
                 piece, frame = frame.unused_data, None
     if frame is not None:
         raise ValueError(f"{path} is damaged, not a whole Zstandard file: it ends within a frame.")
+    if pending:
+        yield bytes(pending)

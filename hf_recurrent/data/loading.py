@@ -10,7 +10,7 @@ from hf_recurrent.data.dataset_sources import dataset_name, is_dataset
 from hf_recurrent.data.packed_files import FORMAT, fingerprint
 from hf_recurrent.data.packing import pack_by_content, pack_once
 from hf_recurrent.data.pixel_readers import has_test_files, pixel_format
-from hf_recurrent.data.sources import resolve
+from hf_recurrent.data.sources import plain_bytes, resolve
 from hf_recurrent.data.token_encoding import TokenEncoding
 
 # A name or path, a dataset of the `datasets` library, or a list of these.
@@ -88,7 +88,7 @@ def load_corpus(
         directory = pack_by_content(cache, documents, encoding, name, max_bytes)
     else:
         directory = cache / fingerprint([options, keys])
-        pack_once(directory, lambda: documents, encoding, name, max_bytes)
+        pack_once(directory, lambda: documents, encoding, name, max_bytes, plain_bytes(parts))
     return Corpus.open(directory, name, unit="byte" if pixels is None else "pixel")
 
 

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ TOKENS, OFFSETS, METADATA = "tokens.bin", "offsets.npy", "corpus.json"
 _VERIFIED = "verified.json"
 _LARGEST_VOCABULARY = 1 << 16
 _AT_ONCE = 1 << 22
+_READ_AT_ONCE = 1 << 20
 
 
 def fingerprint(parts: object) -> str:
@@ -30,13 +31,26 @@ def fingerprint(parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def content_fingerprint(tokens: Path, offsets: np.ndarray, vocab_size: int, end_token_id: int | None) -> str:
-    """The fingerprint of a packed corpus: a hash of its tokens, the ends of its episodes and its alphabet."""
+def content_fingerprint(
+    tokens: Path,
+    offsets: np.ndarray,
+    vocab_size: int,
+    end_token_id: int | None,
+    progress: Callable[[int], object] = lambda count: None,
+) -> str:
+    """The fingerprint of a packed corpus: a hash of its tokens, the ends of its episodes and its alphabet.
+
+    Args:
+        progress: called with the number of bytes of each piece of the tokens that was read.
+    """
     content = hashlib.blake2b(fingerprint([vocab_size, end_token_id]).encode(), digest_size=16)
     for piece in _pieces(offsets[1:]):
         content.update(np.ascontiguousarray(piece, dtype="<i8"))
-    with open(tokens, "rb") as file:
-        hashlib.file_digest(file, lambda: content)  # updates `content`
+    with open(tokens, "rb", buffering=0) as file:
+        buffer = memoryview(bytearray(_READ_AT_ONCE))
+        while count := file.readinto(buffer):
+            content.update(buffer[:count])
+            progress(count)
     return content.hexdigest()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 from huggingface_hub.utils import WeakFileLock, tqdm
 
 from hf_recurrent.data.packed_files import (
@@ -26,7 +27,10 @@ from hf_recurrent.data.packed_files import (
 from hf_recurrent.data.readers import Document
 from hf_recurrent.data.token_encoding import TokenEncoding
 
+# Of a directory whose lock does not tell whether a process writes to it.
 _ABANDONED_AFTER_SECONDS = 24 * 3600
+_SILENT_SECONDS = 3
+_WRITE_AT_ONCE = 1 << 20
 # Errors of writing, whatever was written.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -39,10 +43,15 @@ def pack_once(
     encoding: TokenEncoding,
     name: str,
     max_bytes: int | None,
+    num_bytes: int | None = None,
 ) -> None:
     """Make `directory` a packed corpus, unless it is one. Other processes that need the same one wait for it.
 
-    It is written to a temporary directory, then renamed, and replaces a damaged one only then.
+    It is written to a temporary directory, then renamed, and replaces a damaged one only then. The operating system
+    releases the lock of a process that is killed, and the next one removes what that process has written.
+
+    Args:
+        num_bytes: total length of the documents, for the progress bar; None if it is not known.
 
     Raises:
         ValueError: the documents hold no byte, or the first is longer than `max_bytes`; or the lock file is a link.
@@ -52,14 +61,14 @@ def pack_once(
     lock = directory.with_name(directory.name + ".lock")
     if lock.is_symlink():
         raise ValueError(f"The lock file {lock} is a link; remove it.")
-    with WeakFileLock(lock):
+    with _locked(lock, name):
         damage = _find_damage(directory)
         if damage is None:
             return
         if os.path.lexists(directory):
             _logger.warning("The packed corpus %s is damaged and packed again: %s", directory, damage)
         try:
-            with _packed_aside(directory, documents, encoding, name, max_bytes) as partial:
+            with _packed_aside(directory, documents, encoding, name, max_bytes, num_bytes) as partial:
                 _remove(directory)
                 os.rename(partial, directory)
         except OSError:
@@ -92,15 +101,17 @@ def _packed_aside(
     encoding: TokenEncoding,
     name: str,
     max_bytes: int | None,
+    num_bytes: int | None = None,
 ) -> Iterator[Path]:
     """A packed corpus in a temporary directory beside `directory`, to be renamed; what is not is removed."""
     _remove_abandoned(directory)
     partial = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}.incomplete")
     try:
-        partial.mkdir()
-        _pack(partial, documents(), encoding, name, max_bytes)
-        remember_verified(partial)
-        yield partial
+        with _in_use(partial):
+            partial.mkdir()
+            _pack(partial, documents(), encoding, name, max_bytes, num_bytes)
+            remember_verified(partial)
+            yield partial
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
@@ -110,6 +121,35 @@ def _packed_aside(
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(lock: Path, name: str) -> Iterator[None]:
+    """Hold the lock of a packed corpus; say so if another process has it for long."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(WeakFileLock(lock, timeout=_SILENT_SECONDS))
+        except Timeout:
+            _logger.warning("Another process packs the corpus %r; waiting for it.", name)
+            stack.enter_context(WeakFileLock(lock))
+        yield
+
+
+@contextlib.contextmanager
+def _in_use(partial: Path) -> Iterator[None]:
+    """Hold a lock that tells others that this process writes to `partial`."""
+    lock = FileLock(_lock_of(partial), timeout=0)
+    try:
+        with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks
+            lock.acquire()
+        yield
+    finally:
+        _lock_of(partial).unlink(missing_ok=True)
+        lock.release()
+
+
+def _lock_of(partial: Path) -> Path:
+    return partial.with_name(f"{partial.name}.lock")
 
 
 def _find_damage(directory: Path) -> str | None:
@@ -129,15 +169,20 @@ def _remove(directory: Path) -> None:
 
 
 def _pack(
-    directory: Path, documents: Iterable[Document], encoding: TokenEncoding, name: str, max_bytes: int | None
+    directory: Path,
+    documents: Iterable[Document],
+    encoding: TokenEncoding,
+    name: str,
+    max_bytes: int | None,
+    num_bytes: int | None,
 ) -> None:
     begin = end = 0
     num_episodes = 0
     starts = directory / "starts.bin"
     with (
-        open(directory / TOKENS, "wb") as tokens_file,
-        open(starts, "wb") as starts_file,
-        tqdm(desc=f"packing {name}", unit="B", unit_scale=True, delay=2) as bar,
+        open(directory / TOKENS, "wb", buffering=_WRITE_AT_ONCE) as tokens_file,
+        open(starts, "wb", buffering=_WRITE_AT_ONCE) as starts_file,
+        _progress(f"packing {name}", min(filter(None, (num_bytes, max_bytes)), default=None)) as bar,
     ):
         for document, chunks in documents:
             for ids in _encoded(document, chunks, encoding):
@@ -165,6 +210,8 @@ def _pack(
     starts.unlink()
     offsets = np.load(directory / OFFSETS, mmap_mode="r")
     alphabet = (encoding.vocab_size, encoding.end_token_id)
+    with _progress("computing its checksum", begin * encoding.dtype.itemsize) as bar:
+        checksum = content_fingerprint(directory / TOKENS, offsets, *alphabet, progress=bar.update)
     metadata = {
         "format": FORMAT,
         "name": name,
@@ -173,9 +220,13 @@ def _pack(
         "dtype": encoding.dtype.newbyteorder("<").str,
         "vocab_size": encoding.vocab_size,
         "end_token_id": encoding.end_token_id,
-        "fingerprint": content_fingerprint(directory / TOKENS, offsets, *alphabet),
+        "fingerprint": checksum,
     }
     (directory / METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
+
+
+def _progress(words: str, total: int | None) -> tqdm:
+    return tqdm(desc=words, total=total, unit="B", unit_scale=True, delay=2)
 
 
 def _encoded(document: str, chunks: Iterable[bytes], encoding: TokenEncoding) -> Iterator[np.ndarray]:
@@ -194,9 +245,23 @@ def _write_offsets(path: Path, starts: Path, num_episodes: int, end: int) -> Non
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Remove directories that killed processes left; recent ones may be in use on a file system without locks."""
+    """Remove directories that killed processes left."""
     for path in directory.parent.glob(f"{directory.name}.*.incomplete"):
         with contextlib.suppress(OSError):
-            newest = max(entry.stat().st_mtime for entry in [*path.iterdir()] or [path])
-            if time.time() - newest > _ABANDONED_AFTER_SECONDS:
+            if _is_abandoned(path):
                 shutil.rmtree(path)
+                _lock_of(path).unlink(missing_ok=True)
+
+
+def _is_abandoned(partial: Path) -> bool:
+    if _lock_of(partial).exists():
+        lock = FileLock(_lock_of(partial), timeout=0)
+        try:
+            with lock:
+                return True
+        except Timeout:
+            return False
+        except NotImplementedError:
+            pass
+    newest = max(entry.stat().st_mtime for entry in [*partial.iterdir()] or [partial])
+    return time.time() - newest > _ABANDONED_AFTER_SECONDS

@@ -8,13 +8,14 @@ be consumed before the next document is requested.
 """
 
 import codecs
+import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hf_recurrent.data.decompression import (
     COMPRESSIONS,
@@ -23,6 +24,7 @@ from hf_recurrent.data.decompression import (
     content_suffix,
     read_chunks,
 )
+from hf_recurrent.data.parquet_columns import is_text, largest_repeated_value, text_values
 
 Document = tuple[str, Iterable[bytes]]
 Reader = Callable[[Path, str], Iterator[Document]]
@@ -33,6 +35,7 @@ _LARGEST_HEADER = 1 << 24
 # Rows of Parquet that are read together: their number, and their bytes.
 _ROWS_AT_ONCE = 256
 _LARGEST_BATCH = 1 << 30
+_READ_AT_ONCE = 1 << 20
 _NOT_A_SEQUENCE = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.\r\n\t "))
 
 
@@ -99,12 +102,16 @@ def _read_binary(path: Path, text_column: str) -> Iterator[Document]:
 
 
 def _read_json_lines(path: Path, text_column: str) -> Iterator[Document]:
+    file, parse = str(path), json.JSONDecoder().decode
     for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
+        if not line or line.isspace():
             continue
-        name = f"{path}, line {number}"
+        name = f"{file}, line {number}"
         try:
-            row = json.loads(line)
+            try:
+                row = parse(line.decode("utf-8"))
+            except ValueError:
+                row = json.loads(line)  # which knows other encodings, at the cost of looking for them
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not JSON: {error}") from error
         if not isinstance(row, dict):
@@ -122,9 +129,11 @@ def _lines(path: Path) -> Iterator[bytes]:
         pieces.append(first)
         length += len(first)
         _check_length(f"{path}, line {number},", length)
-        for line in others:
+        if others:
             yield b"".join(pieces)
-            pieces, length = [line], len(line)
+            *whole, last = others
+            yield from whole
+            pieces, length = [last], len(last)
         number += len(others)
     yield b"".join(pieces)
 
@@ -149,16 +158,16 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
             unpacked.seek(0)
             source = unpacked
         try:
-            with parquet.ParquetFile(source) as file:
+            with open(path, "rb") if source is path else contextlib.nullcontext(unpacked) as binary:
+                batch_size = _rows_at_once(binary, text_column)
+            # Without a buffer, the whole column of a group of rows is in memory, compressed.
+            with parquet.ParquetFile(source, buffer_size=_READ_AT_ONCE, pre_buffer=False) as file:
                 if text_column not in file.schema_arrow.names:
                     raise missing_column(str(path), text_column, file.schema_arrow.names)
-                number, expanded, size = 0, 0, path.stat().st_size
-                for rows in file.iter_batches(
-                    batch_size=_rows_at_once(file.metadata, text_column), columns=[text_column]
-                ):
-                    for value in rows.column(0):
-                        name = f"{path}, row {number}"
-                        data = column_bytes(value.as_py(), text_column, name)
+                number, expanded, size, place = 0, 0, path.stat().st_size, f"{path}, row "
+                for rows in file.iter_batches(batch_size=batch_size, columns=[text_column], use_threads=False):
+                    for data in _column_values(rows.column(0), text_column, place, number):
+                        name = f"{place}{number}"
                         _check_length(f"{name},", len(data))
                         expanded += len(data)
                         check_expansion(path, expanded, size)
@@ -168,12 +177,26 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from error
 
 
-def _rows_at_once(metadata: Any, column: str) -> int:
-    """So many rows of a Parquet file that they fit in memory even if each is as large as its whole column chunk."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
-    sizes = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] == column)
-    return min(max(_LARGEST_BATCH // max([*sizes, 1]), 1), _ROWS_AT_ONCE)
+def _column_values(column: Any, name: str, place: str, first: int) -> Iterator[bytes]:
+    if not is_text(column):
+        for number, value in enumerate(column, start=first):
+            yield column_bytes(value.as_py(), name, f"{place}{number}")
+        return
+    number = first
+    try:
+        for value in text_values(column):
+            yield value
+            number += 1
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}{number}: column {name!r} is not valid Unicode: {error}") from error
+
+
+def _rows_at_once(file: BinaryIO, column: str) -> int:
+    """So many rows of a Parquet file that they fit in memory even if they repeat its largest value."""
+    from pyarrow import parquet
+
+    largest = largest_repeated_value(file, parquet.read_metadata(file), column)
+    return min(max(_LARGEST_BATCH // max(largest, 1), 1), _ROWS_AT_ONCE)
 
 
 def _read_fasta(path: Path, text_column: str) -> Iterator[Document]:

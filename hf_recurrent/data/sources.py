@@ -13,7 +13,7 @@ from hf_recurrent.data.episode_source import EpisodeSource
 from hf_recurrent.data.file_stamps import file_stamp, files_below
 from hf_recurrent.data.pixel_images import import_pillow
 from hf_recurrent.data.pixel_readers import PIXEL_FORMATS, pixel_files
-from hf_recurrent.data.readers import Document, check_packages, reader_of
+from hf_recurrent.data.readers import Document, check_packages, is_plain, reader_of
 from hf_recurrent.own_parts import OwnParts, hint_for_unknown
 
 HUB_PREFIX = "hub:"
@@ -220,6 +220,12 @@ def resolve(
     for file in files:  # before hours of reading others
         check_packages(file)
     return [FileSource(file, text_column, binary) for file in files]
+
+
+def plain_bytes(parts: Iterable[Source]) -> int | None:
+    """Total length of the documents of `parts`; None unless all are files that are read as they are."""
+    files = [part.path if isinstance(part, FileSource) and is_plain(part.path) else None for part in parts]
+    return None if None in files else sum(file.stat().st_size for file in files)
 
 
 def _files(path: Path, name: str) -> list[Path]:

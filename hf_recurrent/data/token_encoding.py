@@ -1,9 +1,12 @@
 """Encoding of the bytes of documents as token ids, and the check of these ids."""
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+_IDENTITY = bytes(range(256))
 
 
 class TokenEncoding:
@@ -44,6 +47,8 @@ class TokenEncoding:
         Raises:
             ValueError: a byte outside the alphabet, an id of V or more, or the end id within the document.
         """
+        if self.vocab_size <= 256 and (encoded := self._translate(data)) is not None:
+            return np.frombuffer(encoded, dtype=np.uint8)
         if self._tokenizer is None:
             ids = np.frombuffer(data, dtype=np.uint8)
         else:
@@ -65,9 +70,39 @@ class TokenEncoding:
         if self._tokenizer is None:
             return [None, self.end_token_id]
         table = hashlib.sha256()
+        for ids in self._ids_of_bytes:
+            table.update(b"outside" if ids is None else ids.astype("<i8").tobytes())
+        return [type(self._tokenizer).__name__, self.vocab_size, self.end_token_id, table.hexdigest()]
+
+    @cached_property
+    def _ids_of_bytes(self) -> list[np.ndarray | None]:
+        """The ids of each of the 256 bytes; None for those outside the alphabet."""
+        found: list[np.ndarray | None] = []
         for byte in range(256):
             try:
-                table.update(np.asarray(self._tokenizer.encode_bytes(bytes([byte]))).astype("<i8").tobytes())
+                ids = [byte] if self._tokenizer is None else self._tokenizer.encode_bytes(bytes([byte]))
+                found.append(np.asarray(ids))
             except ValueError:
-                table.update(b"outside")
-        return [type(self._tokenizer).__name__, self.vocab_size, self.end_token_id, table.hexdigest()]
+                found.append(None)
+        return found
+
+    @cached_property
+    def _table(self) -> tuple[bytes, bytes]:
+        """A table for `bytes.translate`, and the bytes that it does not encode."""
+        table, missing = bytearray(range(256)), bytearray()
+        for byte, ids in enumerate(self._ids_of_bytes):
+            if ids is None or ids.shape != (1,) or not 0 <= ids[0] < self.vocab_size or ids[0] == self.end_token_id:
+                missing.append(byte)
+            else:
+                table[byte] = int(ids[0])
+        return bytes(table), bytes(missing)
+
+    def _translate(self, data: bytes) -> bytes | None:
+        """The ids of `data` as bytes, several times faster than the tokenizer; None if one needs its error message."""
+        table, missing = self._table
+        if len(missing) > 1:
+            encoded = data.translate(table, missing)
+            return encoded if len(encoded) == len(data) else None
+        if missing and missing in data:
+            return None
+        return data if table == _IDENTITY else data.translate(table)

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 LFS_SUFFIXES = (".safetensors", ".bin", ".npy", ".parquet")  # what the Hub's default .gitattributes sends to LFS
 LFS_SIZE = 10 * 2**20
@@ -73,7 +73,7 @@ class LoopbackHub(ThreadingHTTPServer):
     def __init__(self, token: str, user: str = "tester") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.token, self.user = token, user
-        self.repositories: dict[str, Repository] = {}
+        self.repositories: dict[str, Repository] = {}  # datasets as "datasets/owner/name"
         self.large_files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, bool]] = []
         self.unexpected: list[str] = []
@@ -105,7 +105,7 @@ class _Refusal(Exception):
         self.status, self.message, self.code, self.body = status, message, code, body
 
 
-_REPO = r"(?P<repo>[^/]+/[^/]+)"
+_REPO = r"(?P<repo>(?:datasets/)?[^/]+/[^/]+)"
 _ROUTES = [
     ("GET", r"/api/whoami-v2", "whoami"),
     ("POST", r"/api/repos/create", "create"),
@@ -118,10 +118,18 @@ _ROUTES = [
     ("POST", r"/lfs/verify", "lfs_verify"),
     ("GET", rf"/api/models/{_REPO}", "info"),
     ("GET", rf"/api/models/{_REPO}/revision/(?P<revision>[^/]+)", "info"),
+    ("POST", rf"/api/models/{_REPO}/paths-info/(?P<revision>[^/]+)", "paths_info"),
     ("GET", rf"/api/models/{_REPO}/tree/(?P<revision>[^/]+)(?P<folder>/.*)?", "tree"),
     ("GET", rf"/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "download"),
     ("HEAD", rf"/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "download"),
 ]
+
+
+def _entry(path: str, blob: Blob) -> dict:
+    entry = {"type": "file", "path": path, "size": len(blob.content), "oid": blob.oid}
+    if blob.lfs:
+        entry["lfs"] = {"oid": blob.lfs, "size": len(blob.content), "pointerSize": 134}
+    return entry
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -135,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             body = self._read_chunks()
-        path = unquote(urlsplit(self.path).path)
+        path = unquote(urlsplit(self.path).path).replace("/api/datasets/", "/api/models/datasets/")
         self.authorised = self.headers.get("Authorization") == f"Bearer {self.server.token}"
         with self.server.lock:
             self.server.requests.append((self.command, path, self.authorised))
@@ -286,21 +294,34 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._repository(repo)
         sha = self._commit_of(repository, revision)
         siblings = [{"rfilename": path} for path in sorted(repository.commits[sha])]
+        name = repo.removeprefix("datasets/")
         self._reply(
-            {"_id": sha, "id": repo, "modelId": repo, "sha": sha, "private": repository.private, "siblings": siblings}
+            {"_id": sha, "id": name, "modelId": name, "sha": sha, "private": repository.private, "siblings": siblings}
         )
 
     def _tree(self, body: bytes, repo: str, revision: str, folder: str | None) -> None:
         repository = self._repository(repo)
         prefix = f"{folder.strip('/')}/" if folder else ""
-        reply = []
-        for path, blob in sorted(repository.commits[self._commit_of(repository, revision)].items()):
-            if path.startswith(prefix):
-                entry = {"type": "file", "path": path, "size": len(blob.content), "oid": blob.oid}
-                if blob.lfs:
-                    entry["lfs"] = {"oid": blob.lfs, "size": len(blob.content), "pointerSize": 134}
-                reply.append(entry)
-        self._reply(reply)
+        is_recursive = parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() in ("true", "1")
+        files = repository.commits[self._commit_of(repository, revision)]
+        below = {path: blob for path, blob in sorted(files.items()) if path.startswith(prefix)}
+        if prefix and not below:
+            raise _Refusal(404, "Entry not found", "EntryNotFound")
+        folders = {
+            "/".join(parts[:depth])
+            for path in below
+            for parts in [path.split("/")]
+            for depth in range(prefix.count("/") + 1, len(parts))
+        }
+        entries = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(folders)]
+        entries += [_entry(path, blob) for path, blob in below.items()]
+        self._reply([one for one in entries if is_recursive or "/" not in one["path"][len(prefix) :]])
+
+    def _paths_info(self, body: bytes, repo: str, revision: str) -> None:
+        repository = self._repository(repo)
+        files = repository.commits[self._commit_of(repository, revision)]
+        asked = parse_qs(body.decode()).get("paths", [])
+        self._reply([_entry(path, files[path]) for path in asked if path in files])
 
     def _download(self, body: bytes, repo: str, revision: str, path: str) -> None:
         repository = self._repository(repo)

@@ -1,0 +1,196 @@
+"""`hf-recurrent plan`: memory and time of a training run, before it starts."""
+
+import argparse
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Sequence
+
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
+
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SHARDINGS = ("ddp", "fsdp2")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the command; all others are those of `pretrain`."""
+    parser = CommandParser(
+        prog="hf-recurrent plan",
+        usage="hf-recurrent plan [--processes N] [--memory 80GB] [--measure STEPS] [ARGUMENTS OF pretrain ...]",
+        description="Count the memory of a training run before it starts. Takes every argument of pretrain.",
+        epilog="examples:\n"
+        "  hf-recurrent plan --model memora-s8 --processes 8 --bf16 true --memory 80GB\n"
+        "  hf-recurrent plan --model memora-s4 --method rtrl --block_size 1 --memory 24GB\n"
+        "  hf-recurrent plan --recipe memora-s0 --train_bytes 1e9 --measure 3",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--processes", type=int, default=1, help="number of processes, one per GPU (default 1)")
+    parser.add_argument(
+        "--sharding", choices=_SHARDINGS, default="ddp", help="of several processes: ddp, every one has the whole "
+        "model; fsdp2, a share of it (default ddp)"
+    )  # fmt: skip
+    parser.add_argument("--offload", action="store_true", help="fsdp2: keep the shares in the memory of the host")
+    parser.add_argument("--memory", type=parse_size, metavar="SIZE", help="of one process; says whether the run fits")
+    parser.add_argument("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")
+    parser.add_argument("--json", action="store_true", help="print numbers as JSON")
+    return parser
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "80GB", "24 GiB" or "1e9"."""
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *([KMGT]I?B)?", text.strip().upper().replace("E", "e"))
+    try:
+        return int(float(match[1]) * _UNITS.get(match[2], 1))
+    except (TypeError, ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 80GB, 24GiB or 500MB") from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with `argv`, by default the arguments of the process; status 1 if the run does not fit."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if not run_command(CommandParser(prog=parser.prog), [], lambda _: _plan(arguments, rest)):
+        raise SystemExit(1)
+
+
+def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
+    """Print the plan of a run; False if it does not fit into `--memory`."""
+    check_at_least(1, arguments, "processes")
+    if arguments.measure is not None:
+        check_at_least(1, arguments, "measure")
+    if arguments.offload and arguments.sharding != "fsdp2":
+        raise ValueError("`--offload` is set; `--sharding` must be fsdp2.")
+
+    # After the checks, because importing torch takes seconds.
+    from transformers.utils import logging
+
+    from hf_recurrent.cli.data_arguments import token_vocabulary
+    from hf_recurrent.cli.pretrain import build_model
+    from hf_recurrent.cli.pretrain_arguments import parse_arguments
+    from hf_recurrent.planning.advice import changes
+    from hf_recurrent.planning.training_memory import distributed, undistributed
+
+    logging.set_verbosity_error()
+    run = parse_arguments(words)
+    setting = setting_of(run, arguments)
+    vocab_size = token_vocabulary(run.data.corpus)
+    counted = {}
+
+    def count(changed):
+        key = dataclasses.replace(changed, processes=1, sharding="ddp", offload=False)
+        if key not in counted:
+            counted[key] = undistributed(lambda: build_model(run.model, vocab_size)[0], run.training, key)
+        return distributed(counted[key], changed)
+
+    memory = count(setting)
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(memory) | {"total": memory.total}))
+    else:
+        print(describe(run.model.model, setting, memory, run.training.optim))
+    if arguments.measure is not None:
+        print(_describe_time(build_model(run.model, vocab_size)[0], run, setting, arguments.measure))
+    if arguments.memory is None:
+        return True
+    if memory.total <= arguments.memory:
+        print(f"It fits: {size(memory.total)} of {size(arguments.memory)}.")
+        return True
+    print(f"It does not fit: {size(memory.total)} of {size(arguments.memory)}. Changes:")
+    found = list(changes(setting, count, can_checkpoint=can_checkpoint(run)))
+    for change in found:
+        words = "fits" if change.memory.total <= arguments.memory else "does not fit"
+        print(f"  {size(change.memory.total):>10}  {words:<12}  {change.flags}")
+    if not any(change.memory.total <= arguments.memory for change in found):
+        print("None of them is enough by itself: combine them, or take a smaller model.")
+    return False
+
+
+def setting_of(run, arguments: argparse.Namespace):
+    """The setting of the memory of a run.
+
+    Raises:
+        ValueError: SMT and DMT, whose memory depends on the data.
+    """
+    from hf_recurrent.cli.pretrain_texts import DMT, SMT
+    from hf_recurrent.planning.training_memory import Setting
+    from hf_recurrent.trainers.smt_arguments import MemoryTrainingArguments
+
+    training = run.training
+    if isinstance(training, MemoryTrainingArguments):
+        raise ValueError(f"`--method` is {SMT} or {DMT}; plan counts bptt and the learning rules.")
+    method = getattr(training, "method", "bptt")
+    return Setting(
+        method=method,
+        streams=training.per_device_train_batch_size,
+        block_size=training.block_size,
+        stride=getattr(training, "stride", None) or training.block_size,
+        accumulation=training.gradient_accumulation_steps,
+        bfloat16=training.bf16,
+        checkpointing=training.gradient_checkpointing,
+        carries_state=training.regime == "multi_stream" and not run.model.model.startswith("llama-"),
+        processes=arguments.processes,
+        sharding=arguments.sharding,
+        offload=arguments.offload,
+    )
+
+
+def can_checkpoint(run) -> bool:
+    """True where gradient checkpointing is supported: BPTT of our models, and of stock models without a state."""
+    stock = run.model.model.startswith("mamba2-")
+    return getattr(run.training, "method", "bptt") == "bptt" and not (stock and run.training.regime != "iid")
+
+
+def describe(name: str, setting, memory, optimizer) -> str:
+    """The table of a plan."""
+    precision = "bfloat16 autocast" if setting.bfloat16 else "float32"
+    step = setting.processes * setting.accumulation * setting.streams * setting.block_size
+    head = f"{name}, {memory.num_parameters:,} parameters, {setting.method}, {precision}\n"
+    head += (
+        f"{setting.processes} x {setting.accumulation} x {setting.streams} streams (processes, accumulation, batch)"
+    )
+    head += f" of {setting.block_size} bytes: {step:,} bytes per step"
+    communication = "buckets of DDP" if setting.sharding == "ddp" else "gathered layers"
+    rows = {
+        "parameters": memory.parameters,
+        "gradients at the peak": memory.gradients,
+        f"optimizer ({getattr(optimizer, 'value', optimizer)})": memory.optimizer,
+        communication: memory.communication,
+        "carried state": memory.state,
+        "sensitivities": memory.sensitivities,
+        "activations": memory.activations,
+        "total": memory.total,
+        "host": memory.host,
+    }
+    width = max(map(len, rows))
+    shown = {words: count for words, count in rows.items() if count}
+    lines = [f"  {words:<{width}}  {size(count):>10}" for words, count in shown.items()]
+    return "\n".join([head, "memory of one process:", *lines])
+
+
+def _describe_time(model, run, setting, steps: int) -> str:
+    from hf_recurrent.planning.throughput import bytes_per_second
+
+    rate = bytes_per_second(model, run.training, setting, steps) * setting.processes
+    words = f"measured here: {rate / setting.processes:,.0f} bytes per second of a process"
+    step = setting.processes * setting.accumulation * setting.streams * setting.block_size
+    total = run.training.max_steps * step if run.training.max_steps > 0 else run.training.train_bytes
+    if not total:
+        return f"{words}; with --train_bytes or --max_steps, plan estimates the time"
+    together = f" with {setting.processes} processes, if they lose nothing" if setting.processes > 1 else ""
+    return f"{words}; {total:,.0f} bytes take {duration(total / rate)}{together}"
+
+
+def size(count: float) -> str:
+    """A number of bytes with three digits: 1.15 GB."""
+    power = min(max(int(math.log10(max(count, 1))) // 3, 1), 4)
+    value = count / 1000**power
+    return f"{value:.{max(2 - int(math.log10(max(value, 1))), 0)}f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes, hours or days."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,1 @@
+"""Memory and time of a training run, counted before it starts."""

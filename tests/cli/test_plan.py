@@ -1,0 +1,68 @@
+"""`hf-recurrent plan`: the table of a run, whether it fits, and one sentence for what it cannot plan."""
+
+import json
+
+import pytest
+
+from hf_recurrent.cli.main import main
+from hf_recurrent.cli.plan import duration, parse_size, size
+
+TINY = "--config_overrides hidden_size=16 state_size=16 num_hidden_layers=1 --use_cpu --report_to none --recipe none"
+
+
+def run(capsys, words):
+    try:
+        main(["plan", *TINY.split(), *words.split()])
+        status = 0
+    except SystemExit as error:
+        status = error.code
+    return status, capsys.readouterr()
+
+
+def test_a_plan_that_fits(capsys):
+    status, out = run(capsys, "--memory 1GB --measure 1 --train_bytes 1e6 --block-size 8")
+    assert status == 0 and "It fits:" in out.out and "measured here:" in out.out and "1,000,000 bytes take" in out.out
+
+
+def test_a_plan_that_does_not_fit_names_changes(capsys):
+    layers = "--config_overrides hidden_size=32 state_size=16 num_hidden_layers=3"
+    status, out = run(capsys, f"--memory 150kB --processes 8 --block_size 64 --per_device_train_batch_size 2 {layers}")
+    assert status == 1 and "It does not fit:" in out.out
+    assert "--gradient_checkpointing true" in out.out and "--sharding fsdp2" in out.out
+
+
+def test_numbers_as_json(capsys):
+    status, out = run(capsys, "--json --method rtrl --block_size 1")
+    numbers = json.loads(out.out)
+    parts = ("parameters", "gradients", "optimizer", "communication", "state", "sensitivities", "activations")
+    assert status == 0 and numbers["total"] == sum(numbers[part] for part in parts) and numbers["sensitivities"] > 0
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("--processes 0", "`--processes` is 0; it must be at least 1"),
+        ("--memory lots", "'lots' is not a size such as 80GB"),
+        ("--offload", "`--sharding` must be fsdp2"),
+        ("--method smt --dmt_steps 0", "`--method` is smt or dmt"),
+        ("--blok_size 3", "unrecognized argument --blok_size; did you mean --block_size?"),
+        ("--method rtrl --model llama-s0", "without element-wise recurrent units"),
+    ],
+)
+def test_one_sentence(capsys, words, expected):
+    tiny = TINY.split()
+    with pytest.raises(SystemExit) as error:
+        main(["plan", *words.split(), *(tiny if "llama" not in words and "smt" not in words else tiny[4:])])
+    out = capsys.readouterr().err
+    assert error.value.code == 2 and expected in out and "Traceback" not in out and out.count("\n") == 1
+
+
+def test_sizes_and_durations():
+    assert [parse_size(text) for text in ("80GB", "1 GiB", "1e6", "500mb")] == [
+        8 * 10**10,
+        1 << 30,
+        10**6,
+        5 * 10**8,
+    ]
+    assert [size(count) for count in (500, 1_153_000, 18.04e9, 900e12)] == ["0.50 kB", "1.15 MB", "18.0 GB", "900 TB"]
+    assert (duration(90), duration(7200), duration(200_000)) == ("90 seconds", "2.0 hours", "2.3 days")

@@ -1,0 +1,90 @@
+"""Columns of text in Parquet files, read from Arrow's buffers."""
+
+import numpy as np
+import pytest
+
+from hf_recurrent.data import readers
+from hf_recurrent.data.parquet_columns import is_text, largest_repeated_value, text_values
+from hf_recurrent.data.readers import reader_of
+from hf_recurrent.data.token_encoding import TokenEncoding
+from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
+from hf_recurrent.modeling.tokenization_dna import DNATokenizer
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+ROWS = ["one", "", "café", "naïve 🙂", "x" * 3000, "end"] * 50
+
+
+def documents(path):
+    return [b"".join(chunks) for _, chunks in reader_of(path, False)(path, "text")]
+
+
+@pytest.mark.parametrize("kind", [arrow.string(), arrow.large_string(), arrow.binary()])
+@pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"row_group_size": 7}])
+def test_rows_are_read_as_they_were_written(tmp_path, kind, options):
+    rows = [row.encode() for row in ROWS] if kind == arrow.binary() else ROWS
+    parquet.write_table(arrow.table({"text": arrow.array(rows, kind)}), tmp_path / "a.parquet", **options)
+    assert documents(tmp_path / "a.parquet") == [row.encode() for row in ROWS]
+
+
+def test_null_is_an_empty_document(tmp_path):
+    parquet.write_table(arrow.table({"text": ["a", None, "b"]}), tmp_path / "a.parquet")
+    assert documents(tmp_path / "a.parquet") == [b"a", b"", b"b"]
+
+
+@pytest.mark.parametrize("broken", [[b"caf\xc3", b"\xa9"], [b"fine", b"\xff"]])
+def test_text_that_is_not_utf8_names_its_row(tmp_path, broken):
+    # The first case is UTF-8 only if both rows are read as one.
+    rows = arrow.array([b"first", *broken]).view(arrow.string())
+    parquet.write_table(arrow.table({"text": rows}), tmp_path / "a.parquet", use_dictionary=False)
+    with pytest.raises(ValueError, match=rf"a\.parquet, row {1 if broken[0] != b'fine' else 2}: column 'text' is not"):
+        documents(tmp_path / "a.parquet")
+
+
+def test_slices_and_empty_columns():
+    column = arrow.array(ROWS)
+    assert is_text(column) and not is_text(arrow.array([1])) and not is_text(arrow.array(["a", None]))
+    assert list(text_values(column.slice(2, 3))) == [row.encode() for row in ROWS[2:5]]
+    assert list(text_values(column.slice(0, 0))) == [] and list(text_values(arrow.array(["", ""]))) == [b"", b""]
+
+
+def test_size_of_the_largest_dictionary(tmp_path):
+    def bound(values, **options):
+        parquet.write_table(arrow.table({"text": values}), tmp_path / "a.parquet", **options)
+        with open(tmp_path / "a.parquet", "rb") as file:
+            return largest_repeated_value(file, parquet.read_metadata(file), "text")
+
+    assert bound(ROWS, use_dictionary=False) == 0
+    wanted = sum(len(row.encode()) + 4 for row in set(ROWS))
+    assert bound(ROWS) == bound(ROWS, compression="zstd") == wanted
+    # A dictionary that is full ends long before the column does.
+    different = [f"{number:0>1000}" for number in range(5000)]
+    assert 1 << 20 <= bound(different) < 3 << 20
+    assert bound(different, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}) > 1000
+    assert readers._LARGEST_BATCH // wanted > readers._ROWS_AT_ONCE
+
+
+class _Shifted:
+    """Ids that need 16 bits."""
+
+    vocab_size, eos_token_id = 300, 299
+
+    def encode_bytes(self, data):
+        return np.frombuffer(data, dtype=np.uint8).astype(np.int64) + 40
+
+
+@pytest.mark.parametrize("tokenizer", [None, ByteTokenizer(), DNATokenizer(), _Shifted()])
+def test_encoding_equals_the_tokenizer(tokenizer):
+    encoding = TokenEncoding(tokenizer)
+    data = b"ACGTNacgt" * 20 if isinstance(tokenizer, DNATokenizer) else bytes(range(1, 256))
+    wanted = np.frombuffer(data, dtype=np.uint8) if tokenizer is None else tokenizer.encode_bytes(data)
+    ids = encoding.encode(data, "text")
+    assert ids.dtype == encoding.dtype and (ids == wanted).all()
+    assert len(encoding.encode(b"", "text")) == 0
+
+
+def test_bytes_that_have_no_id_or_that_of_the_end():
+    for tokenizer in (None, ByteTokenizer()):
+        with pytest.raises(ValueError, match="text holds token id 0"):
+            TokenEncoding(tokenizer).encode(b"a\0b", "text")
+        assert TokenEncoding(tokenizer, binary=True).encode(b"a\0b", "text").tolist() == [97, 0, 98]
