@@ -144,7 +144,7 @@ def measure_steps(name: str, rows: Sequence[Row], streams: int, options: argpars
     for kind, weights in rows:
         try:
             # Types of weights of the compiled step are a property of a model.
-            own_weights = weights if kind == "compiled" else None
+            own_weights = weights if kind in ("compiled", "direct") else None
             if own_weights not in models:
                 torch.manual_seed(0)
                 models[own_weights] = peers.Steps(name, streams, options.exports)
@@ -186,13 +186,12 @@ def _seconds(step: peers.Step) -> float:
     return max(time.perf_counter() - begin, 1e-6)
 
 
-def rows_of(table: str, name: str) -> list[Row]:
+def rows_of(table: str, options: argparse.Namespace) -> list[Row]:
     """The steps of a table; the others are compared with the first."""
     if table == "runtimes":
-        kinds = ("compiled", "forward", *peers.PEERS)
-        return [
-            (kind, weights) for weights in (None, "int8") for kind in kinds if (kind, weights) != ("forward", "int8")
-        ]
+        types = [None if name == "float32" else name for name in options.weights]
+        rows = [(kind, weights) for weights in types for kind in (*peers.OURS, *options.runtimes)]
+        return [row for row in rows if row[0] != "forward" or row[1] is None]
     if table == "weights":
         return [("compiled", weights) for weights in (None, "bfloat16", "int8")]
     return [("compiled", None), ("forward", None)]
@@ -225,7 +224,7 @@ def report_steps(table: str, options: argparse.Namespace) -> None:
         lines = [line for name in models for line in measure_first(name, options)]
     else:
         columns = ["model", "step", "weights", "µs", "bytes/s", "limit µs", "of the limit", "time / compiled step"]
-        lines = [line for name in models for line in measure_steps(name, rows_of(table, name), streams, options)]
+        lines = [line for name in models for line in measure_steps(name, rows_of(table, options), streams, options)]
     if options.prepare:
         return
     title = f"{table}, B {streams}; {bench.conditions(bench.CPU)}"
@@ -243,6 +242,10 @@ def main() -> None:
     parser.add_argument("--position", type=int, default=4096, help="position at which Llama continues (default 4096)")
     parser.add_argument("--only", nargs="+", choices=["generate", *_MODELS], default=["generate"], help="tables")
     parser.add_argument("--models", nargs="+", help="presets of the other tables, such as memora-s0 or memora-s0+gru")
+    parser.add_argument(
+        "--runtimes", nargs="+", choices=peers.PEERS, default=list(peers.PEERS), help="exported programs"
+    )
+    parser.add_argument("--weights", nargs="+", choices=["float32", "bfloat16", "int8"], default=["float32", "int8"])
     parser.add_argument("--exports", type=Path, help="folder of exported programs (default: a temporary one)")
     parser.add_argument("--prepare", action="store_true", help="only write the exported programs")
     options = bench.parse_and_set_up(parser)

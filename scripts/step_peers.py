@@ -16,14 +16,15 @@ from transformers import PreTrainedModel
 from hf_recurrent import save_exported_step
 from hf_recurrent.export.exported_step import read_specification
 from hf_recurrent.export.runtimes import RUNTIMES
-from hf_recurrent.modeling.single_step import _plain_forward
+from hf_recurrent.modeling.single_step import _plain_forward, find_single_step
 
 Step = Callable[[], object]
-OURS = ("forward", "compiled")
+OURS = ("compiled", "direct", "forward")
 PEERS = ("torch", "aoti", "onnx", "executorch")
 NAMES = {
     "forward": "forward",
     "compiled": "compiled step",
+    "direct": "compiled step, without `model()`",
     "torch": "torch.export",
     "aoti": "AOTInductor",
     "onnx": "onnxruntime",
@@ -85,6 +86,19 @@ class Steps:
         def step():
             nonlocal state
             state = self.model(self.ids, state=state).state
+
+        return step
+
+    def direct(self, weights: str | None) -> Step:
+        """The compiled step, called as an exported program is: without the checks and outputs of `model(...)`."""
+        self.model.compile_step(weights)
+        state = self.model.init_state(self.streams)
+        with torch.no_grad():
+            compiled = find_single_step(self.model, self.ids)
+
+        def step():
+            nonlocal state
+            state = compiled.run(self.model, self.ids, state)[1]
 
         return step
 

@@ -53,7 +53,7 @@ def checked_archive(path: Path) -> io.BytesIO:
 
 
 class _Refusal(ValueError):
-    """What an archive holds, as the end of a sentence."""
+    """The reason for a refusal, as the end of a sentence."""
 
 
 def _check_file(name: str, content: bytes) -> None:

@@ -34,6 +34,17 @@ def build(case, seed=0):
     return model.eval()
 
 
+def run_card(folder, monkeypatch):
+    """Run the Python examples of a folder's card."""
+    monkeypatch.chdir(folder)
+    examples = (folder / "README.md").read_text().split("```python")[1:]
+    for example in examples:
+        names = {}
+        exec(example.split("```")[0], names)
+        assert names["outputs"].shape[0] == 1
+    return len(examples)
+
+
 def random_inputs(model, *shape):
     """Token ids, or the real values that the model reads."""
     width = getattr(model.config, "input_size", None)

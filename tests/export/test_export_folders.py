@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from export_cases import build, check_step
+from export_cases import build, check_step, run_card
 from safetensors.torch import load_file, save_file
 
 from hf_recurrent import ByteTokenizer, ExportedStep, save_exported_step
@@ -102,6 +102,10 @@ def test_a_program_that_its_runtime_cannot_read_is_named(exported, tmp_path, run
     write_manifest(folder, kind="exported_step")
     with pytest.raises(ValueError, match=f"{file}` cannot be loaded: "):
         ExportedStep(folder)
+
+
+def test_the_examples_of_the_card_run(exported, monkeypatch):
+    assert run_card(exported[0], monkeypatch) == 2
 
 
 def test_a_card_may_be_edited(exported, tmp_path):

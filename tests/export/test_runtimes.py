@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 import torch
-from export_cases import CASES, build, check_step
+from export_cases import CASES, build, check_step, run_card
 
 from hf_recurrent import ExportedStep, save_exported_step
 from hf_recurrent.export.weight_types import round_weights
@@ -35,9 +35,10 @@ def export(model, folder, runtime, weights=None):
         if runtime != "torch"  # test_programs.py
     ],
 )
-def test_every_runtime_gives_the_step_of_the_model(runtime, case, tmp_path):
+def test_every_runtime_gives_the_step_of_the_model(runtime, case, tmp_path, monkeypatch):
     model = build(case)
     check_step(export(model, tmp_path / "step", runtime), model)
+    run_card(tmp_path / "step", monkeypatch)
     assert not [path.name for path in tmp_path.rglob("*") if path.is_file() and b"step_module.py" in path.read_bytes()]
 
 
