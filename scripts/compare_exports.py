@@ -118,7 +118,8 @@ def main() -> None:
     for name in options.weights:
         weights = None if name == "float32" else name
         for form in ("forward", "compiled step", *options.formats):
-            print(f"{form}, {name}", file=sys.stderr, flush=True)
+            if form == "c" and weights != "int8":  # in C they are always int8
+                continue
             model = AutoModelForCausalLM.from_pretrained(options.model).float().eval()
             if form == "forward" and weights is not None:
                 round_weights(model, weights)
@@ -129,6 +130,7 @@ def main() -> None:
                 continue
             own = bits if own is None else own
             lines.append([form, name, f"{bits:.5f}", f"{bits - own:+.5f}"])
+            print(*lines[-1], file=sys.stderr, flush=True)
     columns = ["form", "weights", "bits per byte", "difference"]
     print(f"{len(text):,} bytes of {options.file.name}\n\n{markdown_table(columns, lines)}")
 
