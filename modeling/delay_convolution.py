@@ -210,10 +210,12 @@ class DelayConvolution(nn.Module):
 
     def _last_inputs(self, inputs, buffer, reset_mask, lengths) -> torch.Tensor:
         steps, history = inputs.shape[1], self.receptive_field
-        if lengths is None:
+        index = None
+        if steps == 1 and lengths is None:
+            last = torch.cat([buffer[:, 1:], inputs[:, max(1 - history, 0) :]], dim=1)
+        elif lengths is None:
             # A copy: a slice would keep the whole block in memory.
-            last = torch.cat([buffer[:, steps:], inputs[:, max(steps - history, 0) :]], dim=1)
-            index = None
+            last = torch.cat([buffer, inputs], dim=1)[:, steps:].clone(memory_format=torch.contiguous_format)
         else:
             index = lengths.unsqueeze(1) + torch.arange(history, device=inputs.device)
             padded = torch.cat([buffer, inputs], dim=1)

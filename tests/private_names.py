@@ -25,6 +25,7 @@ PRIVATE_NAMES = {
     "torch.ops.aten._softmax": "likewise",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "likewise",
     "torch.ops.aten._assert_tensor_metadata": "likewise",
+    "torch._higher_order_ops.scan": "a loop inside an exported program has no public name yet",
     "torch._inductor.aoti_compile_and_package": "the documented way to AOTInductor has no other name",
     "torch._inductor.aoti_load_package": "likewise",
     "torch.Tensor._base": "a view of a parameter is no kept activation; storages do not tell who owns them",

@@ -122,3 +122,26 @@ def test_too_few_bytes(run, capsys):
     with pytest.raises(SystemExit):
         run("benchmark_generation", "--bytes", "2")
     assert "--bytes is 2; it must be at least 4." in capsys.readouterr().err
+
+
+def test_steps_beside_each_other(run, tmp_path):
+    arguments = ["--models", "memora-selective-copying", "--rounds", "1", "--bandwidth_bytes", "65536"]
+    arguments += ["--exports", str(tmp_path / "exports"), "--runtimes", "torch"]
+    lines = run("benchmark_generation", "--only", "runtimes", "--weights", "float32", *arguments)
+    assert [line[1] for line in lines] == [
+        "compiled step", "compiled step, without `model()`", "forward", "torch.export"
+    ]  # fmt: skip
+    assert lines[0][-1] == "1.00" and all(float(line[-1]) > 0 for line in lines)
+    assert [path.name for path in (tmp_path / "exports").iterdir()] == ["memora-selective-copying-torch-float32"]
+    weights = run("benchmark_generation", "--only", "weights", *arguments)
+    assert [line[2] for line in weights] == ["float32", "bfloat16", "int8"]
+    first = run("benchmark_generation", "--only", "first", *arguments)
+    assert len(first[0]) == 5
+
+
+def test_a_peer_that_is_not_installed_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    arguments = ["--models", "memora-selective-copying", "--rounds", "1", "--bandwidth_bytes", "65536"]
+    arguments += ["--runtimes", "onnx", "--weights", "float32", "--exports", str(tmp_path)]
+    lines = run("benchmark_generation", "--only", "runtimes", *arguments)
+    assert lines[-1][1] == "onnxruntime" and lines[-1][3].startswith("not measured: The format 'onnx' needs onnx")

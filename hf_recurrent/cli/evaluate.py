@@ -1,10 +1,11 @@
 """`hf-recurrent evaluate MODEL`: bits per byte on held-out episodes, compared with general compressors."""
 
 import argparse
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import HfArgumentParser
 
@@ -12,6 +13,11 @@ from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_sourc
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare
 
 
 class _Parser(OneSentenceErrors, HfArgumentParser):
@@ -37,7 +43,11 @@ def build_parser() -> argparse.ArgumentParser:
         default=1024,
         help="bytes per block; for models without a state, and with --no_carry, the context window",
     )
-    run.add_argument("--quantize", choices=["bfloat16", "int8"], help="round the weights to this type first")
+    run.add_argument(
+        "--quantize",
+        choices=["bfloat16", "int8", "both"],
+        help="round the weights to this type first; both: also without, and print the differences",
+    )
     run.add_argument("--no_carry", action="store_true", help="reset the state at each block, as in IID training")
     run.add_argument("--no_compressors", action="store_true", help="skip gzip, bz2 and xz")
     run.add_argument("--output", type=Path, help="write the results to this JSON file")
@@ -70,10 +80,6 @@ def _evaluate(arguments: argparse.Namespace) -> str:
             f"`MODEL` is {arguments.model!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer. "
             "For other tokenizers, use the metric in metrics/bits_per_byte."
         )
-    if arguments.quantize is not None:
-        from hf_recurrent.export.weight_types import round_weights
-
-        round_weights(model, arguments.quantize)
     source = load_evaluation_source(data, tokenizer, arguments.split)
     source.check_model("corpus", model)
     use_threads(arguments.threads, quiet=arguments.quiet)
@@ -86,13 +92,18 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     )
     if source.episode_length is None:
         check_window("block_size", arguments.block_size, model)
-    sums = source.evaluate(model, share)
+    compares = arguments.quantize == "both"
+    weights = None if compares else arguments.quantize
+    sums = _measure(source, model, share, weights)
     metrics = source.evaluation_metrics(sums)
+    others = ["bfloat16", "int8"] if compares else []
+    rounded = {kind: source.evaluation_metrics(_measure(source, model, share, kind)) for kind in others}
     results = {
         **sums,
         **metrics,
         "model": arguments.model,
-        "weights": arguments.quantize,
+        "weights": weights,
+        "rounded_weights": rounded,
         "num_parameters": model.num_parameters(),
         "corpus": ", ".join(data.corpus),
         "split": arguments.split,
@@ -105,16 +116,33 @@ def _evaluate(arguments: argparse.Namespace) -> str:
         table = _bits_table(results)
     else:
         amount = source.describe(held_out=True)
-        table = f"{source.name}, {arguments.split}: {amount}\n\n{source.describe_result(metrics)}"
+        lines = [source.describe_result(metrics)]
+        lines += [f"{kind} weights: {source.describe_result(found)}" for kind, found in rounded.items()]
+        table = f"{source.name}, {arguments.split}: {amount}\n\n" + "\n".join(lines)
     if arguments.output:
         write_json(results, arguments.output)
     return table
 
 
+def _measure(
+    source: "EpisodeSource", model: "PreTrainedModel", share: "EvaluationShare", weights: str | None
+) -> dict[str, float]:
+    """The sums of `source.evaluate`, with a copy of the model whose weights are rounded."""
+    if weights is not None:
+        from hf_recurrent.export.weight_types import round_weights
+
+        model = copy.deepcopy(model)
+        round_weights(model, weights)
+    return source.evaluate(model, share)
+
+
 def _bits_table(results: dict[str, Any]) -> str:
     weights = f", {results['weights']} weights" if results["weights"] else ""
     rows = {f"{results['model']} ({results['context']}{weights})": results["bits_per_byte"]}
+    rows |= {f"{kind} weights": found["bits_per_byte"] for kind, found in results["rounded_weights"].items()}
     rows |= {f"{name} (each episode alone)": value for name, value in results["compressors"].items()}
+    own = results["bits_per_byte"]
+    differences = {f"{kind} weights" for kind in results["rounded_weights"]}
     width = max(map(len, rows))
     # A model is given the first byte of an episode, which a compressor has to encode.
     first_bytes = 8 * results["num_episodes"] / results["num_bytes"]
@@ -125,7 +153,10 @@ def _bits_table(results: dict[str, Any]) -> str:
         f"{results['corpus']}, {results['split']}: {amount}",
         "",
         f"{'':{width}}  bits per byte",
-        *(f"{name:{width}}  {value:13.4f}" for name, value in rows.items()),
+        *(
+            f"{name:{width}}  {value:13.4f}" + (f"  {value - own:+.4f}" if name in differences else "")
+            for name, value in rows.items()
+        ),
         "",
         f"The first byte of an episode is given; at 8 bits each, this adds {first_bytes:.4f}.",
     ]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from hf_recurrent.cli.loading import add_loading_arguments
 from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, run_command
-
-FORMATS = ("torch", "aoti", "onnx", "executorch", "c")
+from hf_recurrent.export.formats import FORMATS
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -17,10 +16,26 @@ def build_parser() -> argparse.ArgumentParser:
         prog="hf-recurrent export",
         description="Write one step of a model as a program: token ids and state in, logits and state out. The folder "
         "has the program, the tokenizer, a specification of the state, a card and checksums.",
+        epilog="examples:\n"
+        "  hf-recurrent export runs/hawk --format onnx --quantize int8\n"
+        "  hf-recurrent export runs/mgrade --format c --output_dir firmware/step\n"
+        "  hf upload you/hawk-step hawk-onnx\n\n"
+        'In Python, hf_recurrent.ExportedStep("hawk-onnx") runs the folder, and\n'
+        'ExportedStep("you/hawk-step") a repository on the Hub.\n',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)
-    parser.add_argument("--format", default="torch", choices=FORMATS, help="runtime of the program (default: torch)")
-    parser.add_argument("--quantize", choices=["bfloat16", "int8"], help="type that large weights are stored in")
+    parser.add_argument(
+        "--format",
+        default="torch",
+        choices=FORMATS,
+        help="torch.export (default), aoti (AOTInductor, for this machine), onnx, executorch, or c (one file)",
+    )
+    parser.add_argument(
+        "--quantize",
+        choices=["bfloat16", "int8"],
+        help="type that large weights are stored in (default: that of the model; in C always int8)",
+    )
     parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
     return parser
 
@@ -39,9 +54,12 @@ def _export(arguments: argparse.Namespace) -> None:
         raise ValueError(f"`--output_dir` is {str(folder)!r}, which exists; it must be a new or empty folder.")
 
     # After the checks, because importing torch takes seconds.
+    from transformers.utils import logging
+
     from hf_recurrent.export.exported_step import save_exported_step
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
 
+    logging.disable_progress_bar()
     options = {"argument": "MODEL", "trust_remote_code": arguments.trust_remote_code}
     model = load_model(auto_class_of(name), name, dtype=arguments.dtype, **options)
     tokenizer = None

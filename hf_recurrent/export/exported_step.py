@@ -1,7 +1,7 @@
 """Folders with an exported step: written from a model, checked, and run without the model's code.
 
 A folder holds the program, `specification.json` (inputs, outputs, parts of the state, hash of the weights), the
-tokenizer, a card and `manifest.json` with checksums.
+tokenizer, `manifest.json` with checksums of these, and a card, which may be edited.
 
 Shape letters: B streams, V vocabulary.
 """
@@ -13,15 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import validate_repo_id
 from torch import Tensor
+from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_recurrent.checkpoint_files import STAGING_PREFIX, read_state_file, write_json, write_state_file
 from hf_recurrent.checkpoint_manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card
 from hf_recurrent.export.programs import export_step
-from hf_recurrent.export.runtimes import RUNTIMES
+from hf_recurrent.export.quietly import quietly
+from hf_recurrent.export.runtimes import RUNTIMES, Runtime
 from hf_recurrent.export.specification import ExportSpecification, describe
+from hf_recurrent.hub_repositories import check_repository
 from hf_recurrent.modeling.recurrent_state import RecurrentState
 
 SPECIFICATION_FILE = "specification.json"
@@ -33,23 +39,37 @@ class ExportedStep:
     """One step of an exported model.
 
     Args:
-        folder: of [`save_exported_step`].
+        folder: of [`save_exported_step`], or owner/name of a repository on the Hub with its files.
+        revision: branch, tag or commit of the repository.
+        trust_remote_code: run machine code ("aoti") from the Hub. Programs of the other runtimes are data.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: the folder is damaged, was written by something else or by another version.
+        FileNotFoundError: there is no such folder or repository.
+        ValueError: the folder is damaged, was written by something else or by another version, or holds code that is
+            not trusted.
         ImportError: its runtime is not installed.
     """
 
-    def __init__(self, folder: str | os.PathLike):
-        folder = Path(folder)
-        self.specification = read_specification(folder)
-        path = folder / self.specification.program
+    def __init__(self, folder: str | os.PathLike, *, revision: str | None = None, trust_remote_code: bool = False):
+        local = _download(folder, revision)
+        self.specification = read_specification(local)
+        is_remote, runtime = local != Path(folder), self.specification.runtime
+        if is_remote and RUNTIMES[runtime].is_native and not trust_remote_code:
+            raise ValueError(
+                f"`folder` is {os.fspath(folder)!r}, whose program is machine code; it is run only with "
+                "`trust_remote_code=True`."
+            )
+        path = local / self.specification.program
         try:
-            self._run = RUNTIMES[self.specification.runtime].load(path)
-        except (RuntimeError, OSError, KeyError) as error:
+            self._run = RUNTIMES[runtime].load(path)
+        except ImportError:
+            raise
+        except Exception as error:  # each runtime raises types of its own
+            if isinstance(error, ValueError) and os.fspath(path) in str(error):
+                raise
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(f"`{path}` cannot be loaded: {reason[0].rstrip('.')}.") from error
+        self._check_program(path)
 
     def init_state(self, batch_size: int) -> RecurrentState:
         """The zero state of B streams."""
@@ -72,6 +92,19 @@ class ExportedStep:
         names = [part.name for part in self.specification.state]
         outputs, *parts = self._run([inputs.contiguous(), *(state[name].contiguous() for name in names)])
         return outputs, dict(zip(names, parts, strict=True))
+
+    def _check_program(self, path: Path) -> None:
+        """Read one token: the program has to be that of the specification."""
+        specification, state = self.specification, self.init_state(1)
+        width = [1] if specification.input_size is None else [1, specification.input_size]
+        inputs = torch.zeros(width, dtype=specification.input_dtype)
+        expected = [(1, specification.num_outputs), *(tensor.shape for tensor in state.values())]
+        try:
+            found = [tensor.shape for tensor in self._run([inputs, *state.values()])]
+        except Exception as error:  # as at loading
+            raise ValueError(f"`{path}` does not take the inputs of `{SPECIFICATION_FILE}`.") from error
+        if found != expected:
+            raise ValueError(f"`{path}` does not give the outputs of `{SPECIFICATION_FILE}`.")
 
     def save_state(self, state: RecurrentState, path: str | os.PathLike) -> None:
         """Write a state with the hash of the weights that it belongs to."""
@@ -122,31 +155,66 @@ def save_exported_step(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"`folder` is {os.fspath(folder)!r}, which exists; it must be a new or empty folder.")
-    program_file, write, _ = RUNTIMES[runtime]
+    target = RUNTIMES[runtime]
+    target.check_writing(runtime)
     if runtime == "c":
         if weights not in (None, "int8"):
             raise ValueError(f"`weights` is {weights!r}; in C they are always 'int8'.")
         program, weights = export_step(model), "int8"  # the writer makes its own tables
     else:
-        program = export_step(model, weights=weights)
-    specification = describe(model, runtime, program_file, weights)
+        program = export_step(model, weights=weights, max_streams=target.max_streams)
+    specification = describe(model, runtime, target.file, weights, target.max_streams)
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = folder.parent / f"{STAGING_PREFIX}{folder.name}"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        write(program, staging / program_file, [part.name for part in specification.state])
+        _write(target, program, staging / target.file, specification)
         write_json(specification.to_json(), staging / SPECIFICATION_FILE)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
-        (staging / "README.md").write_text(export_card(specification, card_data or {}), encoding="utf-8")
         write_manifest(staging, kind=_KIND)
+        # After the manifest: a card may be edited.
+        (staging / "README.md").write_text(export_card(specification, card_data or {}), encoding="utf-8")
         if folder.exists():
             folder.rmdir()
         os.replace(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return specification
+
+
+def _write(target: Runtime, program: ExportedProgram, path: Path, specification: ExportSpecification) -> None:
+    try:
+        with quietly():
+            target.write(program, path, [part.name for part in specification.state])
+    except (ImportError, OSError, ValueError, MemoryError):
+        raise
+    except Exception as error:  # each runtime raises types of its own
+        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+        raise ValueError(
+            f"The step of this {specification.model_type} model cannot be written for {specification.runtime!r}: "
+            f"{reason.rstrip('.')}."
+        ) from error
+
+
+def _download(folder: str | os.PathLike, revision: str | None) -> Path:
+    """The folder itself, or the local copy of a repository on the Hub."""
+    path = Path(folder)
+    if path.exists() or not isinstance(folder, str) or folder.count("/") != 1:
+        return path
+    try:
+        validate_repo_id(folder)
+    except HFValidationError:
+        return path
+    try:
+        check_repository(folder)
+        return Path(snapshot_download(folder, revision=revision))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise FileNotFoundError(
+            f"`folder` is {folder!r}; neither a directory nor a model on the Hub: {reason}."
+        ) from error
 
 
 def read_specification(folder: str | os.PathLike) -> ExportSpecification:

@@ -3,24 +3,32 @@
 Shape letters: B streams, T steps, V vocabulary.
 """
 
+import traceback
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from hf_recurrent.export.quietly import quietly
 from hf_recurrent.export.real_pairs import ComplexOperation, RealModule, has_complex
 from hf_recurrent.export.scan_decomposition import LONGEST_BLOCK, scan_decompositions
-from hf_recurrent.export.step_module import StepModule
+from hf_recurrent.export.step_module import StepLoop, StepModule
 from hf_recurrent.export.weight_types import WeightLoader
 from hf_recurrent.modeling.nonlinear_units import SequentialUnit
 from hf_recurrent.modeling.recurrent_causal_lm import RecurrentModel
 
 # The sizes that stand for any: torch specialises 0 and 1, and small sizes meet those of layers.
 _STREAMS, _STEPS = 2, 37
-MOST_STREAMS = 1 << 16
+MAX_STREAMS = 1 << 16
+# Of operations: places in the source, which are those of this machine, and earlier forms of the graph.
+_LOCAL_METADATA = ("stack_trace", "from_node", "source_fn_stack")
 
 
-def export_step(model: PreTrainedModel, *, weights: str | None = None) -> ExportedProgram:
+def export_step(
+    model: PreTrainedModel, *, weights: str | None = None, max_streams: int = MAX_STREAMS
+) -> ExportedProgram:
     """One step of a model: (token ids (B,), state …) → (logits (B, V), new state …), for any B.
 
     The parts of the state come in the order of `model.init_state()`. A model that reads real values takes them,
@@ -30,70 +38,89 @@ def export_step(model: PreTrainedModel, *, weights: str | None = None) -> Export
     Args:
         model: a recurrent model of this package, of any family, with or without a head.
         weights: "int8" or "bfloat16" to store linear maps and the embedding so; by default as they are.
+        max_streams: the largest B, for which some runtimes reserve memory.
 
     Raises:
         TypeError: the model is of another kind.
         ValueError: an operation of the model cannot be exported; `weights` is unknown.
     """
-    return _export(StepModule(model), weights)
+    return _export(StepModule(model), weights, max_streams)
 
 
 def export_block(model: PreTrainedModel, *, weights: str | None = None) -> ExportedProgram:
-    """A block of T steps: (token ids (B, T), state …) → (logits (B, T, V), new state …), for any B and T ≥ 2.
+    """A block of T steps: (token ids (B, T), state …) → (logits (B, T, V), new state …), for any B and T ≥ 1.
 
-    T is at most 65,536, and the scan takes O(T log T) operations. In mGRADE, T is longer than the receptive field of
-    every layer. Models whose steps are sequential (GRU, IndRNN, SMT's RNN) have no such program.
+    T is at most 65,536. Linear recurrences are a scan of O(T log T) operations, parallel over T. Other models (GRU,
+    IndRNN, SMT's RNN, convolutions by Fourier transforms) become a loop over their step.
 
     Raises:
         TypeError, ValueError: as [`export_step`].
     """
     module = StepModule(model, takes_blocks=True)
-    sequential = [type(part).__name__ for part in module.modules() if isinstance(part, SequentialUnit)]
-    if not isinstance(module.backbone, RecurrentModel) or sequential:
-        raise ValueError(
-            f"`model` is a {type(module.backbone).__name__}, of which a block cannot be exported: the steps of its "
-            f"{(sequential or ['memory'])[0]} are sequential; use `export_step`."
-        )
-    return _export(module, weights)
+    if isinstance(module.backbone, RecurrentModel) and not any(
+        isinstance(part, SequentialUnit) for part in module.modules()
+    ):
+        try:
+            return _export(module, weights)
+        except ValueError:
+            pass  # the loop needs less of torch, and its error is that of the step
+    step = export_step(model, weights=weights).module(check_guards=False)
+    with torch.no_grad(), quietly():
+        return _trace(StepLoop(step), module.example_inputs(_STREAMS, _STEPS), takes_blocks=True)
 
 
-def _export(module: StepModule, weights: str | None) -> ExportedProgram:
+def _export(module: StepModule, weights: str | None, max_streams: int = MAX_STREAMS) -> ExportedProgram:
     loader = WeightLoader(weights)
-    was_training = module.training
+    modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        with torch.no_grad():
-            return _in_real_numbers(module, loader)
+        with torch.no_grad(), quietly():
+            return _in_real_numbers(module, loader, max_streams)
     except (ComplexOperation, RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
         name = type(module.backbone).__name__
         what = "a block" if module.takes_blocks else "a step"
         reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
-        raise ValueError(f"`model` is a {name}, of which {what} cannot be exported: {reason.rstrip('.')}.") from error
+        raise ValueError(
+            f"`model` is a {name}, of which {what} cannot be exported: {_place(error)}{reason.rstrip('.')}."
+        ) from error
     finally:
-        module.train(was_training)
+        for part, training in modes.items():
+            part.training = training
 
 
-def _in_real_numbers(module: StepModule, loader: WeightLoader) -> ExportedProgram:
-    shortest = _shortest_block(module.backbone.config) if module.takes_blocks else None
-    examples = module.example_inputs(_STREAMS, _STEPS + (shortest or 0))
-    program = _trace(module, examples, shortest)
-    program = program.run_decompositions(scan_decompositions() if module.takes_blocks else {})
+def _place(error: BaseException) -> str:
+    """The last line of the model's code in a traceback, for a message; nothing if the error is not from there."""
+    own = [Path(torch.__file__).parent, Path(__file__).parent]
+    frames = traceback.extract_tb(error.__traceback__)
+    of_model = [frame for frame in frames if not any(folder in Path(frame.filename).parents for folder in own)]
+    if not of_model or not of_model[-1].line:
+        return ""
+    frame = of_model[-1]
+    return f"`{frame.line}` ({Path(frame.filename).name}, line {frame.lineno}): "
+
+
+def _in_real_numbers(module: StepModule, loader: WeightLoader, max_streams: int) -> ExportedProgram:
+    examples, blocks = module.example_inputs(_STREAMS, _STEPS), module.takes_blocks
+    program = _trace(module, examples, blocks, max_streams).run_decompositions(scan_decompositions() if blocks else {})
     if loader.type is not None or has_complex(program):
         real = RealModule(program, loader.bind(program))
-        program = _trace(real, examples, shortest).run_decompositions({})
+        program = _trace(real, examples, blocks, max_streams).run_decompositions({})
+    _remove_places(program.graph_module)
     return program
 
 
-def _shortest_block(config: PreTrainedConfig) -> int:
-    """Shorter blocks of mGRADE keep a part of the buffer, which is another graph."""
-    fields = config.receptive_fields() if hasattr(config, "receptive_fields") else []
-    return max([1, *fields]) + 1
+def _remove_places(graph_module: torch.fx.GraphModule) -> None:
+    for node in graph_module.graph.nodes:
+        for name in _LOCAL_METADATA:
+            node.meta.pop(name, None)
 
 
-def _trace(module: nn.Module, examples: tuple[Tensor, ...], shortest: int | None) -> ExportedProgram:
-    streams = Dim("streams", min=1, max=MOST_STREAMS)
+def _trace(
+    module: nn.Module, examples: tuple[Tensor, ...], takes_blocks: bool, max_streams: int = MAX_STREAMS
+) -> ExportedProgram:
+    streams = Dim("streams", min=1, max=max_streams)
     of_inputs = {0: streams}
-    if shortest is not None:
-        of_inputs[1] = Dim("steps", min=shortest, max=LONGEST_BLOCK)
+    if takes_blocks:
+        of_inputs[1] = Dim("steps", min=1, max=LONGEST_BLOCK)
     shapes = {"inputs": of_inputs, "state": tuple({0: streams} for _ in examples[1:])}
     return torch.export.export(module, examples, dynamic_shapes=shapes, strict=False)

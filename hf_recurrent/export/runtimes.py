@@ -4,9 +4,7 @@ Shape letters: B streams.
 """
 
 import importlib
-import json
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +14,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from hf_recurrent.export.c_source import c_source
+from hf_recurrent.export.program_archive import checked_archive
+from hf_recurrent.export.programs import MAX_STREAMS
 
 # Inputs, then the parts of the state → outputs, then the parts of the new state.
 Run = Callable[[list[Tensor]], list[Tensor]]
@@ -28,11 +28,26 @@ class Runtime(NamedTuple):
         file: name of the program's file.
         write: (program, its path, names of the parts of the state).
         load: path → the function.
+        max_streams: the largest B.
+        is_native: the file holds machine code.
+        writing: a module that writing needs, and the packages to install for it.
     """
 
     file: str
     write: Callable[[ExportedProgram, Path, list[str]], None]
     load: Callable[[Path], Run]
+    max_streams: int = MAX_STREAMS
+    is_native: bool = False
+    writing: tuple[str, str] | None = None
+
+    def check_writing(self, name: str) -> None:
+        """Raise an ImportError if a package is missing that writing needs."""
+        if self.writing is not None:
+            _require(self.writing[0], name, self.writing[1])
+
+
+# ExecuTorch reserves memory for this many at loading.
+_MAX_STREAMS_EXECUTORCH = 8
 
 
 def _require(module: str, runtime: str, packages: str) -> Any:
@@ -48,23 +63,9 @@ def _write_torch(program: ExportedProgram, path: Path, names: list[str]) -> None
     torch.export.save(program, path)
 
 
-def _check_no_pickle(path: Path) -> None:
-    """Raise a ValueError if torch would unpickle a part of the file."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if name.endswith(".json") and '"use_pickle": true' in archive.read(name).decode():
-                    raise ValueError(f"`{path}` holds pickled tensors, which are not loaded.")
-                if "sample_inputs" in name and archive.getinfo(name).file_size:
-                    raise ValueError(f"`{path}` holds pickled sample inputs, which are not loaded.")
-    except (zipfile.BadZipFile, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"`{path}` is damaged: {error}.") from error
-
-
 def _load_torch(path: Path) -> Run:
-    _check_no_pickle(path)
-    module = torch.export.load(path).module()
-    return _without_gradients(module)
+    # Without guards, which are code in the file; the inputs are checked against the specification.
+    return _without_gradients(torch.export.load(checked_archive(path)).module(check_guards=False))
 
 
 def _write_aoti(program: ExportedProgram, path: Path, names: list[str]) -> None:
@@ -84,7 +85,6 @@ def _without_gradients(function: Callable) -> Run:
 
 
 def _write_onnx(program: ExportedProgram, path: Path, names: list[str]) -> None:
-    _require("onnxscript", "onnx", "onnx onnxscript")
     torch.onnx.export(
         program,
         input_names=["inputs", *names],
@@ -108,9 +108,16 @@ def _load_onnx(path: Path) -> Run:
     return run
 
 
+def _split_by_slices(value: Tensor, size: int, dim: int = 0) -> list[Tensor]:
+    ends = range(size, value.shape[dim] + size, size)
+    return [value.narrow(dim, end - size, min(size, value.shape[dim] - end + size)) for end in ends]
+
+
 def _write_executorch(program: ExportedProgram, path: Path, names: list[str]) -> None:
-    exir = _require("executorch.exir", "executorch", "executorch")
+    exir = importlib.import_module("executorch.exir")
     xnnpack = importlib.import_module("executorch.backends.xnnpack.partition.xnnpack_partitioner")
+    # Its lowering gives the results of a split fixed sizes, those of the example.
+    program = program.run_decompositions({torch.ops.aten.split.Tensor: _split_by_slices})
     edge = exir.to_edge_transform_and_lower(program, partitioner=[xnnpack.XnnpackPartitioner()])
     path.write_bytes(edge.to_executorch().buffer)
 
@@ -136,8 +143,14 @@ def _load_c(path: Path) -> Run:
 
 RUNTIMES = {
     "torch": Runtime("step.pt2", _write_torch, _load_torch),
-    "aoti": Runtime("step.aoti.pt2", _write_aoti, _load_aoti),
-    "onnx": Runtime("step.onnx", _write_onnx, _load_onnx),
-    "executorch": Runtime("step.pte", _write_executorch, _load_executorch),
-    "c": Runtime("step.c", _write_c, _load_c),
+    "aoti": Runtime("step.aoti.pt2", _write_aoti, _load_aoti, is_native=True),
+    "onnx": Runtime("step.onnx", _write_onnx, _load_onnx, writing=("onnxscript", "onnx onnxscript")),
+    "executorch": Runtime(
+        "step.pte",
+        _write_executorch,
+        _load_executorch,
+        _MAX_STREAMS_EXECUTORCH,
+        writing=("executorch.exir", "executorch"),
+    ),
+    "c": Runtime("step.c", _write_c, _load_c, max_streams=1),
 }

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.export.formats import FORMATS
 from hf_recurrent.export.step_module import StepModule
 from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state
 
-FORMAT = "hf_recurrent.export.1"  # raise the number with every change of the folder's content
-FORMATS = ("torch", "aoti", "onnx", "executorch", "c")
+FORMAT = "hf_recurrent.export.2"  # raise the number with every change of the folder's content
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class ExportSpecification:
         pooling: "mean" or "last" of the steps' logits of a classifier; None for others.
         weights: the type that large weights are stored in, or None for the model's own.
         weights_hash: SHA-256 of the model's weights; states belong to them.
+        max_streams: the largest B.
         state: the parts of the state, in the order of inputs and outputs.
         versions: of torch and of this package.
     """
@@ -57,6 +58,7 @@ class ExportSpecification:
     pooling: str | None
     weights: str | None
     weights_hash: str
+    max_streams: int
     state: tuple[StatePart, ...]
     versions: dict[str, str]
 
@@ -89,15 +91,22 @@ class ExportSpecification:
         """The zero state of B streams."""
         return {p.name: torch.zeros((batch_size, *p.shape), dtype=_DTYPES[p.dtype]) for p in self.state}
 
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Type of the inputs: that of token ids, or of the state for real values."""
+        return torch.int64 if self.vocab_size is not None else _DTYPES[self.state[0].dtype]
+
     def check(self, inputs: torch.Tensor, state: RecurrentState) -> None:
         """Raise a ValueError unless inputs and state are those of one step."""
         width = () if self.input_size is None else (self.input_size,)
         if inputs.dim() != 1 + len(width) or inputs.shape[1:] != width or len(inputs) < 1:
             wanted = ", ".join(["B", *map(str, width)])
             raise ValueError(f"`inputs` has shape {tuple(inputs.shape)}; it must be ({wanted}).")
+        if len(inputs) > self.max_streams:
+            raise ValueError(f"`inputs` has {len(inputs)} streams; this program reads at most {self.max_streams}.")
+        if inputs.dtype != self.input_dtype:
+            raise ValueError(f"`inputs` has type {inputs.dtype}; it must be {self.input_dtype}.")
         if self.vocab_size is not None:
-            if inputs.dtype != torch.int64:
-                raise ValueError(f"`inputs` has type {inputs.dtype}; it must be torch.int64.")
             low, high = map(int, inputs.aminmax())
             if low < 0 or high >= self.vocab_size:
                 wrong = low if low < 0 else high
@@ -113,7 +122,9 @@ class ExportSpecification:
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def describe(model: PreTrainedModel, runtime: str, program: str, weights: str | None) -> ExportSpecification:
+def describe(
+    model: PreTrainedModel, runtime: str, program: str, weights: str | None, max_streams: int
+) -> ExportSpecification:
     """The specification of a model's step."""
     import hf_recurrent
 
@@ -132,6 +143,7 @@ def describe(model: PreTrainedModel, runtime: str, program: str, weights: str | 
         pooling=config.pooling if is_classifier else None,
         weights=weights,
         weights_hash=weights_hash(model),
+        max_streams=max_streams,
         state=tuple(StatePart(name, tuple(t.shape[1:]), str(t.dtype)[6:]) for name, t in state.items()),
         versions={"torch": torch.__version__, "hf_recurrent": hf_recurrent.__version__},
     )

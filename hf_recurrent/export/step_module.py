@@ -5,6 +5,7 @@ Shape letters: B streams, T steps, V vocabulary, I inputs of a linear map.
 
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.recurrent_causal_lm import RecurrentBackbone, RecurrentPreTrainedModel
@@ -57,3 +58,24 @@ class StepModule(nn.Module):
         hidden = output.last_hidden_state if self.takes_blocks else output.last_hidden_state[:, 0]
         outputs = hidden if self.head is None else self.head(hidden)
         return outputs, *(output.state[name] for name in self.state_names)
+
+
+class StepLoop(nn.Module):
+    """A block by its steps, one after another: (inputs (B, T), state …) → (outputs (B, T, V), new state …).
+
+    Args:
+        step: (inputs (B,), state …) → (outputs (B, V), new state …).
+    """
+
+    def __init__(self, step: nn.Module):
+        super().__init__()
+        self.step = step
+
+    def forward(self, inputs: torch.Tensor, *state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def read(state, inputs):
+            outputs, *new = self.step(inputs, *state)
+            # The loop refuses results that share memory.
+            return [part.clone() for part in new], outputs.clone()
+
+        new, outputs = scan(read, list(state), inputs.transpose(0, 1).contiguous())
+        return outputs.transpose(0, 1).contiguous(), *new

@@ -1,11 +1,16 @@
 """`hf-recurrent export`: a folder that runs, and refusals before anything is exported."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from own_parts_state import restored_parts
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import ByteTokenizer, ExportedStep, config_from_preset
 from hf_recurrent.cli.main import main
+from hf_recurrent.cli.user_code import import_user_code
 
 
 @pytest.fixture(scope="module")
@@ -45,27 +50,64 @@ def test_wrong_arguments(arguments, message, checkpoint, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_generate_and_evaluate_with_narrow_weights(checkpoint, tmp_path, capsys):
+BRANCHING = """
+import torch
+from hf_recurrent import RecurrentUnit, register_recurrent_unit
+
+@register_recurrent_unit("branching")
+class Branching(RecurrentUnit):
+    def __init__(self, input_size, state_size, **options):
+        super().__init__(input_size, state_size, **options)
+        self.input_projection = self.input_map()
+
+    def coefficients(self, projection):
+        decay = torch.sigmoid(projection)
+        if projection.sum() > 0:
+            decay = decay / 2
+        return decay, 1 - decay
+"""
+
+
+def test_a_step_that_depends_on_values_is_named_with_its_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "branching.py").write_text(BRANCHING)
+    with restored_parts(tmp_path):
+        import_user_code(["branching.py"])
+        sizes = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 1, "recurrent_unit": "branching"}
+        AutoModelForCausalLM.from_config(config_from_preset("memora-tiny", **sizes)).save_pretrained("model")
+        ByteTokenizer().save_pretrained("model")
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            main(["export", "model", "--import", "branching.py"])
+    message = capsys.readouterr().err
+    assert "`model` is a MemoraModel, of which a step cannot be exported: `if projection.sum() > 0:`" in message
+    assert "(branching.py, line 13): Could not guard on data-dependent expression" in message
+    assert message.count("error:") == 1 and len(message.splitlines()) == 1
+    assert not Path("model-torch").exists()
+
+
+def test_generate_with_narrow_weights(checkpoint, capsys):
     pytest.importorskip("hf_recurrent.kernels.step_cpu")
-    main(
-        [
-            "generate",
-            str(checkpoint),
-            "--prompt",
-            "a",
-            "--quantize",
-            "int8",
-            "--max_new_tokens",
-            "3",
-            "--device",
-            "cpu",
-        ]
-    )
+    command = ["generate", str(checkpoint), "--prompt", "a", "--max_new_tokens", "3", "--device", "cpu"]
+    main([*command, "--quantize", "int8"])
+    assert len(capsys.readouterr().out) > 1
+
+
+def test_evaluate_with_narrow_weights(checkpoint, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(range(65, 91)) * 8)
     command = ["evaluate", str(checkpoint), "--corpus", str(text), "--split", "all", "--no_compressors", "--quiet"]
-    values = []
-    for quantize in ([], ["--quantize", "int8"]):
-        main([*command, "--device", "cpu", *quantize])
-        values.append(float(capsys.readouterr().out.split("whole episode")[1].splitlines()[0].split()[-1]))
-    assert 0 < abs(values[1] - values[0]) < 0.05
+
+    def rows(*arguments):
+        main([*command, "--device", "cpu", *arguments])
+        lines = capsys.readouterr().out.splitlines()
+        return [line.split() for line in lines if "whole episode" in line or line.startswith(("bfloat16", "int8"))]
+
+    own, bfloat16, int8 = rows("--quantize", "both", "--output", str(tmp_path / "results.json"))
+    alone = [rows()[0], *(rows("--quantize", kind)[0] for kind in ("bfloat16", "int8"))]
+    assert [own[-1], bfloat16[2], int8[2]] == [line[-1] for line in alone]
+    differences = [float(line[2]) - float(own[-1]) for line in (bfloat16, int8)]
+    assert [float(line[3]) for line in (bfloat16, int8)] == pytest.approx(differences, abs=1.1e-4)
+    assert 0 < max(map(abs, differences)) < 0.05
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert list(results["rounded_weights"]) == ["bfloat16", "int8"] and results["weights"] is None

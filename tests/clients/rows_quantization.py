@@ -1,5 +1,7 @@
 """Rows: smaller weights."""
 
+import contextlib
+
 import torch
 from client_rows import row
 from tiny_checkpoints import batch, save_checkpoint, tiny_model
@@ -14,6 +16,23 @@ def works_closely(model, distance: float) -> None:
     error = ((actual - expected)[mask].norm() / expected[mask].norm()).item()
     assert 0 < error < distance, error
     assert model.generate(**inputs, max_new_tokens=3, min_new_tokens=3).shape[1] == inputs.input_ids.shape[1] + 3
+    single_steps_are_those_of_the_block(model)
+
+
+@torch.no_grad()
+def single_steps_are_those_of_the_block(model) -> None:
+    """Single tokens, for which a model may have a compiled step, read the smaller weights as a block does."""
+    ids = torch.randint(1, 256, (2, 12))
+    expected = model(ids).logits.float()
+    for weights in (None, "int8"):
+        with contextlib.suppress(ValueError, RuntimeError):  # `forward` runs
+            model.compile_step(weights)
+        state = model.init_state(2)
+        for place, token in enumerate(ids.split(1, 1)):
+            output = model(token, state=state)
+            state = output.state
+            error = (output.logits[:, 0].float() - expected[:, place]).norm() / expected[:, place].norm()
+            assert error < 0.1, (weights, place, error)
 
 
 @row("torchao", "`from_pretrained(quantization_config=TorchAoConfig(Int8WeightOnlyConfig()))`")
