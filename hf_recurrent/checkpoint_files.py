@@ -8,14 +8,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+
+from hf_recurrent.tensor_files import open_tensors, write_tensors
 
 # The Trainer does not upload files that begin with an underscore.
 STAGING_PREFIX = "_staging-"
@@ -25,23 +27,46 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _TENSOR, _TUPLE, _PAIRS = "__tensor__", "__tuple__", "__pairs__"
 
 
-def save_tree(tree: Any, directory: str | os.PathLike, name: str) -> None:
-    """Write `tree` as NAME.json and NAME.safetensors; raise a TypeError for values of other types."""
+def save_tree(tree: Any, directory: str | os.PathLike, name: str, *, writes: bool = True) -> None:
+    """Write `tree` as NAME.json and NAME.safetensors, tensor by tensor.
+
+    Args:
+        tree: the values; all processes give their parts if tensors are sharded.
+        directory, name: of the files.
+        writes: False for a process that only takes part in gathering the tensors.
+
+    Raises:
+        TypeError: there is a value of another type.
+    """
     tensors: dict[str, torch.Tensor] = {}
     structure = _encode(tree, name, tensors)
-    save_file(tensors, os.path.join(directory, f"{name}.safetensors"))
-    write_json(structure, os.path.join(directory, f"{name}.json"))
+    write_tensors(tensors, os.path.join(directory, f"{name}.safetensors") if writes else None)
+    if writes:
+        write_json(structure, os.path.join(directory, f"{name}.json"))
 
 
-def load_tree(directory: str | os.PathLike, name: str) -> Any:
-    """Read the files of [`save_tree`], with tensors on the CPU.
+def load_tree(
+    directory: str | os.PathLike, name: str, place: Callable[[str, torch.Tensor], torch.Tensor] | None = None
+) -> Any:
+    """Read the files of [`save_tree`], tensor by tensor.
+
+    Args:
+        directory, name: of the files.
+        place: maps the path of a tensor, such as "optimizer.state.0.exp_avg", and the tensor, on the CPU, to what
+            takes its place, such as this process's part of it.
 
     Raises:
         ValueError: a file is missing or damaged.
     """
     structure = read_json(os.path.join(directory, f"{name}.json"))
-    with reading_checkpoint(os.path.join(directory, f"{name}.safetensors")) as path:
-        return _decode(structure, load_file(path))
+    with reading_checkpoint(os.path.join(directory, f"{name}.safetensors")) as path, open_tensors(path) as file:
+
+        def read(key: str) -> torch.Tensor:
+            # Cloned to memory aligned like that of a new tensor: alignment decides how sums are rounded.
+            tensor = file.get_tensor(key).clone()
+            return tensor if place is None else place(key, tensor)
+
+        return _decode(structure, read)
 
 
 @contextmanager
@@ -139,8 +164,7 @@ def writing_checkpoint(final: str | os.PathLike) -> Iterator[None]:
 
 def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        # A copy, because safetensors rejects tensors that share memory.
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+        tensors[path] = value
         return {_TENSOR: path}
     if isinstance(value, dict):
         pairs = [(key, _encode(item, f"{path}.{key}", tensors)) for key, item in value.items()]
@@ -153,19 +177,18 @@ def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     raise TypeError(f"A checkpoint holds numbers, strings and tensors; `{path}` is a {type(value).__name__}.")
 
 
-def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _decode(value: Any, read: Callable[[str], torch.Tensor]) -> Any:
     if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
+        return [_decode(item, read) for item in value]
     if not isinstance(value, dict):
         return value
     if _TENSOR in value:
-        # Cloned to memory aligned like that of a new tensor: alignment decides how sums are rounded.
-        return tensors[value[_TENSOR]].clone()
+        return read(value[_TENSOR])
     if _TUPLE in value:
-        return tuple(_decode(item, tensors) for item in value[_TUPLE])
+        return tuple(_decode(item, read) for item in value[_TUPLE])
     if _PAIRS in value:
-        return {key: _decode(item, tensors) for key, item in value[_PAIRS]}
-    return {key: _decode(item, tensors) for key, item in value.items()}
+        return {key: _decode(item, read) for key, item in value[_PAIRS]}
+    return {key: _decode(item, read) for key, item in value.items()}
 
 
 def staging_path(final: str | os.PathLike) -> Path:

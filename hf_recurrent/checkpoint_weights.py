@@ -4,24 +4,17 @@
 """
 
 import os
+from collections.abc import Collection
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoint_files import read_json
 from hf_recurrent.modeling.own_unit_loading import compare_code
+from hf_recurrent.sharded_tensors import any_sharded, copy_whole, whole
+from hf_recurrent.tensor_files import open_tensors, write_tensors
 
 WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
-
-
-def open_tensors(path: str | os.PathLike) -> safe_open:
-    """Open a safetensors file of a checkpoint; raise a ValueError if it is missing or damaged."""
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"The checkpoint file `{os.fspath(path)}` is missing or damaged: {error}.") from error
 
 
 def weight_files(checkpoint: str | os.PathLike) -> list[str]:
@@ -75,13 +68,47 @@ def check_weights(model: PreTrainedModel, checkpoint: str | os.PathLike) -> None
 
 
 def load_weights(model: PreTrainedModel, checkpoint: str | os.PathLike) -> None:
-    """Load the weights of a checkpoint directory, sharded or not; warn if a user's own unit has other code there.
+    """Load the weights of a checkpoint directory; warn if a user's own unit has other code there.
+
+    They are read tensor by tensor; of each, a process keeps its part if the model is sharded.
 
     Raises:
         ValueError: see [`check_weights`]; the model is unchanged then.
     """
     check_weights(model, checkpoint)
     compare_code(getattr(model.config, "recurrent_unit", None), checkpoint)
+    own = model.state_dict()
     for path in weight_files(checkpoint):
-        model.load_state_dict(load_file(path), strict=False)
-    model.tie_weights()
+        with open_tensors(path) as file:
+            for name in file.keys():  # noqa: SIM118 (not a dictionary)
+                copy_whole(own[name], file.get_tensor(name))
+    if not any_sharded(own.values()):
+        model.tie_weights()
+
+
+def save_weights(
+    model: PreTrainedModel, directory: str | os.PathLike, *, writes: bool, adapter: Collection[str] = ()
+) -> None:
+    """Save a model or its adapter as `save_pretrained` does; a sharded model tensor by tensor.
+
+    Args:
+        model: the model; all processes call this if it is sharded.
+        directory: where to save.
+        writes: False for a process that only takes part in gathering the weights.
+        adapter: names of the tensors of its adapter (PEFT), if it has one.
+    """
+    own = model.state_dict()
+    if not any_sharded(own.values()):
+        if writes:
+            model.save_pretrained(directory)
+    elif adapter:
+        small = {name: whole(own[name]) for name in sorted(adapter)}
+        if writes:
+            model.save_pretrained(directory, state_dict=small)
+    else:
+        for name in getattr(model, "all_tied_weights_keys", None) or ():
+            own.pop(name, None)
+        if writes:
+            model.save_pretrained(directory, state_dict={})
+        path = os.path.join(directory, WEIGHTS_FILE) if writes else None
+        write_tensors(own, path, {"format": "pt"})

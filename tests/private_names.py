@@ -48,6 +48,7 @@ PRIVATE_NAMES = {
     "accelerate.Accelerator._models": "tells whether training has prepared the model, as Trainer.evaluation_loop asks",
     # Models
     "transformers.PreTrainedModel._init_weights": _HOOK,
+    "transformers.PreTrainedModel._is_hf_initialized": "weights are initialised after they are sharded",
     "transformers.PreTrainedModel._no_split_modules": _HOOK,
     "transformers.PreTrainedModel._tied_weights_keys": _HOOK,
     "transformers.PreTrainedModel._keep_in_fp32_modules_strict": _HOOK,
@@ -78,6 +79,7 @@ PRIVATE_NAMES = {
     "transformers.Trainer.floating_point_ops": "undocumented; recurrent models count their operations themselves",
     "transformers.Trainer.loss_is_scaled_for_ga": "undocumented; our loss is divided by the targets of all groups",
     "transformers.Trainer._get_num_items_in_batch": "transformers counts batches with labels; ours have shift_labels",
+    "transformers.Trainer._move_model_to_device": "a model is moved layer by layer while it is sharded",
     "transformers.Trainer._run_epoch": "the only place between the creation of _tr_loss and the first step",
     "transformers.Trainer._tr_loss": "summed in float64, so that logs do not depend on the order of the processes",
     "transformers.Trainer._total_loss_scalar": "part of a run that is resumed bit for bit",

@@ -20,6 +20,8 @@ TIERS = (
     ("provenance",),
     ("checkpoint_manifest", "checkpoint_weights", "plotting", "presets", "weight_hashing", "__init__"),
     ("argument_checks", "checkpoint_files", "hub_repositories", "interruption", "output_lock", "own_parts"),
+    ("tensor_files",),
+    ("sharded_tensors",),
     ("auto_registration", "stock_models"),
     ("modeling",),
     ("kernels",),  # modeling knows them by name only

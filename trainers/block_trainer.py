@@ -20,6 +20,7 @@ from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
 from hf_recurrent.provenance.privacy import redact
 from hf_recurrent.provenance.records import Sample
 from hf_recurrent.stock_models.with_state import with_state
+from hf_recurrent.trainers.agreement import check_same, same_error
 from hf_recurrent.trainers.carried_state import CarriedState
 from hf_recurrent.trainers.guarded_trainer import GuardedTrainer
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
@@ -31,12 +32,15 @@ from hf_recurrent.trainers.stream_checkpoint import (
     save_stream_run,
     save_streams,
 )
+from hf_recurrent.trainers.trainer_state import shareable_arguments
 from hf_recurrent.trainers.training_callbacks import BytesProgressCallback, SampleCallback
 
 logger = logging.get_logger(__name__)
 
 # Of the sample on the card.
 _SAMPLE_BYTES, _TEMPERATURE = 200, 0.8
+# Arguments that may differ between processes.
+_OF_A_PROCESS = {"dataloader_num_workers", "log_level", "log_level_replica", "disable_tqdm"}
 
 
 class BlockTrainer(GuardedTrainer):
@@ -80,20 +84,24 @@ class BlockTrainer(GuardedTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         args = copy.copy(args)
-        carries_state = self.carries_state(model, args)
-        if train_corpus is not None:
-            train_corpus.check_training(args, carries_state)
+        with same_error():
+            carries_state = self.carries_state(model, args)
+            if train_corpus is not None:
+                train_corpus.check_training(args, carries_state)
+            evaluated = eval_corpus.values() if isinstance(eval_corpus, dict) else (eval_corpus,)
+            sources = [("train_corpus", train_corpus), *(("eval_corpus", source) for source in evaluated)]
+            for argument, source in sources:
+                if source is not None:
+                    source.check_model(argument, model, args.eval_block_size)
+            check_window("block_size", args.block_size, model)
+            if args.sample_every and processing_class is None:
+                raise ValueError(f"`processing_class` is None; `sample_every` {args.sample_every} needs a tokenizer.")
+        if args.world_size > 1:
+            check_same(_facts(args, model, {"train_corpus": train_corpus, "eval_corpus": eval_corpus}))
         if args.n_gpu > 1:
             # nn.DataParallel would distribute the streams differently at every block.
             logger.warning("Using one of %d GPUs; start one process per GPU with `accelerate launch`.", args.n_gpu)
             args._n_gpu = 1
-        evaluated = eval_corpus.values() if isinstance(eval_corpus, dict) else (eval_corpus,)
-        for argument, source in [("train_corpus", train_corpus), *(("eval_corpus", source) for source in evaluated)]:
-            if source is not None:
-                source.check_model(argument, model, args.eval_block_size)
-        check_window("block_size", args.block_size, model)
-        if args.sample_every and processing_class is None:
-            raise ValueError(f"`processing_class` is None; `sample_every` {args.sample_every} needs a tokenizer.")
         super().__init__(
             model=model,
             args=args,
@@ -108,7 +116,7 @@ class BlockTrainer(GuardedTrainer):
             self._progress = BytesProgressCallback(getattr(train_corpus, "unit", "byte"))
             self.add_callback(self._progress)
         if args.sample_every:
-            self.add_callback(SampleCallback(processing_class, args, self._throughput, self.synced_model))
+            self.add_callback(SampleCallback(processing_class, args, self._throughput, self.model_for_first))
         self.carried: CarriedState | None = self.build_carried() if carries_state else None
         self._start_run()
 
@@ -365,3 +373,14 @@ class BlockTrainer(GuardedTrainer):
             return self.model
         # Before training, the model is not prepared for mixed precision yet.
         return self.accelerator.prepare_model(self.model, evaluation_mode=True)
+
+
+def _facts(args: MultiStreamTrainingArguments, model: torch.nn.Module, sources: dict[str, Any]) -> dict[str, Any]:
+    """Everything about a run that all of its processes need to have alike, by name."""
+    facts = {name: value for name, value in shareable_arguments(args).items() if name not in _OF_A_PROCESS}
+    config = getattr(model, "config", None)
+    facts |= {} if config is None else {f"{name} of the model": value for name, value in config.to_dict().items()}
+    for argument, source in sources.items():
+        parts = source.items() if isinstance(source, dict) else [("", source)]
+        facts |= {f"{argument} {name}".strip(): part and (part.name, part.fingerprint) for name, part in parts}
+    return facts

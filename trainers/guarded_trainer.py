@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -14,9 +14,12 @@ from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints
 from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.output_lock import output_lock
+from hf_recurrent.sharded_tensors import whole
+from hf_recurrent.trainers.agreement import same_error
 from hf_recurrent.trainers.divergence import check_finite_weights, divergence_error
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.recurrent_trainer import RecurrentTrainer
+from hf_recurrent.trainers.sharding import EarlyStop
 
 logger = logging.get_logger(__name__)
 
@@ -65,8 +68,10 @@ class GuardedTrainer(RecurrentTrainer):
             TrainingInterrupted: a signal arrived; a checkpoint was saved.
             OSError: a checkpoint cannot be written.
         """
-        lock = output_lock(self.args.output_dir) if self.args.should_save else nullcontext()
-        with lock, self._signals():
+        with ExitStack() as stack:
+            with same_error():
+                stack.enter_context(output_lock(self.args.output_dir) if self.args.should_save else nullcontext())
+            stack.enter_context(self._signals())
             try:
                 result = self._train_with_rollbacks(resume_from_checkpoint, trial, ignore_keys_for_eval)
             except _EvaluationStopped:
@@ -109,17 +114,21 @@ class GuardedTrainer(RecurrentTrainer):
     def _stoppable(self, model: nn.Module) -> Iterator[None]:
         """An evaluation that a signal ends early if it runs inside training; for all processes together."""
 
-        def check(*_) -> None:
-            if self._stop is not None and self._stop.is_set():
-                raise _EvaluationStopped
+        def is_due() -> bool:
+            return self._stop is not None and self._stop.is_set()
 
-        stopped, hook = False, model.register_forward_pre_hook(check)
+        def check(*_) -> None:
+            if is_due():
+                raise EarlyStop
+
+        stopped, hook = False, nullcontext()
+        if not self.sharding.is_sharded:  # otherwise processes agree before every pass
+            hook = model.register_forward_pre_hook(check)
         try:
-            yield
-        except _EvaluationStopped:
+            with hook, self.sharding.joined(is_due):
+                yield
+        except EarlyStop:
             stopped = True
-        finally:
-            hook.remove()
         if self._stop is not None and self._sum(int(stopped)):
             self._agreed_to_stop = True
             raise _EvaluationStopped
@@ -178,7 +187,7 @@ class GuardedTrainer(RecurrentTrainer):
         """Norm of the gradient, clipped to `limit` after it was found finite: clipping would spread a NaN."""
         self.accelerator.unscale_gradients()
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-        norm = get_total_norm([parameter.grad for parameter in parameters])
+        norm = whole(get_total_norm([parameter.grad for parameter in parameters]))
         # A gradient scaler skips steps with infinite gradients by itself, as part of finding its scale.
         watched = self._tr_loss if self.accelerator.scaler is not None else self._tr_loss + norm
         diverged = not torch.isfinite(watched)

@@ -1,7 +1,9 @@
 """`HubTrainer`: model card and uploads to the Hub."""
 
 import os
+from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
@@ -22,7 +24,7 @@ class HubTrainer(RecordingTrainer):
         **kwargs,
     ) -> None:
         """Write README.md from `provenance`, and provenance.json; `Trainer` would write "fine-tuned version of"."""
-        if not self.is_world_process_zero():
+        if not self.takes_part_in_saving:
             return
         from hf_recurrent.hub.model_card import save_model_card
         from hf_recurrent.provenance.files import write_provenance
@@ -32,7 +34,11 @@ class HubTrainer(RecordingTrainer):
         if recipe is not None and provenance.phases and provenance.phases[-1].recipe is None:
             provenance.phases[-1].recipe = last_part(recipe)
         if not self.is_in_train:
-            self.record_sample()
+            with self.sharding.joined():
+                if self.is_world_process_zero():
+                    self.record_sample()
+        if not self.is_world_process_zero():
+            return
         os.makedirs(self.args.output_dir, exist_ok=True)
         write_provenance(provenance, self.args.output_dir)
         save_model_card(
@@ -46,20 +52,39 @@ class HubTrainer(RecordingTrainer):
             tags=[tags] if isinstance(tags, str) else tags,
         )
 
+    @property
+    def takes_part_in_saving(self) -> bool:
+        """True if this process writes the model, or holds a part of it."""
+        return self.args.should_save or self.sharding.is_sharded
+
+    def _decided_by_first(self, value: bool) -> bool:
+        """`value` of the first process, if several take part in saving."""
+        return bool(broadcast_object_list([value])[0]) if self.sharding.is_sharded else value
+
     def record_sample(self) -> None:
         """Record a text of the trained model in `provenance`, for the card."""
+
+    def push_to_hub(self, *arguments: Any, **options: Any) -> Any:
+        """The method of `Trainer`, for all processes: those that hold a part of the model take part in saving it."""
+        result = super().push_to_hub(*arguments, **options)
+        if not self.is_world_process_zero():
+            self.create_model_card()  # as the first process has done inside
+        return result
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Upload the saved model, and by `hub_strategy` the checkpoint, in the background."""
         args = self.args
-        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
+        if not self.takes_part_in_saving or args.hub_strategy == HubStrategy.END:
             return
         busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if busy and not args.hub_always_push:
+        if self._decided_by_first(busy and not args.hub_always_push):
             return
-        self.callback_handler.on_push_begin(args, self.state, self.control)
+        if self.is_world_process_zero():
+            self.callback_handler.on_push_begin(args, self.state, self.control)
         self._save(args.output_dir)
         self.create_model_card()
+        if not self.is_world_process_zero():
+            return
         message = f"Training in progress, step {self.state.global_step}"
         ignored = ["_*", "checkpoint-*"]
         uploads = [{"folder_path": args.output_dir, "commit_message": message, "ignore_patterns": ignored}]

@@ -34,6 +34,7 @@ class MemoryTrainer(BlockTrainer):
     """
 
     args: MemoryTrainingArguments
+    shards_by_layer = False  # a step calls methods of both models, many times
     predictive_loss: str  # the loss that logs report as bits per byte
 
     def __init__(
@@ -131,14 +132,15 @@ class MemoryTrainer(BlockTrainer):
             return metrics
         # Every process measures all of the few blocks.
         blocks = source.held_out_blocks(self.args.eval_windows, self.args.block_size)
-        return metrics | measure_memories(
-            self.student,
-            self.teacher,
-            **blocks,
-            start=source.first_anchor(self._context_length),
-            context_length=min(self.args.context_length, blocks["input_ids"].shape[1]),
-            batch_size=self.args.per_device_eval_batch_size,
-        )
+        with self.sharding.joined():
+            return metrics | measure_memories(
+                self.student,
+                self.teacher,
+                **blocks,
+                start=source.first_anchor(self._context_length),
+                context_length=min(self.args.context_length, blocks["input_ids"].shape[1]),
+                batch_size=self.args.per_device_eval_batch_size,
+            )
 
     def _read_settings(self) -> dict[str, Any]:
         objective = self.accelerator.unwrap_model(self.model)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from hf_recurrent.trainers.sharding import requested_sharding
+
 REGIMES = ("multi_stream", "iid")
 DIVERGENCE_ACTIONS = ("stop", "rollback")
 
@@ -21,11 +23,11 @@ class MultiStreamTrainingArguments(TrainingArguments):
     """`TrainingArguments` for training on continuous streams.
 
     Number of streams = `per_device_train_batch_size` × processes × `gradient_accumulation_steps`; an optimizer step
-    reads `block_size` bytes of each. A positive `max_steps` takes precedence over `train_bytes`, and `train_bytes`
-    over `num_train_epochs`.
+    reads `block_size` bytes of each. With `streams`, micro-batches and accumulation follow from it. A positive
+    `max_steps` takes precedence over `train_bytes`, and `train_bytes` over `num_train_epochs`.
 
-    Own fields: `regime`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`, `sample_every`,
-    `sample_bytes`, `sample_prompts`, `on_divergence`, `save_on_signal`.
+    Own fields: `regime`, `streams`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`,
+    `sample_every`, `sample_bytes`, `sample_prompts`, `on_divergence`, `save_on_signal`.
 
     Defaults that differ from `TrainingArguments`:
 
@@ -55,6 +57,12 @@ class MultiStreamTrainingArguments(TrainingArguments):
         "multi_stream: each stream reads its documents in order, and the state is carried from block to block. iid: "
         "blocks at random starts, each from a zero state. Example: --regime iid",
         choices=REGIMES,
+    )
+    streams: int | None = argument(
+        None,
+        "Number of streams of the whole run. Each process takes its share, in micro-batches of at most "
+        "--per_device_train_batch_size; so a run goes on with another number of processes. Default: "
+        "--per_device_train_batch_size times processes times --gradient_accumulation_steps. Example: --streams 24",
     )
     block_size: int = argument(256, "T, bytes of each stream between two updates, 1 or more. Example: --block_size 64")
     train_bytes: float | None = argument(
@@ -116,13 +124,32 @@ class MultiStreamTrainingArguments(TrainingArguments):
             if value is not None and not value >= least:
                 raise ValueError(f"`{name}` is {value}; it must be {least} or more.")
 
+    def _divide_streams(self) -> None:
+        """Set micro-batch and accumulation so that all processes together have `streams` streams."""
+        share, rest = divmod(self.streams, self.world_size)
+        if rest:
+            raise ValueError(
+                f"`streams` is {self.streams}; it must be divisible by the number of processes, which is "
+                f"{self.world_size}."
+            )
+        most = min(share, self.per_device_train_batch_size)
+        self.per_device_train_batch_size = next(size for size in range(most, 0, -1) if share % size == 0)
+        self.gradient_accumulation_steps = share // self.per_device_train_batch_size
+
     def __post_init__(self):
         if self.regime not in REGIMES:
             raise ValueError(f"`regime` is {self.regime!r}; it must be one of {', '.join(REGIMES)}.")
         if self.on_divergence not in DIVERGENCE_ACTIONS:
             choices = ", ".join(DIVERGENCE_ACTIONS)
             raise ValueError(f"`on_divergence` is {self.on_divergence!r}; it must be one of {choices}.")
-        self._check_minimum(1, "block_size", "eval_block_size", "sample_bytes")
+        for name in ("deepspeed", "fsdp"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)!r}; it must be empty: weights are sharded (FSDP2) by "
+                    "`accelerate launch --config_file`."
+                )
+        requested_sharding()  # before accelerate acts on it
+        self._check_minimum(1, "block_size", "eval_block_size", "sample_bytes", "streams")
         self._check_minimum(0, "sample_every")
         if self.train_bytes is not None and not self.train_bytes > 0:
             raise ValueError(f"`train_bytes` is {self.train_bytes}; it must be more than 0.")
@@ -149,6 +176,5 @@ class MultiStreamTrainingArguments(TrainingArguments):
         for name in ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs"):
             if not isinstance(getattr(self, name) or {}, dict):  # any text that is not a JSON object
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be a mapping.")
-        for name in ("deepspeed", "fsdp"):
-            if getattr(self, name):
-                raise ValueError(f"`{name}` is not supported; run one process per GPU (DDP) instead.")
+        if self.streams is not None:
+            self._divide_streams()

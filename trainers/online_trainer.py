@@ -35,6 +35,7 @@ class OnlineTrainer(BlockTrainer):
     """
 
     args: OnlineTrainingArguments
+    shards_by_layer = False  # a rule adds to the gradients of whole weights
     _final_state: RecurrentState | None = None  # of the last stride
 
     @property
@@ -51,7 +52,8 @@ class OnlineTrainer(BlockTrainer):
         return True
 
     def build_carried(self) -> CarriedState:
-        self._rule = build_learning_rule(self.args.method, self.model)
+        with self.sharding.gathered():
+            self._rule = build_learning_rule(self.args.method, self.model)
         return CarriedState(self._zero, self.args.device)
 
     def _zero(self, batch_size: int, device: torch.device | str) -> RecurrentState:
@@ -69,7 +71,7 @@ class OnlineTrainer(BlockTrainer):
             part[name.removeprefix(_SENSITIVITIES)] = tensor
         losses = []
         for part in _strides(inputs, self.args.stride):
-            with self._rule.block(sensitivities):  # advances them in place
+            with self.sharding.gathered(), self._rule.block(sensitivities):  # advances them in place
                 losses.append(super().learn_block(model, part | {"state": state}, num_items_in_batch))
             state = self._final_state
         self._final_state = None

@@ -1,12 +1,12 @@
 """`ParameterGroupsTrainer`: weight decay and learning rate of each parameter as the model declares them."""
 
 import torch
-from transformers import Trainer
 
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
+from hf_recurrent.trainers.sharded_trainer import ShardedTrainer
 
 
-class ParameterGroupsTrainer(Trainer):
+class ParameterGroupsTrainer(ShardedTrainer):
     """A `Trainer` that applies the model's `parameters_without_weight_decay` and `parameter_learning_rate_factors`.
 
     A custom optimizer is not changed.

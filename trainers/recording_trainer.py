@@ -112,8 +112,6 @@ class RecordingTrainer(ParameterGroupsTrainer):
 
     def _record_result(self, source: EpisodeSource, metrics: dict[str, float], **settings: Any) -> None:
         """Add an evaluation of the current weights."""
-        if not self.args.should_save:
-            return
         provenance = self.record()
         finite = {
             name: value

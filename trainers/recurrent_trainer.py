@@ -36,10 +36,11 @@ from hf_recurrent.checkpoint_files import (
     writing_checkpoint,
 )
 from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, check_manifest, read_manifest, write_manifest
-from hf_recurrent.checkpoint_weights import load_weights
-from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
+from hf_recurrent.checkpoint_weights import load_weights, save_weights
+from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state, own_part_of_state
 from hf_recurrent.provenance.files import write_provenance
-from hf_recurrent.provenance.weights import weights_fingerprint
+from hf_recurrent.provenance.weights import adapter_parameters, weights_fingerprint
+from hf_recurrent.trainers.agreement import check_same, same_error
 from hf_recurrent.trainers.hub_trainer import HubTrainer
 from hf_recurrent.trainers.resumed_arguments import (
     HYPERPARAMETERS,
@@ -97,10 +98,12 @@ class RecurrentTrainer(HubTrainer):
     def _finish_model(self) -> None:
         """Bring `trained_model` into its final form, at the end of training."""
 
-    def synced_model(self) -> PreTrainedModel:
-        """Return the up-to-date `trained_model`."""
+    @contextmanager
+    def model_for_first(self) -> Iterator[PreTrainedModel]:
+        """The up-to-date `trained_model`, to be run by the first process; all of them enter and leave the block."""
         self.sync_trained_model()
-        return self.trained_model
+        with self.sharding.joined():
+            yield self.trained_model
 
     def _save_run(self, directory: str) -> None:
         """Save the state of the data; called by every process."""
@@ -142,10 +145,11 @@ class RecurrentTrainer(HubTrainer):
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         self._start_run()
         if checkpoint is not None:
-            check_trainer_state(checkpoint)
-            with reading_checkpoint(checkpoint):
-                self._load_run(checkpoint)
-                self._check_resumed_arguments(checkpoint)
+            with same_error():
+                check_trainer_state(checkpoint)
+                with reading_checkpoint(checkpoint):
+                    self._load_run(checkpoint)
+                    self._check_resumed_arguments(checkpoint)
         self._begin_provenance(checkpoint)
         if self.args.should_save:
             remove_staging(self.args.output_dir)
@@ -202,15 +206,19 @@ class RecurrentTrainer(HubTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         """Save models and tokenizer through a temporary directory, without pickled arguments."""
         output_dir = self.args.output_dir if output_dir is None else output_dir
-        if not self.args.should_save:
+        writes = self.args.should_save
+        if not self.takes_part_in_saving:
             return
         self.sync_trained_model()
         provenance = self.record()
         for folder, model in self._saved_models().items():
-            staging = new_staging_directory(os.path.join(output_dir, "model"))
+            final = os.path.join(output_dir, "model")
+            staging = new_staging_directory(final) if writes else staging_path(final)
             own = replace(provenance, weights=weights_fingerprint(model), sample=None) if folder else provenance
+            save_weights(model, staging, writes=writes, adapter=adapter_parameters(model))
+            if not writes:
+                continue
             write_provenance(own, staging)
-            model.save_pretrained(staging, state_dict=None if folder else state_dict)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(staging)
             publish_files(staging, os.path.join(output_dir, folder))
@@ -274,8 +282,9 @@ class RecurrentTrainer(HubTrainer):
         return os.path.join(run_dir, f"checkpoint-{step}") if step else None
 
     def _write_optimizer(self, output_dir: str) -> None:
+        if self.takes_part_in_saving:
+            save_tree(optimizer_state(self.optimizer), output_dir, "optimizer", writes=self.args.should_save)
         if self.args.should_save:
-            save_tree(optimizer_state(self.optimizer), output_dir, "optimizer")
             save_tree(self.lr_scheduler.state_dict(), output_dir, "scheduler")
 
     def _write_scaler(self, output_dir: str) -> None:
@@ -301,17 +310,19 @@ class RecurrentTrainer(HubTrainer):
     def _find_checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
         if resume_from_checkpoint is None or resume_from_checkpoint is False:
             return None
-        if resume_from_checkpoint is True:
-            checkpoints = list_checkpoints(self.args.output_dir)
-            if not checkpoints:
-                raise ValueError(f"There is no checkpoint in `output_dir` {self.args.output_dir!r}.")
-            checkpoint = checkpoints[-1]
-        else:
-            checkpoint = os.fspath(resume_from_checkpoint)
-        if not os.path.isfile(os.path.join(checkpoint, MANIFEST_FILE)):
-            raise ValueError(
-                f"`resume_from_checkpoint` {checkpoint!r} is not a complete checkpoint: no {MANIFEST_FILE}."
-            )
+        with same_error():
+            if resume_from_checkpoint is True:
+                checkpoints = list_checkpoints(self.args.output_dir)
+                if not checkpoints:
+                    raise ValueError(f"There is no checkpoint in `output_dir` {self.args.output_dir!r}.")
+                checkpoint = checkpoints[-1]
+            else:
+                checkpoint = os.fspath(resume_from_checkpoint)
+            if not os.path.isfile(os.path.join(checkpoint, MANIFEST_FILE)):
+                raise ValueError(
+                    f"`resume_from_checkpoint` {checkpoint!r} is not a complete checkpoint: no {MANIFEST_FILE}."
+                )
+        check_same({"resume_from_checkpoint": checkpoint})
         if damage := self._find_damage(checkpoint):
             others = [
                 path for path in list_checkpoints(Path(checkpoint).parent) if not os.path.samefile(path, checkpoint)
@@ -385,7 +396,8 @@ class RecurrentTrainer(HubTrainer):
         given = [dict(group) for group in self.optimizer.param_groups]
         rates = list(getattr(self._plain_scheduler, "base_lrs", ()))
         with reading_checkpoint(checkpoint):
-            load_optimizer_state(self.optimizer, load_tree(checkpoint, "optimizer"))
+            saved = load_tree(checkpoint, "optimizer", own_part_of_state(self.optimizer))
+            load_optimizer_state(self.optimizer, saved)
             schedule, own = load_tree(checkpoint, "scheduler"), self.lr_scheduler.state_dict()
             for name, value in schedule.items():
                 if type(value) is not type(own.get(name)) or (

@@ -27,7 +27,7 @@ class Effect(Enum):
 _NAMES = {
     Effect.SCHEDULE: "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio",
     Effect.LENGTH: "max_steps train_bytes num_train_epochs",
-    Effect.STREAMS: "per_device_train_batch_size gradient_accumulation_steps",
+    Effect.STREAMS: "per_device_train_batch_size gradient_accumulation_steps streams",
     Effect.FIXED: """
         auto_find_batch_size bf16_full_eval block_size context_length data_seed deepspeed fp16_full_eval fsdp
         fsdp_config future_length greater_is_better ignore_data_skip label_names label_smoothing_factor

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
@@ -96,7 +96,7 @@ class SampleCallback(TrainerCallback):
         tokenizer: encodes the prompts and decodes the samples.
         args: the fields `sample_every`, `sample_prompts` and `sample_bytes`.
         throughput: paused while sampling.
-        synced_model: returns the model to sample from.
+        model_for_first: gives the model to sample from, in the first process.
     """
 
     def __init__(
@@ -104,15 +104,17 @@ class SampleCallback(TrainerCallback):
         tokenizer: PreTrainedTokenizerBase,
         args: MultiStreamTrainingArguments,
         throughput: Throughput,
-        synced_model: Callable[[], PreTrainedModel],
+        model_for_first: Callable[[], AbstractContextManager[PreTrainedModel]],
     ):
-        self.tokenizer, self.args, self.throughput, self.synced_model = tokenizer, args, throughput, synced_model
+        self.tokenizer, self.args, self.throughput, self.model_for_first = tokenizer, args, throughput, model_for_first
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step % self.args.sample_every or not state.is_world_process_zero:
+        if state.global_step % self.args.sample_every:
             return
         prompts = self.args.sample_prompts
-        with self.throughput.paused():
-            texts = generate_samples(self.synced_model(), self.tokenizer, prompts, self.args.sample_bytes)
+        with self.throughput.paused(), self.model_for_first() as model:
+            if not state.is_world_process_zero:
+                return
+            texts = generate_samples(model, self.tokenizer, prompts, self.args.sample_bytes)
             for prompt, text in zip(prompts, texts, strict=True):
                 tqdm.write(f"--- step {state.global_step}: sample after {prompt!r}\n{prompt}{text}\n---")

@@ -48,14 +48,17 @@ from hf_recurrent.presets import preset_names
 from hf_recurrent.provenance.files import read_provenance
 from hf_recurrent.provenance.privacy import last_part, public_name
 from hf_recurrent.provenance.records import Provenance
+from hf_recurrent.trainers.agreement import same_error
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.guarded_trainer import TrainingInterrupted
+from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.online_trainer import OnlineTrainer
 from hf_recurrent.trainers.resumed_arguments import Effect
+from hf_recurrent.trainers.sharding import is_sharding_requested
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.smt_trainer import SmtTrainer
 
@@ -137,11 +140,13 @@ def _train(run: Run, begin: float) -> None:
     trainer.create_model_card()
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
+    with trainer.model_for_first():
+        if trainer.is_world_process_zero():
+            print_samples(trainer)
+            if trainer.train_dataset.unit == "pixel":
+                draw_samples(trainer)
     if trainer.is_world_process_zero():
         Path(output_dir, ARGUMENTS_FILE).write_text(_saved_recipe(run), encoding="utf-8")
-        print_samples(trainer)
-        if trainer.train_dataset.unit == "pixel":
-            draw_samples(trainer)
         prompt = next(iter(trainer.args.sample_prompts), None)
         print_summary(run.arguments, describe_result(trainer, metrics), time.time() - begin, prompt)
     trainer.accelerator.wait_for_everyone()
@@ -193,12 +198,15 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
         warnings.filterwarnings("ignore")
     checkpoint = _choose_output(arguments)
     set_seed(training.seed)
-    vocab_size = token_vocabulary(arguments.data.corpus)
-    if vocab_size is not None:
-        training.sample_every, training.sample_prompts = 0, []  # the tokens are not text
-    model, tokenizer = build_model(arguments.model, vocab_size)
-    check_prompts(training.sample_prompts, tokenizer)
-    with training.main_process_first(desc="packing the corpus"):
+    kind = _TRAINERS[type(training)]
+    with same_error():
+        vocab_size = token_vocabulary(arguments.data.corpus)
+        if vocab_size is not None:
+            training.sample_every, training.sample_prompts = 0, []  # the tokens are not text
+        on_meta = kind in (MultiStreamTrainer, OnlineTrainer) and is_sharding_requested()
+        model, tokenizer = build_model(arguments.model, vocab_size, on_meta=on_meta)
+        check_prompts(training.sample_prompts, tokenizer)
+    with same_error(), training.main_process_first(desc="packing the corpus"):
         data = arguments.data
         train_corpus, eval_corpus = load_training_sources(data, tokenizer, data.validation_corpus)
     typed = normalize(sys.argv[1:] if argv is None else argv, None)[1]
@@ -206,10 +214,10 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     if "corpus" in typed and "sample_prompts" not in typed and training.sample_prompts and data.corpus != ["python"]:
         prompt = prompt_from(eval_corpus, tokenizer) if isinstance(eval_corpus, Corpus) else None
         training.sample_prompts = training.sample_prompts if prompt is None else [prompt]
-    kind = _TRAINERS[type(training)]
     teacher = ()
     if arguments.teacher is not None:
-        teacher = (build_teacher(arguments.teacher, model, arguments.model.model, is_new=kind is SmtTrainer),)
+        with same_error():
+            teacher = (build_teacher(arguments.teacher, model, arguments.model.model, is_new=kind is SmtTrainer),)
     trainer = kind(model, *teacher, training, train_corpus, eval_corpus, processing_class=tokenizer)
     use_threads(arguments.threads, checkpoint=checkpoint)
     return Run(arguments, trainer, checkpoint)
@@ -220,6 +228,12 @@ def _choose_output(arguments: PretrainArguments) -> str | None:
     training = arguments.training
     resume = str(training.resume_from_checkpoint or "").strip()
     wants_last = resume.lower() in ("true", "1", "yes", "last")
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        if not arguments.names_output_dir:
+            raise ValueError(
+                "`--output_dir` is missing; with --max-restarts, a restarted run has to find its checkpoints."
+            )
+        wants_last |= not resume and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if resume and not wants_last and resume.lower() not in ("false", "0", "no"):
         if not os.path.isdir(resume):
             raise FileNotFoundError(
@@ -272,13 +286,14 @@ def _holds_model(directory: str) -> bool:
 
 
 def build_model(
-    arguments: ModelArguments, vocab_size: int | None = None
+    arguments: ModelArguments, vocab_size: int | None = None, *, on_meta: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A preset with new weights or a saved model, and its tokenizer.
 
     Args:
         arguments: the choice of the model.
         vocab_size: V of data that is not text; then a preset has no end token, and token ids are written as bytes.
+        on_meta: build a preset without memory for its weights, see [`build_on_meta`].
     """
     name, overrides = arguments.model, arguments.config_overrides
     if name in preset_names():
@@ -289,7 +304,11 @@ def build_model(
             tokenizer, own = ByteTokenizer(eos_token=None), {"vocab_size": vocab_size, "eos_token_id": None}
         else:
             raise ValueError(f"`--tokenizer` is {arguments.tokenizer!r}, but `--corpus` is not text; leave it out.")
-        return build_new_model(AutoModelForCausalLM, name, "--config_overrides", overrides, **own), tokenizer
+
+        def build() -> PreTrainedModel:
+            return build_new_model(AutoModelForCausalLM, name, "--config_overrides", overrides, **own)
+
+        return (build_on_meta(build) if on_meta else build()), tokenizer
     if not os.path.isdir(name) and name.count("/") == 1:
         check_model_name("--model", name)
     elif not os.path.isdir(name):

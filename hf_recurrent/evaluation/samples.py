@@ -69,6 +69,7 @@ def generate_samples(
                     temperature=temperature,
                     eos_token_id=tokenizer.eos_token_id,
                     pad_token_id=tokenizer.pad_token_id,
+                    synced_gpus=False,  # of several processes, one may generate alone
                 )
                 new = output[0, inputs["input_ids"].shape[1] :]
                 samples.append(tokenizer.decode(new, skip_special_tokens=True))

@@ -1,9 +1,13 @@
 """Saving and restoring an optimizer, checked before torch sees what a file holds."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+
+from hf_recurrent.sharded_tensors import is_sharded, own_part
 
 # Optimizers of torch with states of other shapes than their parameters.
 _FACTORED = (torch.optim.Adafactor, torch.optim.LBFGS)
@@ -60,6 +64,20 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
         for key, value in state.items():
             _check_entry(key, value, parameters[number], number, type(own))
     optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+
+def own_part_of_state(optimizer: torch.optim.Optimizer) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """How `load_tree` places a saved state: of a state of a sharded parameter, this process keeps its part."""
+    parameters = [parameter for group in _unwrapped(optimizer).param_groups for parameter in group["params"]]
+
+    def place(path: str, value: torch.Tensor) -> torch.Tensor:
+        found = re.fullmatch(r"optimizer\.state\.(\d+)\.\w+", path)
+        if found is None or int(found[1]) >= len(parameters):
+            return value
+        like = parameters[int(found[1])]
+        return own_part(value, like) if is_sharded(like) and like.shape == value.shape else value
+
+    return place
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

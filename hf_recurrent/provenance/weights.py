@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import is_peft_available
 
+from hf_recurrent.sharded_tensors import whole
+
 # Elements that are copied to the CPU at a time.
 _PIECE = 1 << 24
 
@@ -17,7 +19,8 @@ _PIECE = 1 << 24
 def weights_fingerprint(model: nn.Module) -> str:
     """Fingerprint of the weights that saving the model writes: those of its adapter, or all parameters without one.
 
-    It does not depend on their order and names, on the device, or on 16-bit weights being loaded as float32.
+    It does not depend on their order and names, on the device, or on 16-bit weights being loaded as float32. Of a
+    sharded model, all processes call this.
     """
     adapter = adapter_weights(model)
     return _hash(model.parameters() if adapter is None else adapter.values())
@@ -25,8 +28,15 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 def base_weights_fingerprint(model: nn.Module) -> str:
     """Fingerprint of the parameters that do not belong to an adapter."""
-    own = {tensor.data_ptr() for tensor in (adapter_weights(model) or {}).values()}
-    return _hash(parameter for parameter in model.parameters() if parameter.data_ptr() not in own)
+    own = adapter_parameters(model)
+    return _hash(parameter for name, parameter in model.named_parameters() if name not in own)
+
+
+def adapter_parameters(model: nn.Module) -> set[str]:
+    """Names, in the model, of the tensors of its adapter."""
+    saved = adapter_weights(model) or {}
+    infixes = [f"{kind}.{name}" for name in getattr(model, "peft_config", ()) for kind in (".modules_to_save", "")]
+    return {name for name in model.state_dict() if any(name.replace(infix, "") in saved for infix in infixes)}
 
 
 def adapter_weights(model: nn.Module) -> Mapping[str, Tensor] | None:
@@ -47,6 +57,7 @@ def _hash(tensors: Iterable[Tensor]) -> str:
 
 
 def _digest(tensor: Tensor) -> bytes:
+    tensor = whole(tensor)
     digest = hashlib.blake2b(str(tuple(tensor.shape)).encode(), digest_size=16)
     for piece in tensor.reshape(-1).split(_PIECE):
         piece = piece.cpu()

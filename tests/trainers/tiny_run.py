@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, TrainerCallback, set_seed
 
 from hf_recurrent import (
@@ -24,6 +23,7 @@ from hf_recurrent import (
     OnlineTrainingArguments,
     config_from_preset,
 )
+from hf_recurrent.tensor_files import write_tensors
 
 MAX_STEPS = 12
 PROGRAM = os.path.abspath(__file__)
@@ -120,10 +120,9 @@ def main():
     )
     trainer.train(True if options.resume == "true" else options.resume)
     metrics = trainer.evaluate()
-    if trainer.is_world_process_zero():
-        save_file(
-            {k: v.clone() for k, v in trainer.model.state_dict().items()}, options.output_dir / "final.safetensors"
-        )
+    is_first = trainer.is_world_process_zero()
+    write_tensors(trainer.trained_model.state_dict(), options.output_dir / "final.safetensors" if is_first else None)
+    if is_first:
         record = {
             "world_size": trainer.args.world_size,
             "losses": logged(trainer),

@@ -1,0 +1,159 @@
+"""Runs of groups of processes, sharded (FSDP2) and replicated (DDP), for test_sharding.py.
+
+    python sharding_program.py FOLDER SCENARIO [SCENARIO ...]
+
+Each scenario leaves FOLDER/SCENARIO.json.
+"""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from forked_groups import run_group
+from smt_cases import tiny_pair
+from tiny_run import logged, tiny_corpora, tiny_model, tiny_trainer
+from transformers import AutoModelForCausalLM, set_seed
+
+from hf_recurrent import (
+    ByteTokenizer,
+    DmtTrainer,
+    DmtTrainingArguments,
+    SmtTrainer,
+    SmtTrainingArguments,
+    config_from_preset,
+)
+from hf_recurrent.sharded_tensors import is_sharded, whole
+from hf_recurrent.tensor_files import write_tensors
+from hf_recurrent.trainers.meta_initialization import build_on_meta
+from hf_recurrent.trainers.sharding import FullSharding, ShardingSettings
+
+FOLDER = Path(sys.argv[1])
+_SHORT = {"max_steps": 6, "save_steps": 3, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 4}
+
+
+def finish(trainer, name, resume=None):
+    """Train, evaluate, save, write a card; the first process leaves the results."""
+    trainer.train(resume)
+    metrics = trainer.evaluate()
+    trainer.save_model()
+    trainer.create_model_card()
+    first = trainer.is_world_process_zero()
+    write_tensors(trainer.trained_model.state_dict(), FOLDER / f"{name}.safetensors" if first else None)
+    if first:
+        result = {
+            "losses": logged(trainer), "norms": logged(trainer, "grad_norm"),
+            "evaluated": metrics["eval_bits_per_byte"], "sharded": trainer.sharding.is_sharded,
+            "processes": trainer.args.world_size,
+            "parts": sum(map(is_sharded, trainer.trained_model.parameters())),
+        }  # fmt: skip
+        (FOLDER / f"{name}.json").write_text(json.dumps(result))
+
+
+def next_token(name, batch, resume=None, lora=False, **arguments):
+    model = tiny_model()
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["gate_proj"]))
+    arguments = _SHORT | {"per_device_train_batch_size": batch, "max_grad_norm": 0.1} | arguments
+    finish(tiny_trainer(FOLDER / name, model, **arguments), name, resume and str(FOLDER / resume))
+
+
+def memories(name, batch, kind, arguments_kind, resume=None, **arguments):
+    common = {
+        "per_device_train_batch_size": batch, "per_device_eval_batch_size": 3, "eval_block_size": 32,
+        "block_size": 24, "context_length": 8, "learning_rate": 1e-2, "use_cpu": True, "disable_tqdm": True,
+        "eval_windows": 4, "save_total_limit": None, "report_to": [],
+    }  # fmt: skip
+    args = arguments_kind(str(FOLDER / name), **common | _SHORT | arguments)
+    trainer = kind(*tiny_pair(256), args, *tiny_corpora(), processing_class=ByteTokenizer())
+    finish(trainer, name, resume and str(FOLDER / resume))
+
+
+def same_weights():
+    """Weights that are drawn part by part, and those of one process: families whose random numbers differ in kind."""
+    dist.init_process_group("gloo")
+    different = []
+    for family, overrides in (
+        ("memora", {}), ("memora", {"recurrent_unit": "gru"}), ("hawk", {}), ("mgrade", {}), ("lru", {}),
+        ("smt-rnn", {}),
+    ):  # fmt: skip
+        config = config_from_preset(f"{family}-tiny", num_hidden_layers=2, **overrides)
+        build = partial(AutoModelForCausalLM.from_config, config)
+        set_seed(3)
+        plain = build()
+        following = torch.rand(1)
+        set_seed(3)
+        model = build_on_meta(build)
+        different += [] if torch.equal(following, torch.rand(1)) else [f"{family}: the generator"]
+        FullSharding(torch.device("cpu"), ShardingSettings(), by_layer=True).shard(model)
+        parts = dict(model.named_parameters())
+        for name, weight in plain.named_parameters():
+            if not is_sharded(parts[name]) or not torch.equal(whole(parts[name]), weight):
+                different.append(f"{family}: {name}")
+    if dist.get_rank() == 0:
+        (FOLDER / "same_weights.json").write_text(json.dumps(different))
+
+
+def disagree(rank, what):
+    """The sentence of every process, if they get different arguments."""
+    try:
+        tiny_trainer(FOLDER / "disagree", **{what: [0.1, 0.2][rank]})
+    except ValueError as error:
+        (FOLDER / f"disagree{rank}.json").write_text(json.dumps(str(error)))
+
+
+def refuse(rank, resume):
+    """The sentence of every process, if a run cannot continue a checkpoint."""
+    try:
+        tiny_trainer(FOLDER / "refuse", per_device_train_batch_size=4, data_seed=5).train(str(FOLDER / resume))
+    except ValueError as error:
+        (FOLDER / f"refuse{rank}.json").write_text(json.dumps(str(error)))
+
+
+_SMT = {"kind": SmtTrainer, "arguments_kind": SmtTrainingArguments, "future_length": 4}
+_DMT = {"kind": DmtTrainer, "arguments_kind": DmtTrainingArguments, "rollout_length": 8}
+_SAMPLES = {"sample_every": 2, "sample_bytes": 5}
+# Name → processes, sharded, action of a rank, environment.
+SCENARIOS = {
+    "one": (1, False, lambda _: next_token("one", 4), {}),
+    "fsdp": (2, True, lambda _: next_token("fsdp", 2, **_SAMPLES), {}),
+    "fsdp_resumed": (2, True, lambda _: next_token("fsdp_resumed", 2, "fsdp/checkpoint-3"), {}),
+    "one_resumed": (1, False, lambda _: next_token("one_resumed", 4, "fsdp/checkpoint-3"), {}),
+    "fsdp_from_one": (2, True, lambda _: next_token("fsdp_from_one", 1, "one/checkpoint-3", streams=4), {}),
+    "checkpointing": (2, True, lambda _: next_token("checkpointing", 2), {"FSDP_ACTIVATION_CHECKPOINTING": "true"}),
+    "rtrl": (1, False, lambda _: next_token("rtrl", 4, online=True, stride=8), {}),
+    "rtrl_fsdp": (2, True, lambda _: next_token("rtrl_fsdp", 2, online=True, stride=8), {}),
+    "four": (4, True, lambda _: next_token("four", 1), {}),
+    "ddp": (2, False, lambda _: next_token("ddp", 2), {}),
+    "three": (3, True, lambda _: next_token("three", 8, "twelve/checkpoint-3", streams=12), {}),
+    "twelve": (1, False, lambda _: next_token("twelve", 12), {}),
+    "bfloat16": (2, False, lambda _: next_token("bfloat16", 2, bf16=True), {}),
+    "bfloat16_fsdp": (2, True, lambda _: next_token("bfloat16_fsdp", 2, bf16=True), {}),
+    "lora": (1, False, lambda _: next_token("lora", 4, lora=True), {}),
+    "lora_fsdp": (2, True, lambda _: next_token("lora_fsdp", 2, lora=True, **_SAMPLES), {}),
+    "compiled_fsdp": (2, True, lambda _: next_token("compiled_fsdp", 2, torch_compile=True), {}),
+    "smt": (2, False, lambda _: memories("smt", 2, **_SMT), {}),
+    "smt_fsdp": (2, True, lambda _: memories("smt_fsdp", 2, **_SMT), {}),
+    "dmt": (2, False, lambda _: memories("dmt", 2, **_DMT), {}),
+    "dmt_fsdp": (2, True, lambda _: memories("dmt_fsdp", 2, **_DMT), {}),
+    "same_weights": (2, True, lambda _: same_weights(), {}),
+    "disagree": (2, True, lambda rank: disagree(rank, "learning_rate"), {}),
+    "refuse": (2, True, lambda rank: refuse(rank, "fsdp/checkpoint-3"), {}),
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name in sys.argv[2:]:
+        processes, sharded, action, environment = SCENARIOS[name]
+        statuses = run_group(action, processes, sharded, **environment)
+        if any(statuses):
+            sys.exit(f"{name}: exit statuses {statuses}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Agreement of processes: an error of one is an error of all, and a difference between them is found before training.
+
+Otherwise the processes without an error would wait for the others in their next common operation.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from accelerate.utils import gather_object
+
+_ERRORS = (ImportError, OSError, ValueError)
+
+
+@contextmanager
+def same_error() -> Iterator[None]:
+    """Inside the block, an ImportError, OSError or ValueError in one process becomes a ValueError in the others too.
+
+    All processes enter and leave the block, and do nothing in it that needs the others.
+    """
+    own: BaseException | None = None
+    try:
+        yield
+    except _ERRORS as error:
+        own = error
+    errors = _gathered(None if own is None else str(own) or type(own).__name__)
+    if own is not None:
+        raise own
+    for rank, error in enumerate(errors):
+        if error is not None:
+            raise ValueError(f"{error} (in process {rank} of {len(errors)})")
+
+
+def check_same(facts: dict[str, Any]) -> None:
+    """Raise a ValueError in all processes that names the first fact in which they differ.
+
+    Args:
+        facts: values that can be compared, by the names of arguments.
+    """
+    everywhere = _gathered(facts)
+    for name in facts:
+        values = [other.get(name) for other in everywhere]
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise ValueError(
+                    f"`{name}` is {values[0]!r} in process 0 and {value!r} in process {rank}; all processes need the "
+                    "same arguments and data."
+                )
+
+
+def _gathered(value: Any) -> list[Any]:
+    return gather_object([value]) if dist.is_initialized() else [value]
