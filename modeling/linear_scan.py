@@ -93,7 +93,7 @@ def linear_scan(
     if a.shape[1] == 1 and not _takes_single_steps(functions, a, reset_mask):
         return _single_step(a, b, initial_state, reset_mask, dtype)
     a, b = a.to(dtype), b.to(dtype)
-    if functions is None or not _is_plain(a, b, initial_state, reset_mask):
+    if functions is None or _is_recorded() or not _is_plain(a, b, initial_state, reset_mask):
         return torch.ops.hf_recurrent.linear_scan(a, b, initial_state, reset_mask, backend)
     needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or initial_state.requires_grad)
     if needs_grad or _is_transformed():
@@ -424,7 +424,7 @@ class _LinearScan(torch.autograd.Function):
         if grad_h is None and grad_final is None:
             return None, None, None, None, None
         args = (*ctx.saved_tensors, grad_h, grad_final)
-        if _is_transformed() or not _is_plain(*args):
+        if _is_transformed() or _is_recorded() or not _is_plain(*args):
             return *torch.ops.hf_recurrent.linear_scan_backward(*args, ctx.backend), None, None
         a = args[0]
         return *_backend_functions(ctx.backend, a.device.type, a.dtype).scan_backward(*args), None, None
@@ -439,6 +439,11 @@ class _LinearScan(torch.autograd.Function):
 def _is_transformed() -> bool:
     """True inside torch.func, whose tensors are wrappers that no kernel can read."""
     return torch._C._are_functorch_transforms_active()
+
+
+def _is_recorded() -> bool:
+    """True inside a dispatch mode, which sees operators but not what a kernel writes."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def _is_plain(*tensors: Tensor | None) -> bool:

@@ -67,6 +67,8 @@ class StepWords:
         scratch_width: numbers of scratch memory for each stream.
     """
 
+    operations = {name: number for number, name in enumerate(_OPERATIONS)}  # noqa: RUF012 (read only)
+
     def __init__(
         self,
         graph: StepGraph,
@@ -243,7 +245,7 @@ class StepWords:
         for step in self.steps:
             starts.append(len(self.words))
             words = getattr(self, f"_write_{step.operation}")(**step.fields)
-            self.words += [_OPERATIONS.index(step.operation), len(words) + 2, *words]
+            self.words += [self.operations[step.operation], len(words) + 2, *words]
         starts.append(len(self.words))
         self.spans = [(starts[begin], starts[end], int(by_row)) for begin, end, by_row in spans]
 

@@ -45,9 +45,11 @@ class StepTrace(TorchDispatchMode):
         table: (V, M), of an embedding that makes the first input from token ids, which the program then reads.
     """
 
+    translator_class, handlers = Translator, HANDLERS
+
     def __init__(self, dtype: torch.dtype, inputs: Mapping[str, Tensor], table: Tensor | None = None):
         super().__init__()
-        self.translator = Translator(dtype, self._fold, self.is_weight)
+        self.translator = self.translator_class(dtype, self._fold, self.is_weight)
         self.graph: StepGraph = self.translator.graph
         # Tensors are known by identity, so all are kept.
         self._kept: list[Tensor] = []
@@ -79,7 +81,7 @@ class StepTrace(TorchDispatchMode):
         options = options or {}
         if function in _PASSED or not _any_tensor(arguments, options, self._is_dynamic):
             return self._run_constant(function, arguments, options)
-        if torch.Tag.nondeterministic_seeded in function.tags and function not in HANDLERS:
+        if torch.Tag.nondeterministic_seeded in function.tags and function not in self.handlers:
             raise Untranslatable(str(function))
         target = _IN_PLACE.get(function)
         if target is not None:
@@ -163,7 +165,7 @@ class StepTrace(TorchDispatchMode):
             return self._converted(given[0], options)
         if function in MOVES:
             return self._moved(function, given, named)
-        handler = HANDLERS.get(function)
+        handler = self.handlers.get(function)
         if handler is None:
             raise Untranslatable(str(function))
         try:

@@ -17,7 +17,7 @@ Shape letters: B streams or batch, T steps, I inputs of a linear map, S state wi
 group. S = C · G; `rows` is the number of outputs of a map in a group.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -36,6 +36,17 @@ except ImportError:
 
 # Number of elements that stay in the CPU cache from the first operation on them to the last.
 _CPU_CHUNK_ELEMENTS = 1 << 17
+
+
+class Derivative(NamedTuple):
+    """∂h_T/∂p: (B, T, C, rows, G) with inputs (B, T, I) for a matrix, (B, C, rows, G) for a vector."""
+
+    of_rows: torch.Tensor
+    inputs: torch.Tensor | None
+
+
+# (S_0, ∂h_T/∂h_0, ∂h_T/∂p, ∂L/∂h_0, gradient or None): S_0 becomes S_T and the gradient gets Σ_b (∂L/∂h_0) ∘ S_0.
+Advance = Callable[[torch.Tensor, torch.Tensor, Derivative, torch.Tensor, torch.Tensor | None], None]
 
 
 class SensitivityEngine:
@@ -71,6 +82,7 @@ class SensitivityEngine:
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.dtype = state_dtype(model.dtype)
+        self.advance: Advance = advance_sensitivities
         units = [(name, module) for name, module in model.named_modules() if isinstance(module, RecurrentUnit)]
         if not units:
             raise ValueError(
@@ -105,7 +117,7 @@ class SensitivityEngine:
             ValueError: the sensitivities are of another model or number of streams, or a unit ran twice in the block,
                 as with gradient checkpointing.
         """
-        blocks = [_UnitBlock(traced, sensitivities, self.dtype) for traced in self.units]
+        blocks = [_UnitBlock(traced, sensitivities, self.dtype, self.advance) for traced in self.units]
         with ExitStack() as stack:
             for block in blocks:
                 stack.enter_context(block.recording())
@@ -118,11 +130,12 @@ class SensitivityEngine:
 class _UnitBlock(UnitRecorder):
     """One unit in one block: derivatives of its final state, and the pass over its sensitivities."""
 
-    def __init__(self, traced: TracedUnit, sensitivities: RecurrentState, dtype: torch.dtype):
+    def __init__(self, traced: TracedUnit, sensitivities: RecurrentState, dtype: torch.dtype, advance: Advance):
         super().__init__(traced, dtype)
         self.sensitivities = sensitivities
+        self.advance_sensitivities = advance
         self.parameters = traced.parameters()
-        self.derivatives: dict[str, _Derivative] = {}
+        self.derivatives: dict[str, Derivative] = {}
         self.transition: torch.Tensor | None = None
         self.grad_state: torch.Tensor | None = None
         self.waiting: list[str] = []  # parameters whose sensitivities are not advanced yet
@@ -165,10 +178,10 @@ class _UnitBlock(UnitRecorder):
         )
         self.transition, self.waiting = of_state, list(self.parameters)
         for name, linear_input, gradient in zip(traced.linears, inputs, gradients[: len(inputs)], strict=True):
-            self.derivatives[f"{traced.name}.{name}.weight"] = _Derivative(gradient, linear_input.to(self.dtype))
-            self.derivatives[f"{traced.name}.{name}.bias"] = _Derivative(gradient.sum(1), None)
+            self.derivatives[f"{traced.name}.{name}.weight"] = Derivative(gradient, linear_input.to(self.dtype))
+            self.derivatives[f"{traced.name}.{name}.bias"] = Derivative(gradient.sum(1), None)
         for name, gradient in zip(traced.vectors, gradients[len(inputs) :], strict=True):
-            self.derivatives[f"{traced.name}.{name}"] = _Derivative(gradient.squeeze(1), None)
+            self.derivatives[f"{traced.name}.{name}"] = Derivative(gradient.squeeze(1), None)
         # The graph references this block; drop the references back.
         self.projections, self.vectors, self.state, self.final_state = {}, {}, None, None
 
@@ -189,11 +202,9 @@ class _UnitBlock(UnitRecorder):
     def advance(self, name: str, gradient: torch.Tensor | None) -> None:
         """Advance one parameter's sensitivities past the block, and add Σ_b (∂L/∂h_0) ∘ S_0 to `gradient`."""
         self.waiting.remove(name)
-        carried, derivative = self.sensitivities[name], self.derivatives[name]
-        if gradient is not None:
-            gradient = gradient.view(carried.shape[2:])
-        function = _advance_vector if derivative.inputs is None else _advance_matrix
-        function(carried, self.transition, derivative, self.grad_state, gradient)
+        self.advance_sensitivities(
+            self.sensitivities[name], self.transition, self.derivatives[name], self.grad_state, gradient
+        )
 
     def finish(self) -> None:
         """Advance the sensitivities of parameters whose hook did not fire."""
@@ -207,13 +218,6 @@ class _UnitBlock(UnitRecorder):
                 self.advance(name, past)
                 past = past.to(parameter.dtype)
                 parameter.grad = past if parameter.grad is None else parameter.grad + past
-
-
-class _Derivative(NamedTuple):
-    """∂h_T/∂p: (B, T, C, rows, G) with inputs (B, T, I) for a matrix, (B, C, rows, G) for a vector."""
-
-    of_rows: torch.Tensor
-    inputs: torch.Tensor | None
 
 
 class _CarriedState(torch.autograd.Function):
@@ -230,6 +234,28 @@ class _CarriedState(torch.autograd.Function):
         block = ctx.block
         block.grad_state = grad_state.unflatten(-1, (-1, block.traced.groups))
         return (None,) * (2 + len(block.parameters))
+
+
+def advance_sensitivities(
+    carried: torch.Tensor,
+    transition: torch.Tensor,
+    derivative: Derivative,
+    grad_state: torch.Tensor | None,
+    gradient: torch.Tensor | None,
+) -> None:
+    """Advance one parameter's sensitivities past a block in place, and add the gradient through the past.
+
+    Args:
+        carried: S_0, (B, C, rows, G) or (B, C, rows, G, I); becomes S_T.
+        transition: ∂h_T/∂h_0, (B, C, C, G).
+        derivative: ∂h_T/∂p.
+        grad_state: ∂L/∂h_0, (B, C, G); required with a gradient.
+        gradient: of the parameter's shape; gets Σ_b (∂L/∂h_0) ∘ S_0 added.
+    """
+    if gradient is not None:
+        gradient = gradient.view(carried.shape[2:])
+    function = _advance_vector if derivative.inputs is None else _advance_matrix
+    function(carried, transition, derivative, grad_state, gradient)
 
 
 def _advance_vector(carried, transition, derivative, grad_state, gradient):

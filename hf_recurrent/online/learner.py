@@ -1,6 +1,7 @@
 """Learning during use: predict every byte of an endless stream, score the prediction and learn from it."""
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from hf_recurrent.modeling.recurrent_state import (
     supports_recurrent_state,
     upcast,
 )
+from hf_recurrent.online.block_learning import BlockLearning
 from hf_recurrent.online.learner_record import LearnerRecord
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
 from hf_recurrent.online.saved_learner import (
@@ -106,6 +108,8 @@ class OnlineLearner:
             self._optimizer = self.settings.build_optimizer(self._parameters.values())
             apply_learning_rate_factors(self._optimizer, model, self._parameters)
             self._optimizer.zero_grad()
+            targets = self.settings.stride * self.settings.update_every
+            self._learning = BlockLearning(self._rule, self._optimizer, self.settings.stride, targets)
             self.training_record.watch(self._optimizer)
 
     # ---- Reading ----
@@ -122,6 +126,8 @@ class OnlineLearner:
         for begin in range(0, len(data), _PIECE):
             piece, before = data[begin : begin + _PIECE], self.bytes_read
             tokens = self._encode(piece)
+            if self.settings.learn:
+                self._learning.begin()
             try:
                 for token in tokens:
                     self._take(token)
@@ -177,6 +183,8 @@ class OnlineLearner:
 
     def flush(self) -> PrequentialRecord:
         """Learn from an incomplete block, at the end of a stream."""
+        if self.settings.learn:
+            self._learning.begin()
         if self._waiting:
             self._read_block(len(self._waiting))
         if self._summed_blocks:
@@ -187,6 +195,17 @@ class OnlineLearner:
         """Bytes read, updates and bits per byte so far."""
         meter = self._meter
         return PrequentialRecord(self.bytes_read, self.updates, meter.bits_per_byte, meter.windowed_bits_per_byte)
+
+    @property
+    def slow_because(self) -> str | None:
+        """Why blocks are learned in plain torch, several times slower than in the compiled kernel; None if they are
+        not, or before the first block."""
+        return self._learning.problem if self.settings.learn else None
+
+    def learn_in_plain_torch(self) -> None:
+        """From now on, do not use the compiled kernel, to compare with it. The results differ by rounding."""
+        if self.settings.learn:
+            self._learning.use_plain_torch()
 
     @property
     def has_context(self) -> bool:
@@ -225,16 +244,13 @@ class OnlineLearner:
     def _read_block(self, size: int) -> None:
         """Predict, score and learn; after an exception, the block still waits and the weights are unchanged."""
         columns = zip(*self._waiting[:size], strict=True)
-        input_ids, labels, begins = (torch.tensor([column], device=self.model.device) for column in columns)
-        reset_mask = begins if bool(begins.any()) else None
+        device = next(self.model.parameters()).device
+        block = tuple(torch.tensor([column], device=device) for column in columns)
         if self.settings.learn:
-            targets = self.settings.stride * self.settings.update_every
-            output = self._rule.learn(self._carried, self._state, input_ids, labels, reset_mask, targets)
+            nats, state = self._learning.learn(self._carried, self._state, block)
         else:
-            with torch.no_grad():
-                output = self.model(input_ids, reset_mask=reset_mask, state=self._state, use_cache=True)
-        logits = output.logits.detach()[0]
-        nats = F.cross_entropy(upcast(logits), labels[0], reduction="none").double().cpu()
+            nats, state = self._predict(*block)
+        nats = nats.double().cpu()
         if not bool(nats.isfinite().all()):
             raise NonFiniteLossError("The loss is NaN or infinite; the model cannot predict this stream.")
         if self.settings.learn:
@@ -242,28 +258,29 @@ class OnlineLearner:
             self._summed_bytes += size
             if self._summed_blocks == self.settings.update_every:
                 self._update()
-        self._state = {name: _aligned(tensor) for name, tensor in detach_state(output.state).items()}
+        self._state = {name: _aligned(tensor) for name, tensor in detach_state(state).items()}
         del self._waiting[:size]
         self._meter.add(nats.numpy())
 
+    @torch.no_grad()
+    def _predict(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, resets: torch.Tensor
+    ) -> tuple[torch.Tensor, RecurrentState]:
+        reset_mask = resets if bool(resets.any()) else None
+        output = self.model(input_ids, reset_mask=reset_mask, state=self._state, use_cache=True)
+        return F.cross_entropy(upcast(output.logits[0]), labels[0], reduction="none"), output.state
+
     def _update(self) -> None:
-        parameters = list(self._parameters.values())
-        expected = self.settings.stride * self.settings.update_every
-        if self._summed_bytes != expected:  # at the end of a stream
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(expected / self._summed_bytes)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm or float("inf"))
-        finite = bool(norm.isfinite())
-        if finite:
-            self._optimizer.step()
-            self.updates += 1
-        self._optimizer.zero_grad()
+        # Fewer bytes at the end of a stream.
+        factor = self.settings.stride * self.settings.update_every / self._summed_bytes
+        norm = self._learning.update(factor, self.settings.max_grad_norm)
         self._summed_blocks, self._summed_bytes = 0, 0
-        if not finite:
+        if not math.isfinite(norm):
             for sensitivity in self._carried.values():  # they may have diverged
                 sensitivity.zero_()
-            raise NonFiniteLossError(f"The norm of the gradient is {norm.item()}: nothing was learned from it.")
+            raise NonFiniteLossError(f"The norm of the gradient is {norm}: nothing was learned from it.")
+        self.updates += 1
+        self.training_record.read_rates()
 
     # ---- Saving ----
 
@@ -316,6 +333,7 @@ class OnlineLearner:
             "optimizer": None,
         }
         if self.settings.learn:
+            self._learning.write_steps()
             gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
             tree["gradients"] = {name: gradient for name, gradient in gradients.items() if gradient is not None}
             tree["optimizer"] = optimizer_state(self._optimizer)

@@ -46,6 +46,11 @@ class LearnerRecord:
         self._recorder = PhaseRecorder(self.provenance, self._phase, optimizer, updates, 1, device)
         self._read = 0
 
+    def read_rates(self) -> None:
+        """Note the learning rates of an update, which may bypass the optimizer's `step`."""
+        if self._recorder is not None:
+            self._recorder.read_rates()
+
     def resume(self, directory: str | os.PathLike, optimizer: torch.optim.Optimizer | None, updates: int) -> None:
         """Extend the phase of a saved learner.
 

@@ -23,9 +23,10 @@ class RateMeter:
         self._rates: list[list[float]] = []  # of each group: first, last, lowest, highest
         self._hook = None
         if isinstance(self._optimizer, torch.optim.Optimizer):
-            self._hook = self._optimizer.register_step_pre_hook(self._read)
+            self._hook = self._optimizer.register_step_pre_hook(self.read)
 
-    def _read(self, *_: Any) -> None:
+    def read(self, *_: Any) -> None:
+        """Read the rates now; steps of the optimizer's own `step` are noticed without it."""
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         if len(self._rates) != len(rates):
             self._rates = [[rate] * 4 for rate in rates]

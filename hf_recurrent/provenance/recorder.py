@@ -51,6 +51,10 @@ class PhaseRecorder:
         """Class of the optimizer."""
         return self._meter.name
 
+    def read_rates(self) -> None:
+        """Note the present learning rates, where steps bypass the optimizer's `step`."""
+        self._meter.read()
+
     def update(self, step: int, read: int, settings: dict[str, Any]) -> None:
         """Record the steps since the recorder was made.
 

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
-NAMES = ("linear_scan_cpu", "sensitivities_cpu", "step_cpu")
+NAMES = ("block_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
     "-shared", "-D_GNU_SOURCE", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
@@ -80,19 +80,20 @@ def exercise(folder: Path, cases: int) -> None:
     sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
     import torch
 
-    from hf_recurrent.kernels import linear_scan_cpu, sensitivities_cpu, step_cpu
+    from hf_recurrent.kernels import block_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu
 
-    for kernel in (linear_scan_cpu, sensitivities_cpu, step_cpu):
+    for kernel in (block_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu):
         assert kernel._library._name.startswith(str(folder)), kernel._library
     torch.set_num_threads(3)
     counts = scan_everything(linear_scan_cpu), run_programs(step_cpu), advance_everything(sensitivities_cpu)
     torch.set_num_threads(1)
+    counts += (learn_blocks(),)
     import fuzz_forward
 
     fuzz_forward.prepare()
     for number in range(cases):
         fuzz_forward.judge(fuzz_forward.case_of(7, number))
-    print("{} scans, {} programs, {} passes,".format(*counts), cases, "fuzzed cases")
+    print("{} scans, {} programs, {} passes, {} blocks,".format(*counts), cases, "fuzzed cases")
 
 
 def scan_everything(kernel) -> int:
@@ -178,6 +179,38 @@ def advance_everything(kernel) -> int:
         kernel.advance(
             *tensors, torch.randn(streams, 1, groups, dtype=dtype), torch.zeros(rows, groups, columns, dtype=dtype)
         )
+        count += 1
+    return count
+
+
+def learn_blocks() -> int:
+    """Blocks of real, complex and sequential units and their updates, on few and many steps, narrow and wide."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from hf_recurrent import config_from_preset
+    from hf_recurrent.learning_rules.compiled_block import CompiledBlock
+    from hf_recurrent.learning_rules.compiled_update import CompiledUpdate, GradientMemory
+    from hf_recurrent.learning_rules.rules import build_learning_rule
+
+    count = 0
+    units = [("glru", "rtrl"), ("complex_glru_conjugate", "rtrl"), ("indrnn", "truncated"), ("gru", "snap1")]
+    kinds = itertools.product(units, ((5, 4, 3), (33, 36, 70)), (1, 4, 19), (torch.float32, torch.float64))
+    for (unit, rule), (width, states, inner), steps, dtype in kinds:
+        sizes = {"hidden_size": width, "state_size": states, "intermediate_size": inner, "vocab_size": 29}
+        config = config_from_preset("memora-tiny", num_hidden_layers=1, recurrent_unit=unit, **sizes)
+        model = AutoModelForCausalLM.from_config(config).to(dtype)
+        learned_by = build_learning_rule(rule, model)
+        compiled = CompiledBlock(learned_by, steps, steps)
+        memory = GradientMemory({name: compiled.parameters[name] for name in compiled.gradients})
+        carried = {name: odd_values(tensor) for name, tensor in learned_by.init_carried(1).items()}
+        ids = torch.randint(29, (1, steps + 1))
+        block = ids[:, :-1], ids[:, 1:], torch.rand(1, steps) < 0.3
+        compiled.learn(carried, model.init_state(1), block, memory.views)
+        for optimizer in (torch.optim.AdamW(model.parameters()), torch.optim.RMSprop(model.parameters())):
+            update = CompiledUpdate(optimizer, memory)
+            update.norm()
+            update.step(0.5)
         count += 1
     return count
 

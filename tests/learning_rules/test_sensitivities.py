@@ -153,7 +153,7 @@ def test_the_compiled_kernel_is_plain_torch(dtype, threads, monkeypatch):
 
         # Odd sizes, and two rows of the map in each group.
         carried, gradient = random(5, 1, 2, 7, 19), random(2, 7, 19)
-        derivative = module._Derivative(random(5, 1, 1, 2, 7), random(5, 1, 19))
+        derivative = module.Derivative(random(5, 1, 1, 2, 7), random(5, 1, 19))
         for with_gradient in (gradient, None):
             grad_state = None if with_gradient is None else random(5, 1, 7)
             module._advance_matrix(carried, random(5, 1, 1, 7), derivative, grad_state, with_gradient)

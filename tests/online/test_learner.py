@@ -335,6 +335,45 @@ def test_nothing_is_learned_from_nan_or_infinity(gradient, tmp_path):
     assert same(learner, whole) != gradient  # sensitivities that led to a gradient without bounds are forgotten
 
 
+@pytest.mark.parametrize(
+    ("stride", "settings"),
+    [(1, {}), (4, {"update_every": 3}), (16, {"optimizer": "rmsprop", "rule": "truncated"}), (64, {"rule": "snap1"})],
+)
+def test_the_compiled_kernel_learns_as_plain_torch_does(stride, settings):
+    pytest.importorskip("hf_recurrent.kernels.block_cpu")
+    compiled, plain = (learner_of(build().double(), stride=stride, **settings) for _ in range(2))
+    plain.learn_in_plain_torch()
+    stream = STREAM * (1 if stride < 16 else 3)
+    for learner in (compiled, plain):
+        learner.read(stream)
+        learner.flush()
+    assert compiled.slow_because is None
+    assert plain.slow_because == "plain torch was asked for"
+    assert compiled.updates == plain.updates
+    assert compiled.record().bits_per_byte == pytest.approx(plain.record().bits_per_byte, rel=1e-9)
+    for name, weight in plain.model.named_parameters():
+        torch.testing.assert_close(compiled.model.get_parameter(name), weight, rtol=0, atol=1e-8)
+
+
+def test_a_compiled_learner_continues_exactly(tmp_path):
+    pytest.importorskip("hf_recurrent.kernels.block_cpu")
+    whole, first = (learner_of(stride=4, update_every=2) for _ in range(2))
+    whole.read(STREAM)
+    first.read(STREAM[:30])  # an update has half of its blocks
+    first.save(tmp_path / "learner")
+    resumed = OnlineLearner.load(tmp_path / "learner")
+    resumed.read(STREAM[30:])
+    assert resumed.slow_because is None
+    assert same(resumed, whole)
+
+
+def test_a_model_that_cannot_be_compiled_learns_in_plain_torch():
+    learner = learner_of(build("mgrade", state_size=None), stride=4)
+    learner.read(STREAM)
+    assert learner.updates > 10
+    assert learner.slow_because.startswith("the kernel ")
+
+
 def test_learning_rate_factors_of_the_model(tmp_path):
     set_seed(7)
     config = LruConfig(hidden_size=16, state_size=12, num_hidden_layers=1, vocab_size=256, learning_rate_factor=0.5)

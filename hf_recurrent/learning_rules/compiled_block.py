@@ -1,0 +1,221 @@
+"""One block of one stream, forward and backward pass by a learning rule, as one program of a compiled kernel.
+
+The program is recorded from the rule itself, so it computes what the rule computes, up to rounding, for every model,
+unit and rule whose operations the kernel has.
+
+Shape letters: T steps.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from operator import attrgetter
+
+import torch
+from torch import nn
+
+from hf_recurrent.learning_rules.rules import LearningRule, NonFiniteLossError
+from hf_recurrent.modeling.module_watch import ModuleWatch
+from hf_recurrent.modeling.recurrent_state import RecurrentState, upcast
+
+try:
+    from hf_recurrent.kernels import block_cpu
+except ImportError:
+    block_cpu = None
+
+_MODULE_HOOKS = attrgetter("_backward_hooks", "_backward_pre_hooks")
+_ROOT_HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks")
+_PARAMETER_HOOKS = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+# Larger weights are read faster by several threads, and the kernel is one.
+_MOST_SHARED_BYTES = 1 << 26
+_TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
+Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # input_ids, shift_labels and reset_mask, (1, T) each
+
+
+class Uncompilable(Exception):
+    """The kernel cannot compute the blocks of a rule; the text says why."""
+
+
+class CompiledBlock:
+    """Blocks of T steps of one stream, for a rule and a model as they are now.
+
+    Call [`is_current`] and [`is_observed`] before each block.
+
+    Args:
+        rule: of a model on the CPU.
+        steps: T.
+        num_targets: divisor of a block's nats.
+        resets: False for blocks without resets only; some models choose by them what they compute.
+
+    Attributes:
+        gradients: name → shape of the gradients that a block has.
+
+    Raises:
+        Uncompilable: the kernel cannot compute the block, or not for this model as it is.
+    """
+
+    def __init__(self, rule: LearningRule, steps: int, num_targets: int, *, resets: bool = True):
+        if block_cpu is None:
+            raise Uncompilable("the kernel was not built when hf-recurrent was installed")
+        self.rule, self.steps, self.num_targets, self.resets = rule, steps, num_targets, resets
+        model = rule.model
+        self.parameters = dict(model.named_parameters())
+        self.dtype = model.dtype
+        if not block_cpu.is_supported(self.dtype) or model.device.type != "cpu":
+            raise Uncompilable(f"the model is {str(self.dtype).removeprefix('torch.')} on {model.device}")
+        self.bytes_read = sum(parameter.nbytes for parameter in self.parameters.values())
+        self.watch = ModuleWatch(model)
+        self.trained = self._trained()
+        self.modules = list(model.modules())
+        if self.watch.overridden:
+            raise Uncompilable("the model has hooks, replaced methods or tensors of other kinds")
+        try:
+            with torch.inference_mode(False):
+                self.gradients = self._record()
+                self._compare()
+        except block_cpu.Untranslatable as error:
+            raise Uncompilable(f"the kernel has no form of {str(error).rstrip('.')}") from error
+        except block_cpu.UnreadableTensor as error:
+            raise Uncompilable(f"the kernel cannot read a weight: {str(error).rstrip('.')}") from error
+
+    def is_current(self) -> bool:
+        """True if the model is what the program was recorded from; its weights may hold other numbers."""
+        return self.watch.unchanged() and self._trained() == self.trained
+
+    def is_observed(self) -> bool:
+        """True while somebody wants to see or change the operations, or several threads are faster."""
+        return bool(
+            any(_ROOT_HOOKS(self.rule.model))
+            or any(map(any, map(_MODULE_HOOKS, self.modules)))
+            or any(map(any, map(_PARAMETER_HOOKS, self.parameters.values())))
+            or torch.is_autocast_enabled("cpu")
+            or torch._C._len_torch_dispatch_stack()
+            or (torch.get_num_threads() > 2 and self.bytes_read > _MOST_SHARED_BYTES)
+        )
+
+    def learn(
+        self,
+        carried: RecurrentState,
+        state: RecurrentState,
+        block: Block,
+        gradients: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, RecurrentState]:
+        """Read one block.
+
+        Args:
+            carried: tensors of the rule; updated in place.
+            state: the state before the block.
+            block: (1, T) each.
+            gradients: name → memory for the gradient of that parameter.
+
+        Returns:
+            Nats (T,) and the state after the block.
+
+        Raises:
+            NonFiniteLossError: the loss is NaN or infinite; `carried` is unchanged, `gradients` are not.
+            ValueError: a tensor is not in memory, or of another type or size.
+        """
+        inputs = {name: part.to(self.dtype).contiguous() for name, part in zip(_INPUTS, block, strict=True)}
+        outputs = {"nats": torch.empty(self.steps, dtype=self.dtype)}
+        for part, tensors in (("state", state), ("carried", carried)):
+            inputs |= {f"{part} {name}": tensor for name, tensor in tensors.items()}
+        new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        outputs |= {f"state {name}": tensor for name, tensor in new_state.items()}
+        outputs |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
+        if not self.program.run(inputs, outputs):
+            loss = (outputs["nats"].sum() / self.num_targets).item()
+            raise NonFiniteLossError(f"The loss is {loss}: nothing was learned from this block.")
+        return outputs["nats"], new_state
+
+    def _trained(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self.parameters.values()]
+
+    def _record(self) -> dict[str, torch.Size]:
+        """Write the program; returns the shapes of the gradients."""
+        from hf_recurrent.kernels.block_trace import BlockTrace
+
+        rule, model = self.rule, self.rule.model
+        carried, state = rule.init_carried(1), model.init_state(1)
+        ids, labels = (torch.zeros(1, self.steps, dtype=torch.long) for _ in range(2))
+        resets = torch.zeros(1, self.steps, dtype=torch.bool) if self.resets else None
+        inputs = {
+            name: tensor for name, tensor in zip(_INPUTS, (ids, labels, resets), strict=True) if tensor is not None
+        }
+        inputs |= {f"state {name}": tensor for name, tensor in state.items()}
+        inputs |= {f"carried {name}": tensor for name, tensor in carried.items()}
+        trace = BlockTrace(self.dtype, inputs, self.parameters)
+        with self._without_gradients(), _recorded_sensitivities(rule, trace), trace:
+            with torch.enable_grad(), rule.block(carried):
+                output = model(
+                    inputs_embeds=model.get_input_embeddings()(ids),
+                    shift_labels=labels,
+                    reset_mask=resets,
+                    state=state,
+                    use_cache=True,
+                    num_items_in_batch=self.num_targets,
+                )
+                nats = nn.functional.cross_entropy(upcast(output.logits.detach())[0], labels[0], reduction="none")
+                trace.require_finite(output.loss)
+                output.loss.backward()
+            gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+            results = {"nats": nats} | {f"state {name}": tensor for name, tensor in output.state.items()}
+            results |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
+        values = {name: trace.value_of(tensor) for name, tensor in results.items()}
+        self.program = block_cpu.BlockProgram(trace.graph, values, trace.guards, trace.effects)
+        return {name: gradient.shape for name, gradient in gradients.items()}
+
+    def _compare(self) -> None:
+        """Raise unless two blocks of the program give what the rule gives."""
+        generator = torch.Generator().manual_seed(0)
+        vocab_size, model = self.rule.model.config.vocab_size, self.rule.model
+        plain_carried, carried = self.rule.init_carried(1), self.rule.init_carried(1)
+        plain_state, state = model.init_state(1), model.init_state(1)
+        for number in range(2):
+            ids = torch.randint(vocab_size, (1, self.steps + 1), generator=generator)
+            resets = torch.zeros(1, self.steps, dtype=torch.bool)
+            resets[0, self.steps // 2] = self.resets and number == 0
+            block = ids[:, :-1], ids[:, 1:], resets
+            gradients = {name: torch.empty(shape, dtype=self.dtype) for name, shape in self.gradients.items()}
+            nats, state = self.learn(carried, state, block, gradients)
+            with self._without_gradients():
+                output = self.rule.learn(plain_carried, plain_state, *block, self.num_targets)
+                plain_state, losses = output.state, output.loss.detach() * self.num_targets
+                expected = {name: self.parameters[name].grad for name in gradients}
+            pairs = {"loss": (nats.sum(), losses)}
+            for part, ours, theirs in (
+                ("gradient of ", gradients, expected),
+                ("sensitivity of ", carried, plain_carried),
+                ("state ", state, plain_state),
+            ):
+                pairs |= {f"{part}{name}": (ours[name], theirs[name]) for name in ours}
+            # Small gradients are sums of larger ones, with their rounding.
+            smallest = 1e-3 * max(tensor.abs().max().item() for tensor in expected.values())
+            for name, (found, wanted) in pairs.items():
+                bound = _TOLERANCES[self.dtype] * wanted.abs().amax().clamp_min(max(smallest, 1e-6))
+                if not bool(((found - wanted).abs() <= bound).all()):
+                    raise Uncompilable(f"the program computes another {name}")
+
+    @contextmanager
+    def _without_gradients(self) -> Iterator[None]:
+        """Context in which parameters have no gradients; those of before come back."""
+        kept = {name: parameter.grad for name, parameter in self.parameters.items()}
+        try:
+            for parameter in self.parameters.values():
+                parameter.grad = None
+            yield
+        finally:
+            for name, parameter in self.parameters.items():
+                parameter.grad = kept[name]
+
+
+_INPUTS = ("ids", "labels", "resets")
+
+
+@contextmanager
+def _recorded_sensitivities(rule: LearningRule, trace) -> Iterator[None]:
+    """Context in which a pass over sensitivities becomes an operation of the trace."""
+    engine = getattr(rule, "engine", None)
+    with ExitStack() as stack:
+        if engine is not None:
+            stack.callback(setattr, engine, "advance", engine.advance)
+            engine.advance = trace.advance_sensitivities
+        yield

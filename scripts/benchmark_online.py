@@ -1,0 +1,87 @@
+"""Speed of learning from one stream: plain torch, the compiled kernel, and the limit of the machine, in one run.
+
+    python scripts/benchmark_online.py                                # memora-tiny, RTRL, strides 1, 16, 32 and 64
+    python scripts/benchmark_online.py --unit mingru --rule truncated --stride 16
+    python scripts/benchmark_online.py --preset hawk-tiny
+
+Both learn from the same bytes, in turns, and the best time of each counts; one CPU thread is measured in CPU time. The
+limit is the time of all matrix products, forward and backward, at the speed of a large product, and of one pass over
+weights, gradients and moments for each of their uses, at the speed at which a sum reads as many bytes.
+"""
+
+import torch
+from benchmarking import (
+    CPU,
+    build_model,
+    conditions,
+    markdown_table,
+    matrix_rate,
+    option_parser,
+    read_bandwidth,
+    seconds_in_turns,
+)
+
+from hf_recurrent import OnlineLearner
+from hf_recurrent.learning_rules.rules import RULES
+
+# Weights are read in both passes, gradients written and read twice; the update reads and writes weights and moments.
+_USES = 2 + 3 + 6
+
+
+class Reader:
+    """A learner that reads the same bytes repeatedly."""
+
+    def __init__(self, options, stride: int, compiled: bool):
+        torch.manual_seed(0)
+        fields = {"recurrent_unit": options.unit} if options.unit else {}
+        model = build_model(options.preset, **fields)
+        self.learner = OnlineLearner(model, rule=options.rule, stride=stride, optimizer=options.optimizer)
+        if not compiled:
+            self.learner.learn_in_plain_torch()
+        self.data = bytes((7 * i + i * i // 5) % 90 + 32 for i in range(stride * options.blocks))
+
+    def __call__(self) -> None:
+        self.learner.read(self.data)
+
+
+def bound_seconds(model: torch.nn.Module, stride: int) -> float:
+    """Seconds of one block at the limits of the machine."""
+    numbers = sum(weight.numel() for weight in model.parameters())
+    products = sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
+    size = _USES * 4 * numbers
+    return 6 * products * stride / matrix_rate(CPU) + size / read_bandwidth(CPU, 20, size)
+
+
+def main() -> None:
+    """Print one row per stride."""
+    parser = option_parser(__doc__, preset="memora-tiny", rounds=8, threads=1)
+    parser.add_argument("--stride", type=int, nargs="+", default=[1, 16, 32, 64], help="T, bytes per update")
+    parser.add_argument("--unit", help="recurrent unit; default that of the preset")
+    parser.add_argument("--rule", default="rtrl", choices=RULES)
+    parser.add_argument("--optimizer", default="adamw", choices=["adamw", "rmsprop"])
+    parser.add_argument("--blocks", type=int, default=16, help="updates per measurement")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = []
+    for stride in options.stride:
+        kinds = {"plain": Reader(options, stride, False), "compiled": Reader(options, stride, True)}
+        turns = seconds_in_turns(kinds, options.rounds, CPU)
+        compiled = kinds["compiled"].learner
+        if compiled.slow_because:
+            print(f"stride {stride} is not compiled: {compiled.slow_because}")
+        best = {kind: min(seconds) / options.blocks for kind, seconds in turns.items()}
+        best["bound"] = bound_seconds(compiled.model, stride)
+        rates = {kind: stride / seconds for kind, seconds in best.items()}
+        row = [
+            str(stride),
+            *(f"{best[kind] * 1e3:.2f}" for kind in best),
+            *(f"{rate:,.0f}" for rate in rates.values()),
+        ]
+        rows.append([*row, f"{best['plain'] / best['compiled']:.1f}", f"{best['compiled'] / best['bound']:.1f}"])
+    columns = ["stride", "plain ms", "compiled ms", "bound ms", "plain B/s", "compiled B/s", "bound B/s"]
+    print(f"{options.preset}, {options.rule}, {options.optimizer}; {conditions(CPU)}\n")
+    print(markdown_table([*columns, "plain / compiled", "compiled / bound"], rows))
+
+
+if __name__ == "__main__":
+    main()
