@@ -3,13 +3,15 @@
 Shape letters: B streams.
 """
 
+import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from transformers import PreTrainedModel
 
 from hf_recurrent.generation.state_reader import check_recurrent
@@ -60,10 +62,8 @@ def write_state(
     state: RecurrentState, path: str | os.PathLike, model: PreTrainedModel, metadata: Mapping[str, str] | None = None
 ) -> None:
     """As [`save_state`], with more `metadata`."""
-    _check(state, model)
-    partial = f"{os.fspath(path)}.partial"
-    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-    save_file(tensors, partial, {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)})
+    partial = Path(f"{os.fspath(path)}.partial")
+    partial.write_bytes(pack_state(state, model, metadata))
     os.replace(partial, path)
 
 
@@ -75,14 +75,51 @@ def read_state(
     name = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"There is no saved state at `{name}`.")
+    state, metadata = unpack_state(Path(path).read_bytes(), name, model, device)
+    if not has_weights_hash(metadata):
+        warnings.warn(
+            f"`{name}` was saved by an earlier version, without a hash of the weights; nothing tells whether it "
+            "belongs to this model.",
+            stacklevel=3,
+        )
+    return state, metadata
+
+
+def pack_state(state: RecurrentState, model: PreTrainedModel, metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of a file of [`save_state`], with more `metadata`."""
+    _check(state, model)
+    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+    return save(tensors, {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)})
+
+
+def unpack_state(
+    data: bytes,
+    name: str,
+    model: PreTrainedModel,
+    device: torch.device | str | None = None,
+    other_weights: Container[str] = (),
+) -> tuple[RecurrentState, dict[str, str]]:
+    """The state in the content of a file, and its metadata; without a hash of weights, they lack the present format.
+
+    Args:
+        data: the content.
+        name: of the file or argument, for errors.
+        model: with the weights that the state belongs to.
+        device: of the tensors; that of the model by default.
+        other_weights: hashes of other weights whose states are allowed.
+
+    Raises:
+        ValueError: the content is damaged or not a saved state, or it belongs to other weights.
+    """
     try:
-        with safe_open(path, framework="pt", device=str(model.device if device is None else device)) as file:
-            metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
-    except SafetensorError as error:
+        state = load(data)
+        metadata = _metadata(data)
+    except (SafetensorError, KeyError, AttributeError) as error:  # the last two for types unknown to torch
         raise ValueError(f"`{name}` is damaged or not a saved state: {error}.") from error
-    if metadata.get("format") == _FORMAT and metadata.get("weights") != weights_hash(model):
-        raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
+    if metadata.get("format") == _FORMAT:
+        weights = metadata.get("weights")
+        if weights != weights_hash(model) and weights not in other_weights:
+            raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
     try:
         _check(state, model)
         for key, tensor in state.items():
@@ -93,13 +130,19 @@ def read_state(
     except ValueError as error:
         problem = "is damaged" if metadata.get("format") == _FORMAT else "is not a state of this model"
         raise ValueError(f"`{name}` {problem}: {error}") from error
-    if metadata.get("format") != _FORMAT:
-        warnings.warn(
-            f"`{name}` was saved by an earlier version, without a hash of the weights; nothing tells whether it "
-            "belongs to this model.",
-            stacklevel=3,
-        )
-    return state, metadata
+    target = model.device if device is None else device
+    return {key: tensor.to(target) for key, tensor in state.items()}, metadata
+
+
+def has_weights_hash(metadata: Mapping[str, str]) -> bool:
+    """False for files of earlier versions, of which nothing tells which model they belong to."""
+    return metadata.get("format") == _FORMAT
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """The metadata of safetensors that were loaded: the library reads them from files only."""
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + size]).get("__metadata__") or {}
 
 
 def _check(state: RecurrentState, model: PreTrainedModel) -> None:
