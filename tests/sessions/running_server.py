@@ -74,6 +74,17 @@ class Client:
     def generate(self, session: str, **body) -> Any:
         return self.post(f"/v1/sessions/{session}/generate", body)
 
+    def stream(self, body: dict) -> Iterator[Any]:
+        """The events of a completion."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"} | self._headers
+        )
+        for line in connection.getresponse():
+            if line.startswith(b"data: {"):
+                yield json.loads(line.removeprefix(b"data: "))
+        connection.close()
+
     @staticmethod
     def _checked(reply: Reply) -> Any:
         assert reply.status == 200, reply.body

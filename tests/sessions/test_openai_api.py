@@ -103,7 +103,7 @@ def test_echo_and_logprobs(client, model):
     assert whole.logprobs.tokens[:2] == ["a", "b"] and len(whole.logprobs.tokens) == 22
     pieces = [piece.choices[0] for piece in client.completions.create(**arguments, stream=True)]
     for name in ("tokens", "token_logprobs", "text_offset"):
-        joined = sum((getattr(piece.logprobs, name) for piece in pieces), [])
+        joined = [value for piece in pieces for value in getattr(piece.logprobs, name)]
         assert joined == getattr(whole.logprobs, name)
     assert "".join(piece.text for piece in pieces) == whole.text
 
