@@ -48,7 +48,7 @@ class Scores:
             self.alternatives += [dict(zip(*pair, strict=True)) for pair in pairs]
 
 
-@dataclass
+@dataclass(eq=False)  # a job is equal to itself only
 class Job:
     """Reads tokens after a place, then generates.
 

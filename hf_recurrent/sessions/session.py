@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hf_recurrent.modeling.recurrent_state import RecurrentState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """A session at one moment. It never changes, so that sessions, forks and marks share it.
 
@@ -22,7 +22,7 @@ class Snapshot:
     bytes_read: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     """One text of one user.
 

@@ -205,9 +205,13 @@ def test_a_session_has_one_reader_at_a_time():
         scheduler.submit(job_of(b"b", session_id=session.id)).result()
     with pytest.raises(UnknownSession):
         scheduler.submit(job_of(b"b", session_id="none")).result()
-    slow.cancel()
-    while not slow.is_done:
-        time.sleep(0.001)
+    others = [job_of(b"a" * 20000) for _ in range(3)]
+    for job in others:
+        scheduler.submit(job).result()
+    for job in (others[1], slow):  # not the first of those that are read
+        job.cancel()
+        with pytest.raises(TimeIsUp):
+            finish_only(job)
     # A read that was cut off was not read at all.
     assert scheduler.call(store.get, session.id).result().snapshot.bytes_read == 0
     scheduler.call(store.delete, session.id).result()

@@ -39,8 +39,10 @@ def received(connection: socket.socket) -> bytes:
     "body",
     [b"", b"{", b"null", b"[]", b"1", b'"a"', b"\xff\xfe", b"[" * 4000, b'{"model": NaN}', b'{"model": "tiny"} x',
      b'{"model": "tiny", "temperature": Infinity}', b'{"model": "tiny", "temperature": NaN}', b'{"model": 1}',
-     b'{"model": "tiny", "prompt": {"a": 1}}', b'{"model": "tiny", "prompt": [1, "a"]}', b'{"model": "tiny", "n": true}',
-     b'{"model": "tiny", "prompt": "\\ud800"}', b'{"model": "tiny", "stream": "yes"}', b'{"model": "tiny", "prompt": null}',
+     b'{"model": "tiny", "prompt": {"a": 1}}', b'{"model": "tiny", "prompt": [1, "a"]}',
+     b'{"model": "tiny", "n": true}',
+     b'{"model": "tiny", "prompt": "\\ud800"}', b'{"model": "tiny", "stream": "yes"}',
+     b'{"model": "tiny", "prompt": null}',
      b'{"model": "tiny", "max_tokens": 1' + b"0" * 4000 + b"}", b'{"model": "tiny", "seed": 1e400}',
      b'{"model": "tiny", "prompt": [-1]}', b'{"model": "tiny", "prompt": [1' + b"0" * 30 + b"]}"],
 )  # fmt: skip
@@ -62,7 +64,8 @@ def test_forms_of_other_sites_are_not_read(server):
 @pytest.mark.parametrize(
     "path",
     ["/v1/sessions/../../etc/passwd", "/v1/sessions/..%2F..%2Fetc%2Fpasswd", "/v1/sessions/%00", "/v1/sessions/%ff",
-     "/v1/sessions/' or 1=1 --/state".replace(" ", "%20"), "/v1/sessions/sess_" + "x" * 3000, "/v1/models/..%2f..", "//", "/v1"],
+     "/v1/sessions/' or 1=1 --/state".replace(" ", "%20"), "/v1/sessions/sess_" + "x" * 3000,
+     "/v1/models/..%2f..", "//", "/v1"],
 )  # fmt: skip
 def test_no_path_is_opened(server, path):
     reply = server.request("GET", path)
