@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -98,10 +99,8 @@ class Load:
             connection.sendall(whole[: chance.choice([len(whole), chance.randrange(len(whole))])])
             if chance.random() < 0.5:
                 connection.settimeout(0.2)
-                try:
+                with suppress(TimeoutError):
                     connection.recv(chance.randrange(1, 2000))
-                except TimeoutError:
-                    pass
 
     def flood(self, chance: random.Random) -> None:
         connections = [socket.create_connection(("127.0.0.1", self.port), timeout=60) for _ in range(20)]
@@ -123,11 +122,9 @@ class Load:
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             connection.sendall(b"POST /v1/sessions/from_state HTTP/1.1\r\nHost: localhost\r\n")
             connection.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
-            try:
+            with suppress(OSError):
                 for _ in range(chance.randrange(100)):
                     connection.sendall(b"10000\r\n" + b"x" * 65536 + b"\r\n")
-            except OSError:
-                pass
 
     def run(self, number: int) -> None:
         chance = random.Random(f"{self.seed} {number}")
