@@ -1,4 +1,4 @@
-"""What every request passes before the app sees it: the host, the key, and the limits of its body."""
+"""The checks before the app sees a request: host, key, and the limits of its body."""
 
 import asyncio
 import hmac

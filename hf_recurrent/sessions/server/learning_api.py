@@ -1,4 +1,4 @@
-"""What the model has learned from sessions, and the way back."""
+"""Learning from sessions: progress, checkpoints, and the way back."""
 
 import dataclasses
 

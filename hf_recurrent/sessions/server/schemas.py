@@ -17,7 +17,7 @@ _Id = Annotated[str, Field(max_length=100)]
 
 
 class Body(BaseModel):
-    """What all bodies have in common."""
+    """Base of all bodies."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
