@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from hf_recurrent.tensor_files import open_tensors, write_tensors
 
@@ -102,34 +102,34 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     _sync(partial.parent)
 
 
-def write_state_file(
-    state: Mapping[str, torch.Tensor], path: str | os.PathLike, metadata: dict[str, str] | None = None
-) -> None:
-    """Write the tensors of a state to one safetensors file, atomically."""
+def pack_tensors(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """The content of a safetensors file."""
     # Copies, because safetensors rejects tensors that share memory.
-    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-    with atomic_file(path) as partial:
-        save_file(tensors, partial, metadata)
+    return save(
+        {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, metadata
+    )
 
 
-def read_state_file(
-    path: str | os.PathLike, device: torch.device | str = "cpu"
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors and metadata of a file of [`write_state_file`], which nothing has checked yet.
+def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of [`pack_tensors`], which nothing has checked yet.
+
+    Args:
+        data: the content of a file.
+        name: of the file or argument, for errors.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: it is not a safetensors file.
+        ValueError: it is not that of a safetensors file.
     """
-    name = os.fspath(path)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"There is no saved state at `{name}`.")
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
-            return tensors, file.metadata() or {}
-    except SafetensorError as error:
+        return load(data), _metadata(data)
+    except (SafetensorError, KeyError, AttributeError) as error:  # the last two for types unknown to torch
         raise ValueError(f"`{name}` is damaged or not a saved state: {error}.") from error
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """The metadata of safetensors that were loaded: the library reads them from files only."""
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + size]).get("__metadata__") or {}
 
 
 def write_json(value: Any, path: str | os.PathLike) -> None:

@@ -38,13 +38,13 @@ _plain = threading.local()
 
 
 @contextmanager
-def _plain_forward() -> Iterator[None]:
-    """Inside the block, this thread runs no fast step: one is being made from `forward`."""
-    _plain.on = True
+def plain_forward() -> Iterator[None]:
+    """Inside the block, this thread runs no fast step: one is being made, or weights change too often for it."""
+    before, _plain.on = getattr(_plain, "on", False), True
     try:
         yield
     finally:
-        _plain.on = False
+        _plain.on = before
 
 
 def run_single_step(
@@ -126,6 +126,6 @@ def _add_step(found: _ModelSteps, key: tuple, model: nn.Module, inputs: torch.Te
         if key not in found.steps:  # another thread may have been faster
             if len(found.steps) == _MOST_STEPS:
                 del found.steps[next(iter(found.steps))]
-            with _plain_forward():
+            with plain_forward():
                 found.steps[key] = key[0](model, inputs, _weights.get(model))
         return found.steps[key]

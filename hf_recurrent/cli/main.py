@@ -17,6 +17,7 @@ COMMANDS = {
     "score": "print log-probabilities of bytes, lines or documents as JSON",
     "generate": "continue a prompt, a file or a saved state",
     "chat": "talk to a model that keeps everything in its state",
+    "serve": "serve a model over HTTP: OpenAI's API, and sessions that are states",
     "learn": "read an endless stream and learn from every byte",
     "compress": "compress a file with the probabilities of a model",
     "decompress": "restore a compressed file with the same model",

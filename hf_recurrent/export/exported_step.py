@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_recurrent.checkpoint_files import STAGING_PREFIX, read_state_file, write_json, write_state_file
+from hf_recurrent.checkpoint_files import STAGING_PREFIX, atomic_file, pack_tensors, unpack_tensors, write_json
 from hf_recurrent.checkpoint_manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card
 from hf_recurrent.export.programs import export_step
@@ -108,7 +108,8 @@ class ExportedStep:
 
     def save_state(self, state: RecurrentState, path: str | os.PathLike) -> None:
         """Write a state with the hash of the weights that it belongs to."""
-        write_state_file(state, path, {_HASH_KEY: self.specification.weights_hash})
+        with atomic_file(path) as partial:
+            partial.write_bytes(pack_tensors(state, {_HASH_KEY: self.specification.weights_hash}))
 
     def load_state(self, path: str | os.PathLike) -> RecurrentState:
         """Read a state that `save_state` wrote.
@@ -117,7 +118,10 @@ class ExportedStep:
             FileNotFoundError: there is no such file.
             ValueError: the file is damaged, or the state belongs to other weights.
         """
-        state, metadata = read_state_file(path)
+        name = os.fspath(path)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"There is no saved state at `{name}`.")
+        state, metadata = unpack_tensors(Path(path).read_bytes(), name)
         if metadata.get(_HASH_KEY) != self.specification.weights_hash:
             raise ValueError(
                 f"`{os.fspath(path)}` was saved with other weights; a state works only with the weights that made it."

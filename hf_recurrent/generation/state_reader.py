@@ -14,7 +14,7 @@ from hf_recurrent.modeling.recurrent_causal_lm import RecurrentForCausalLM
 from hf_recurrent.modeling.recurrent_state import RecurrentState, supports_recurrent_state
 from hf_recurrent.modeling.single_step import find_single_step
 
-# Longer blocks are read faster by `forward`, whose scan is parallel.
+# Of drafts. Longer blocks may be read faster by `forward`, whose scan is parallel.
 _MOST_CHAINED = 24
 
 
@@ -48,13 +48,15 @@ class StateReader:
     Args:
         model: a recurrent language model.
         name: of the argument, for errors.
+        longest_chain: T of the longest block that is read as rows of the compiled step.
 
     Raises:
         TypeError: the model has no recurrent state.
     """
 
-    def __init__(self, model: PreTrainedModel, name: str = "model"):
+    def __init__(self, model: PreTrainedModel, name: str = "model", longest_chain: int = _MOST_CHAINED):
         check_recurrent(name, model)
+        self.longest_chain = longest_chain
         # Looked up once: a property of the model goes through its parameters.
         self.model, self.device, self.forwards = model, model.device, 0
         with torch.no_grad():
@@ -73,7 +75,7 @@ class StateReader:
         """Read at least one byte after `state`."""
         self.forwards += 1
         input_ids = torch.tensor([tokens], device=self.device)
-        if self._step is not None and len(tokens) <= _MOST_CHAINED:
+        if self._step is not None and len(tokens) <= self.longest_chain:
             reading = self._read_chain(input_ids, state)
             if reading is not None:
                 return reading

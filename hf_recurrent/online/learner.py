@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,23 @@ from hf_recurrent.provenance.records import Provenance
 _PIECE = 1 << 16
 # Settings that may change when a learner is loaded; the others determine the shape of what it carries.
 CHANGEABLE = ("learning_rate", "max_grad_norm", "learn")
+
+
+@dataclass
+class LearnerStream:
+    """The part of a learner that belongs to one stream; weights, optimizer and scores belong to all.
+
+    Args:
+        state: after the bytes that were learned from.
+        carried: sensitivities, as the learning rule carries them.
+        last: the last byte, whose successor is unknown, and True if it begins an episode; None between episodes.
+        waiting: (byte, next byte, True if the first begins an episode) of an incomplete block.
+    """
+
+    state: RecurrentState
+    carried: RecurrentState
+    last: tuple[int, bool] | None = None
+    waiting: list[tuple[int, int, bool]] = field(default_factory=list)
 
 
 class OnlineLearner:
@@ -225,6 +243,28 @@ class OnlineLearner:
         state = self._state if begin is None else self.model.init_state(1)
         input_ids = torch.tensor([[token for token, _ in tokens[begin:]]], device=self.model.device)
         return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "state": state}
+
+    def new_stream(self, state: RecurrentState | None = None, last: int | None = None) -> LearnerStream:
+        """Another stream for [`exchange_stream`], with sensitivities of zero.
+
+        Args:
+            state: of one stream, before its last byte; zero by default.
+            last: the last byte; None at the beginning of an episode.
+        """
+        carried = self._rule.init_carried(1) if self.settings.learn else {}
+        state = self.model.init_state(1) if state is None else {name: _aligned(part) for name, part in state.items()}
+        return LearnerStream(state, carried, None if last is None else (last, False))
+
+    def exchange_stream(self, stream: LearnerStream) -> LearnerStream:
+        """Read `stream` from now on; returns the one that was read so far, to be continued later."""
+        before = LearnerStream(self._state, self._carried, self._last, self._waiting)
+        self._state, self._carried, self._last, self._waiting = (
+            stream.state,
+            stream.carried,
+            stream.last,
+            stream.waiting,
+        )
+        return before
 
     def _encode(self, data: bytes | bytearray | memoryview) -> list[int]:
         tokens = list(data) if self.tokenizer is None else self.tokenizer.encode_bytes(data).tolist()

@@ -5,12 +5,13 @@ Shape letters: B streams.
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoint_files import read_state_file, write_state_file
+from hf_recurrent.checkpoint_files import atomic_file, pack_tensors, unpack_tensors
 from hf_recurrent.generation.state_reader import check_recurrent
 from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state
 from hf_recurrent.stock_models.with_state import with_state
@@ -59,8 +60,8 @@ def write_state(
     state: RecurrentState, path: str | os.PathLike, model: PreTrainedModel, metadata: Mapping[str, str] | None = None
 ) -> None:
     """As [`save_state`], with more `metadata`."""
-    _check(state, model)
-    write_state_file(state, path, {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)})
+    with atomic_file(path) as partial:
+        partial.write_bytes(pack_state(state, model, metadata))
 
 
 def read_state(
@@ -69,9 +70,48 @@ def read_state(
     """As [`load_state`], with the metadata."""
     check_recurrent("model", with_state(model))
     name = os.fspath(path)
-    state, metadata = read_state_file(path, model.device if device is None else device)
-    if metadata.get("format") == _FORMAT and metadata.get("weights") != weights_hash(model):
-        raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no saved state at `{name}`.")
+    state, metadata = unpack_state(Path(path).read_bytes(), name, model, device)
+    if not has_weights_hash(metadata):
+        warnings.warn(
+            f"`{name}` was saved by an earlier version, without a hash of the weights; nothing tells whether it "
+            "belongs to this model.",
+            stacklevel=3,
+        )
+    return state, metadata
+
+
+def pack_state(state: RecurrentState, model: PreTrainedModel, metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of a file of [`save_state`], with more `metadata`."""
+    _check(state, model)
+    return pack_tensors(state, {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)})
+
+
+def unpack_state(
+    data: bytes,
+    name: str,
+    model: PreTrainedModel,
+    device: torch.device | str | None = None,
+    other_weights: Container[str] = (),
+) -> tuple[RecurrentState, dict[str, str]]:
+    """The state in the content of a file, and its metadata; without a hash of weights, they lack the present format.
+
+    Args:
+        data: the content.
+        name: of the file or argument, for errors.
+        model: with the weights that the state belongs to.
+        device: of the tensors; that of the model by default.
+        other_weights: hashes of other weights whose states are allowed.
+
+    Raises:
+        ValueError: the content is damaged or not a saved state, or it belongs to other weights.
+    """
+    state, metadata = unpack_tensors(data, name)
+    if metadata.get("format") == _FORMAT:
+        weights = metadata.get("weights")
+        if weights != weights_hash(model) and weights not in other_weights:
+            raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
     try:
         _check(state, model)
         for key, tensor in state.items():
@@ -82,13 +122,13 @@ def read_state(
     except ValueError as error:
         problem = "is damaged" if metadata.get("format") == _FORMAT else "is not a state of this model"
         raise ValueError(f"`{name}` {problem}: {error}") from error
-    if metadata.get("format") != _FORMAT:
-        warnings.warn(
-            f"`{name}` was saved by an earlier version, without a hash of the weights; nothing tells whether it "
-            "belongs to this model.",
-            stacklevel=3,
-        )
-    return state, metadata
+    target = model.device if device is None else device
+    return {key: tensor.to(target) for key, tensor in state.items()}, metadata
+
+
+def has_weights_hash(metadata: Mapping[str, str]) -> bool:
+    """False for files of earlier versions, of which nothing tells which model they belong to."""
+    return metadata.get("format") == _FORMAT
 
 
 def _check(state: RecurrentState, model: PreTrainedModel) -> None:

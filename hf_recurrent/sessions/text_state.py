@@ -5,7 +5,7 @@ feeds it first, so that an interrupted run gives the same result as a single one
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.recurrent_state import RecurrentState, select_state
-from hf_recurrent.sessions.state_files import read_state, write_state
+from hf_recurrent.sessions.state_files import has_weights_hash, pack_state, read_state, unpack_state, write_state
 from hf_recurrent.stock_models.with_state import with_state
 
 CHUNK = 4096
@@ -37,7 +37,12 @@ class TextState:
 
 def save_text_state(model: PreTrainedModel, text: TextState, path: str | Path) -> None:
     """Write texts to a file of [`save_state`], with the pending tokens as metadata."""
-    write_state(text.state, path, model, {"pending": json.dumps(text.pending)})
+    write_state(text.state, path, model, _pending_metadata(text))
+
+
+def pack_text_state(model: PreTrainedModel, text: TextState) -> bytes:
+    """The content of a file of [`save_text_state`]."""
+    return pack_state(text.state, model, _pending_metadata(text))
 
 
 def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
@@ -50,17 +55,44 @@ def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
     Warns:
         UserWarning: the file is of an earlier version; nothing tells whether it is of this model.
     """
-    state, metadata = read_state(path, model)
+    return _text_of(model, str(path), *read_state(path, model))
+
+
+def unpack_text_state(model: PreTrainedModel, data: bytes, name: str, other_weights: Container[str] = ()) -> TextState:
+    """The texts in the content of a file, as [`load_text_state`]; without a hash of weights, it is refused.
+
+    Args:
+        model: with the weights that the states belong to.
+        data: the content.
+        name: of the argument, for errors.
+        other_weights: hashes of other weights whose states are allowed.
+
+    Raises:
+        ValueError: the content is damaged, is not a saved text, or belongs to other weights.
+    """
+    state, metadata = unpack_state(data, name, model, other_weights=other_weights)
+    if not has_weights_hash(metadata):
+        raise ValueError(f"`{name}` has no hash of the weights that it belongs to; it must be saved by this version.")
+    return _text_of(model, name, state, metadata)
+
+
+def _pending_metadata(text: TextState) -> dict[str, str]:
+    return {"pending": json.dumps(text.pending)}
+
+
+def _text_of(model: PreTrainedModel, name: str, state: RecurrentState, metadata: dict[str, str]) -> TextState:
+    """The texts of a state file."""
     if "pending" not in metadata:
-        raise ValueError(f"`{path}` is not the state of a text; it must be written by `--save_state`.")
+        raise ValueError(f"`{name}` is not the state of a text; it must be written by `--save_state`.")
     try:
         pending = json.loads(metadata["pending"])
         if not isinstance(pending, list) or len(pending) != len(next(iter(state.values()))):
             raise ValueError("it has not one pending token for each text.")
-        if not all(token is None or token in range(model.config.vocab_size) for token in pending):
+        vocab_size = model.config.vocab_size
+        if not all(token is None or (type(token) is int and 0 <= token < vocab_size) for token in pending):
             raise ValueError("a pending token is outside the vocabulary.")
-    except ValueError as error:
-        raise ValueError(f"`{path}` is damaged: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"`{name}` is damaged: {error}") from error
     return TextState(state, pending)
 
 

@@ -14,6 +14,7 @@ PROGRAMS = {  # and what their output has to contain
     "damage_learner.py --cases 30 --seed 1": ["30  cases", "the same result"],
     "fuzz_commands.py --cases 15 --seed 2": ["15  cases", "status 0", "status 2"],
     "fuzz_forward.py --cases 300 --seed 1": ["300 cases, 0 failures"],
+    "load_server.py --seconds 3 --clients 6": [" 0 faults"],
     "kill_runs.py --kills 2 --kinds bptt --seed 1": ["interruptions"],
 }
 SLOW_PROGRAMS = {"kill_groups.py --kills 2 --ways FSDP2 --seed 1": ["kills of a rank", "1  finished runs"]}

@@ -1,0 +1,154 @@
+"""`hf-recurrent serve MODEL`: a server for models whose memory is a state of a few kilobytes."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_recurrent.cli.learn_arguments import METHODS
+from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
+from hf_recurrent.cli.threads import add_threads_argument, use_threads
+
+if TYPE_CHECKING:
+    from hf_recurrent.sessions.serving import Learning
+
+_KEY_VARIABLE = "HF_RECURRENT_API_KEY"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    parser = CommandParser(
+        prog="hf-recurrent serve",
+        description="Serve a model over HTTP: OpenAI's completions, and sessions, which are states. A\n"
+        "session costs the same at any length, and can be forked, rewound and downloaded.",
+        epilog="examples:\n"
+        "  hf-recurrent serve runs/hawk --session_dir sessions\n"
+        "  hf-recurrent serve runs/hawk --learn --output_dir runs/hawk-learned\n"
+        f"  {_KEY_VARIABLE}=... hf-recurrent serve runs/hawk --host 0.0.0.0\n\n"
+        "then, elsewhere:\n"
+        "  curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\\n"
+        '    -d \'{"model": "hawk", "prompt": "def ", "max_tokens": 40}\'\n\n'
+        "Ctrl-C ends all requests where they are and saves all sessions.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_loading_arguments(parser)
+    parser.add_argument("--name", help="of the model for clients (default: the last part of MODEL)")
+    network = parser.add_argument_group("network")
+    network.add_argument("--host", default="127.0.0.1", help="others need a key (default: 127.0.0.1)")
+    network.add_argument("--port", type=int, default=8000, help="0 for any free one (default: 8000)")
+    network.add_argument("--api_key", help=f"that every request must have; better in the variable {_KEY_VARIABLE}")
+    sessions = parser.add_argument_group("sessions")
+    sessions.add_argument("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
+    sessions.add_argument("--max_sessions", type=int, default=20_000, help="with their marks (default: 20000)")
+    sessions.add_argument(
+        "--max_resident", type=int, default=1000, help="sessions in memory, with --session_dir (default: 1000)"
+    )
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max_rows", type=int, default=64, help="requests that run at a time (default: 64)")
+    limits.add_argument("--max_waiting", type=int, default=512, help="requests in all; more get 429 (default: 512)")
+    limits.add_argument("--max_body", type=int, default=1 << 22, help="bytes of a request (default: 4194304)")
+    limits.add_argument("--max_new_tokens", type=int, default=1 << 16, help="of a request (default: 65536)")
+    limits.add_argument("--max_seconds", type=float, default=600.0, help="of a request (default: 600)")
+    learning = parser.add_argument_group("learning")
+    learning.add_argument("--learn", action="store_true", help="learn from what sessions with `learns` read")
+    learning.add_argument("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
+    learning.add_argument(
+        "--method",
+        default="truncated",
+        choices=METHODS,
+        help="as for learn (default: truncated)",
+    )
+    learning.add_argument("--stride", type=int, default=16, help="bytes per learning step (default: 16)")
+    learning.add_argument("--learning_rate", type=float, default=3e-5, help="constant (default: 3e-5)")
+    learning.add_argument("--save_every", type=int, default=100_000, help="bytes between checkpoints")
+    add_threads_argument(parser)
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command with `argv`, by default the arguments of the process."""
+    run_command(build_parser(), argv, _serve)
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    api_key = _check(arguments)
+    try:
+        from hf_recurrent.sessions.server import app, served_model, settings
+    except ImportError as error:
+        raise ImportError(f'serve needs more packages: pip install "hf-recurrent[serve]" ({error}).') from error
+    learning = _learning(arguments)
+    model, tokenizer = load_model_and_tokenizer(arguments)
+    use_threads(arguments.threads, quiet=arguments.quiet)
+
+    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+    from hf_recurrent.sessions.serving import serving_scheduler
+    from hf_recurrent.stock_models.with_state import with_state
+
+    check_byte_tokenizer("MODEL", arguments.model, tokenizer)
+    if not supports_recurrent_state(with_state(model)):
+        raise ValueError(f"`MODEL` is {arguments.model!r}, a {type(model).__name__} without a recurrent state.")
+    is_loopback = arguments.host in _LOOPBACK
+    with serving_scheduler(
+        model,
+        tokenizer,
+        session_dir=arguments.session_dir,
+        learning=learning,
+        max_states=arguments.max_sessions,
+        max_resident=arguments.max_resident,
+        max_rows=arguments.max_rows,
+        max_jobs=arguments.max_waiting,
+    ) as scheduler:
+        limits = settings.ServerSettings(
+            name=arguments.name or Path(arguments.model).absolute().name,
+            api_key=api_key,
+            hosts=(*_LOOPBACK[:2], f"[{_LOOPBACK[2]}]") if is_loopback and api_key is None else None,
+            max_body=arguments.max_body,
+            max_new_tokens=arguments.max_new_tokens,
+            seconds=arguments.max_seconds,
+        )
+        app.run_server(
+            served_model.ServedModel(scheduler, tokenizer, limits),
+            arguments.host,
+            arguments.port,
+            None if arguments.quiet else lambda line: print(line, file=sys.stderr, flush=True),
+        )
+
+
+def _check(arguments: argparse.Namespace) -> str | None:
+    """Raise a ValueError that names the first wrong argument; returns the key."""
+    names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
+    check_at_least(1, arguments, *names)
+    check_at_least(0, arguments, "port")
+    if arguments.port > 65535:
+        raise ValueError(f"`--port` is {arguments.port}; it must be at most 65535.")
+    if arguments.max_rows > 256:
+        raise ValueError(f"`--max_rows` is {arguments.max_rows}; it must be at most 256.")
+    if not arguments.max_seconds > 0:
+        raise ValueError(f"`--max_seconds` is {arguments.max_seconds}; it must be more than 0.")
+    api_key = arguments.api_key if arguments.api_key is not None else os.environ.get(_KEY_VARIABLE)
+    if api_key is not None and (not api_key.strip() or not api_key.isprintable() or not api_key.isascii()):
+        raise ValueError("`--api_key` is empty or has characters that a header cannot have.")
+    if api_key is None and arguments.host not in _LOOPBACK:
+        raise ValueError(
+            f"`--host` is {arguments.host!r}, which other machines reach; give a key in the variable {_KEY_VARIABLE}."
+        )
+    if arguments.learn and arguments.output_dir is None:
+        raise ValueError("`--learn` needs `--output_dir`, where the checkpoints are written.")
+    if arguments.output_dir is not None and not arguments.learn:
+        raise ValueError(f"`--output_dir` is {str(arguments.output_dir)!r}, which needs `--learn`.")
+    return api_key
+
+
+def _learning(arguments: argparse.Namespace) -> "Learning | None":
+    if not arguments.learn:
+        return None
+    from hf_recurrent.online.settings import LearnerSettings
+    from hf_recurrent.sessions.serving import Learning
+
+    settings = LearnerSettings(rule=arguments.method, stride=arguments.stride, learning_rate=arguments.learning_rate)
+    return Learning(settings, arguments.output_dir, arguments.save_every)

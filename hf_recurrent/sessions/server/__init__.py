@@ -1,0 +1,1 @@
+"""HTTP: the OpenAI-compatible API and that of sessions. Needs the extra `serve`."""

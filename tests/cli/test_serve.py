@@ -1,0 +1,123 @@
+"""`hf-recurrent serve` as a process: killed, stopped, and refused."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from model_cases import tiny_model
+from running_server import Client
+from transformers import AutoModelForCausalLM
+
+from hf_recurrent import ByteTokenizer
+from hf_recurrent.cli import serve
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    model = tiny_model("memora")
+    model.generation_config.eos_token_id = model.config.eos_token_id = None  # texts of any length
+    model.save_pretrained(folder)
+    ByteTokenizer().save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def served(checkpoint: Path, *arguments: str) -> Iterator[tuple[Client, multiprocessing.Process, Path]]:
+    """The command in a child, a client, and the file of its standard error."""
+    log = checkpoint.parent / f"{uuid.uuid4()}.log"
+
+    def run() -> None:
+        with log.open("w", buffering=1) as sys.stderr:
+            serve.main([str(checkpoint), "--port", "0", "--threads", "1", *arguments])
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    try:
+        while "is served on" not in (text := log.read_text() if log.exists() else ""):
+            assert process.is_alive(), text
+            time.sleep(0.01)
+        line = next(line for line in text.splitlines() if "is served on" in line)
+        assert line.startswith("tiny is served on http://127.0.0.1:")
+        yield Client(int(line.rsplit(":", 1)[1].split("/")[0])), process, log
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_nothing_that_was_acknowledged_is_lost(checkpoint, tmp_path):
+    """Killed while a session generates, the server comes back with every byte that a client has seen."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    with served(checkpoint, "--session_dir", str(tmp_path)) as (client, process, _):
+        session, other = client.new_session(), client.new_session()
+        client.read(other, "This was read.")
+        body = {"model": "tiny", "prompt": "Go", "session": session, "max_tokens": 60_000, "stream": True, "seed": 1}
+        seen = 0
+        for event in client.stream(body):
+            seen += len(event["choices"][0]["text"])  # a character has at least one byte
+            if seen > 600:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(20)
+    with served(checkpoint, "--session_dir", str(tmp_path)) as (client, process, _):
+        assert client.get(f"/v1/sessions/{other}")["bytes_read"] == 14
+        found = client.get(f"/v1/sessions/{session}")["bytes_read"]
+        assert found >= 2 + seen > 602
+        # The bytes are those that the seed gives, and the state is that of reading them.
+        torch.manual_seed(1)
+        text = model.generate(torch.tensor([list(b"Go")]), do_sample=True, top_k=0, max_new_tokens=found - 2)[
+            0
+        ].tolist()
+        torch.manual_seed(2)
+        expected = model.generate(torch.tensor([text]), do_sample=True, top_k=0, max_new_tokens=30)[0, found:]
+        new = client.complete(prompt="", session=session, max_tokens=30, seed=2, logprobs=0)["choices"][0]["logprobs"]
+        assert new["tokens"] == [name(token) for token in expected.tolist()]
+        process.terminate()
+        process.join(20)
+    with served(checkpoint, "--session_dir", str(tmp_path)) as (client, process, log):
+        assert client.get(f"/v1/sessions/{session}")["bytes_read"] == found + 30
+        os.kill(process.pid, signal.SIGINT)
+        process.join(20)
+        assert process.exitcode == 0 and "Traceback" not in log.read_text()
+
+
+def name(token: int) -> str:
+    return chr(token) if token < 128 else f"bytes:\\x{token:02x}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "0.0.0.0"], "`--host` is '0.0.0.0', which other machines reach; give a key"),
+        (["--host", "0.0.0.0", "--api_key", " "], "`--api_key` is empty"),
+        (["--port", "70000"], "`--port` is 70000"),
+        (["--port", "-1"], "`--port` is -1"),
+        (["--max_rows", "0"], "`--max_rows` is 0; it must be at least 1"),
+        (["--max_rows", "257"], "`--max_rows` is 257; it must be at most 256"),
+        (["--max_seconds", "0"], "`--max_seconds` is 0.0"),
+        (["--learn"], "`--learn` needs `--output_dir`"),
+        (["--output_dir", "x"], "needs `--learn`"),
+        (["--learn", "--output_dir", "x", "--stride", "0"], "`stride` is 0"),
+        (["--host", "no.such.host.invalid", "--api_key", "k"], "that address cannot be used"),
+    ],
+)
+def test_wrong_arguments(checkpoint, arguments, message, capsys, monkeypatch):
+    monkeypatch.delenv("HF_RECURRENT_API_KEY", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        serve.main([str(checkpoint), *arguments])
+    error = capsys.readouterr().err
+    assert message in error.splitlines()[-1]
+
+
+def test_two_servers_do_not_share_sessions(checkpoint, tmp_path, capsys):
+    with served(checkpoint, "--session_dir", str(tmp_path)), pytest.raises(SystemExit):
+        serve.main([str(checkpoint), "--session_dir", str(tmp_path)])
+    assert "which another running process writes to" in capsys.readouterr().err
