@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIERS = (
     ("scripts",),
     ("cli",),
-    ("reproduce", "sessions"),
+    ("reproduce", "sessions", "watch"),
     ("trainers", "online", "export"),
     ("learning_rules", "evaluation", "generation", "tasks", "hub"),
     ("data",),

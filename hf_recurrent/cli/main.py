@@ -16,6 +16,7 @@ COMMANDS = {
     "score": "print log-probabilities of bytes, lines or documents as JSON",
     "generate": "continue a prompt, a file or a saved state",
     "chat": "talk to a model that keeps everything in its state",
+    "watch": "show the unusual lines of logs as they grow",
     "learn": "read an endless stream and learn from every byte",
     "export": "write one step as a program for another runtime: ONNX, C, ...",
     "push-to-hub": "upload a trained model with its tokenizer, code and model card",
