@@ -2,12 +2,12 @@
 
     python scripts/evaluate_watch.py LOGHUB --logs OpenSSH Spark Zookeeper
 
-LOGHUB is a folder with `NAME_2k.log` of github.com/logpai/loghub. `inject_anomalies.py` defines the anomalies. Nobody is
-trained before; all three read the lines in order, once. The peers, which need `pip install nltk scikit-learn`:
+LOGHUB is a folder with `NAME_2k.log` of github.com/logpai/loghub. `inject_anomalies.py` defines the anomalies. Nothing
+is trained before; all three read the lines in order, once. The peers, which need `pip install nltk scikit-learn`:
 
-* a trigram model of bytes with Witten-Bell smoothing (`nltk.lm`), updated after every line: bits per byte of the line;
-* an isolation forest (`sklearn.ensemble`) on hashed 3-grams of the characters of a line, fitted anew every 100 lines to
-  all lines before.
+* a trigram model of bytes with Witten-Bell smoothing (`nltk.lm`), updated after every line: bits per byte;
+* an isolation forest (`sklearn.ensemble`) on hashed 3-grams of the characters of a line, fitted anew every 100 lines
+  to all lines before.
 
 A row of numbers is printed for each log, kind and detector; `--clean` measures the share of lines flagged on the log
 as it is, whose lines all count as normal.
@@ -90,7 +90,7 @@ def areas(lines: Sequence[LabelledLine], scores: Sequence[float]) -> list[float]
 def print_row(log: str, seed: int | str, detector: str, values: Sequence[float]) -> None:
     """A row of the table, with the mean over the kinds that the log has."""
     numbers = [*values, float(np.nanmean(values))]
-    print(f"| {log} | {seed} | {detector} |", " | ".join("–" if math.isnan(x) else f"{x:.3f}" for x in numbers), "|")
+    print(f"| {log} | {seed} | {detector} |", " | ".join("-" if math.isnan(x) else f"{x:.3f}" for x in numbers), "|")
 
 
 def main() -> None:

@@ -7,13 +7,13 @@ component), a *template* a message whose words with digits are masked; both are 
 | kind | what happens to the log | lines that count as anomalies |
 |---|---|---|
 | `template` | a line of another kind of system is added, behind the header of the line before | the line |
-| `value` | in a message whose template occurs 5 times or more, one number gets random digits, 3 more than the longest \
-number at this place | the line |
+| `value` | in a message whose template occurs 5 times or more, one number gets random digits, 3 more than any \
+number at this place has | the line |
 | `burst` | a line is repeated 20 times more | the repetitions |
-| `missing` | a line is removed; its template and the next one follow each other 5 times or more elsewhere, the lines \
-that are neighbours now never | the line after the gap |
-| `reordered` | such a line and its successor change places, where this order of templates never occurs | the line that \
-comes too early (the other one counts as neither) |
+| `missing` | a line is removed; its template and the next one follow each other 5 times or more elsewhere, the new \
+neighbours never | the line after the gap |
+| `reordered` | such a line and its successor change places, where this order of templates never occurs | the line \
+that comes too early (the other one counts as neither) |
 | `garbled` | every byte of a line becomes a random printable one with probability 0.2, five bytes or more | the line |
 
 A kind with fewer than `FEWEST` places in a log is left out there: a log whose lines follow each other at random has no
@@ -25,6 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 KINDS = ("template", "value", "burst", "missing", "reordered", "garbled")
 QUIET, APART, EVENTS, BURSTS, FEWEST = 400, 6, 10, 3, 8
@@ -125,7 +126,7 @@ def _header(line: bytes, words: int) -> bytes:
 
 def _candidates(messages: Sequence[bytes], templates: Sequence[bytes]) -> dict[str, list[int]]:
     """The places of each kind."""
-    counts, pairs = Counter(templates), Counter(zip(templates, templates[1:], strict=False))
+    counts, pairs = Counter(templates), Counter(pairwise(templates))
     inner = range(QUIET, len(templates) - 2)
 
     def is_order_broken_without(i: int) -> bool:

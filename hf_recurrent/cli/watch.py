@@ -25,9 +25,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ExitStack() as lock:
         run = run_command(parser, argv, lambda arguments: _prepare(arguments, lock))
         try:
-            run.watch()
+            failure = run.watch()
         except BrokenPipeError:  # the reader of the output has ended, as `head` does
             raise SystemExit(1) from None
+    if failure:
+        parser.exit(1, f"{parser.prog}: error: {failure}\n")
 
 
 def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "WatchRun":
@@ -62,9 +64,9 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "WatchRun":
         for path in checkpoints:
             shutil.rmtree(path)
         checkpoints = []
-    saved, output_size, number = {}, None, 0
+    saved, output, number = {}, None, 0
     if checkpoints:
-        saved, output_size = load_logs(checkpoints[-1])
+        saved, output = load_logs(checkpoints[-1])
         number = checkpoint_number(checkpoints[-1])
     logs = []
     for log, folder in zip(arguments.logs, folder_names(names), strict=True):
@@ -83,14 +85,14 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "WatchRun":
                 history=None if arguments.no_follow else arguments.history,
                 position=None if before is None else before.position,
             )
-        watched = WatchedLog(source, watcher, folder)
+        watched = WatchedLog(source, watcher, folder, before is None)
         if before is not None:
             watched.counts.update(before.counts)
         logs.append(watched)
         if not arguments.quiet:
             start = "continuing" if before is not None else "new"
             print(f"watching {name}: {start}, {source.beginning()}", file=sys.stderr)
-    return WatchRun(arguments, logs, output_size, number)
+    return WatchRun(arguments, logs, output, number)
 
 
 def _build_learner(arguments: argparse.Namespace, saved: "SavedLog | None") -> "OnlineLearner":

@@ -32,23 +32,18 @@ _COUNTS = ("lines", "unusual", "bytes", "bits", "reverts")
 
 @dataclass
 class WatchedLog:
-    """A log with its watcher; `last` is the line that was read last in this run."""
+    """A log with its watcher; `seconds` and `worked_bytes` measure its speed."""
 
     source: LogSource
     watcher: LogWatcher
     folder: str
+    is_new: bool = True
     counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-    last: LogLine | None = None
     last_score: float = 0.0
     last_time: float = 0.0
-    seconds: float = 0.0  # of work, and the bytes that were read in them
+    seconds: float = 0.0
     worked_bytes: int = 0
     is_lagging: bool = False
-    consumed: int = 0
-
-    def lag(self) -> int:
-        """Bytes that wait."""
-        return self.source.lag(self.consumed)
 
 
 class WatchRun:
@@ -57,34 +52,40 @@ class WatchRun:
     Args:
         arguments: of the command.
         logs: what is watched.
-        output_size: of the JSON lines at the checkpoint that is continued.
+        output: `LineLog.mark` of the checkpoint that is continued.
         number: of that checkpoint, or 0.
     """
 
     def __init__(
-        self, arguments: argparse.Namespace, logs: list[WatchedLog], output_size: int | None, number: int
+        self, arguments: argparse.Namespace, logs: list[WatchedLog], output: dict[str, Any] | None, number: int
     ) -> None:
         self.arguments, self.logs, self.number = arguments, logs, number
         self.printer = LinePrinter(arguments.color, len(logs) > 1)
-        self.line_log = None if arguments.output is None else LineLog(arguments.output, output_size)
+        self.line_log = None if arguments.output is None else LineLog(arguments.output, output)
         self.metrics = None if arguments.metrics is None else MetricsServer(arguments.metrics, self._page)
         self.alerts = None if arguments.exec is None else AlertCommand(arguments.exec)
         self._problems: dict[str, str] = {}
         self._saved_at = self._tried_at = self._reported_at = time.monotonic()
         self._unsaved = False
-        if number == 0:
+        if any(log.is_new for log in logs):
             self._save()  # a state to go back to, and a full disk is noticed now
 
     # ---- Reading ----
 
-    def watch(self) -> None:
-        """Read until the logs end or a signal arrives, then save."""
+    def watch(self) -> str | None:
+        """Read until the logs end or a signal arrives, then save; return the error that ended it, if there is one."""
+        failure = None
         with stop_on_signals() as stop:
             while not stop.is_set() and not all(log.source.is_finished for log in self.logs):
-                if not self._read_one_of_each(stop):
-                    stop.wait(_IDLE)
+                try:
+                    if not self._read_one_of_each(stop):
+                        stop.wait(_IDLE)
+                except DivergedError:
+                    failure = "the model diverges again after it went back; rerun with --restart, or another --model"
+                    break
                 self._do_housekeeping()
         self._finish()
+        return failure
 
     def _read_one_of_each(self, stop: StopRequest) -> bool:
         """A line of every log that has one; False if none has."""
@@ -107,12 +108,8 @@ class WatchRun:
         if self.arguments.format != "text":
             text = journal_text(content)
             content = content if text is None else text
-        try:
-            report = log.watcher.read(content)
-        except (NonFiniteLossError, DivergedError) as error:
-            self._revert(log, str(error))
-            report = log.watcher.read(content)
-        log.last, log.consumed, self._unsaved = line, line.end, True
+        report = self._judge_and_learn(log, line, content)
+        self._unsaved = True
         log.last_score, log.last_time = report.score, time.time()
         log.counts["lines"] += 1
         log.counts["unusual"] += report.is_unusual
@@ -121,6 +118,19 @@ class WatchRun:
         self._tell(log, line, content, report)
         log.seconds += time.monotonic() - begin
         log.worked_bytes += len(content) + 1
+
+    def _judge_and_learn(self, log: WatchedLog, line: LogLine, content: bytes) -> LineReport:
+        """Read a line; if the model diverges, with that of the last checkpoint."""
+        try:
+            report = log.watcher.judge(content)
+        except DivergedError as error:
+            self._revert(log, line, str(error))
+            report = log.watcher.judge(content)
+        try:
+            log.watcher.learn(content, report)
+        except NonFiniteLossError as error:
+            self._revert(log, line, str(error))
+        return report
 
     def _tell(self, log: WatchedLog, line: LogLine, content: bytes, report: LineReport) -> None:
         if report.is_unusual or self.arguments.all:
@@ -133,16 +143,15 @@ class WatchRun:
         if report.is_unusual and self.alerts is not None:
             self.alerts.send(record)
 
-    def _revert(self, log: WatchedLog, reason: str) -> None:
+    def _revert(self, log: WatchedLog, line: LogLine, reason: str) -> None:
         """Go back to the weights of the last checkpoint, at half the learning rate."""
         rate = log.watcher.learner.settings.learning_rate / 2
         checkpoint = self.arguments.output_dir / f"checkpoint-{self.number}"
         learner = OnlineLearner.load(checkpoint / log.folder, learning_rate=rate)
         log.watcher.replace_learner(learner)
         log.counts["reverts"] += 1
-        place = f"line {log.last.number + 1:,}" if log.last else "the first line"
         self._say(
-            f"{log.source.name}, {place}: the model diverged ({reason.rstrip('.')}); it is again that of {checkpoint}, "
+            f"{log.source.name}, line {line.number:,}: the model diverged: {reason.rstrip('.')}; back to {checkpoint} "
             f"with learning rate {rate:g}. No line is lost"
         )
 
@@ -165,7 +174,7 @@ class WatchRun:
     def _report(self) -> None:
         for log in self.logs:
             speed = log.worked_bytes / log.seconds if log.seconds else 0.0
-            behind = log.lag()
+            behind = log.source.lag()
             is_lagging = bool(speed) and behind > _LAG_SECONDS * speed
             if is_lagging:
                 left = f"{behind / speed:,.0f} s at {with_unit(speed, 'B/s')}"
@@ -193,12 +202,12 @@ class WatchRun:
             return
         directory = self.arguments.output_dir
         saved = [
-            SavedLog(log.source.name, directory / log.folder, log.watcher.state(), self._position(log), log.counts)
+            SavedLog(log.source.name, directory / log.folder, log.watcher.state(), log.source.position(), log.counts)
             for log in self.logs
         ]
         learners = {log.folder: log.watcher.learner for log in self.logs}
         try:
-            save_watch(directory, self.number + 1, learners, saved, self.line_log.size if self.line_log else None)
+            save_watch(directory, self.number + 1, learners, saved, self.line_log.mark() if self.line_log else None)
         except OSError as error:
             if self.number == 0:
                 raise
@@ -208,9 +217,6 @@ class WatchRun:
         self._unsaved = False
         if self._problems.pop("save", None):
             self._say("checkpoints can be written again")
-
-    def _position(self, log: WatchedLog) -> dict[str, Any] | None:
-        return log.source.position(log.last)
 
     def _finish(self) -> None:
         if self.alerts is not None:
@@ -258,7 +264,7 @@ class WatchRun:
             yield "bits_total", name, counts["bits"]
             yield "score", name, log.last_score
             yield "threshold", name, log.watcher.threshold.value
-            yield "lag_bytes", name, log.lag()
+            yield "lag_bytes", name, log.source.lag()
             yield "last_line_timestamp_seconds", name, log.last_time
             yield "reverts_total", name, counts["reverts"]
         if self.alerts is not None:
@@ -296,7 +302,7 @@ def _summary(log: WatchedLog) -> str:
     return words
 
 
-def load_logs(checkpoint: str | os.PathLike) -> tuple[dict[str, SavedLog], int | None]:
-    """Name → log of a checkpoint, and the size of the JSON lines."""
-    logs, output_size = read_watch(Path(checkpoint))
-    return {log.name: log for log in logs}, output_size
+def load_logs(checkpoint: str | os.PathLike) -> tuple[dict[str, SavedLog], dict[str, Any] | None]:
+    """Name → log of a checkpoint, and the mark of the JSON lines."""
+    logs, output = read_watch(Path(checkpoint))
+    return {log.name: log for log in logs}, output

@@ -3,6 +3,7 @@
 import json
 import os
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 # Records that wait for room on the disk before reading pauses.
@@ -14,28 +15,31 @@ class LineLog:
 
     Args:
         path: the file.
-        size: of the file at the checkpoint that is continued; what was written after it is removed, because the same
-            lines follow again. None to append.
+        mark: of the checkpoint that is continued; if it is of this file, what was written after it is removed, because
+            the same lines follow again.
 
     Raises:
         OSError: the file cannot be opened.
     """
 
-    def __init__(self, path: str | os.PathLike, size: int | None = None):
+    def __init__(self, path: str | os.PathLike, mark: Mapping[str, Any] | None = None):
         self.path = os.fspath(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
         self._descriptor = os.open(path, flags, 0o644)
         self._size = os.fstat(self._descriptor).st_size
         self._is_regular = os.path.isfile(path)
-        if size is not None and self._is_regular and size < self._size:
-            os.ftruncate(self._descriptor, size)
-            self._size = size
+        if mark is not None and self._is_regular and mark["file"] == self._identity() and mark["size"] < self._size:
+            os.ftruncate(self._descriptor, mark["size"])
+            self._size = mark["size"]
         self._waiting: deque[bytes] = deque()
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self._size
+    def mark(self) -> dict[str, Any]:
+        """JSON that says which file it is, and how much is written."""
+        return {"file": self._identity(), "size": self._size}
+
+    def _identity(self) -> list[int]:
+        status = os.fstat(self._descriptor)
+        return [status.st_dev, status.st_ino]
 
     @property
     def is_complete(self) -> bool:

@@ -32,8 +32,8 @@ class LineMemory:
 
         Returns:
             Three measures, each higher for more unusual lines. `novelty`: -1 if an equal line is kept, 0 if none has a
-            piece of it. `order`: -1 if an equal line has followed one equal to the last line. `repetition`: how many of
-            the last eight lines are nearly equal.
+            piece of it. `order`: -1 if an equal line has followed one equal to the last line. `repetition`: how many
+            of the last eight lines are nearly equal.
         """
         kept = self._rows[self._begin : self._end]
         if len(kept) < 2:

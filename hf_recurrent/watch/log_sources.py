@@ -40,12 +40,16 @@ class LogSource(ABC):
         self.name, self.max_line_bytes = name, max_line_bytes
         self.notices: list[str] = []
         self._lines: deque[LogLine] = deque()
+        self._given: LogLine | None = None
 
     def next_line(self) -> LogLine | None:
         """The next line; None if there is none at the moment."""
         if not self._lines:
             self._lines.extend(self._read_lines())
-        return self._lines.popleft() if self._lines else None
+        if not self._lines:
+            return None
+        self._given = self._lines.popleft()
+        return self._given
 
     @property
     def is_finished(self) -> bool:
@@ -53,11 +57,11 @@ class LogSource(ABC):
         return not self._lines and self._is_at_end
 
     @abstractmethod
-    def lag(self, consumed: int) -> int:
-        """Bytes that have arrived after those before offset `consumed`."""
+    def lag(self) -> int:
+        """Bytes that have arrived after the line that was given last."""
 
-    def position(self, line: LogLine | None) -> dict[str, Any] | None:
-        """JSON from which the source can be continued after a line that it gave last; None if it cannot."""
+    def position(self) -> dict[str, Any] | None:
+        """JSON from which the source can be continued after the line that it gave last; None if it cannot."""
         return None
 
     def beginning(self) -> str:
@@ -82,8 +86,10 @@ class StandardInput(LogSource):
         self._splitter = LineSplitter(max_line_bytes)
         self._received = 0
 
-    def lag(self, consumed: int) -> int:
-        return self._received - consumed  # what waits in the pipe itself is at most 64 kB
+    def lag(self) -> int:
+        return self._received - (
+            self._given.end if self._given else 0
+        )  # in the pipe itself, at most 64 kB wait
 
     def _read_lines(self) -> list[LogLine]:
         if self._is_at_end:
@@ -133,22 +139,26 @@ class LogFile(LogSource):
         elif not follow or self._path.exists():
             self._open(self._path, must_exist=not follow)
 
-    def lag(self, consumed: int) -> int:
+    def lag(self) -> int:
         if self._file is None:
             return 0
-        size = os.fstat(self._file.fileno()).st_size
-        behind = max(size - consumed, 0)
+        behind = max(os.fstat(self._file.fileno()).st_size - self._place()[0], 0)
         if self._replaced_since is not None:
             behind += _size_of(self._path)
         return behind
 
-    def position(self, line: LogLine | None) -> dict[str, Any] | None:
+    def position(self) -> dict[str, Any] | None:
         if self._file is None:
             return None
-        offset, number = (self._start, self._first_number) if line is None else (line.end, line.number + 1)
-        status = os.fstat(self._file.fileno())
-        digest = _digest(self._file.fileno(), offset)
-        return {"device": status.st_dev, "inode": status.st_ino, "offset": offset, "line": number, "digest": digest}
+        offset, number = self._place()
+        return {"offset": offset, "line": number, "digest": _digest(self._file, offset)}
+
+    def _place(self) -> tuple[int, int]:
+        """Offset and number of the line after the one that was given last."""
+        given = self._given
+        if given is None or given.end > self._read_to:  # the line was in the file before it was truncated
+            return self._start, self._first_number
+        return given.end, given.number + 1
 
     def beginning(self) -> str:
         if self._file is None:
@@ -158,9 +168,7 @@ class LogFile(LogSource):
 
     # ---- Opening ----
 
-    def _open(
-        self, path: Path, offset: int | None = None, number: int | None = None, must_exist: bool = False
-    ) -> None:
+    def _open(self, path: Path, offset: int | None = None, number: int = 1, must_exist: bool = False) -> None:
         """Open a file at an offset, by default where its history begins."""
         try:
             file = open(path, "rb", buffering=0)  # noqa: SIM115 (kept open)
@@ -177,9 +185,10 @@ class LogFile(LogSource):
         if self._file is not None:
             self._file.close()
         self._file, self._history, self._replaced_since, self._problem = file, None, None, None
+        self._given = None
         file.seek(offset)
         self._start, self._read_to, self._first_number = offset, offset, number
-        self._before = os.pread(file.fileno(), min(offset, _COMPARED), max(offset - _COMPARED, 0))
+        self._before = _read_at(file, max(offset - _COMPARED, 0), min(offset, _COMPARED))
         self._splitter = LineSplitter(self.max_line_bytes, offset, number)
 
     def _continue(self, position: Mapping[str, Any]) -> None:
@@ -225,11 +234,11 @@ class LogFile(LogSource):
         descriptor = self._file.fileno()
         if os.fstat(descriptor).st_size < self._read_to or not self._is_unchanged():
             return self._start_over()
-        chunk = self._file.read(_CHUNK)
-        if chunk:
+        while chunk := self._file.read(_CHUNK):
             self._read_to += len(chunk)
             self._before = (self._before + chunk)[-_COMPARED:]
-            return self._splitter.feed(chunk)
+            if lines := self._splitter.feed(chunk):
+                return lines
         self._last_look = now
         if not self._follow:
             self._is_at_end = True
@@ -239,13 +248,13 @@ class LogFile(LogSource):
     def _is_unchanged(self) -> bool:
         """False if the file was truncated and has grown again."""
         count = len(self._before)
-        return os.pread(self._file.fileno(), count, self._read_to - count) == self._before
+        return _read_at(self._file, self._read_to - count, count) == self._before
 
     def _start_over(self) -> list[LogLine]:
         rest = self._splitter.finish()
         self._file.seek(0)
         self._start, self._read_to, self._first_number, self._before = 0, 0, 1, b""
-        self._splitter = LineSplitter(self.max_line_bytes)
+        self._splitter, self._given = LineSplitter(self.max_line_bytes), None
         self.notices.append(f"{self.name} was truncated; reading from its beginning")
         return rest
 
@@ -282,11 +291,19 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _digest(descriptor: int, offset: int) -> str:
+def _read_at(file: Any, place: int, count: int) -> bytes:
+    """Bytes at another place of a file; its position stays."""
+    position = file.tell()
+    file.seek(place)
+    data = file.read(count)
+    file.seek(position)
+    return data
+
+
+def _digest(file: Any, offset: int) -> str:
     """A hash of the first bytes of a file and of those before an offset."""
-    first = os.pread(descriptor, min(offset, _COMPARED), 0)
-    last = os.pread(descriptor, min(offset, _COMPARED), max(offset - _COMPARED, 0))
-    return hashlib.sha256(first + last).hexdigest()
+    count = min(offset, _COMPARED)
+    return hashlib.sha256(_read_at(file, 0, count) + _read_at(file, offset - count, count)).hexdigest()
 
 
 def _is_at(path: Path, position: Mapping[str, Any]) -> bool:
@@ -294,7 +311,7 @@ def _is_at(path: Path, position: Mapping[str, Any]) -> bool:
     try:
         with open(path, "rb", buffering=0) as file:
             offset = position["offset"]
-            return os.fstat(file.fileno()).st_size >= offset and _digest(file.fileno(), offset) == position["digest"]
+            return os.fstat(file.fileno()).st_size >= offset and _digest(file, offset) == position["digest"]
     except OSError:
         return False
 
@@ -306,7 +323,7 @@ def _beginning(file: Any, history: int | None) -> tuple[int, int]:
         return 0, 1
     wanted = size - history
     read, number, offset = 0, 1, 0
-    while read < wanted and (chunk := os.pread(file.fileno(), min(_CHUNK, wanted - read), read)):
+    while read < wanted and (chunk := file.read(min(_CHUNK, wanted - read))):
         if (end := chunk.rfind(b"\n")) >= 0:
             offset = read + end + 1
         number, read = number + chunk.count(b"\n"), read + len(chunk)

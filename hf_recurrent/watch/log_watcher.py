@@ -113,11 +113,16 @@ class LogWatcher:
         self._bad_lines = 0
 
     def read(self, line: bytes) -> LineReport:
-        """Score a line without its line end, and learn from it.
+        """[`judge`] and [`learn`]."""
+        report = self.judge(line)
+        self.learn(line, report)
+        return report
+
+    def judge(self, line: bytes) -> LineReport:
+        """Say how unusual a line, without its line end, is.
 
         Raises:
-            NonFiniteLossError: the model has diverged; see [`replace_learner`].
-            DivergedError: the same, noticed by the predictions.
+            DivergedError: the model predicts worse than no model; the line was not counted. See [`replace_learner`].
         """
         bits = score_line(self.learner, line + LINE_END)
         self._check(bits)
@@ -129,9 +134,16 @@ class LogWatcher:
         for name, value in values.items():
             self._measures[name].add(value)
         self._memory.add(line)
-        if self.settings.learn_flagged or not is_unusual:
-            self.learner.read(line + LINE_END)
         return LineReport(bits, measures, score, rarity, threshold, is_unusual)
+
+    def learn(self, line: bytes, report: LineReport) -> None:
+        """Learn from a line after it was judged.
+
+        Raises:
+            NonFiniteLossError: the model has diverged. See [`replace_learner`].
+        """
+        if self.settings.learn_flagged or not report.is_unusual:
+            self.learner.read(line + LINE_END)
 
     def replace_learner(self, learner: OnlineLearner) -> None:
         """Go on with another learner, after the model has diverged."""

@@ -56,7 +56,11 @@ def folder_names(names: list[str]) -> list[str]:
 
 
 def save_watch(
-    directory: Path, number: int, learners: Mapping[str, OnlineLearner], logs: list[SavedLog], output_size: int | None
+    directory: Path,
+    number: int,
+    learners: Mapping[str, OnlineLearner],
+    logs: list[SavedLog],
+    output: Mapping[str, Any] | None,
 ) -> Path:
     """Write `checkpoint-NUMBER`, atomically, and remove the older ones; return its path.
 
@@ -65,7 +69,7 @@ def save_watch(
         number: higher than that of the checkpoint before.
         learners: folder → learner.
         logs: with the same folders.
-        output_size: bytes of the JSON lines at this moment; None without.
+        output: `LineLog.mark` at this moment; None without.
 
     Raises:
         OSError: the disk is full, for example; the older checkpoint is unchanged.
@@ -85,7 +89,9 @@ def save_watch(
             }
             for log in logs
         ]
-        save_tree({"format": _FORMAT, "logs": entries, "output_size": output_size}, staging, _FILES)
+        save_tree(
+            {"format": _FORMAT, "logs": entries, "output": None if output is None else dict(output)}, staging, _FILES
+        )
         write_manifest(staging)
         publish_directory(staging, final)
     for old in list_checkpoints(directory):
@@ -94,8 +100,8 @@ def save_watch(
     return final
 
 
-def read_watch(checkpoint: str | os.PathLike) -> tuple[list[SavedLog], int | None]:
-    """The logs of a checkpoint, and the size of the JSON lines when it was saved.
+def read_watch(checkpoint: str | os.PathLike) -> tuple[list[SavedLog], dict[str, Any] | None]:
+    """The logs of a checkpoint, and the mark of the JSON lines.
 
     Raises:
         ValueError: a file is missing or damaged.
@@ -115,7 +121,7 @@ def read_watch(checkpoint: str | os.PathLike) -> tuple[list[SavedLog], int | Non
             )
             for entry in tree["logs"]
         ]
-        return logs, tree["output_size"]
+        return logs, tree["output"]
 
 
 def is_watch(checkpoint: str | os.PathLike) -> bool:

@@ -5,8 +5,8 @@ from typing import Any
 from hf_recurrent.watch.rarity import RecentValues
 
 # A line that is flagged lowers the share of the quantile by this part of itself; lines that are not raise it.
-_GAIN = 0.02
-_LOWEST, _HIGHEST = 0.1, 3.0
+_GAIN = 0.2
+_LOWEST, _HIGHEST = 0.1, 10.0
 
 
 class AdaptiveThreshold:
