@@ -22,8 +22,6 @@ _REASONS = {
 # Everything that could move the cursor or hide text.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _LEAST_WIDTH = 40
-# Bits of rarity above which no number is shown.
-_RAREST = 14
 
 
 class LinePrinter:
@@ -78,8 +76,7 @@ class LinePrinter:
 def describe(report: LineReport) -> str:
     """A line's rarity and bits in words."""
     bits = f"{report.bits.sum():,.0f} bits, {report.bits.mean():.1f} per byte"
-    # The tail of a distribution says little about what comes once in many lines.
-    rarity = f"1 in {2**report.rarity:,.0f}" if report.rarity < _RAREST else f"1 in more than {2**_RAREST:,}"
+    rarity = f"1 in {2**report.rarity:,.0f}"
     return f"{_REASONS[report.reason]}, {rarity} lines ({bits})" if report.is_unusual else f"{bits}, {rarity}"
 
 

@@ -87,9 +87,7 @@ class StandardInput(LogSource):
         self._received = 0
 
     def lag(self) -> int:
-        return self._received - (
-            self._given.end if self._given else 0
-        )  # in the pipe itself, at most 64 kB wait
+        return self._received - (self._given.end if self._given else 0)  # in the pipe itself, at most 64 kB wait
 
     def _read_lines(self) -> list[LogLine]:
         if self._is_at_end:

@@ -17,6 +17,8 @@ from hf_recurrent.watch.threshold import AdaptiveThreshold
 _MEASURES = ("bytes", "novelty", "order", "repetition")
 # Neighbouring bytes whose bits are added up, to find those that surprise most.
 _TOGETHER = 8
+# The tail of the scores is trusted up to so many times the lines of the window.
+_BEYOND = 10
 # A byte is shown as surprising with more bits than this.
 SURPRISING_BITS = 4.0
 # A model is taken as diverged when so many lines in a row have more bits per byte than no model at all.
@@ -60,6 +62,7 @@ class LineReport:
             `novelty`, `order` and `repetition` ([`LineMemory.compare`]).
         score: their Euclidean norm.
         rarity: of the score among those of the recent lines, in bits: such a line comes once in 2^rarity lines.
+            At most that of ten times as many lines as there are.
         threshold: of the score; infinite for the first lines.
         is_unusual: the score exceeds the threshold.
     """
@@ -129,7 +132,8 @@ class LogWatcher:
         values = {"bytes": _peak(bits), **self._memory.compare(line)}
         measures = {name: self._measures[name].rarity(value) for name, value in values.items()}
         score = math.hypot(*measures.values())
-        threshold, rarity = self.threshold.value, self.threshold.scores.rarity(score)
+        threshold, scores = self.threshold.value, self.threshold.scores
+        rarity = min(scores.rarity(score), math.log2(_BEYOND * (len(scores) + 1)))
         is_unusual = self.threshold.add(score)
         for name, value in values.items():
             self._measures[name].add(value)

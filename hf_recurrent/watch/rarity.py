@@ -21,6 +21,9 @@ class RecentValues:
         self._values = np.zeros(0)
         self._size = size
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def add(self, value: float) -> None:
         """Put a value into the window."""
         self._values = np.append(self._values, value)[-self._size :]
