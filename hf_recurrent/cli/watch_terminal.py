@@ -50,6 +50,7 @@ class LinePrinter:
         if self._is_terminal:
             width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) - 3
             text, marks = cut(text, marks, width)
+            head, _ = cut(head, [], width + 2)
         if not report.is_unusual:
             marks = []
         if self._is_terminal or self._has_color:

@@ -14,7 +14,8 @@ from hf_recurrent.watch.line_scores import LINE_END, score_line
 from hf_recurrent.watch.rarity import RecentValues
 from hf_recurrent.watch.threshold import AdaptiveThreshold
 
-_MEASURES = ("bytes", "novelty", "order", "repetition")
+# Measure → difference that counts: a bit, a fiftieth of all pieces of a line, a quarter of a line.
+_RESOLUTIONS = {"bytes": 1.0, "novelty": 0.02, "order": 0.02, "repetition": 0.25}
 # Neighbouring bytes whose bits are added up, to find those that surprise most.
 _TOGETHER = 8
 # The tail of the scores is trusted up to so many times the lines of the window.
@@ -110,9 +111,10 @@ class LogWatcher:
         self.learner, self.settings = learner, settings
         if not learner.has_context:
             learner.read(LINE_END)
-        self._measures = {name: RecentValues(settings.window) for name in _MEASURES}
-        self._memory = LineMemory(settings.window)
-        self.threshold = AdaptiveThreshold(settings.false_alarms, settings.window)
+        window = settings.window
+        self._measures = {name: RecentValues(window, least) for name, least in _RESOLUTIONS.items()}
+        self._memory = LineMemory(window)
+        self.threshold = AdaptiveThreshold(settings.false_alarms, window)
         self._bad_lines = 0
 
     def read(self, line: bytes) -> LineReport:

@@ -15,11 +15,12 @@ class RecentValues:
 
     Args:
         size: of the window.
+        resolution: the least scale of the tail. Where all values are nearly equal, small differences are not rare.
     """
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, resolution: float = 1e-9):
         self._values = np.zeros(0)
-        self._size = size
+        self._size, self._resolution = size, resolution
 
     def __len__(self) -> int:
         return len(self._values)
@@ -62,7 +63,7 @@ class RecentValues:
         size = max(int(count * _TAIL_SHARE), _TAIL_LEAST)
         tail = np.partition(self._values, count - size)[count - size :]
         begin = float(tail.min())
-        return begin, max(float((tail - begin).mean()), 1e-9), (1 + size) / (count + 1)
+        return begin, max(float((tail - begin).mean()), self._resolution), (1 + size) / (count + 1)
 
     def state(self) -> torch.Tensor:
         """The values, float64."""
