@@ -18,8 +18,6 @@ from hf_recurrent.watch.threshold import AdaptiveThreshold
 _RESOLUTIONS = {"bytes": 1.0, "novelty": 0.02, "order": 0.02, "repetition": 0.25}
 # Neighbouring bytes whose bits are added up, to find those that surprise most.
 _TOGETHER = 8
-# The tail of the scores is trusted up to so many times the lines of the window.
-_BEYOND = 10
 # A byte is shown as surprising with more bits than this.
 SURPRISING_BITS = 4.0
 # A model is taken as diverged when so many lines in a row have more bits per byte than no model at all.
@@ -63,7 +61,6 @@ class LineReport:
             `novelty`, `order` and `repetition` ([`LineMemory.compare`]).
         score: their Euclidean norm.
         rarity: of the score among those of the recent lines, in bits: such a line comes once in 2^rarity lines.
-            At most that of ten times as many lines as there are.
         threshold: of the score; infinite for the first lines.
         is_unusual: the score exceeds the threshold.
     """
@@ -134,8 +131,7 @@ class LogWatcher:
         values = {"bytes": _peak(bits), **self._memory.compare(line)}
         measures = {name: self._measures[name].rarity(value) for name, value in values.items()}
         score = math.hypot(*measures.values())
-        threshold, scores = self.threshold.value, self.threshold.scores
-        rarity = min(scores.rarity(score), math.log2(_BEYOND * (len(scores) + 1)))
+        threshold, rarity = self.threshold.value, self.threshold.scores.rarity(score)
         is_unusual = self.threshold.add(score)
         for name, value in values.items():
             self._measures[name].add(value)

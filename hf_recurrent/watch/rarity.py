@@ -9,6 +9,9 @@ import torch
 # of a window from which anything is concluded.
 _TAIL_SHARE, _TAIL_LEAST, _LEAST = 0.1, 5, 50
 
+# The tail is trusted up to what comes once in so many times the values of the window.
+_BEYOND = 10
+
 
 class RecentValues:
     """A window of values, against which new ones are ranked.
@@ -22,9 +25,6 @@ class RecentValues:
         self._values = np.zeros(0)
         self._size, self._resolution = size, resolution
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def add(self, value: float) -> None:
         """Put a value into the window."""
         self._values = np.append(self._values, value)[-self._size :]
@@ -33,7 +33,7 @@ class RecentValues:
         """-log2 of the share of values that reach this one, in bits; 0 while the window has fewer than 50 values.
 
         The rank alone gives the p-value of conformal prediction, which holds for any distribution; an exponential tail
-        continues it beyond the highest values of the window.
+        continues it beyond the highest values of the window, up to what comes once in ten times as many.
         """
         count = len(self._values)
         if count < _LEAST:
@@ -41,7 +41,8 @@ class RecentValues:
         begin, scale, share = self._tail()
         if value <= begin:
             return math.log2((count + 1) / (1 + int((self._values >= value).sum())))
-        return -math.log2(share) + (value - begin) / scale / math.log(2)
+        beyond = -math.log2(share) + (value - begin) / scale / math.log(2)
+        return min(beyond, math.log2(_BEYOND * (count + 1)))
 
     def quantile(self, rate: float) -> float:
         """The value that is exceeded at most at this rate; infinite while the window has fewer than 50 values.
