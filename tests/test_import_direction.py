@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIERS = (
     ("scripts",),
     ("cli",),
-    ("reproduce", "sessions", "planning"),
+    ("reproduce", "sessions", "planning", "watch"),
     ("trainers", "online", "export", "compression"),
     ("learning_rules", "evaluation", "generation", "tasks", "hub"),
     ("data",),

@@ -14,7 +14,18 @@ from hf_recurrent.cli.parsing import CommandParser, run_command
 PROG = "hf-recurrent"
 SHELLS = ("bash", "zsh")
 # Arguments that are files or directories, although their type is text.
-_FILES = {"model", "corpus", "validation_corpus", "files", "source", "held_out", "output_dir", "draft", "teacher"}
+_FILES = {
+    "model",
+    "corpus",
+    "validation_corpus",
+    "files",
+    "logs",
+    "source",
+    "held_out",
+    "output_dir",
+    "draft",
+    "teacher",
+}
 _FILES |= {"recipe", "tokenizer", "resume_from_checkpoint"}
 
 
@@ -73,7 +84,7 @@ def _parsers(name: str) -> list[argparse.ArgumentParser]:
     if name == "transformers" or (name == "reproduce" and importlib.util.find_spec("hf_recurrent.reproduce") is None):
         return []
     if name != "pretrain":
-        module = "learn_arguments" if name == "learn" else name.replace("-", "_")
+        module = f"{name}_arguments" if name in ("learn", "watch") else name.replace("-", "_")
         parser = importlib.import_module(f"hf_recurrent.cli.{module}").build_parser()
         if name == "reproduce":
             from hf_recurrent.reproduce import EXPERIMENTS

@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": "continue a prompt, a file or a saved state",
     "chat": "talk to a model that keeps everything in its state",
     "serve": "serve a model over HTTP: OpenAI's API, and sessions that are states",
+    "watch": "show the unusual lines of logs as they grow",
     "learn": "read an endless stream and learn from every byte",
     "compress": "compress a file with the probabilities of a model",
     "decompress": "restore a compressed file with the same model",

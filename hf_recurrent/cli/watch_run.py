@@ -1,0 +1,308 @@
+"""A run of `hf-recurrent watch`: lines of all logs in turn, and everything that is shown, written and saved."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_recurrent.cli.watch_terminal import LinePrinter, finite
+from hf_recurrent.data.episode_source import with_unit
+from hf_recurrent.interruption import StopRequest, stop_on_signals
+from hf_recurrent.learning_rules.rules import NonFiniteLossError
+from hf_recurrent.online.learner import OnlineLearner
+from hf_recurrent.watch.alerts import AlertCommand
+from hf_recurrent.watch.journal import journal_text
+from hf_recurrent.watch.line_log import LineLog
+from hf_recurrent.watch.log_lines import LogLine
+from hf_recurrent.watch.log_sources import LogSource
+from hf_recurrent.watch.log_watcher import DivergedError, LineReport, LogWatcher
+from hf_recurrent.watch.metrics import MetricsServer, metrics_page
+from hf_recurrent.watch.saved_watch import SavedLog, read_watch, save_watch
+
+# Seconds without a line, between two attempts to write, and between two reports of lag or progress.
+_IDLE, _RETRY, _BETWEEN_REPORTS = 0.1, 5.0, 60.0
+# A log that is so many seconds behind is reported.
+_LAG_SECONDS = 10.0
+_COUNTS = ("lines", "unusual", "bytes", "bits", "reverts")
+
+
+@dataclass
+class WatchedLog:
+    """A log with its watcher; `seconds` and `worked_bytes` measure its speed."""
+
+    source: LogSource
+    watcher: LogWatcher
+    folder: str
+    is_new: bool = True
+    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    last_score: float = 0.0
+    last_time: float = 0.0
+    seconds: float = 0.0
+    worked_bytes: int = 0
+    is_lagging: bool = False
+
+
+class WatchRun:
+    """A run that is ready to start.
+
+    Args:
+        arguments: of the command.
+        logs: what is watched.
+        output: `LineLog.mark` of the checkpoint that is continued.
+        number: of that checkpoint, or 0.
+    """
+
+    def __init__(
+        self, arguments: argparse.Namespace, logs: list[WatchedLog], output: dict[str, Any] | None, number: int
+    ) -> None:
+        self.arguments, self.logs, self.number = arguments, logs, number
+        self.printer = LinePrinter(arguments.color, len(logs) > 1)
+        self.line_log = None if arguments.output is None else LineLog(arguments.output, output)
+        self.metrics = None if arguments.metrics is None else MetricsServer(arguments.metrics, self._page)
+        self.alerts = None if arguments.exec is None else AlertCommand(arguments.exec)
+        self._problems: dict[str, str] = {}
+        self._saved_at = self._tried_at = self._reported_at = time.monotonic()
+        self._unsaved = False
+        if any(log.is_new for log in logs):
+            self._save()  # a state to go back to, and a full disk is noticed now
+
+    # ---- Reading ----
+
+    def watch(self) -> str | None:
+        """Read until the logs end or a signal arrives, then save; return the error that ended it, if there is one."""
+        failure = None
+        with stop_on_signals() as stop:
+            while not stop.is_set() and not all(log.source.is_finished for log in self.logs):
+                try:
+                    if not self._read_one_of_each(stop):
+                        stop.wait(_IDLE)
+                except DivergedError:
+                    failure = "the model diverges again after it went back; rerun with --restart, or another --model"
+                    break
+                self._do_housekeeping()
+        self._finish()
+        return failure
+
+    def _read_one_of_each(self, stop: StopRequest) -> bool:
+        """A line of every log that has one; False if none has."""
+        if self.line_log is not None and self.line_log.is_full:
+            return False
+        has_read = False
+        for log in self.logs:
+            if stop.is_set():
+                break
+            line = log.source.next_line()
+            self._say_all(log.source)
+            if line is not None:
+                self._read(log, line)
+                has_read = True
+        return has_read
+
+    def _read(self, log: WatchedLog, line: LogLine) -> None:
+        begin = time.monotonic()
+        content = line.content.removesuffix(b"\r")
+        if self.arguments.format != "text":
+            text = journal_text(content)
+            content = content if text is None else text
+        report = self._judge_and_learn(log, line, content)
+        self._unsaved = True
+        log.last_score, log.last_time = report.score, time.time()
+        log.counts["lines"] += 1
+        log.counts["unusual"] += report.is_unusual
+        log.counts["bytes"] += line.length
+        log.counts["bits"] += float(report.bits.sum())
+        self._tell(log, line, content, report)
+        log.seconds += time.monotonic() - begin
+        log.worked_bytes += len(content) + 1
+
+    def _judge_and_learn(self, log: WatchedLog, line: LogLine, content: bytes) -> LineReport:
+        """Read a line; if the model diverges, with that of the last checkpoint."""
+        try:
+            report = log.watcher.judge(content)
+        except DivergedError as error:
+            self._revert(log, line, str(error))
+            report = log.watcher.judge(content)
+        try:
+            log.watcher.learn(content, report)
+        except NonFiniteLossError as error:
+            self._revert(log, line, str(error))
+        return report
+
+    def _tell(self, log: WatchedLog, line: LogLine, content: bytes, report: LineReport) -> None:
+        if report.is_unusual or self.arguments.all:
+            self.printer.show(log.source.name, line.number, content, report)
+        if self.line_log is None and not (report.is_unusual and self.alerts):
+            return
+        record = _record(log.source.name, line, content, report)
+        if self.line_log is not None:
+            self._write(lambda: self.line_log.add(record))
+        if report.is_unusual and self.alerts is not None:
+            self.alerts.send(record)
+
+    def _revert(self, log: WatchedLog, line: LogLine, reason: str) -> None:
+        """Go back to the weights of the last checkpoint, at half the learning rate."""
+        rate = log.watcher.learner.settings.learning_rate / 2
+        checkpoint = self.arguments.output_dir / f"checkpoint-{self.number}"
+        learner = OnlineLearner.load(checkpoint / log.folder, learning_rate=rate)
+        log.watcher.replace_learner(learner)
+        log.counts["reverts"] += 1
+        self._say(
+            f"{log.source.name}, line {line.number:,}: the model diverged: {reason.rstrip('.')}; back to {checkpoint} "
+            f"with learning rate {rate:g}. No line is lost"
+        )
+
+    # ---- Between lines ----
+
+    def _do_housekeeping(self) -> None:
+        now = time.monotonic()
+        if self.alerts is not None:
+            for notice in self.alerts.take_notices():
+                self._say(notice)
+        if self.line_log is not None and not self.line_log.is_complete and now - self._tried_at >= _RETRY:
+            self._tried_at = now
+            self._write(self.line_log.flush)
+        if self._unsaved and now - self._saved_at >= self.arguments.save_every:
+            self._save()
+        if now - self._reported_at >= _BETWEEN_REPORTS:
+            self._reported_at = now
+            self._report()
+
+    def _report(self) -> None:
+        for log in self.logs:
+            speed = log.worked_bytes / log.seconds if log.seconds else 0.0
+            behind = log.source.lag()
+            is_lagging = bool(speed) and behind > _LAG_SECONDS * speed
+            if is_lagging:
+                left = f"{behind / speed:,.0f} s at {with_unit(speed, 'B/s')}"
+                self._say(f"{log.source.name}: {with_unit(behind, 'B')} still to read, {left}")
+            elif log.is_lagging:
+                self._say(f"{log.source.name} is read up to its end again")
+            elif not self.arguments.quiet and sys.stderr.isatty():
+                self._say(_summary(log))
+            log.is_lagging = is_lagging
+            log.seconds, log.worked_bytes = log.seconds / 2, log.worked_bytes // 2  # older speeds count less
+
+    def _write(self, action: Any) -> None:
+        try:
+            action()
+            if self._problems.pop("output", None):
+                self._say(f"{self.arguments.output} can be written again; nothing is missing in it")
+        except OSError as error:
+            reason = f"{self.arguments.output} cannot be written: {(error.strerror or str(error)).lower()}"
+            self._say_once("output", f"{reason}; its lines wait in memory")
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless lines wait to be written: what it says was read has to be in the output."""
+        self._saved_at = time.monotonic()
+        if self.line_log is not None and not self.line_log.is_complete:
+            return
+        directory = self.arguments.output_dir
+        saved = [
+            SavedLog(log.source.name, directory / log.folder, log.watcher.state(), log.source.position(), log.counts)
+            for log in self.logs
+        ]
+        learners = {log.folder: log.watcher.learner for log in self.logs}
+        try:
+            save_watch(directory, self.number + 1, learners, saved, self.line_log.mark() if self.line_log else None)
+        except OSError as error:
+            if self.number == 0:
+                raise
+            self._say_once("save", f"{str(error).rstrip('.')}; trying again in {self.arguments.save_every:g} seconds")
+            return
+        self.number += 1
+        self._unsaved = False
+        if self._problems.pop("save", None):
+            self._say("checkpoints can be written again")
+
+    def _finish(self) -> None:
+        if self.alerts is not None:
+            self.alerts.close()
+            for notice in self.alerts.take_notices():
+                self._say(notice)
+        if self.line_log is not None:
+            self._write(self.line_log.flush)
+        if self._unsaved:
+            self._save()
+        if self.metrics is not None:
+            self.metrics.close()
+        if self._unsaved:
+            checkpoint = self.arguments.output_dir / f"checkpoint-{self.number}"
+            self._say(f"the last lines are not saved; the next run continues at {checkpoint} and reads them again")
+        if not self.arguments.quiet:
+            for log in self.logs:
+                print(_summary(log), file=sys.stderr)
+            print(f"Saved in {self.arguments.output_dir}; the same command continues here.", file=sys.stderr)
+
+    # ---- Messages and metrics ----
+
+    def _say_all(self, source: LogSource) -> None:
+        for notice in source.notices:
+            self._say(notice)
+        source.notices.clear()
+
+    def _say_once(self, key: str, text: str) -> None:
+        if self._problems.get(key) != text:
+            self._problems[key] = text
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        print(f"hf-recurrent watch: {text}", file=sys.stderr, flush=True)
+
+    def _page(self) -> str:
+        return metrics_page(self._samples())
+
+    def _samples(self) -> Iterable[tuple[str, str, float]]:
+        for log in self.logs:
+            name, counts = log.source.name, log.counts
+            yield "lines_total", name, counts["lines"]
+            yield "unusual_lines_total", name, counts["unusual"]
+            yield "bytes_total", name, counts["bytes"]
+            yield "bits_total", name, counts["bits"]
+            yield "score", name, log.last_score
+            yield "threshold", name, log.watcher.threshold.value
+            yield "lag_bytes", name, log.source.lag()
+            yield "last_line_timestamp_seconds", name, log.last_time
+            yield "reverts_total", name, counts["reverts"]
+        if self.alerts is not None:
+            yield "alert_failures_total", "", self.alerts.failures
+
+
+def _record(name: str, line: LogLine, content: bytes, report: LineReport) -> dict[str, Any]:
+    """A line as JSON."""
+    record = {
+        "log": name,
+        "line_number": line.number,
+        "offset": line.offset,
+        "bits": finite(float(report.bits.sum())),
+        "bits_per_byte": finite(float(report.bits.mean())),
+        "score": finite(report.score),
+        "threshold": finite(report.threshold),
+        "unusual": report.is_unusual,
+        "rarity": finite(report.rarity),
+        "reason": report.reason,
+        "surprising": report.surprising(),
+        "text": content.decode("utf-8", "replace"),
+    }
+    if line.length > len(line.content):
+        record["length"] = line.length
+    return record
+
+
+def _summary(log: WatchedLog) -> str:
+    counts = log.counts
+    words = f"{log.source.name}: {counts['lines']:,.0f} lines, {counts['unusual']:,.0f} unusual"
+    if counts["bytes"]:
+        words += f", {counts['bits'] / (counts['bytes'] + counts['lines']):.2f} bits per byte"
+    if log.seconds:
+        words += f", {with_unit(log.worked_bytes / log.seconds, 'B/s')}"
+    return words
+
+
+def load_logs(checkpoint: str | os.PathLike) -> tuple[dict[str, SavedLog], dict[str, Any] | None]:
+    """Name → log of a checkpoint, and the mark of the JSON lines."""
+    logs, output = read_watch(Path(checkpoint))
+    return {log.name: log for log in logs}, output

@@ -1,0 +1,137 @@
+"""Unusual lines as text: in colour on a terminal, with the bytes that surprised; one line each elsewhere."""
+
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import IO
+
+import numpy as np
+
+from hf_recurrent.watch.log_watcher import LineReport
+
+_BOLD_RED, _DIM, _PLAIN = "\033[1;31m", "\033[2m", "\033[0m"
+_REASONS = {
+    "bytes": "unexpected bytes",
+    "novelty": "new kind of line",
+    "order": "unexpected here",
+    "repetition": "repeated",
+}
+# Everything that could move the cursor or hide text.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_LEAST_WIDTH = 40
+
+
+class LinePrinter:
+    """Prints lines with their scores.
+
+    Args:
+        color: `auto`, `always` or `never`; auto follows the terminal and the variable `NO_COLOR`.
+        has_names: several logs are read, so each line says which it is from.
+        file: where to print.
+    """
+
+    def __init__(self, color: str, has_names: bool, file: IO[str] | None = None):
+        self._file = file or sys.stdout
+        self._is_terminal = self._file.isatty()
+        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        self._has_color = color == "always" or (color == "auto" and self._is_terminal and not plain)
+        self._has_names = has_names
+
+    def show(self, log: str, number: int, content: bytes, report: LineReport) -> None:
+        """Print a line; on a terminal, cut to its width around the first bytes that surprised."""
+        head = f"{os.path.basename(log)}:" if self._has_names else "line "
+        head += f"{number:,}: {describe(report)}"
+        if not report.is_unusual:
+            head = f"  {head}"
+        text, marks = printable(content, report.surprising())
+        if self._is_terminal:
+            width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) - 3
+            text, marks = cut(text, marks, width)
+            head, _ = cut(head, [], width + 2)
+        if not report.is_unusual:
+            marks = []
+        if self._is_terminal or self._has_color:
+            lines = [self._colored(head, _DIM), f"  {self._highlighted(text, marks)}"]
+            if marks and not self._has_color:
+                lines.append("  " + underline(marks))
+        else:
+            lines = [f"{head}: {text}"]
+        print("\n".join(lines), file=self._file, flush=True)
+
+    def _colored(self, text: str, color: str) -> str:
+        return f"{color}{text}{_PLAIN}" if self._has_color else text
+
+    def _highlighted(self, text: str, marks: Sequence[tuple[int, int]]) -> str:
+        if not self._has_color:
+            return text
+        result, end = "", 0
+        for begin, stop in marks:
+            result += text[end:begin] + self._colored(text[begin:stop], _BOLD_RED)
+            end = stop
+        return result + text[end:]
+
+
+def describe(report: LineReport) -> str:
+    """A line's rarity and bits in words."""
+    bits = f"{report.bits.sum():,.0f} bits, {report.bits.mean():.1f} per byte"
+    rarity = f"1 in {2**report.rarity:,.0f}"
+    return f"{_REASONS[report.reason]}, {rarity} lines ({bits})" if report.is_unusual else f"{bits}, {rarity}"
+
+
+def printable(content: bytes, marks: Sequence[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
+    """A line as text that does nothing to a terminal, and the marked bytes as places in it."""
+    marked = np.zeros(len(content), bool)
+    for begin, stop in marks:
+        marked[begin:stop] = True
+    text, places, byte = "", [], 0
+    for char in content.decode("utf-8", "surrogateescape"):
+        shown = _UNPRINTABLE.sub(_escape, char)
+        size = len(char.encode("utf-8", "surrogateescape"))
+        if marked[byte : byte + size].any():
+            if places and places[-1][1] == len(text):
+                places[-1] = (places[-1][0], len(text) + len(shown))
+            else:
+                places.append((len(text), len(text) + len(shown)))
+        text, byte = text + shown, byte + size
+    return text, places
+
+
+def _escape(match: re.Match[str]) -> str:
+    """A tab as a space; a byte that is not UTF-8 as one; anything else by its code."""
+    code = ord(match.group())
+    if code == ord("\t"):
+        return " "
+    if 0xDC80 <= code <= 0xDCFF:
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def cut(text: str, marks: Sequence[tuple[int, int]], width: int) -> tuple[str, list[tuple[int, int]]]:
+    """At most `width` characters of a line, the first mark among them."""
+    if len(text) <= width:
+        return text, list(marks)
+    first = marks[0][0] if marks else 0
+    begin = 0 if first < width * 2 // 3 else min(first - width // 3, len(text) - width)
+    shown = text[begin : begin + width]
+    if begin:
+        shown = "…" + shown[1:]
+    if begin + width < len(text):
+        shown = shown[:-1] + "…"
+    inside = [(max(a - begin, 0), min(b - begin, width)) for a, b in marks]
+    return shown, [(a, b) for a, b in inside if a < b]
+
+
+def underline(marks: Sequence[tuple[int, int]]) -> str:
+    """A line with a caret under each marked character."""
+    line = ""
+    for begin, stop in marks:
+        line += " " * (begin - len(line)) + "^" * (stop - begin)
+    return line
+
+
+def finite(value: float) -> float | None:
+    """The value for JSON, which has no infinity."""
+    return round(value, 3) if math.isfinite(value) else None

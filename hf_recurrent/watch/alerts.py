@@ -1,0 +1,95 @@
+"""`AlertCommand`: a shell command for every unusual line, which never holds up the reading."""
+
+import json
+import os
+import queue
+import subprocess
+import threading
+from typing import Any
+
+_MOST_WAITING = 1000
+_SECONDS = 60.0
+_LONGEST_OUTPUT = 300
+
+
+class AlertCommand:
+    """Runs a shell command for each record, one after another, in a thread.
+
+    The command gets the record as JSON on standard input, and in `WATCH_` variables of its environment. Nothing of a
+    log becomes part of the command itself.
+
+    Args:
+        command: for `/bin/sh -c`.
+        seconds: after which a command is killed.
+
+    Attributes:
+        failures: commands that failed, and alerts that were dropped because too many were waiting.
+    """
+
+    def __init__(self, command: str, seconds: float = _SECONDS):
+        self.command, self.failures = command, 0
+        self._seconds = seconds
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
+        self._notices: list[str] = []
+        self._thread = threading.Thread(target=self._run_all, daemon=True)
+        self._thread.start()
+
+    def send(self, record: dict[str, Any]) -> None:
+        """Run the command soon."""
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self.failures += 1
+            self._notices.append(f"{_MOST_WAITING:,} alerts wait for --exec; further ones are dropped")
+
+    def take_notices(self) -> list[str]:
+        """Sentences about failed commands since the last call, each once."""
+        notices, self._notices = list(dict.fromkeys(self._notices)), []
+        return notices
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Wait for the commands that were sent, at most so long."""
+        try:
+            self._queue.put(None, timeout=seconds)
+        except queue.Full:
+            return
+        self._thread.join(seconds)
+
+    def _run_all(self) -> None:
+        while (record := self._queue.get()) is not None:
+            problem = self._run(record)
+            if problem is not None:
+                self.failures += 1
+                self._notices.append(f"--exec {problem}")
+
+    def _run(self, record: dict[str, Any]) -> str | None:
+        """Run the command; return what went wrong."""
+        variables = {f"WATCH_{name.upper()}": _plain(value) for name, value in record.items() if _is_plain(value)}
+        try:
+            result = subprocess.run(
+                ["/bin/sh", "-c", self.command],
+                input=json.dumps(record).encode() + b"\n",
+                env={**os.environ, **variables},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=self._seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"took more than {self._seconds:g} seconds and was stopped"
+        except OSError as error:
+            return f"cannot be run: {error.strerror}"
+        if result.returncode:
+            said = " ".join(result.stderr.decode(errors="replace").split())[:_LONGEST_OUTPUT]
+            return f"ended with status {result.returncode}{f': {said}' if said else ''}"
+        return None
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _plain(value: str | int | float) -> str:
+    """The value of an environment variable, which cannot hold a byte 0; the system limits it to 128 kB."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:4096]

@@ -1,0 +1,85 @@
+"""`LineMemory`: which of the recent lines resemble a line, and what followed them."""
+
+import numpy as np
+import torch
+
+# Bytes of a piece of a line; two lines are alike if they share many pieces.
+_PIECE = 5
+_WIDTH_BITS = 10
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+# Lines before, of which repetitions are counted; how nearly equal a line must be to count.
+_NEAR, _SHARPNESS = 8, 16
+
+
+class LineMemory:
+    """The recent lines, each as the set of its pieces, hashed.
+
+    Time and memory per line are constant, and nothing is parsed: numbers and times make two lines of one kind a little
+    less alike, and that is all.
+
+    Args:
+        size: lines that are kept.
+    """
+
+    def __init__(self, size: int):
+        self._size = size
+        # Twice as many rows as needed: the kept ones move to the beginning only when the end is reached.
+        self._rows = np.zeros((2 * size, 1 << _WIDTH_BITS), np.float32)
+        self._begin = self._end = 0
+
+    def compare(self, line: bytes) -> dict[str, float]:
+        """How a line relates to the recent ones, before it is added.
+
+        Returns:
+            Three measures, each higher for more unusual lines. `novelty`: -1 if an equal line is kept, 0 if none has a
+            piece of it. `order`: -1 if an equal line has followed one equal to the last line. `repetition`: how many
+            of the last eight lines are nearly equal.
+        """
+        kept = self._rows[self._begin : self._end]
+        if len(kept) < 2:
+            return {"novelty": 0.0, "order": 0.0, "repetition": 0.0}
+        alike = kept @ _vector(line)
+        before = kept[:-1] @ kept[-1]
+        return {
+            "novelty": -float(alike.max()),
+            "order": -float(np.minimum(alike[1:], before).max()),
+            "repetition": float((alike[-_NEAR:] ** _SHARPNESS).sum()),
+        }
+
+    def add(self, line: bytes) -> None:
+        """Keep a line, and forget the oldest one beyond the size."""
+        if self._end == len(self._rows):
+            self._set(self._rows[self._end - self._size + 1 :].copy())
+        self._rows[self._end] = _vector(line)
+        self._end += 1
+        self._begin = max(self._begin, self._end - self._size)
+
+    def _set(self, rows: np.ndarray) -> None:
+        self._rows[: len(rows)] = rows
+        self._begin, self._end = 0, len(rows)
+
+    def state(self) -> torch.Tensor:
+        """The memory as bits, (lines, 128) uint8."""
+        return torch.from_numpy(np.packbits(self._rows[self._begin : self._end] > 0, axis=1))
+
+    def load(self, state: torch.Tensor) -> None:
+        """Continue from the bits of [`state`].
+
+        Raises:
+            ValueError: they are not of a memory.
+        """
+        if state.dtype != torch.uint8 or state.dim() != 2 or state.shape[1] * 8 != 1 << _WIDTH_BITS:
+            raise ValueError(f"the memory of lines has shape {tuple(state.shape)} and type {state.dtype}.")
+        bits = np.unpackbits(state[-self._size :].numpy(), axis=1).astype(np.float32)
+        self._set(bits / np.sqrt(np.maximum(bits.sum(1, keepdims=True), 1)))
+
+
+def _vector(line: bytes) -> np.ndarray:
+    """The pieces of a line as a vector of length 1."""
+    codes = np.frombuffer(b" " * (_PIECE - 1) + line + b"\n", np.uint8).astype(np.uint64)
+    count = len(codes) - _PIECE + 1
+    pieces = sum(codes[place : place + count] << np.uint64(8 * place) for place in range(_PIECE))
+    buckets = (pieces * _MULTIPLIER) >> np.uint64(64 - _WIDTH_BITS)
+    vector = np.zeros(1 << _WIDTH_BITS, np.float32)
+    vector[buckets] = 1
+    return vector / np.sqrt(vector.sum(dtype=np.float32))

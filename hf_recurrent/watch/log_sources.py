@@ -1,0 +1,328 @@
+"""Where lines come from: files that grow and are rotated, and standard input.
+
+A source never blocks for more than a moment and never raises for what happens to a log: it says it in `notices`.
+"""
+
+import hashlib
+import os
+import select
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_recurrent.watch.log_lines import LineSplitter, LogLine
+
+_CHUNK = 1 << 16
+# Bytes before the position by which a file is recognized.
+_COMPARED = 1 << 10
+# Seconds before a file that was renamed is left: its writer may not have noticed yet.
+_PATIENCE = 1.0
+# Seconds between two looks at a file that gives no bytes.
+_BETWEEN_LOOKS = 0.1
+
+
+class LogSource(ABC):
+    """Lines of one log.
+
+    Args:
+        name: for people.
+        max_line_bytes: bytes of a line that are kept.
+
+    Attributes:
+        notices: sentences about the log that nobody has read yet; whoever shows them clears the list.
+    """
+
+    def __init__(self, name: str, max_line_bytes: int):
+        self.name, self.max_line_bytes = name, max_line_bytes
+        self.notices: list[str] = []
+        self._lines: deque[LogLine] = deque()
+        self._given: LogLine | None = None
+
+    def next_line(self) -> LogLine | None:
+        """The next line; None if there is none at the moment."""
+        if not self._lines:
+            self._lines.extend(self._read_lines())
+        if not self._lines:
+            return None
+        self._given = self._lines.popleft()
+        return self._given
+
+    @property
+    def is_finished(self) -> bool:
+        """True if no line will come any more."""
+        return not self._lines and self._is_at_end
+
+    @abstractmethod
+    def lag(self) -> int:
+        """Bytes that have arrived after the line that was given last."""
+
+    def position(self) -> dict[str, Any] | None:
+        """JSON from which the source can be continued after the line that it gave last; None if it cannot."""
+        return None
+
+    def beginning(self) -> str:
+        """Where the first line comes from, in words."""
+        return "from the first line that arrives"
+
+    _is_at_end = False
+
+    @abstractmethod
+    def _read_lines(self) -> list[LogLine]:
+        """The lines that arrived, of one file at a time."""
+
+
+class StandardInput(LogSource):
+    """Lines of standard input."""
+
+    def __init__(self, max_line_bytes: int):
+        super().__init__("standard input", max_line_bytes)
+        if sys.stdin is None:
+            raise OSError("The source is '-', but standard input is closed.")
+        self._descriptor = sys.stdin.fileno()
+        self._splitter = LineSplitter(max_line_bytes)
+        self._received = 0
+
+    def lag(self) -> int:
+        return self._received - (self._given.end if self._given else 0)  # in the pipe itself, at most 64 kB wait
+
+    def _read_lines(self) -> list[LogLine]:
+        if self._is_at_end:
+            return []
+        # On Windows, select() takes sockets only: there, reading blocks.
+        if os.name == "posix" and not select.select([self._descriptor], [], [], 0)[0]:
+            return []
+        chunk = os.read(self._descriptor, _CHUNK)
+        self._received += len(chunk)
+        if chunk:
+            return self._splitter.feed(chunk)
+        self._is_at_end = True
+        return self._splitter.finish()
+
+
+class LogFile(LogSource):
+    """Lines of a file, by name: rotated, truncated, removed and created again, as `tail -F` follows it.
+
+    Args:
+        path: the file; while it does not exist, it is waited for.
+        max_line_bytes: bytes of a line that are kept.
+        follow: wait for more at the end of the file.
+        history: bytes before the end of the file at which to begin; None for all of it.
+        position: of [`position`], to continue there. A file that was rotated meanwhile is finished first.
+
+    Raises:
+        OSError: `follow` is False and the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        max_line_bytes: int,
+        *,
+        follow: bool = True,
+        history: int | None = None,
+        position: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(os.fspath(path), max_line_bytes)
+        self._path, self._follow, self._history = Path(path), follow, history
+        self._file: Any = None
+        self._last_look = -_BETWEEN_LOOKS
+        self._replaced_since: float | None = None
+        self._problem: str | None = None
+        if position is not None:
+            self._continue(position)
+        elif not follow or self._path.exists():
+            self._open(self._path, must_exist=not follow)
+
+    def lag(self) -> int:
+        if self._file is None:
+            return 0
+        behind = max(os.fstat(self._file.fileno()).st_size - self._place()[0], 0)
+        if self._replaced_since is not None:
+            behind += _size_of(self._path)
+        return behind
+
+    def position(self) -> dict[str, Any] | None:
+        if self._file is None:
+            return None
+        offset, number = self._place()
+        return {"offset": offset, "line": number, "digest": _digest(self._file, offset)}
+
+    def _place(self) -> tuple[int, int]:
+        """Offset and number of the line after the one that was given last."""
+        given = self._given
+        if given is None or given.end > self._read_to:  # the line was in the file before it was truncated
+            return self._start, self._first_number
+        return given.end, given.number + 1
+
+    def beginning(self) -> str:
+        if self._file is None:
+            return "which does not exist yet"
+        size = os.fstat(self._file.fileno()).st_size
+        return f"from line {self._first_number:,}, {size - self._start:,} bytes before its end"
+
+    # ---- Opening ----
+
+    def _open(self, path: Path, offset: int | None = None, number: int = 1, must_exist: bool = False) -> None:
+        """Open a file at an offset, by default where its history begins."""
+        try:
+            file = open(path, "rb", buffering=0)  # noqa: SIM115 (kept open)
+            if not os.path.isfile(path):
+                file.close()
+                raise OSError(None, "it is not a regular file")
+            if offset is None:
+                offset, number = _beginning(file, self._history)
+        except OSError as error:
+            if must_exist:
+                raise OSError(f"The log {self.name!r} cannot be read: {error.strerror or error}.") from error
+            self._report(f"{self.name} cannot be read: {(error.strerror or str(error)).lower()}; waiting for it")
+            return
+        if self._file is not None:
+            self._file.close()
+        self._file, self._history, self._replaced_since, self._problem = file, None, None, None
+        self._given = None
+        file.seek(offset)
+        self._start, self._read_to, self._first_number = offset, offset, number
+        self._before = _read_at(file, max(offset - _COMPARED, 0), min(offset, _COMPARED))
+        self._splitter = LineSplitter(self.max_line_bytes, offset, number)
+
+    def _continue(self, position: Mapping[str, Any]) -> None:
+        """Open the file of a saved position, under whatever name in its directory."""
+        self._history = None
+        candidates = [self._path]
+        if self._path.parent.is_dir():
+            candidates += sorted(path for path in self._path.parent.iterdir() if path.name.startswith(self._path.name))
+        for path in candidates:
+            if _is_at(path, position):
+                self._open(path, position["offset"], position["line"])
+                if path != self._path:
+                    self.notices.append(f"{self.name} was rotated meanwhile; {path} is read to its end first")
+                return
+        if self._path.exists():
+            self.notices.append(
+                f"{self.name} is not the file that was read before, which is gone or was changed; its lines after "
+                f"byte {position['offset']:,} may be missing. This file is read from its beginning"
+            )
+            self._open(self._path)
+
+    # ---- Reading ----
+
+    def _read_lines(self) -> list[LogLine]:
+        now = time.monotonic()
+        if self._is_at_end or now - self._last_look < _BETWEEN_LOOKS:
+            return []
+        if self._file is None:
+            self._last_look = now
+            if self._path.exists():
+                self._open(self._path)
+            elif self._problem is None:
+                self._report(f"{self.name} does not exist; waiting for it")
+            return []
+        try:
+            return self._read_more(now)
+        except OSError as error:
+            self._last_look = now
+            self._report(f"{self.name} cannot be read: {(error.strerror or str(error)).lower()}; trying again")
+            return []
+
+    def _read_more(self, now: float) -> list[LogLine]:
+        descriptor = self._file.fileno()
+        if os.fstat(descriptor).st_size < self._read_to or not self._is_unchanged():
+            return self._start_over()
+        while chunk := self._file.read(_CHUNK):
+            self._read_to += len(chunk)
+            self._before = (self._before + chunk)[-_COMPARED:]
+            if lines := self._splitter.feed(chunk):
+                return lines
+        self._last_look = now
+        if not self._follow:
+            self._is_at_end = True
+            return self._splitter.finish()
+        return self._finish_if_replaced(now)
+
+    def _is_unchanged(self) -> bool:
+        """False if the file was truncated and has grown again."""
+        count = len(self._before)
+        return _read_at(self._file, self._read_to - count, count) == self._before
+
+    def _start_over(self) -> list[LogLine]:
+        rest = self._splitter.finish()
+        self._file.seek(0)
+        self._start, self._read_to, self._first_number, self._before = 0, 0, 1, b""
+        self._splitter, self._given = LineSplitter(self.max_line_bytes), None
+        self.notices.append(f"{self.name} was truncated; reading from its beginning")
+        return rest
+
+    def _finish_if_replaced(self, now: float) -> list[LogLine]:
+        """Leave a file that no longer has its name, once nothing is added to it."""
+        try:
+            is_replaced = not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
+        except FileNotFoundError:  # removed, or between the two steps of a rotation
+            is_replaced = False
+            self._report(f"{self.name} was removed; waiting for a new one")
+        if not is_replaced:
+            self._replaced_since = None
+            return []
+        if self._replaced_since is None:
+            self._replaced_since = now
+        if now - self._replaced_since < _PATIENCE:
+            return []
+        rest = self._splitter.finish()
+        if not rest:  # else after that line was taken, so that `position` is that of the file of the last line
+            self._open(self._path, 0, 1)
+            self.notices.append(f"{self.name} was rotated; reading the new file")
+        return rest
+
+    def _report(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            self.notices.append(problem)
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read_at(file: Any, place: int, count: int) -> bytes:
+    """Bytes at another place of a file; its position stays."""
+    position = file.tell()
+    file.seek(place)
+    data = file.read(count)
+    file.seek(position)
+    return data
+
+
+def _digest(file: Any, offset: int) -> str:
+    """A hash of the first bytes of a file and of those before an offset."""
+    count = min(offset, _COMPARED)
+    return hashlib.sha256(_read_at(file, 0, count) + _read_at(file, offset - count, count)).hexdigest()
+
+
+def _is_at(path: Path, position: Mapping[str, Any]) -> bool:
+    """True if a file has the bytes before a saved position."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            offset = position["offset"]
+            return os.fstat(file.fileno()).st_size >= offset and _digest(file, offset) == position["digest"]
+    except OSError:
+        return False
+
+
+def _beginning(file: Any, history: int | None) -> tuple[int, int]:
+    """Offset and number of the first line at most `history` bytes before the end of a file."""
+    size = os.fstat(file.fileno()).st_size
+    if history is None or size <= history:
+        return 0, 1
+    wanted = size - history
+    read, number, offset = 0, 1, 0
+    while read < wanted and (chunk := file.read(min(_CHUNK, wanted - read))):
+        if (end := chunk.rfind(b"\n")) >= 0:
+            offset = read + end + 1
+        number, read = number + chunk.count(b"\n"), read + len(chunk)
+    return offset, number

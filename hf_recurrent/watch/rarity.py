@@ -1,0 +1,81 @@
+"""How rare a value is among the recent ones, in bits: k bits for a value that is reached once in 2^k times."""
+
+import math
+
+import numpy as np
+import torch
+
+# The share of the recent values that make up the tail, which is taken as exponential; the fewest values of a tail, and
+# of a window from which anything is concluded.
+_TAIL_SHARE, _TAIL_LEAST, _LEAST = 0.1, 5, 50
+
+# The tail is trusted up to what comes once in so many times the values of the window.
+_BEYOND = 10
+
+
+class RecentValues:
+    """A window of values, against which new ones are ranked.
+
+    Args:
+        size: of the window.
+        resolution: the least scale of the tail. Where all values are nearly equal, small differences are not rare.
+    """
+
+    def __init__(self, size: int, resolution: float = 1e-9):
+        self._values = np.zeros(0)
+        self._size, self._resolution = size, resolution
+
+    def add(self, value: float) -> None:
+        """Put a value into the window."""
+        self._values = np.append(self._values, value)[-self._size :]
+
+    def rarity(self, value: float) -> float:
+        """-log2 of the share of values that reach this one, in bits; 0 while the window has fewer than 50 values.
+
+        The rank alone gives the p-value of conformal prediction, which holds for any distribution; an exponential tail
+        continues it beyond the highest values of the window, up to what comes once in ten times as many.
+        """
+        count = len(self._values)
+        if count < _LEAST:
+            return 0.0
+        begin, scale, share = self._tail()
+        if value <= begin:
+            return math.log2((count + 1) / (1 + int((self._values >= value).sum())))
+        beyond = -math.log2(share) + (value - begin) / scale / math.log(2)
+        return min(beyond, math.log2(_BEYOND * (count + 1)))
+
+    def quantile(self, rate: float) -> float:
+        """The value that is exceeded at most at this rate; infinite while the window has fewer than 50 values.
+
+        A quantile of the window if it has 1 / `rate` values, else one of the exponential tail.
+        """
+        count = len(self._values)
+        if count < _LEAST:
+            return math.inf
+        rank = math.ceil((count + 1) * (1 - rate))
+        if rank <= count:
+            return float(np.partition(self._values, rank - 1)[rank - 1])
+        begin, scale, share = self._tail()
+        return begin + scale * math.log(share / rate)
+
+    def _tail(self) -> tuple[float, float, float]:
+        """Where the tail begins, its scale, and its share of the values."""
+        count = len(self._values)
+        size = max(int(count * _TAIL_SHARE), _TAIL_LEAST)
+        tail = np.partition(self._values, count - size)[count - size :]
+        begin = float(tail.min())
+        return begin, max(float((tail - begin).mean()), self._resolution), (1 + size) / (count + 1)
+
+    def state(self) -> torch.Tensor:
+        """The values, float64."""
+        return torch.from_numpy(self._values.copy())
+
+    def load(self, state: torch.Tensor) -> None:
+        """Continue from the values of [`state`].
+
+        Raises:
+            ValueError: they are not finite numbers.
+        """
+        if state.dtype != torch.float64 or state.dim() != 1 or not bool(state.isfinite().all()):
+            raise ValueError("a window of recent values has something else than finite numbers.")
+        self._values = state.numpy().copy()[-self._size :]

@@ -1,0 +1,251 @@
+"""`hf-recurrent watch`: what is shown and written, resuming, and everything that goes wrong."""
+
+import io
+import json
+import os
+import re
+import signal
+import urllib.request
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, set_seed
+
+from hf_recurrent import ByteTokenizer, config_from_preset
+from hf_recurrent.cli import watch_run
+from hf_recurrent.cli.watch import main
+from hf_recurrent.cli.watch_terminal import LinePrinter, cut, printable, underline
+from hf_recurrent.watch import log_sources
+from hf_recurrent.watch.alerts import AlertCommand
+from hf_recurrent.watch.journal import journal_text
+from hf_recurrent.watch.line_log import LineLog
+from hf_recurrent.watch.log_watcher import LineReport
+from hf_recurrent.watch.metrics import MetricsServer, metrics_page
+
+LINES = [b"12:%02d request %d served\n" % (n // 60, n % 60) for n in range(75)]
+ODD = b"kernel panic: no init found\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    set_seed(7)
+    sizes = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 1}
+    path = tmp_path_factory.mktemp("model")
+    AutoModelForCausalLM.from_config(config_from_preset("hawk-tiny", **sizes)).save_pretrained(path)
+    ByteTokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(log_sources, "_BETWEEN_LOOKS", 0.0)
+    (tmp_path / "a.log").write_bytes(b"".join([*LINES, ODD, *LINES[:5]]))
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def watch(model, *words):
+    main(["a.log", "--no_follow", "--model", model, "--learning_rate", "1e-2", "--output", "lines.jsonl", *words])
+
+
+def records(path="lines.jsonl"):
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def test_the_unusual_line_is_shown_and_written(model, capsys):
+    watch(model)
+    shown = capsys.readouterr()
+    found = records()
+    assert [record["line_number"] for record in found] == [*range(1, 82)]
+    odd = found[75]
+    assert odd["unusual"] and odd["text"] == ODD.decode().rstrip() and odd["offset"] == len(b"".join(LINES))
+    assert odd["score"] > odd["threshold"] > 0 and odd["bits_per_byte"] == pytest.approx(odd["bits"] / len(ODD), 1e-2)
+    assert "line 76: " in shown.out and "kernel panic" in shown.out and "\033" not in shown.out
+    assert "a.log: 81 lines, " in shown.err and "Saved in runs/watch-a.log" in shown.err
+
+
+def test_a_stopped_watch_continues_exactly(model, monkeypatch):
+    watch(model, "--output_dir", "whole")
+    expected = records()
+    os.remove("lines.jsonl")
+    read, count = watch_run.WatchRun._read, [0]
+
+    def read_and_stop(run, log, line):
+        read(run, log, line)
+        count[0] += 1
+        if count[0] == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(watch_run.WatchRun, "_read", read_and_stop)
+    watch(model, "--output_dir", "parts")
+    assert len(records()) == 30
+    with open("lines.jsonl", "a") as file:  # of a process that was killed after its checkpoint
+        file.write('{"line_number": 31}\n{"line')
+    watch(model, "--output_dir", "parts")
+    assert records() == expected
+
+
+def test_a_full_disk_loses_nothing(model, monkeypatch, capsys):
+    write, calls = os.write, [0]
+
+    def write_unless_full(descriptor, data):
+        calls[0] += 1
+        if 20 <= calls[0] < 25:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write_unless_full)
+    watch(model)
+    assert [record["line_number"] for record in records()] == [*range(1, 82)]
+    said = capsys.readouterr().err
+    assert "lines.jsonl cannot be written: no space left on device; its lines wait in memory" in said
+    assert "can be written again; nothing is missing" in said
+
+
+def test_a_diverged_model_goes_back(model, monkeypatch, capsys):
+    read, count = watch_run.WatchRun._read, [0]
+
+    def damage(run, log, line):
+        count[0] += 1
+        if count[0] == 40:
+            with torch.no_grad():
+                next(iter(log.watcher.learner.model.parameters())).fill_(float("nan"))
+        read(run, log, line)
+
+    monkeypatch.setattr(watch_run.WatchRun, "_read", damage)
+    watch(model)
+    assert len(records()) == 81
+    said = capsys.readouterr().err
+    assert "a.log, line 40: the model diverged" in said and "learning rate 0.005" in said
+
+
+def test_rubbish_and_long_lines(model):
+    rubbish = bytes(range(256)).replace(b"\n", b"") + b"\n" + b"x" * 100_000 + b"\n\n\xff"
+    with open("a.log", "wb") as file:
+        file.write(rubbish)
+    watch(model, "--max_line_bytes", "300")
+    found = records()
+    assert [record["line_number"] for record in found] == [1, 2, 3, 4]
+    assert found[1]["length"] == 100_000 and len(found[1]["text"]) == 300
+
+
+def test_the_journal_and_alerts(model):
+    entry = {"__REALTIME_TIMESTAMP": "1", "SYSLOG_IDENTIFIER": "sshd"}
+    lines = [json.dumps(entry | {"MESSAGE": line.decode().rstrip()}) for line in [*LINES, ODD]]
+    with open("a.log", "w") as file:
+        file.write("\n".join(lines))
+    watch(model, "--exec", 'cat >> alerts.jsonl; echo "$WATCH_LINE_NUMBER $WATCH_TEXT" >> alerts.txt')
+    assert records()[-1]["text"] == "sshd: kernel panic: no init found"
+    assert records("alerts.jsonl")[-1] == records()[-1]
+    with open("alerts.txt") as file:
+        assert file.read().endswith("76 sshd: kernel panic: no init found\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b'{"MESSAGE":"a","__CURSOR":"1","_COMM":"sh"}', b"sh: a"),
+        (b'{"MESSAGE":[104,105,255],"__CURSOR":"1"}', b"hi\xff"),
+        (b'{"MESSAGE":null,"__CURSOR":"1","_COMM":"sh"}', b"sh"),
+        (b'{"MESSAGE":["a","b"],"__CURSOR":"1"}', b"a"),
+        (b'{"message": "of another program"}', None),
+        (b'{"MESSAGE": "cut', None),
+        (b"plain text", None),
+    ],
+)
+def test_entries_of_the_journal(line, text):
+    assert journal_text(line) == text
+
+
+def test_failed_alerts_are_reported():
+    alerts = AlertCommand("echo no such host >&2; exit 3")
+    alerts.send({"text": "a\0b"})
+    alerts.close()
+    assert alerts.take_notices() == ["--exec ended with status 3: no such host"] and alerts.failures == 1
+    slow = AlertCommand("sleep 60", seconds=0.05)
+    slow.send({})
+    slow.close()
+    assert slow.take_notices() == ["--exec took more than 0.05 seconds and was stopped"]
+
+
+def test_metrics_are_served():
+    samples = [("lines_total", 'a "b"', 3), ("threshold", "c", float("inf")), ("alert_failures_total", "", 0)]
+    server = MetricsServer(0, lambda: metrics_page(samples))
+    with urllib.request.urlopen(server.address) as answer:
+        page = answer.read().decode()
+    server.close()
+    assert 'hf_recurrent_watch_lines_total{log="a \\"b\\""} 3.0\n' in page
+    assert 'hf_recurrent_watch_threshold{log="c"} +Inf\n' in page
+    assert (
+        "# TYPE hf_recurrent_watch_alert_failures_total counter\nhf_recurrent_watch_alert_failures_total 0.0\n" in page
+    )
+
+
+def test_a_file_that_was_replaced_is_not_cut(tmp_path):
+    first = LineLog("a.jsonl")
+    mark = first.mark()
+    first.close()
+    os.rename("a.jsonl", "a.jsonl.1")
+    (tmp_path / "a.jsonl").write_text("of the user\n")
+    LineLog("a.jsonl", mark).close()
+    assert (tmp_path / "a.jsonl").read_text() == "of the user\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def report_of(content, begin, end):
+    bits = np.zeros(len(content) + 1)
+    bits[begin:end] = 9
+    return LineReport(bits, {"bytes": 8.0}, 8.0, 8.0, 5.0, True)
+
+
+def test_a_terminal_line_is_cut_and_marked(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    content = b"a" * 200 + b"SURPRISE" + b"b" * 200
+    colored, plain = Terminal(), Terminal()
+    LinePrinter("always", False, colored).show("x.log", 7, content, report_of(content, 200, 208))
+    assert "\033[1;31mSURPRISE\033[0m" in colored.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    LinePrinter("auto", False, plain).show("x.log", 7, content, report_of(content, 200, 208))
+    head, text, marks = plain.getvalue().splitlines()
+    assert head.startswith("line 7: unexpected bytes, 1 in 256 lines")
+    assert max(map(len, (head, text, marks))) < 80
+    assert text[marks.index("^") : marks.rindex("^") + 1] == "SURPRISE"
+
+
+def test_nothing_of_a_log_moves_the_cursor():
+    text, marks = printable("\033[2Jé\u202e\tx".encode() + b"\xff", [(0, 2), (4, 6), (11, 12)])
+    assert text == "\\x1b[2Jé\\u202e x\\xff"
+    assert [text[begin:end] for begin, end in marks] == ["\\x1b[", "é", "\\xff"]
+    assert cut("abcdef", [(1, 3)], 10) == ("abcdef", [(1, 3)])
+    assert underline([(1, 3), (5, 6)]) == " ^^  ^"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["b.log", "--no_follow"], r"The log 'b\.log' cannot be read: No such file or directory"),
+        (["a.log", "a.log"], "`LOG` has 'a.log' twice"),
+        (["."], "`LOG` is '.', a directory"),
+        (["a.log", "--false_alarms", "0"], "`false_alarms` is 0.0; it must be more than 0"),
+        (["a.log", "--history", "much"], "'much' is not a number of bytes"),
+        (["a.log", "--output", "none/x"], "`--output` is 'none/x'; directory 'none' not found"),
+        (["a.log", "--metrics", "70000"], "`--metrics` is 70000; it must be a port"),
+        (["a.log", "--model", "no-such-model"], "`--model` is 'no-such-model'"),
+        (["a.log.gz"], "is compressed; use `zcat"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence(words, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said) and "Traceback" not in said
