@@ -19,16 +19,17 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
-#define STREAMS 4 /* for which a row of weights is read once */
-#define ROWS 4 /* read side by side */
+#define ROWS 4 /* of weights, read side by side, for up to STREAMS vectors: sums that fill the registers */
+#define STREAMS 3
 #define AHEAD 2048 /* bytes */
 #define LINE 64 /* bytes of a cache line */
-#define TILE_BYTES 65536 /* of weights, which stay in the cache for all streams */
+#define TILE_BYTES 16384 /* of weights, which stay in the nearest cache for all streams */
+#define PAIR_BLOCK 32 /* bfloat16 numbers: 16 words of number i, and number 16 + i in the upper half */
 #define MAP_TILE 256 /* numbers of an element-wise pass */
 #define MOST_TEMPORARIES 24
 
 /* What step_cpu.py and step_program.py pack; raise VERSION with every change. */
-#define VERSION 2
+#define VERSION 3
 enum operation { LINEAR, NORM, EMBEDDING, COPY, GATHER, MAP, REDUCE, SOFTMAX, ATTENTION, PRODUCT, QUANTIZE, UNCHANGED };
 enum weights { SAME_TYPE, BFLOAT16, INT8 };
 enum reduction { SUM, MEAN, MAXIMUM, MINIMUM };
@@ -49,7 +50,7 @@ struct norm { /* `count` rows of each stream */
     struct operand weight, bias, x, to;
 };
 struct embedding {
-    int64_t width, type;
+    int64_t width, distance, type;
     struct operand table, scale, ids, to;
 };
 struct copy {
@@ -101,11 +102,25 @@ enum function {
 };
 
 #ifdef __clang__
-#define SHUFFLE(x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
 #else
-#define SHUFFLE(x, ...) __builtin_shuffle(x, (INTEGERS){__VA_ARGS__})
+#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, (INTEGERS){__VA_ARGS__})
 #endif
 
+/* Shuffles by halves: lane i of the result is lane i ^ half, or of two vectors, of which lanes with the bit `half` take
+ * the second: the same lane, or the one across. */
+#define ACROSS(i, half) ((i) ^ (half))
+#define KEPT(i, half) ((i) & (half) ? LANES + (i) : (i))
+#define SAME(i, half) (i)
+#define CROSSED(i, half) (((i) & (half) ? LANES : 0) + ((i) ^ (half)))
+/* In a block of a matrix product. */
+#define EACH_RESULT \
+    for (int s = 0; s < streams; s++) \
+        for (int r = 0; r < rows; r++)
+#define RESULT(r, s) job->to[(stream + (s)) * job->to_stride + row + (r) * apart]
+#define WITH_BIAS(total, r) (job->bias ? (total) + job->bias[row + (r) * apart] : (total))
+
+#define UNROLL _Pragma("GCC unroll 16") /* arrays of vectors stay in registers */
 #define PASTE3(x, y, z) x##_##y##_##z
 #define PASTE(x, y, z) PASTE3(x, y, z)
 #define NAME(x) PASTE(x, SUFFIX, LEVEL)
@@ -113,6 +128,7 @@ enum function {
 typedef int64_t program(int64_t streams, int64_t first, int64_t count, const int64_t *word, const int64_t *end, void *const *bases);
 
 #define REAL float
+#define REAL_BYTES 4
 #define INTEGER int32_t
 #define IS_FLOAT 1
 #define SUFFIX float32
@@ -120,6 +136,7 @@ typedef int64_t program(int64_t streams, int64_t first, int64_t count, const int
 #include "step_cpu.c"
 
 #define REAL double
+#define REAL_BYTES 8
 #define INTEGER int64_t
 #define IS_FLOAT 0
 #define SUFFIX float64
@@ -188,6 +205,7 @@ EXPORT int64_t hf_step_run(
 #endif
 
 #undef REAL
+#undef REAL_BYTES
 #undef INTEGER
 #undef IS_FLOAT
 #undef SUFFIX
@@ -195,7 +213,7 @@ EXPORT int64_t hf_step_run(
 
 #else
 
-#define LANES (VECTOR_BYTES / (int64_t)sizeof(REAL))
+#define LANES (VECTOR_BYTES / REAL_BYTES)
 typedef REAL NAME(lanes) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 typedef INTEGER NAME(integers) __attribute__((vector_size(VECTOR_BYTES)));
 #define VECTOR NAME(lanes)
@@ -208,175 +226,187 @@ INLINE TARGET REAL *NAME(at)(const struct operand *x, int64_t streams, void *con
 }
 #define ROW(x, stream) (NAME(at)(&(x), streams, bases) + (stream) * (x).stride)
 
+#if LANES == 16
+#define EACH_LANE(lane, half) \
+    lane(0, half), lane(1, half), lane(2, half), lane(3, half), lane(4, half), lane(5, half), lane(6, half), \
+        lane(7, half), lane(8, half), lane(9, half), lane(10, half), lane(11, half), lane(12, half), lane(13, half), \
+        lane(14, half), lane(15, half)
+#define HALVES(step) step(8) step(4) step(2) step(1)
+#elif LANES == 8
+#define EACH_LANE(lane, half) \
+    lane(0, half), lane(1, half), lane(2, half), lane(3, half), lane(4, half), lane(5, half), lane(6, half), \
+        lane(7, half)
+#define HALVES(step) step(4) step(2) step(1)
+#elif LANES == 4
+#define EACH_LANE(lane, half) lane(0, half), lane(1, half), lane(2, half), lane(3, half)
+#define HALVES(step) step(2) step(1)
+#else
+#define EACH_LANE(lane, half) lane(0, half), lane(1, half)
+#define HALVES(step) step(1)
+#endif
+
 /* The sum of all lanes, by halves: the order is the same wherever it is used. */
 INLINE TARGET REAL NAME(sum)(const VECTOR *lanes)
 {
     VECTOR x = *lanes;
-#if VECTOR_BYTES == 64 && IS_FLOAT
-    x += SHUFFLE(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    x += SHUFFLE(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    x += SHUFFLE(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    x += SHUFFLE(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-#elif VECTOR_BYTES == 64 || (VECTOR_BYTES == 32 && IS_FLOAT)
-    x += SHUFFLE(x, 4, 5, 6, 7, 0, 1, 2, 3);
-    x += SHUFFLE(x, 2, 3, 0, 1, 6, 7, 4, 5);
-    x += SHUFFLE(x, 1, 0, 3, 2, 5, 4, 7, 6);
-#elif VECTOR_BYTES == 32 || IS_FLOAT
-    x += SHUFFLE(x, 2, 3, 0, 1);
-    x += SHUFFLE(x, 1, 0, 3, 2);
-#else
-    x += SHUFFLE(x, 1, 0);
-#endif
+#define ADD_HALF(half) x += SHUFFLE(x, x, EACH_LANE(ACROSS, half));
+    HALVES(ADD_HALF)
+#undef ADD_HALF
     return x[0];
+}
+
+/* Lane i becomes the sum of all lanes of vector i, in the order of `sum`. */
+INLINE TARGET void NAME(sums)(VECTOR *x)
+{
+#define ADD_HALVES(half) \
+    UNROLL \
+    for (int i = 0; i < half; i++) \
+        x[i] = SHUFFLE(x[i], x[i + half], EACH_LANE(KEPT, half)) + SHUFFLE(x[i], x[i + half], EACH_LANE(CROSSED, half));
+    HALVES(ADD_HALVES)
+#undef ADD_HALVES
 }
 
 /* ---- Matrix products ---- */
 
-/* `rows` rows of weights, `distance` apart, times `streams` vectors, `x_stride` apart, each with the lines 2 KiB ahead
- * on their way: memory serves a few readers at distant places faster than one. */
-INLINE TARGET void NAME(rows_of)(
+/* to = weight · x + bias, for vectors x, `x_stride` apart. */
+struct NAME(job) {
+    int64_t width, depth, pitch, x_stride, to_stride;
+    const void *weight, *x; /* of the types of `enum weights` */
+    const REAL *scale, *x_scale, *bias;
+    REAL *to;
+};
+
+#if IS_FLOAT
+typedef uint32_t NAME(words) __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef int16_t NAME(shorts) __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+#endif
+
+/* The last numbers of a row that fill no vector, after zeros. */
+INLINE TARGET VECTOR NAME(rest)(const REAL *row, int64_t depth)
+{
+    VECTOR numbers = {0};
+    if (depth < LANES) {
+        memcpy((REAL *)&numbers + LANES - depth, row, depth * sizeof(REAL));
+        return numbers;
+    }
+    const INTEGERS lane = {EACH_LANE(SAME, 0)}, kept = lane >= (INTEGER)(LANES - depth % LANES);
+    return (VECTOR)((INTEGERS)AT(row + depth - LANES) & kept);
+}
+
+INLINE TARGET void NAME(multiply_whole)(
     const int rows, const int streams, const int ahead, int64_t depth, int64_t pitch, const REAL *weight,
-    int64_t x_stride, const REAL *x, int64_t to_stride, int64_t to_distance, const REAL *bias, REAL *to)
+    int64_t x_stride, const REAL *x, VECTOR *sums)
 {
     const int64_t whole = depth / LANES * LANES;
-    VECTOR sums[ROWS][STREAMS];
-    for (int r = 0; r < rows; r++)
+    for (int64_t i = 0; i < whole; i += LANES) {
+        VECTOR inputs[STREAMS];
         for (int s = 0; s < streams; s++)
-            sums[r][s] = (VECTOR){0};
-    for (int64_t i = 0; i < whole; i += LANES)
+            inputs[s] = AT(x + s * x_stride + i);
         for (int r = 0; r < rows; r++) {
             const REAL *place = weight + r * pitch + i;
             if (ahead)
                 __builtin_prefetch((const char *)place + AHEAD);
+            const VECTOR numbers = AT(place);
             for (int s = 0; s < streams; s++)
-                sums[r][s] += AT(place) * AT(x + s * x_stride + i);
+                sums[s * rows + r] += numbers * inputs[s];
         }
-    for (int r = 0; r < rows; r++)
-        for (int s = 0; s < streams; s++) {
-            REAL total = NAME(sum)(&sums[r][s]);
-            for (int64_t i = whole; i < depth; i++)
-                total += weight[r * pitch + i] * x[s * x_stride + i];
-            to[s * to_stride + r * to_distance] = bias ? total + bias[r * to_distance] : total;
-        }
-}
-
-TARGET static void NAME(linear_one)(
-    int64_t width, int64_t depth, int64_t pitch, const REAL *weight, const REAL *x, const REAL *bias, REAL *to)
-{
-    const int64_t apart = width / ROWS;
-    for (int64_t row = 0; row < apart; row++)
-        NAME(rows_of)(
-            ROWS, 1, 1, depth, apart * pitch, weight + row * pitch, 0, x, 0, apart, bias ? bias + row : 0, to + row);
-    for (int64_t row = ROWS * apart; row < width; row++)
-        NAME(rows_of)(1, 1, 1, depth, pitch, weight + row * pitch, 0, x, 0, 1, bias ? bias + row : 0, to + row);
-}
-
-#define LINEAR_BLOCK(rows, streams) \
-    NAME(rows_of)(rows, streams, 0, depth, pitch, from, x_stride, input, to_stride, 1, bias ? bias + row : 0, output)
-
-TARGET static void NAME(linear_many)(
-    int64_t batch, int64_t width, int64_t depth, int64_t pitch, const REAL *weight, int64_t x_stride, const REAL *x,
-    int64_t to_stride, const REAL *bias, REAL *to)
-{
-    int64_t tile = TILE_BYTES / (depth * (int64_t)sizeof(REAL)) / 3 * 3;
-    tile = tile < 3 ? 3 : tile;
-    for (int64_t begin = 0; begin < width; begin += tile) {
-        const int64_t end = begin + tile < width ? begin + tile : width;
-        for (int64_t stream = 0; stream < batch; stream += STREAMS) {
-            const REAL *input = x + stream * x_stride;
-            const int64_t left = batch - stream;
-            for (int64_t row = begin; row < end; row += 3) {
-                const REAL *from = weight + row * pitch;
-                REAL *output = to + stream * to_stride + row;
-                if (end - row >= 3) {
-                    if (left >= 4) LINEAR_BLOCK(3, 4);
-                    else if (left == 3) LINEAR_BLOCK(3, 3);
-                    else if (left == 2) LINEAR_BLOCK(3, 2);
-                    else LINEAR_BLOCK(3, 1);
-                } else
-                    for (int64_t s = 0; s < left && s < STREAMS; s++)
-                        for (int64_t r = 0; r < end - row; r++)
-                            NAME(rows_of)(
-                                1, 1, 0, depth, pitch, from + r * pitch, 0, input + s * x_stride, 0, 1,
-                                bias ? bias + row + r : 0, output + s * to_stride + r);
-            }
+    }
+    if (whole < depth) {
+        VECTOR inputs[STREAMS];
+        for (int s = 0; s < streams; s++)
+            inputs[s] = NAME(rest)(x + s * x_stride, depth);
+        for (int r = 0; r < rows; r++) {
+            const VECTOR numbers = NAME(rest)(weight + r * pitch, depth);
+            for (int s = 0; s < streams; s++)
+                sums[s * rows + r] += numbers * inputs[s];
         }
     }
 }
 
 #if IS_FLOAT
-/* ---- Weights in narrow types ---- */
-
-#define HALF_BYTES (VECTOR_BYTES / 2)
-typedef uint16_t NAME(halves) __attribute__((vector_size(HALF_BYTES), aligned(2), may_alias));
-typedef int16_t NAME(shorts) __attribute__((vector_size(HALF_BYTES), aligned(2), may_alias));
-typedef uint32_t NAME(words) __attribute__((vector_size(VECTOR_BYTES)));
-
-INLINE TARGET void NAME(widen)(VECTOR *to, const uint16_t *from)
-{
-    *to = (VECTOR)(__builtin_convertvector(*(const NAME(halves) *)from, NAME(words)) << 16);
-}
-
-INLINE TARGET float NAME(widen_one)(uint16_t from)
-{
-    const uint32_t bits = (uint32_t)from << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-INLINE TARGET void NAME(bfloat16_rows)(
+INLINE TARGET void NAME(multiply_pairs)(
     const int rows, const int streams, const int ahead, int64_t depth, int64_t pitch, const uint16_t *weight,
-    int64_t x_stride, const float *x, int64_t to_stride, int64_t to_distance, const float *bias, float *to)
+    int64_t x_stride, const float *x, VECTOR *sums)
 {
-    const int64_t whole = depth / LANES * LANES;
-    VECTOR sums[ROWS][STREAMS];
-    for (int r = 0; r < rows; r++)
-        for (int s = 0; s < streams; s++)
-            sums[r][s] = (VECTOR){0};
-    int64_t i = 0;
-    for (; i + LINE / 2 <= whole; i += LINE / 2)
-        for (int r = 0; r < rows; r++) {
-            const uint16_t *place = weight + r * pitch + i;
-            if (ahead)
-                __builtin_prefetch((const char *)place + AHEAD);
-            for (int64_t k = 0; k < LINE / 2; k += LANES) {
-                VECTOR numbers;
-                NAME(widen)(&numbers, place + k);
-                for (int s = 0; s < streams; s++)
-                    sums[r][s] += numbers * AT(x + s * x_stride + i + k);
-            }
-        }
-    for (; i < whole; i += LANES)
-        for (int r = 0; r < rows; r++) {
-            VECTOR numbers;
-            NAME(widen)(&numbers, weight + r * pitch + i);
+    float rest[STREAMS * PAIR_BLOCK] = {0};
+    for (int64_t begin = 0; begin < depth; begin += PAIR_BLOCK) {
+        const float *inputs = x + begin;
+        if (depth - begin < PAIR_BLOCK) {
             for (int s = 0; s < streams; s++)
-                sums[r][s] += numbers * AT(x + s * x_stride + i);
+                memcpy(rest + s * PAIR_BLOCK, inputs + s * x_stride, (depth - begin) * sizeof *x);
+            inputs = rest;
+            x_stride = PAIR_BLOCK;
         }
-    for (int r = 0; r < rows; r++)
-        for (int s = 0; s < streams; s++) {
-            float total = NAME(sum)(&sums[r][s]);
-            for (int64_t i = whole; i < depth; i++)
-                total += NAME(widen_one)(weight[r * pitch + i]) * x[s * x_stride + i];
-            to[s * to_stride + r * to_distance] = bias ? total + bias[r * to_distance] : total;
+        for (int64_t i = 0; i < PAIR_BLOCK / 2; i += LANES)
+            for (int r = 0; r < rows; r++) {
+                const uint16_t *place = weight + r * pitch + begin + 2 * i;
+                if (ahead && i == 0)
+                    __builtin_prefetch((const char *)place + AHEAD);
+                const NAME(words) words = *(const NAME(words) *)place;
+                const VECTOR low = (VECTOR)(words << 16), high = (VECTOR)(words & 0xffff0000);
+                for (int s = 0; s < streams; s++) {
+                    sums[s * rows + r] += low * AT(inputs + s * x_stride + i);
+                    sums[s * rows + r] += high * AT(inputs + s * x_stride + i + PAIR_BLOCK / 2);
+                }
+            }
+    }
+}
+#endif
+
+/* `rows` rows of weights, `apart` rows apart, times `streams` vectors. With `ahead`, the lines 2 KiB ahead are on their
+ * way: memory serves a few readers at distant places faster than one. */
+INLINE TARGET void NAME(block)(
+    const int type, const int rows, const int streams, const int ahead, const int64_t apart,
+    const struct NAME(job) *job, int64_t row, int64_t stream)
+{
+    const int64_t pitch = apart * job->pitch, begin = row * job->pitch;
+    const REAL *x = (const REAL *)job->x + stream * job->x_stride;
+    VECTOR sums[ROWS * STREAMS];
+    for (int i = 0; i < rows * streams; i++)
+        sums[i] = (VECTOR){0};
+#if IS_FLOAT
+    if (type == BFLOAT16)
+        NAME(multiply_pairs)(
+            rows, streams, ahead, job->depth, pitch, (const uint16_t *)job->weight + begin, job->x_stride, x, sums);
+    else
+#endif
+        NAME(multiply_whole)(
+            rows, streams, ahead, job->depth, pitch, (const REAL *)job->weight + begin, job->x_stride, x, sums);
+    REAL totals[ROWS * STREAMS + LANES];
+    if (rows == ROWS) {
+        UNROLL
+        for (int first = 0; first < rows * streams; first += LANES) {
+            VECTOR group[LANES];
+            UNROLL
+            for (int i = 0; i < LANES; i++)
+                group[i] = sums[first + i < rows * streams ? first + i : first + i % ROWS];
+            NAME(sums)(group);
+            *(VECTOR *)(totals + first) = group[0];
         }
+    } else
+        for (int i = 0; i < rows * streams; i++)
+            totals[i] = NAME(sum)(&sums[i]);
+    (void)type;
+    EACH_RESULT
+        RESULT(r, s) = WITH_BIAS(totals[s * rows + r], r);
 }
 
-/* Σ weight · x of int8 and int16 numbers; step_program.py keeps x so small that no lane overflows. */
-INLINE TARGET void NAME(int8_rows)(
-    const int rows, const int streams, const int ahead, int64_t depth, int64_t pitch, const int8_t *weight,
-    int64_t x_stride, const int16_t *x, const float *x_scale, int64_t to_stride, int64_t to_distance,
-    const float *scale, const float *bias, float *to)
+#if IS_FLOAT
+/* The same of int8 and int16 numbers; `quantize` keeps x so small that no lane overflows. */
+INLINE TARGET void NAME(int8_block)(
+    const int rows, const int streams, const int ahead, const int64_t apart, const struct NAME(job) *job, int64_t row,
+    int64_t stream)
 {
-    int64_t totals[ROWS][STREAMS];
+    const int64_t depth = job->depth, x_stride = job->x_stride, pitch = apart * job->pitch;
+    const int16_t *x = (const int16_t *)job->x + stream * x_stride;
+    const int8_t *weight = (const int8_t *)job->weight + row * job->pitch;
+    int64_t totals[ROWS * STREAMS];
     int64_t whole = 0;
 #if LEVEL_NUMBER > 0
     whole = depth / 16 * 16;
-    __m256i sums[ROWS][STREAMS];
-    for (int r = 0; r < rows; r++)
-        for (int s = 0; s < streams; s++)
-            sums[r][s] = _mm256_setzero_si256();
+    __m256i sums[ROWS * STREAMS];
+    for (int i = 0; i < rows * streams; i++)
+        sums[i] = _mm256_setzero_si256();
     for (int64_t i = 0; i < whole; i += 16)
         for (int r = 0; r < rows; r++) {
             const int8_t *place = weight + r * pitch + i;
@@ -384,74 +414,105 @@ INLINE TARGET void NAME(int8_rows)(
                 __builtin_prefetch((const char *)place + AHEAD);
             const __m256i numbers = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)place));
             for (int s = 0; s < streams; s++)
-                sums[r][s] = _mm256_add_epi32(
-                    sums[r][s],
+                sums[s * rows + r] = _mm256_add_epi32(
+                    sums[s * rows + r],
                     _mm256_madd_epi16(numbers, _mm256_loadu_si256((const __m256i *)(x + s * x_stride + i))));
         }
-    for (int r = 0; r < rows; r++)
-        for (int s = 0; s < streams; s++) {
-            const __m256i low = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(sums[r][s]));
-            const __m256i high = _mm256_cvtepi32_epi64(_mm256_extracti128_si256(sums[r][s], 1));
-            const __m256i four = _mm256_add_epi64(low, high);
-            const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-            totals[r][s] = _mm_cvtsi128_si64(two) + _mm_extract_epi64(two, 1);
-        }
+    for (int i = 0; i < rows * streams; i++) {
+        const __m256i low = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(sums[i]));
+        const __m256i high = _mm256_cvtepi32_epi64(_mm256_extracti128_si256(sums[i], 1));
+        const __m256i four = _mm256_add_epi64(low, high);
+        const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+        totals[i] = _mm_cvtsi128_si64(two) + _mm_extract_epi64(two, 1);
+    }
 #else
-    for (int r = 0; r < rows; r++)
-        for (int s = 0; s < streams; s++)
-            totals[r][s] = 0;
+    (void)ahead;
+    memset(totals, 0, sizeof totals);
 #endif
-    for (int r = 0; r < rows; r++)
-        for (int s = 0; s < streams; s++) {
-            for (int64_t i = whole; i < depth; i++)
-                totals[r][s] += (int32_t)weight[r * pitch + i] * x[s * x_stride + i];
-            const float total = (float)totals[r][s] * (x_scale[s] * scale[r * to_distance]);
-            to[s * to_stride + r * to_distance] = bias ? total + bias[r * to_distance] : total;
-        }
+    EACH_RESULT {
+        for (int64_t i = whole; i < depth; i++)
+            totals[s * rows + r] += (int32_t)weight[r * pitch + i] * x[s * x_stride + i];
+        const float scale = job->x_scale[stream + s] * job->scale[row + r * apart];
+        RESULT(r, s) = WITH_BIAS((float)totals[s * rows + r] * scale, r);
+    }
+}
+#define BLOCK(rows, streams, ahead, apart) \
+    (type == INT8 ? NAME(int8_block)(rows, streams, ahead, apart, job, row, stream) \
+                  : NAME(block)(type, rows, streams, ahead, apart, job, row, stream))
+#else
+#define BLOCK(rows, streams, ahead, apart) NAME(block)(type, rows, streams, ahead, apart, job, row, stream)
+#endif
+
+/* The next lines on their way to the outer cache; returns the place after them. */
+INLINE TARGET const char *NAME(fetch)(const char *from, const char *last, int64_t lines)
+{
+    for (; lines > 0 && from < last; lines--, from += LINE)
+        __builtin_prefetch(from, 0, 2);
+    return from;
 }
 
-#define NARROW(rows, streams, ahead, apart, place, first, output) \
-    do { \
-        if (type == BFLOAT16) \
-            NAME(bfloat16_rows)( \
-                rows, streams, ahead, depth, (apart) * pitch, (const uint16_t *)weight + (place) * pitch, x_stride, \
-                (const float *)x + (first) * x_stride, to_stride, apart, bias ? bias + (place) : 0, output); \
-        else \
-            NAME(int8_rows)( \
-                rows, streams, ahead, depth, (apart) * pitch, (const int8_t *)weight + (place) * pitch, x_stride, \
-                (const int16_t *)x + (first) * x_stride, x_scale + (first), to_stride, apart, scale + (place), \
-                bias ? bias + (place) : 0, output); \
-    } while (0)
-
-TARGET static void NAME(narrow_linear)(
-    int type, int64_t batch, int64_t width, int64_t depth, int64_t pitch, const void *weight, const float *scale,
-    int64_t x_stride, const void *x, const float *x_scale, int64_t to_stride, const float *bias, float *to)
+INLINE TARGET void NAME(multiply)(const int type, const int64_t bytes, int64_t batch, const struct NAME(job) *job)
 {
+    const int64_t width = job->width;
     if (batch == 1) {
-        const int64_t apart = width / ROWS;
+        const int64_t apart = width / ROWS, stream = 0;
         for (int64_t row = 0; row < apart; row++)
-            NARROW(ROWS, 1, 1, apart, row, 0, to + row);
+            BLOCK(ROWS, 1, 1, apart);
         for (int64_t row = ROWS * apart; row < width; row++)
-            NARROW(1, 1, 1, 1, row, 0, to + row);
+            BLOCK(1, 1, 1, 1);
         return;
     }
-    int64_t tile = TILE_BYTES / (depth * (type == BFLOAT16 ? 2 : 1)) / 3 * 3;
-    tile = tile < 3 ? 3 : tile;
+    int64_t tile = TILE_BYTES / (job->pitch * bytes) / ROWS * ROWS;
+    tile = tile < ROWS ? ROWS : tile;
+    const char *next = job->weight, *const last = next + width * job->pitch * bytes;
+    const int64_t lines = tile * job->pitch * bytes / LINE;
+    next = NAME(fetch)(next, last, lines); /* the first tile; the others while the one before is in use */
     for (int64_t begin = 0; begin < width; begin += tile) {
         const int64_t end = begin + tile < width ? begin + tile : width;
-        for (int64_t stream = 0; stream < batch; stream += STREAMS)
-            for (int64_t row = begin; row < end; row += 3) {
-                float *output = to + stream * to_stride + row;
-                if (batch - stream >= STREAMS && end - row >= 3)
-                    NARROW(3, STREAMS, 0, 1, row, stream, output);
+        for (int64_t stream = 0; stream < batch;) {
+            const int64_t left = batch - stream, taken = left == 2 || left == 4 ? 2 : 3; /* so that none is left alone */
+            const int64_t share = (lines * ROWS * taken + tile * batch - 1) / (tile * batch);
+            int64_t row = begin;
+            for (; row + ROWS <= end; row += ROWS) {
+                next = NAME(fetch)(next, last, share);
+                if (taken == 2)
+                    BLOCK(ROWS, 2, 0, 1);
                 else
-                    for (int64_t s = stream; s < batch && s < stream + STREAMS; s++, output += to_stride)
-                        for (int64_t r = row; r < end && r < row + 3; r++)
-                            NARROW(1, 1, 0, 1, r, s, output + r - row);
+                    BLOCK(ROWS, 3, 0, 1);
             }
+            for (; row < end; row++)
+                if (taken == 2)
+                    BLOCK(1, 2, 0, 1);
+                else
+                    BLOCK(1, 3, 0, 1);
+            stream += taken;
+        }
     }
 }
+
+TARGET static void NAME(linear)(const struct linear *one, int64_t streams, int64_t first, int64_t count, void *const *bases)
+{
+    const int64_t batch = count * one->count, begin = first * one->count;
+    const int is_int8 = one->type == INT8, several = one->count > 1;
+    struct NAME(job) job = {
+        .width = one->width, .depth = one->depth, .pitch = one->distance,
+        .x_stride = is_int8 || several ? one->depth : one->x.stride,
+        .to_stride = several ? one->width : one->to.stride,
+        .weight = NAME(at)(&one->weight, streams, bases), .scale = NAME(at)(&one->scale, streams, bases),
+        .bias = NAME(at)(&one->bias, streams, bases),
+    };
+    const char *x = (const char *)NAME(at)(&one->x, streams, bases);
+    job.x = x + begin * job.x_stride * (is_int8 ? sizeof(int16_t) : sizeof(REAL));
+    job.x_scale = is_int8 ? NAME(at)(&one->x_scale, streams, bases) + begin : 0;
+    job.to = NAME(at)(&one->to, streams, bases) + begin * job.to_stride;
+    switch ((enum weights)one->type) {
+#if IS_FLOAT
+    case BFLOAT16: NAME(multiply)(BFLOAT16, 2, batch, &job); break;
+    case INT8: NAME(multiply)(INT8, 1, batch, &job); break;
 #endif
+    default: NAME(multiply)(SAME_TYPE, sizeof(REAL), batch, &job);
+    }
+}
 
 /* ---- Functions of all lanes: polynomials in float32, the C library one by one in float64 ---- */
 
@@ -923,11 +984,14 @@ TARGET static void NAME(quantize)(int64_t width, const float *x, int16_t *to, fl
 
 TARGET static void NAME(embedding)(const struct embedding *one, const void *table, const REAL *scale, int64_t id, REAL *to)
 {
-    const int64_t begin = id * one->width;
+    const int64_t begin = id * one->distance;
 #if IS_FLOAT
     if (one->type == BFLOAT16) {
-        for (int64_t i = 0; i < one->width; i++)
-            to[i] = NAME(widen_one)(((const uint16_t *)table)[begin + i]);
+        for (int64_t i = 0; i < one->width; i++) {
+            const int64_t half = PAIR_BLOCK / 2, place = i / PAIR_BLOCK * PAIR_BLOCK + i % half * 2 + i / half % 2;
+            const uint32_t bits = (uint32_t)((const uint16_t *)table)[begin + place] << 16;
+            memcpy(to + i, &bits, sizeof bits);
+        }
         return;
     }
     if (one->type == INT8) {
@@ -936,38 +1000,11 @@ TARGET static void NAME(embedding)(const struct embedding *one, const void *tabl
         return;
     }
 #endif
+    (void)scale;
     memcpy(to, (const REAL *)table + begin, one->width * sizeof(REAL));
 }
 
 #define EACH_STREAM for (int64_t stream = first; stream < first + count; stream++)
-
-TARGET static void NAME(linear)(const struct linear *one, int64_t streams, int64_t first, int64_t count, void *const *bases)
-{
-    const int64_t batch = count * one->count, begin = first * one->count;
-    const int64_t to_stride = one->count > 1 ? one->width : one->to.stride;
-    const REAL *bias = NAME(at)(&one->bias, streams, bases);
-    REAL *to = NAME(at)(&one->to, streams, bases) + begin * to_stride;
-#if IS_FLOAT
-    if (one->type != SAME_TYPE) {
-        const int is_int8 = one->type == INT8;
-        const int64_t x_stride = is_int8 || one->count > 1 ? one->depth : one->x.stride;
-        const char *x = (const char *)NAME(at)(&one->x, streams, bases);
-        const float *x_scale = is_int8 ? NAME(at)(&one->x_scale, streams, bases) + begin : 0;
-        NAME(narrow_linear)(
-            one->type, batch, one->width, one->depth, one->distance, bases[one->weight.base],
-            is_int8 ? bases[one->scale.base] : 0, x_stride, x + begin * x_stride * (is_int8 ? 2 : 4), x_scale,
-            to_stride, bias, to);
-        return;
-    }
-#endif
-    const int64_t x_stride = one->count > 1 ? one->depth : one->x.stride;
-    const REAL *x = NAME(at)(&one->x, streams, bases) + begin * x_stride;
-    const REAL *weight = NAME(at)(&one->weight, streams, bases);
-    if (batch == 1)
-        NAME(linear_one)(one->width, one->depth, one->distance, weight, x, bias, to);
-    else
-        NAME(linear_many)(batch, one->width, one->depth, one->distance, weight, x_stride, x, to_stride, bias, to);
-}
 
 TARGET static int64_t NAME(run)(
     int64_t streams, int64_t first, int64_t count, const int64_t *word, const int64_t *end, void *const *bases)
@@ -1078,12 +1115,10 @@ TARGET static int64_t NAME(run)(
 #undef EACH
 #undef EACH_STREAM
 #undef LOOP
-#undef LINEAR_BLOCK
+#undef EACH_LANE
+#undef HALVES
+#undef BLOCK
 #undef LIBRARY_FUNCTION
-#if IS_FLOAT
-#undef HALF_BYTES
-#undef NARROW
-#endif
 #undef LEVEL
 #undef LEVEL_NUMBER
 #undef VECTOR_BYTES

@@ -20,11 +20,10 @@ from .compiled import load_library
 from .step_graph import StepGraph, Untranslatable, Value
 from .step_program import StepWords
 
-_VERSION = 2  # of the structs in step_cpu.c
+_VERSION = 3  # of the structs in step_cpu.c
 _TYPES = {torch.float32: 0, torch.float64: 1}
 _MOST_IDLE = 64  # calls kept for the next ones, by batch size
 _MOST_SIZES = 32  # batch sizes for which calls are kept
-_READ_TOGETHER = 4  # STREAMS in step_cpu.c: rows for which the weights are read once
 
 _library = load_library("_step_cpu", "hf_step_version", _VERSION)
 _POINTER = ctypes.c_void_p
@@ -127,29 +126,18 @@ class StepProgram:
             UnreadableTensor, WeightsChanged: see `run`.
         """
         addresses(states, ((name, self.outputs[name]) for name in states), self.dtype)
-        # Two or three rows left over take longer than four.
-        rest = steps % _READ_TOGETHER
-        rows = steps if rest < 2 else steps + _READ_TOGETHER - rest
-        padded = inputs
-        if rows > steps:
-            padded = {name: tensor.new_zeros(rows, *tensor.shape[1:]) for name, tensor in inputs.items()}
-            for name, tensor in inputs.items():
-                padded[name][:steps] = tensor
-        track = {name: state.new_empty(rows + 1, *state.shape[1:]) for name, state in states.items()}
+        track = {name: state.new_empty(steps + 1, *state.shape[1:]) for name, state in states.items()}
         for name, state in states.items():
             track[name][:1] = state
         before = {name: tensor[:-1] for name, tensor in track.items()}
         new = {name: tensor[1:] for name, tensor in track.items()}
         others = {
-            name: torch.empty(rows, width, dtype=self.dtype, device="cpu")
+            name: torch.empty(steps, width, dtype=self.dtype, device="cpu")
             for name, width in self.outputs.items()
             if name not in states
         }
-        self._run({**padded, **before}, {**new, **others}, rows, True)
-        return (
-            {name: tensor[:steps] for name, tensor in others.items()},
-            {name: tensor[: steps + 1] for name, tensor in track.items()},
-        )
+        self._run({**inputs, **before}, {**new, **others}, steps, True)
+        return others, track
 
     def _run(self, tensors: dict[str, Tensor], new: dict[str, Tensor], batch_size: int, is_chain: bool) -> None:
         if [*map(torch.UntypedStorage.nbytes, self._storages)] != self._storage_bytes:

@@ -24,6 +24,7 @@ _FUNCTIONS = (
 _REDUCTIONS = ("sum", "mean", "maximum", "minimum")
 _WEIGHT_TYPES = (None, "bfloat16", "int8")
 _TEMPORARIES = 24  # MOST_TEMPORARIES
+_PAIR_BLOCK = 32  # PAIR_BLOCK
 _CACHE_LINE = 16  # numbers
 _ABSENT = (-1, 0, 0, 0)
 Place = tuple[Buffer, int]  # a buffer and the first of its numbers
@@ -33,6 +34,15 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """int8 numbers of a weight (outputs, inputs) and their scale (outputs,), symmetric."""
     scale = weight.abs().amax(1).clamp_min(1e-30) / 127
     return (weight / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8), scale.float()
+
+
+def pair_columns(weight: Tensor) -> Tensor:
+    """bfloat16 numbers in the order in which the kernel widens them: in each block of 32 columns, 0, 16, 1, 17, …
+
+    The last block is filled with zeros.
+    """
+    blocks = torch.nn.functional.pad(weight.to(torch.bfloat16), (0, -weight.shape[1] % _PAIR_BLOCK))
+    return blocks.unflatten(1, (-1, 2, _PAIR_BLOCK // 2)).transpose(2, 3).flatten(1)
 
 
 class Step(NamedTuple):
@@ -336,12 +346,12 @@ class StepWords:
             if self.weights == "int8":
                 self._narrow[key] = quantize_rows(weight)
             else:
-                self._narrow[key] = weight.to(torch.bfloat16).contiguous(), None
+                self._narrow[key] = pair_columns(weight), None
         return self._narrow[key]
 
     def _write_linear(self, node: Node, x: Place, x_scale: Place | None) -> list[int]:
+        width, depth = node.fields["weight"].shape
         weight, scale = self._weight(node.fields["weight"])
-        width, depth = weight.shape
         pitch = weight.stride(0) if width > 1 else depth
         bias = self._operand(node.operands[1])
         words = [node.fields["count"], width, depth, pitch, _WEIGHT_TYPES.index(self.weights), *self._table(weight)]
@@ -356,7 +366,8 @@ class StepWords:
 
     def _write_embedding(self, node: Node) -> list[int]:
         table, scale = self._weight(node.fields["weight"])
-        words = [node.fields["width"], _WEIGHT_TYPES.index(self.weights), *self._table(table), *self._table(scale)]
+        words = [node.fields["width"], table.stride(0), _WEIGHT_TYPES.index(self.weights)]
+        words += [*self._table(table), *self._table(scale)]
         return [*words, *self._operand(node.operands[0]), *self._operand((node.output, 0))]
 
     def _write_copy(self, x: Place, to: Place, width: int) -> list[int]:

@@ -56,21 +56,31 @@ def test_bytes_equal_the_whole(case, streams, dtype):
     expected = model(input_ids)
     logits, states = read_bytes(model, input_ids)
     assert is_compiled(model)
-    assert relative_difference(logits, expected.logits) < TOLERANCES[dtype]
+    # Roundings grow with the depth: `forward` in float32 is 2.4e-5 from float64 there.
+    tolerance = TOLERANCES[dtype] * (5 if "several layers" in case else 1)
+    assert relative_difference(logits, expected.logits) < tolerance
     for name, tensor in expected.state.items():
-        assert tensor.numel() == 0 or relative_difference(states[-1][name], tensor) < TOLERANCES[dtype]
+        assert tensor.numel() == 0 or relative_difference(states[-1][name], tensor) < tolerance
 
 
 @needs_kernel
-@each_variant
+@pytest.mark.parametrize(
+    ("variant", "weights"),
+    [
+        *((variant, None) for variant in VARIANTS),
+        *(("memora, odd widths", kind) for kind in (None, "bfloat16", "int8")),
+    ],
+)
 @torch.no_grad()
-def test_a_stream_has_the_same_bits_in_every_batch(variant):
-    model = tiny_model(variant)
+def test_a_stream_has_the_same_bits_in_every_batch(variant, weights):
+    model = tiny_model(variant.split(",")[0], **CASES[variant])
+    if weights is not None:
+        model.compile_step(weights)
     input_ids = torch.randint(1, 256, (37, 1))
     state = model(torch.randint(1, 256, (37, 4))).state
     step = single_step.find_single_step(model, input_ids)
     together, new_state = step.run(model, input_ids, state)
-    for first, last in ((0, 1), (1, 3), (3, 6), (6, 10), (10, 17), (5, 37)):
+    for first, last in ((0, 1), (1, 3), (3, 6), (6, 10), (10, 15), (10, 17), (5, 37)):
         part = {name: tensor[first:last].contiguous() for name, tensor in state.items()}
         logits, new_part = step.run(model, input_ids[first:last], part)
         assert torch.equal(logits, together[first:last])
