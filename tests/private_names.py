@@ -20,7 +20,9 @@ PRIVATE_NAMES = {
     "torch._foreach_copy_": "one launch copies all inputs of a CUDA graph; the public copy_ takes one tensor each",
     "torch.utils._python_dispatch": "records the operations of one step; torch documents the mode, but no public path",
     "torch._ops.OpOverload._schema": "whether an operation writes to its arguments; nothing public tells",
-    "torch.ops.aten._to_copy": "an operation as torch names it; likewise the next four",
+    "torch.ops.aten._to_copy": "an operation as torch names it; likewise those below",
+    "torch.ops.aten._conj_physical": "likewise",
+    "torch.ops.aten._log_softmax_backward_data": "likewise",
     "torch.ops.aten._unsafe_view": "likewise",
     "torch.ops.aten._softmax": "likewise",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "likewise",
@@ -42,6 +44,8 @@ PRIVATE_NAMES = {
     # torch, in scripts that compare our scan to others
     "torch._higher_order_ops.associative_scan": "the operator under test has no public name yet",
     "torch._dynamo.config.recompile_limit": "each shape compiles anew; torch.compiler has no such setting",
+    # executorch, in a benchmark
+    "executorch.extension.pybindings.portable_lib._unsafe_reset_threadpool": "nothing public sets its threads",
     # datasets
     "datasets.Dataset._fingerprint": "tells whether a given dataset was packed already; nothing public does",
     # accelerate

@@ -65,6 +65,7 @@ ASKED_FOR = {"transformers.GenerationMixin._reorder_cache": "transformers.genera
 @pytest.mark.parametrize("path", PRIVATE_NAMES)
 def test_the_installed_version_has_it(path):
     library, name = path.split(".")[0], path.rpartition(".")[2]
+    pytest.importorskip(library)  # a peer of benchmarks may be missing
     if path in ASKED_FOR:
         exists = name in inspect.getsource(importlib.import_module(ASKED_FOR[path]))
     else:

@@ -337,7 +337,12 @@ def test_nothing_is_learned_from_nan_or_infinity(gradient, tmp_path):
 
 @pytest.mark.parametrize(
     ("stride", "settings"),
-    [(1, {}), (4, {"update_every": 3}), (16, {"optimizer": "rmsprop", "rule": "truncated"}), (64, {"rule": "snap1"})],
+    [
+        (1, {}),
+        (4, {"update_every": 3}),
+        (16, {"optimizer": "rmsprop", "rule": "truncated", "learning_rate": 1e-4}),
+        (64, {"rule": "snap1"}),
+    ],
 )
 def test_the_compiled_kernel_learns_as_plain_torch_does(stride, settings):
     pytest.importorskip("hf_recurrent.kernels.block_cpu")
