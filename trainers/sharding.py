@@ -159,6 +159,8 @@ class FullSharding(Replication):
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         if not on_meta:
             self._take_from_first(model)
+        # With frozen weights (LoRA), processes may reach the backward passes of layers in different orders, and wait.
+        self.by_layer &= all(parameter.requires_grad for parameter in model.parameters())
         layers = _layers(model) if self.by_layer else []
         for layer in layers:
             fully_shard(layer, reshard_after_forward=self.settings.reshard_after_forward, **options)

@@ -109,7 +109,7 @@ def disagree(rank, what):
 def refuse(rank, resume):
     """The sentence of every process, if a run cannot continue a checkpoint."""
     try:
-        tiny_trainer(FOLDER / "refuse", per_device_train_batch_size=4, data_seed=5).train(str(FOLDER / resume))
+        tiny_trainer(FOLDER / "refuse", per_device_train_batch_size=2, data_seed=5).train(str(FOLDER / resume))
     except ValueError as error:
         (FOLDER / f"refuse{rank}.json").write_text(json.dumps(str(error)))
 
