@@ -54,8 +54,10 @@ def write_tensors(
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            values = whole(tensors[name]).cpu().contiguous()
-            file.write(values.reshape(-1).view(torch.uint8).numpy().data)
+            values = whole(tensors[name]).cpu().contiguous().reshape(-1)
+            if values.stride() != (1,):  # one value, expanded
+                values = values.clone(memory_format=torch.contiguous_format)
+            file.write(values.view(torch.uint8).numpy().data)
 
 
 def open_tensors(path: str | os.PathLike) -> safe_open:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from hf_recurrent import save_exported_step
 from hf_recurrent.export.exported_step import read_specification
 from hf_recurrent.export.runtimes import RUNTIMES
-from hf_recurrent.modeling.single_step import _plain_forward, find_single_step
+from hf_recurrent.modeling.single_step import find_single_step, plain_forward
 
 Step = Callable[[], object]
 OURS = ("compiled", "direct", "forward")
@@ -72,7 +72,7 @@ class Steps:
         @torch.no_grad()
         def step():
             nonlocal state
-            with _plain_forward():
+            with plain_forward():
                 state = self.model(self.ids, state=state).state
 
         return step

@@ -18,11 +18,15 @@ _LONG = (
 )  # fmt: skip
 
 
+_ON_REQUEST = {"slow": "takes minutes", "long": "takes many seconds, and .ci/run runs it"}
+
+
 def pytest_collection_modifyitems(config, items):
-    if "slow" not in config.option.markexpr:
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="takes minutes: pytest -m slow"))
+    for marker, reason in _ON_REQUEST.items():
+        if marker not in config.option.markexpr:
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=f"{reason}: pytest -m {marker}"))
     ranks = {name: rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 

@@ -47,7 +47,10 @@ def test_the_guide_has_commands():
     assert len(commands("docs/guide.md")) >= 8
 
 
-@pytest.mark.parametrize("page", PAGES)
+LONG = ("docs/guide.md", "docs/fine_tuning.md")
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.long] * (page in LONG)) for page in PAGES])
 def test_commands_run(page, tmp_path):
     (tmp_path / "stories.jsonl").write_text('{"text": "Once upon a time."}\n{"text": "The end of it."}\n' * 300)
     (tmp_path / "book.txt").write_text("It was a dark night, and the café was closed. " * 50, encoding="utf-8")

@@ -14,8 +14,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent export",
-        description="Write one step of a model as a program: token ids and state in, logits and state out. The folder "
-        "has the program, the tokenizer, a specification of the state, a card and checksums.",
+        description="Write one step of a model as a program: token ids and state in, logits and\n"
+        "state out. The folder has the program, the tokenizer, a specification of the\n"
+        "state, a card and checksums.",
         epilog="examples:\n"
         "  hf-recurrent export runs/hawk --format onnx --quantize int8\n"
         "  hf-recurrent export runs/mgrade --format c --output_dir firmware/step\n"

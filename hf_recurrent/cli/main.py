@@ -12,12 +12,12 @@ from hf_recurrent.cli.pretrain_help import is_help, print_help
 # Command → help; its code is in the module of the same name with underscores, imported on use.
 COMMANDS = {
     "pretrain": "train a model on continuous streams of bytes",
-    "plan": "count the memory of a training run before it starts, and estimate its time",
+    "plan": "count the memory of a run before it starts",
     "evaluate": "measure bits per byte on held-out documents, next to gzip and xz",
     "score": "print log-probabilities of bytes, lines or documents as JSON",
     "generate": "continue a prompt, a file or a saved state",
     "chat": "talk to a model that keeps everything in its state",
-    "serve": "serve a model over HTTP: OpenAI's API, and sessions that are states",
+    "serve": "serve a model over HTTP: OpenAI's API, and sessions",
     "watch": "show the unusual lines of logs as they grow",
     "learn": "read an endless stream and learn from every byte",
     "compress": "compress a file with the probabilities of a model",

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
+from hf_recurrent.cli.user_code import import_user_code
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SHARDINGS = ("ddp", "fsdp2")
@@ -17,8 +18,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command; all others are those of `pretrain`."""
     parser = CommandParser(
         prog="hf-recurrent plan",
-        usage="hf-recurrent plan [--processes N] [--memory 80GB] [--measure STEPS] [ARGUMENTS OF pretrain ...]",
-        description="Count the memory of a training run before it starts. Takes every argument of pretrain.",
+        usage="hf-recurrent plan [--processes N] [--memory SIZE] [--measure STEPS] [...]",
+        description="Count the memory of a training run before it starts. All other arguments are\nthose of pretrain.",
         epilog="examples:\n"
         "  hf-recurrent plan --model memora-s8 --processes 8 --bf16 true --memory 80GB\n"
         "  hf-recurrent plan --model memora-s4 --method rtrl --block_size 1 --memory 24GB\n"
@@ -51,12 +52,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with `argv`, by default the arguments of the process; status 1 if the run does not fit."""
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
-    if not run_command(CommandParser(prog=parser.prog), [], lambda _: _plan(arguments, rest)):
+    if not run_command(CommandParser(prog=parser.prog), [], lambda _: _check_and_plan(arguments, rest)):
         raise SystemExit(1)
 
 
-def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
+def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     """Print the plan of a run; False if it does not fit into `--memory`."""
+    import_user_code(arguments.user_code)
     check_at_least(1, arguments, "processes")
     if arguments.measure is not None:
         check_at_least(1, arguments, "measure")
@@ -66,13 +68,21 @@ def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     # After the checks, because importing torch takes seconds.
     from transformers.utils import logging
 
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        return _plan(arguments, words)
+    finally:
+        logging.set_verbosity(before)
+
+
+def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     from hf_recurrent.cli.data_arguments import token_vocabulary
     from hf_recurrent.cli.pretrain import build_model
     from hf_recurrent.cli.pretrain_arguments import parse_arguments
     from hf_recurrent.planning.advice import changes
     from hf_recurrent.planning.training_memory import distributed, undistributed
 
-    logging.set_verbosity_error()
     run = parse_arguments(words)
     setting = setting_of(run, arguments)
     vocab_size = token_vocabulary(run.data.corpus)

@@ -30,7 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
         "  hf-recurrent serve runs/hawk --learn --output_dir runs/hawk-learned\n"
         f"  {_KEY_VARIABLE}=... hf-recurrent serve runs/hawk --host 0.0.0.0\n\n"
         "then, elsewhere:\n"
-        "  curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\\n"
+        "  curl http://127.0.0.1:8000/v1/completions \\\n"
+        "    -H 'content-type: application/json' \\\n"
         '    -d \'{"model": "hawk", "prompt": "def ", "max_tokens": 40}\'\n\n'
         "Ctrl-C ends all requests where they are and saves all sessions.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -16,8 +16,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch",
-        description="Read logs line by line as they grow, learn what is usual in them, and show the lines\n"
-        "that are not. No training, no rules and no parsing are needed.",
+        description="Read logs line by line as they grow, learn what is usual in them, and show the\n"
+        "lines that are not. No training, no rules and no parsing are needed.",
         epilog="examples:\n"
         "  hf-recurrent watch /var/log/syslog\n"
         "  hf-recurrent watch server.log --no_follow\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK = 1 << 20
-# A block of four bytes can hold 128 KiB of equal bytes, so a piece of this size unpacks to 32 MiB at most.
-_ZSTANDARD_PIECE = 1 << 10
+# A block of four bytes can hold 128 KiB of equal bytes, so a piece of this size unpacks to 16 MiB at most.
+_ZSTANDARD_PIECE = 1 << 9
 # Text compresses 3 to 20 times, repetitive logs up to some hundred times.
 _LARGEST_RATIO = 1000
 _ALWAYS_ALLOWED = 1 << 30

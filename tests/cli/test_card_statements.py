@@ -18,6 +18,7 @@ from hf_recurrent.cli.learn import main as learn
 from hf_recurrent.cli.pretrain import main as pretrain
 from hf_recurrent.cli.push_to_hub import main as push_to_hub
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
+from hf_recurrent.learning_rules.compiled_update import CompiledUpdate
 from hf_recurrent.provenance.files import read_provenance
 from hf_recurrent.provenance.weights import base_weights_fingerprint, weights_fingerprint
 
@@ -66,7 +67,14 @@ def acted(monkeypatch):
         seen.tokens += inputs["input_ids"].numel()
         return step(self, model, inputs, *arguments)
 
+    update = CompiledUpdate.step
+
+    def look_and_update(self, scale):
+        look(self.optimizer)
+        update(self, scale)
+
     monkeypatch.setattr(Trainer, "training_step", count)
+    monkeypatch.setattr(CompiledUpdate, "step", look_and_update)  # of a learner, without the optimizer's own step
     hook = register_optimizer_step_pre_hook(look)
     yield seen
     hook.remove()

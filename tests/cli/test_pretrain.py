@@ -203,6 +203,7 @@ def test_recipe_with_unknown_key(tmp_path, capsys):
     assert "has the unknown key `learning_rat`; did you mean learning_rate?" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_two_processes_through_the_script(corpus):
     """Judged by its files: gloo sometimes aborts at exit."""
     with socket.socket() as free:

@@ -85,6 +85,9 @@ NEEDED = {
     "score": ["run", "notes/0.txt"],
     "pretrain": [],
     "env": [],
+    "plan": [],
+    "compress": ["run", "notes/0.txt"],
+    "decompress": ["run", "notes/0.txt"],
     "completion": ["bash"],
     "transformers": ["env"],
 }
@@ -221,6 +224,7 @@ def test_code_of_a_checkpoint_is_not_executed_unless_it_is_trusted(capsys):
 # ---- Other processes ----
 
 
+@pytest.mark.long
 def test_a_worker_that_is_started_anew_imports_it_too():
     """As on macOS and Windows: its memory is no copy of ours."""
     Path("my_tasks.py").write_text(TASK)
@@ -231,6 +235,7 @@ def test_a_worker_that_is_started_anew_imports_it_too():
     assert made_by() and str(os.getpid()) not in made_by()
 
 
+@pytest.mark.long
 def test_every_process_of_a_run_imports_it():
     Path("my_tasks.py").write_text(TASK)
     with socket.socket() as found:

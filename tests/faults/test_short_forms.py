@@ -20,6 +20,7 @@ PROGRAMS = {  # and what their output has to contain
 SLOW_PROGRAMS = {"kill_groups.py --kills 2 --ways FSDP2 --seed 1": ["kills of a rank", "finished runs"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "program", [*PROGRAMS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_PROGRAMS)]
 )

@@ -24,10 +24,12 @@ def hub(work):
         yield hub
 
 
+@pytest.mark.long
 def test_public_checkpoints_load_without_package_and_without_token(hub, work):
     run_program("load_program.py", hub, work, *(name for name in REPOSITORIES if name != PRIVATE), token=False)
 
 
+@pytest.mark.long
 def test_a_private_checkpoint_loads_without_the_package(hub, work):
     run_program("load_program.py", hub, work, PRIVATE)
 

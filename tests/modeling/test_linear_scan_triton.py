@@ -149,6 +149,7 @@ def test_kernels_compile_for_a_gpu(dtype):
         assert compiled["ptx"].split("st.global")[0].count("ld.global") >= 2 * constants["ROWS"], name
 
 
+@pytest.mark.long
 @pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="the kernels run in this process")
 def test_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]

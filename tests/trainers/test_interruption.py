@@ -128,6 +128,7 @@ def test_the_lock_ends_with_its_process(tmp_path, environment):
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("to_all", [True, False], ids=["all processes", "one process"])
 def test_two_processes_save_at_the_same_step(two_processes, tmp_path, environment, to_all):
     """A signal reaches the processes at different steps; they agree on one."""

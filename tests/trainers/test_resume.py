@@ -167,6 +167,7 @@ def test_trees_of_tensors_and_numbers(tmp_path):
         save_tree({"a": object()}, tmp_path, "tree")
 
 
+@pytest.mark.long
 def test_kill_while_a_checkpoint_is_written(tmp_path, environment):
     """kill -9, then to the end; tests/faults/kill_runs.py kills at random moments."""
     whole = tiny_trainer(tmp_path / "whole", callbacks=[Noise()], save_strategy="no")
@@ -195,6 +196,7 @@ def test_kill_while_a_checkpoint_is_written(tmp_path, environment):
     assert not list(directory.glob("_*"))
 
 
+@pytest.mark.long
 def test_resume_on_two_processes(two_processes, launch, tmp_path):
     checkpoint = two_processes.directory / "checkpoint-5"
     assert {path.suffix for path in checkpoint.iterdir()} <= ALLOWED
