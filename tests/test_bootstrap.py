@@ -167,6 +167,7 @@ def test_ci_runs_the_readme_command_after_the_style_checks():
     subprocess.run(["bash", "-n", str(script)], check=True)
     lines = script.read_text().splitlines()
     assert "set -euo pipefail" in lines
-    assert lines[-3] == "python3 bootstrap.py test"
+    assert lines[-4] == "python3 bootstrap.py test"
+    assert lines[-3] == "python3 bootstrap.py test -m long"
     assert "sanitize_kernels.py" in lines[-2]
     assert lines[-1] == "python3 bootstrap.py test-oldest"

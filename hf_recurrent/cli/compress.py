@@ -50,9 +50,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, help=f"the archive (default: FILE{SUFFIX})")
     parser.add_argument("--learn", action="store_true", help="learn from the file while compressing it")
     learning = parser.add_argument_group("with --learn")
-    learning.add_argument("--stride", type=int, help="T, bytes between two updates of the weights")
-    learning.add_argument("--replays", type=int, help="earlier pieces of T bytes that every update reads again")
-    learning.add_argument("--learning_rate", type=float, help="at the beginning; it falls linearly")
+    learning.add_argument("--stride", type=int, help="T, bytes between two updates of the weights (default: 16)")
+    learning.add_argument(
+        "--replays", type=int, help="earlier pieces of T bytes that every update reads again (default: 0)"
+    )
+    learning.add_argument(
+        "--learning_rate", type=float, help="at the beginning; it falls linearly to a tenth (default: 4e-3)"
+    )
     parser.add_argument(
         "--streams",
         type=int,

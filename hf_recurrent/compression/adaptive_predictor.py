@@ -27,7 +27,7 @@ class AdaptiveSettings:
         learning_rate: at the beginning; it falls linearly to `final_rate` of it at the end of the data.
         final_rate: share of the learning rate at the end.
         stride: T, bytes between two updates.
-        replays: earlier blocks of T bytes that every update reads again, beside the newest one.
+        replays: earlier blocks of T bytes that every update reads again with the newest one.
         max_grad_norm: gradients are clipped to this norm.
         weight_decay: of matrices.
         seed: of the choice of replayed blocks.
@@ -38,8 +38,8 @@ class AdaptiveSettings:
 
     learning_rate: float = 4e-3
     final_rate: float = 0.1
-    stride: int = 64
-    replays: int = 15
+    stride: int = 16
+    replays: int = 0
     max_grad_norm: float = 1.0
     weight_decay: float = 0.1
     seed: int = 0
@@ -58,7 +58,7 @@ class AdaptiveSettings:
 class AdaptivePredictor:
     """One stream. Bytes are predicted one by one; after T of them the weights are updated.
 
-    Every update also learns from blocks of the past, chosen at random: the decoder has read them too.
+    An update can also learn from blocks of the past, chosen at random: the decoder has read them too.
 
     Args:
         model: a recurrent byte-level model, trained in place.

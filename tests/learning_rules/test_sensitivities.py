@@ -330,9 +330,11 @@ def test_nothing_of_a_block_stays():
     engine = SensitivityEngine(model)
     gc.collect()
     gc.disable()
+    earlier = [thing for thing in gc.get_objects() if isinstance(thing, module._UnitBlock)]  # of compiled learners
     try:
         in_blocks(model, 3, engine)
-        assert not [thing for thing in gc.get_objects() if isinstance(thing, module._UnitBlock)]
+        later = [thing for thing in gc.get_objects() if isinstance(thing, module._UnitBlock)]
+        assert len(later) == len(earlier)
         unit = model.model.layers[0].recurrent_block.recurrent_unit
         assert isinstance(unit.nu, nn.Parameter)
         assert "recur" not in unit.__dict__
