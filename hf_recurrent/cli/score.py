@@ -128,8 +128,7 @@ def _rows(arguments: argparse.Namespace, encoding: "TokenEncoding") -> "ByteRows
 def _documents(arguments: argparse.Namespace) -> "tuple[Iterator[Document], int | None]":
     """The documents of all files in their order, and their bytes; None if these are not known before reading."""
     from hf_recurrent.data.pixel_readers import pixel_format
-    from hf_recurrent.data.readers import is_plain
-    from hf_recurrent.data.sources import FileSource, resolve
+    from hf_recurrent.data.sources import plain_bytes, resolve
 
     options = {"text_column": arguments.text_column, "split": arguments.dataset_split, "binary": arguments.binary}
     options |= {"config_name": arguments.dataset_config, "streaming": arguments.streaming}
@@ -138,12 +137,10 @@ def _documents(arguments: argparse.Namespace) -> "tuple[Iterator[Document], int 
         if pixel_format([name]) is not None or name.startswith(TASK_PREFIX):
             raise ValueError(f"`FILE` is {name!r}, which is no text; measure images and tasks with evaluate.")
         parts += [None] if name == "-" else resolve(name, **options)
-    plain = [part.path for part in parts if isinstance(part, FileSource) and is_plain(part.path)]
-    size = sum(path.stat().st_size for path in plain) if len(plain) == len(parts) else None
     documents = (
         document for part in parts for document in ([("-", _standard_input())] if part is None else part.documents())
     )
-    return documents, size
+    return documents, plain_bytes(parts)
 
 
 def _standard_input() -> Iterator[bytes]:

@@ -21,7 +21,6 @@ def new_header(
     size: int,
     adaptive: AdaptiveSettings | None = None,
     streams: int = 1,
-    **others: Any,
 ) -> Header:
     """The header of an archive that is made here.
 
@@ -30,7 +29,6 @@ def new_header(
         size: bytes of the data.
         adaptive: how the model learns from the data; None for fixed weights.
         streams: B, parts that are coded side by side; 1 if the model learns.
-        others: JSON values for the settings.
 
     Raises:
         ValueError: the model does not read bytes or is on another device, or `streams` is not allowed.
@@ -38,39 +36,28 @@ def new_header(
     check_model(model)
     if model.device.type != "cpu":
         raise ValueError(f"`model` is on {model.device}; compression needs the exact arithmetic of the CPU.")
-    if isinstance(streams, bool) or not isinstance(streams, int) or not 1 <= streams <= _LARGEST_STREAMS:
-        raise ValueError(f"`streams` is {streams!r}; it must be an integer from 1 to {_LARGEST_STREAMS}.")
+    _check_streams(streams)
     if adaptive is not None and streams > 1:
         raise ValueError(f"`streams` is {streams}; a model that learns reads one stream.")
-    settings = dict(others)
-    if streams > 1:
-        settings["streams"] = streams
+    settings: dict[str, Any] = {"streams": streams} if streams > 1 else {}
     if adaptive is not None:
         default = asdict(AdaptiveSettings())
         settings["adaptive"] = {name: value for name, value in asdict(adaptive).items() if value != default[name]}
-    fingerprint = _fingerprint(model, settings)
-    return Header(size, weights_hash(model)[:16], fingerprint, kernel_name(), settings)
+    return Header(size, _weights(model), _fingerprint(model, settings), kernel_name(), settings)
 
 
 def new_predictor(header: Header, model: PreTrainedModel) -> Predictor:
-    """The predictor of an archive with this header.
-
-    Raises:
-        ArchiveError: the settings are not those of an archive.
-    """
-    try:
-        return _predictor(model, header.size, header.settings)
-    except (TypeError, ValueError) as error:
-        raise ArchiveError(f"its header is damaged: {error}") from error
+    """The predictor of a header that [`new_header`] made or [`check_header`] has checked."""
+    return _predictor(model, header.size, *_parsed(header.settings))
 
 
 def check_header(header: Header, model: PreTrainedModel) -> None:
     """Raise an ArchiveError unless this model, on this machine, computes the probabilities of the archive."""
     check_model(model)
-    if weights_hash(model)[:16] != header.weights:
+    weights = _weights(model)
+    if weights != header.weights:
         raise ArchiveError(
-            f"it was made with other weights (hash {header.weights}) than those of this model "
-            f"({weights_hash(model)[:16]})."
+            f"it was made with other weights (hash {header.weights}) than those of this model ({weights})."
         )
     try:
         fingerprint = _fingerprint(model, header.settings)
@@ -93,17 +80,27 @@ def kernel_name() -> str:
         return torch.__version__.partition("+")[0]
 
 
-def _predictor(model: PreTrainedModel, size: int, settings: dict[str, Any]) -> Predictor:
-    streams, adaptive = settings.get("streams", 1), settings.get("adaptive")
+def _weights(model: PreTrainedModel) -> str:
+    return weights_hash(model)[:16]
+
+
+def _check_streams(streams: Any) -> None:
     if isinstance(streams, bool) or not isinstance(streams, int) or not 1 <= streams <= _LARGEST_STREAMS:
         raise ValueError(f"`streams` is {streams!r}; it must be an integer from 1 to {_LARGEST_STREAMS}.")
-    if adaptive is None:
-        return FrozenPredictor(model, streams)
-    return AdaptivePredictor(model, size, AdaptiveSettings(**adaptive))
+
+
+def _parsed(settings: dict[str, Any]) -> tuple[int, AdaptiveSettings | None]:
+    streams, adaptive = settings.get("streams", 1), settings.get("adaptive")
+    _check_streams(streams)
+    return streams, None if adaptive is None else AdaptiveSettings(**adaptive)
+
+
+def _predictor(model: PreTrainedModel, size: int, streams: int, adaptive: AdaptiveSettings | None) -> Predictor:
+    return FrozenPredictor(model, streams) if adaptive is None else AdaptivePredictor(model, size, adaptive)
 
 
 def _fingerprint(model: PreTrainedModel, settings: dict[str, Any]) -> str:
-    if settings.get("adaptive") is None:
-        return arithmetic_fingerprint(_predictor(model, 0, settings))
-    adaptive = replace(AdaptiveSettings(**settings["adaptive"]), stride=_PROBE_STRIDE)
-    return arithmetic_fingerprint(AdaptivePredictor(copy.deepcopy(model), 0, adaptive))
+    streams, adaptive = _parsed(settings)
+    if adaptive is not None:
+        model, adaptive = copy.deepcopy(model), replace(adaptive, stride=_PROBE_STRIDE)
+    return arithmetic_fingerprint(_predictor(model, 0, streams, adaptive))

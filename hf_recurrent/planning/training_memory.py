@@ -22,7 +22,6 @@ from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.next_token_loss import next_token_loss
 
 REPLICATED, SHARDED = "ddp", "fsdp2"
-SHARDINGS = (REPLICATED, SHARDED)
 
 
 @dataclass(frozen=True)
