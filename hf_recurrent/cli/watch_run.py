@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.watch_terminal import LinePrinter, finite
 from hf_recurrent.data.episode_source import with_unit
@@ -20,8 +20,10 @@ from hf_recurrent.watch.line_log import LineLog
 from hf_recurrent.watch.log_lines import LogLine
 from hf_recurrent.watch.log_sources import LogSource
 from hf_recurrent.watch.log_watcher import DivergedError, LineReport, LogWatcher
-from hf_recurrent.watch.metrics import MetricsServer, metrics_page
 from hf_recurrent.watch.saved_watch import SavedLog, read_watch, save_watch
+
+if TYPE_CHECKING:
+    from hf_recurrent.watch.metrics import MetricsServer
 
 # Seconds without a line, between two attempts to write, and between two reports of lag or progress.
 _IDLE, _RETRY, _BETWEEN_REPORTS = 0.1, 5.0, 60.0
@@ -62,7 +64,7 @@ class WatchRun:
         self.arguments, self.logs, self.number = arguments, logs, number
         self.printer = LinePrinter(arguments.color, len(logs) > 1)
         self.line_log = None if arguments.output is None else LineLog(arguments.output, output)
-        self.metrics = None if arguments.metrics is None else MetricsServer(arguments.metrics, self._page)
+        self.metrics = None if arguments.metrics is None else self._metrics_server(arguments.metrics)
         self.alerts = None if arguments.exec is None else AlertCommand(arguments.exec)
         self._problems: dict[str, str] = {}
         self._saved_at = self._tried_at = self._reported_at = time.monotonic()
@@ -252,23 +254,27 @@ class WatchRun:
     def _say(self, text: str) -> None:
         print(f"hf-recurrent watch: {text}", file=sys.stderr, flush=True)
 
-    def _page(self) -> str:
-        return metrics_page(self._samples())
+    def _metrics_server(self, port: int) -> "MetricsServer":
+        try:
+            from hf_recurrent.watch.metrics import MetricsServer
+        except ImportError as error:
+            raise ImportError("`--metrics` needs prometheus-client: pip install 'hf-recurrent[watch]'.") from error
+        return MetricsServer(port, self._samples)
 
     def _samples(self) -> Iterable[tuple[str, str, float]]:
         for log in self.logs:
             name, counts = log.source.name, log.counts
-            yield "lines_total", name, counts["lines"]
-            yield "unusual_lines_total", name, counts["unusual"]
-            yield "bytes_total", name, counts["bytes"]
-            yield "bits_total", name, counts["bits"]
+            yield "lines", name, counts["lines"]
+            yield "unusual_lines", name, counts["unusual"]
+            yield "bytes", name, counts["bytes"]
+            yield "bits", name, counts["bits"]
             yield "score", name, log.last_score
             yield "threshold", name, log.watcher.threshold.value
             yield "lag_bytes", name, log.source.lag()
             yield "last_line_timestamp_seconds", name, log.last_time
-            yield "reverts_total", name, counts["reverts"]
+            yield "reverts", name, counts["reverts"]
         if self.alerts is not None:
-            yield "alert_failures_total", "", self.alerts.failures
+            yield "alert_failures", "", self.alerts.failures
 
 
 def _record(name: str, line: LogLine, content: bytes, report: LineReport) -> dict[str, Any]:

@@ -1,86 +1,72 @@
-"""Counters and gauges of watched logs in the text format of Prometheus, served to this machine."""
+"""Counters and gauges of watched logs for Prometheus, served to this machine."""
 
-import math
-import threading
-from collections.abc import Callable, Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterable, Iterator
 
-_PREFIX = "hf_recurrent_watch_"
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Name → type and help, in the order of the page.
-METRICS = {
-    "lines_total": ("counter", "Lines read."),
-    "unusual_lines_total": ("counter", "Lines that were flagged as unusual."),
-    "bytes_total": ("counter", "Bytes of the lines read."),
-    "bits_total": ("counter", "Bits of surprise of the lines read."),
-    "score": ("gauge", "Unusualness of the last line."),
-    "threshold": ("gauge", "Unusualness above which a line is flagged."),
-    "lag_bytes": ("gauge", "Bytes of the log that were not read yet."),
-    "last_line_timestamp_seconds": ("gauge", "When the last line was read."),
-    "reverts_total": ("counter", "Times that the model diverged and went back to its last checkpoint."),
-    "alert_failures_total": ("counter", "Alert commands that failed or were dropped."),
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+# Name → type and help, in the order of the page. Prometheus appends "_total" to the names of counters.
+METRICS: dict[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str]] = {
+    "lines": (CounterMetricFamily, "Lines read."),
+    "unusual_lines": (CounterMetricFamily, "Lines that were flagged as unusual."),
+    "bytes": (CounterMetricFamily, "Bytes of the lines read."),
+    "bits": (CounterMetricFamily, "Bits of surprise of the lines read."),
+    "score": (GaugeMetricFamily, "Unusualness of the last line."),
+    "threshold": (GaugeMetricFamily, "Unusualness above which a line is flagged."),
+    "lag_bytes": (GaugeMetricFamily, "Bytes of the log that were not read yet."),
+    "last_line_timestamp_seconds": (GaugeMetricFamily, "When the last line was read."),
+    "reverts": (CounterMetricFamily, "Times that the model diverged and went back to its last checkpoint."),
+    "alert_failures": (CounterMetricFamily, "Alert commands that failed or were dropped."),
 }
 
 
-def metrics_page(samples: Iterable[tuple[str, str, float]]) -> str:
-    """The page of (name in `METRICS`, log, value); an empty log is a metric without a label."""
-    by_name: dict[str, list[str]] = {}
-    for name, log, value in samples:
-        label = "{log=" + _quoted(log) + "}" if log else ""
-        by_name.setdefault(name, []).append(f"{_PREFIX}{name}{label} {_number(value)}\n")
-    page = ""
-    for name, (kind, text) in METRICS.items():
-        if name in by_name:
-            page += f"# HELP {_PREFIX}{name} {text}\n# TYPE {_PREFIX}{name} {kind}\n" + "".join(by_name[name])
-    return page
+class WatchMetrics(Collector):
+    """The metrics of a run.
+
+    Args:
+        samples: called for each page; gives (name in `METRICS`, log, value), where an empty log is no label.
+    """
+
+    def __init__(self, samples: Callable[[], Iterable[tuple[str, str, float]]]):
+        self._samples = samples
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as they are now."""
+        by_name: dict[str, list[tuple[str, float]]] = {}
+        for name, log, value in self._samples():
+            by_name.setdefault(name, []).append((log, value))
+        for name, (family, text) in METRICS.items():
+            if values := by_name.get(name):
+                metric = family(f"hf_recurrent_watch_{name}", text, labels=("log",) if values[0][0] else ())
+                for log, value in values:
+                    metric.add_metric((log,) if log else (), value)
+                yield metric
 
 
 class MetricsServer:
-    """Serves `/metrics` on the loopback interface, in a thread.
+    """Serves `/metrics` on the loopback interface, in threads of its own.
 
     Args:
         port: 0 for a free one.
-        page: text of the page, called for each request.
+        samples: as for [`WatchMetrics`].
 
     Raises:
         OSError: the port cannot be used.
     """
 
-    def __init__(self, port: int, page: Callable[[], str]):
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] not in ("/", "/metrics"):
-                    self.send_error(404)
-                    return
-                body = page().encode()
-                self.send_response(200)
-                self.send_header("Content-Type", _CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Requests are not logged."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    def __init__(self, port: int, samples: Callable[[], Iterable[tuple[str, str, float]]]):
+        registry = CollectorRegistry()
+        registry.register(WatchMetrics(samples))
+        self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
 
     @property
     def address(self) -> str:
         """The URL of the page."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}/metrics"
+        return f"http://127.0.0.1:{self._server.server_port}/metrics"
 
     def close(self) -> None:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return f'"{escaped}"'
-
-
-def _number(value: float) -> str:
-    return "+Inf" if value == math.inf else repr(float(value))
+        self._thread.join()

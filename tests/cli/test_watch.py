@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import sys
 import urllib.request
 
 import numpy as np
@@ -21,7 +22,7 @@ from hf_recurrent.watch.alerts import AlertCommand
 from hf_recurrent.watch.journal import journal_text
 from hf_recurrent.watch.line_log import LineLog
 from hf_recurrent.watch.log_watcher import LineReport
-from hf_recurrent.watch.metrics import MetricsServer, metrics_page
+from hf_recurrent.watch.metrics import MetricsServer
 
 LINES = [b"12:%02d request %d served\n" % (n // 60, n % 60) for n in range(75)]
 ODD = b"kernel panic: no init found\n"
@@ -173,16 +174,25 @@ def test_failed_alerts_are_reported():
 
 
 def test_metrics_are_served():
-    samples = [("lines_total", 'a "b"', 3), ("threshold", "c", float("inf")), ("alert_failures_total", "", 0)]
-    server = MetricsServer(0, lambda: metrics_page(samples))
+    samples = [("lines", 'a "b"', 3), ("threshold", "c", float("inf")), ("alert_failures", "", 0)]
+    server = MetricsServer(0, lambda: samples)
     with urllib.request.urlopen(server.address) as answer:
         page = answer.read().decode()
     server.close()
     assert 'hf_recurrent_watch_lines_total{log="a \\"b\\""} 3.0\n' in page
     assert 'hf_recurrent_watch_threshold{log="c"} +Inf\n' in page
-    assert (
-        "# TYPE hf_recurrent_watch_alert_failures_total counter\nhf_recurrent_watch_alert_failures_total 0.0\n" in page
-    )
+    assert "\nhf_recurrent_watch_alert_failures_total 0.0\n" in page
+    with pytest.raises(OSError):
+        urllib.request.urlopen(server.address)
+
+
+def test_metrics_without_the_package(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "hf_recurrent.watch.metrics", raising=False)
+    (tmp_path / "a.log").write_text("one\n")
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "a.log"), "--metrics", "0", "--output_dir", str(tmp_path / "run"), "--no_follow"])
+    assert "pip install 'hf-recurrent[watch]'" in capsys.readouterr().err
 
 
 def test_a_file_that_was_replaced_is_not_cut(tmp_path):
