@@ -220,7 +220,16 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
             teacher = (build_teacher(arguments.teacher, model, arguments.model.model, is_new=kind is SmtTrainer),)
     trainer = kind(model, *teacher, training, train_corpus, eval_corpus, processing_class=tokenizer)
     use_threads(arguments.threads, checkpoint=checkpoint)
+    if training.bf16 and training.process_index == 0 and is_bfloat16_emulated(training.device):
+        print("bfloat16: this processor has no instructions for it; --bf16 false is faster", file=sys.stderr)
     return Run(arguments, trainer, checkpoint)
+
+
+def is_bfloat16_emulated(device: torch.device) -> bool:
+    """True for an x86 processor without bfloat16 instructions, which computes products slower than in float32."""
+    found = torch.cpu.get_capabilities()
+    has_instructions = found.get("avx512_bf16") or found.get("amx_bf16")
+    return device.type == "cpu" and found.get("architecture") == "x86_64" and not has_instructions
 
 
 def _choose_output(arguments: PretrainArguments) -> str | None:
