@@ -9,16 +9,9 @@
  */
 #ifndef REAL
 
+#include "kernel.h"
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(__x86_64__) && defined(__GNUC__)
-#define X86_LEVELS 1
-#include <immintrin.h>
-#endif
 
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 #define ROWS 4 /* of weights, read side by side, for up to STREAMS vectors: sums that fill the registers */
 #define STREAMS 3
 #define AHEAD 2048 /* bytes */
@@ -121,9 +114,6 @@ enum function {
 #define WITH_BIAS(total, r) (job->bias ? (total) + job->bias[row + (r) * apart] : (total))
 
 #define UNROLL _Pragma("GCC unroll 16") /* arrays of vectors stay in registers */
-#define PASTE3(x, y, z) x##_##y##_##z
-#define PASTE(x, y, z) PASTE3(x, y, z)
-#define NAME(x) PASTE(x, SUFFIX, LEVEL)
 
 typedef int64_t program(int64_t streams, int64_t first, int64_t count, const int64_t *word, const int64_t *end, void *const *bases);
 
@@ -144,16 +134,6 @@ typedef int64_t program(int64_t streams, int64_t first, int64_t count, const int
 #include "step_cpu.c"
 
 /* ---- Choosing a version ---- */
-
-static int level(void)
-{
-#ifdef X86_LEVELS
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return 1 + !!__builtin_cpu_supports("avx512f");
-#endif
-    return 0;
-}
 
 EXPORT int64_t hf_step_version(void) { return VERSION; }
 
