@@ -367,6 +367,11 @@ INLINE TARGET void NAME(block)(
         for (int i = 0; i < rows * streams; i++)
             totals[i] = NAME(sum)(&sums[i]);
     (void)type;
+    if (rows == ROWS && apart == 1 && !job->bias) {
+        for (int s = 0; s < streams; s++)
+            memcpy(&RESULT(0, s), totals + s * rows, rows * sizeof(REAL));
+        return;
+    }
     EACH_RESULT
         RESULT(r, s) = WITH_BIAS(totals[s * rows + r], r);
 }
@@ -446,15 +451,17 @@ INLINE TARGET void NAME(multiply)(const int type, const int64_t bytes, int64_t b
     tile = tile < ROWS ? ROWS : tile;
     const char *next = job->weight, *const last = next + width * job->pitch * bytes;
     const int64_t lines = tile * job->pitch * bytes / LINE;
+    int64_t shares[STREAMS + 1]; /* of a tile, by vectors taken together */
+    for (int taken = 2; taken <= STREAMS; taken++)
+        shares[taken] = (lines * ROWS * taken + tile * batch - 1) / (tile * batch);
     next = NAME(fetch)(next, last, lines); /* the first tile; the others while the one before is in use */
     for (int64_t begin = 0; begin < width; begin += tile) {
         const int64_t end = begin + tile < width ? begin + tile : width;
         for (int64_t stream = 0; stream < batch;) {
             const int64_t left = batch - stream, taken = left == 2 || left == 4 ? 2 : 3; /* so that none is left alone */
-            const int64_t share = (lines * ROWS * taken + tile * batch - 1) / (tile * batch);
             int64_t row = begin;
             for (; row + ROWS <= end; row += ROWS) {
-                next = NAME(fetch)(next, last, share);
+                next = NAME(fetch)(next, last, shares[taken]);
                 if (taken == 2)
                     BLOCK(ROWS, 2, 0, 1);
                 else
@@ -502,16 +509,25 @@ TARGET static void NAME(linear)(const struct linear *one, int64_t streams, int64
     for (int i = 0; i < LANES; i++) \
         x[i] = expression
 
+/* NaN stays NaN: the comparison is false, and of two numbers of which one is NaN, the instruction takes the second. */
 INLINE TARGET void NAME(at_least)(VECTOR *x, REAL least)
 {
     const VECTOR bound = ALL(least);
-    *x = SELECT(*x < bound, bound, *x); /* the comparison is false for NaN */
+#if IS_FLOAT && LEVEL_NUMBER == 1
+    *x = (VECTOR)_mm256_max_ps((__m256)bound, (__m256)*x);
+#else
+    *x = SELECT(*x < bound, bound, *x);
+#endif
 }
 
 INLINE TARGET void NAME(at_most)(VECTOR *x, REAL most)
 {
     const VECTOR bound = ALL(most);
+#if IS_FLOAT && LEVEL_NUMBER == 1
+    *x = (VECTOR)_mm256_min_ps((__m256)bound, (__m256)*x);
+#else
     *x = SELECT(*x > bound, bound, *x);
+#endif
 }
 
 INLINE TARGET void NAME(square_root)(VECTOR *x)
@@ -805,20 +821,30 @@ TARGET static void NAME(map)(const struct map *one, int64_t streams, int64_t fir
 TARGET static void NAME(norm)(
     int64_t width, int64_t center, REAL *to, const REAL *x, const REAL *weight, const REAL *bias, REAL eps)
 {
-    const int64_t whole = width / LANES * LANES;
+    const int64_t whole = width / LANES * LANES, pairs = width / (2 * LANES) * (2 * LANES);
     REAL mean = 0, squares = 0;
-    VECTOR sums = {0};
+    VECTOR sums = {0}, others = {0}; /* two, because each addition waits for the one before */
     if (center) {
-        for (int64_t i = 0; i < whole; i += LANES)
+        for (int64_t i = 0; i < pairs; i += 2 * LANES) {
             sums += AT(x + i);
+            others += AT(x + i + LANES);
+        }
+        if (pairs < whole)
+            sums += AT(x + pairs);
+        sums += others;
         mean = NAME(sum)(&sums);
         for (int64_t i = whole; i < width; i++)
             mean += x[i];
         mean /= width;
-        sums = (VECTOR){0};
+        sums = others = (VECTOR){0};
     }
-    for (int64_t i = 0; i < whole; i += LANES)
+    for (int64_t i = 0; i < pairs; i += 2 * LANES) {
         sums += (AT(x + i) - mean) * (AT(x + i) - mean);
+        others += (AT(x + i + LANES) - mean) * (AT(x + i + LANES) - mean);
+    }
+    if (pairs < whole)
+        sums += (AT(x + pairs) - mean) * (AT(x + pairs) - mean);
+    sums += others;
     squares = NAME(sum)(&sums);
     for (int64_t i = whole; i < width; i++)
         squares += (x[i] - mean) * (x[i] - mean);
