@@ -22,7 +22,7 @@
 #define MOST_TEMPORARIES 24
 
 /* What step_cpu.py and step_program.py pack; raise VERSION with every change. */
-#define VERSION 3
+#define VERSION 4
 enum operation { LINEAR, NORM, EMBEDDING, COPY, GATHER, MAP, REDUCE, SOFTMAX, ATTENTION, PRODUCT, QUANTIZE, UNCHANGED };
 enum weights { SAME_TYPE, BFLOAT16, INT8 };
 enum reduction { SUM, MEAN, MAXIMUM, MINIMUM };
@@ -50,8 +50,8 @@ struct copy {
     int64_t width;
     struct operand x, to;
 };
-struct gather { /* to[to_index[i]] = x[index[i]]; without `to_index`, to[i] */
-    int64_t width;
+struct gather { /* to[to_index[i]] = x[index[i]]; without `to_index`, to[i]; `run` numbers at each place */
+    int64_t width, run;
     struct operand index, to_index, x, to;
 };
 struct micro { /* an element-wise function; operands below `operands` are in memory, the others temporary */
@@ -877,10 +877,16 @@ TARGET static void NAME(softmax)(int64_t width, REAL *to, const REAL *x)
     REAL most = -INFINITY, total = 0;
     for (int64_t i = 0; i < width; i++)
         most = x[i] > most ? x[i] : most;
-    for (int64_t i = 0; i < width; i++) {
-        to[i] = most == -INFINITY ? 0 : MATH(exp)(x[i] - most);
-        total += to[i];
+    const REAL shift = most == -INFINITY ? 0 : most; /* exp(-infinity) is 0 */
+    for (int64_t i = 0; i < width; i += LANES) {
+        const int64_t count = width - i < LANES ? width - i : LANES;
+        VECTOR lanes = {0};
+        memcpy(&lanes, x + i, count * sizeof(REAL));
+        lanes = NAME(exp_of)(lanes - shift);
+        memcpy(to + i, &lanes, count * sizeof(REAL));
     }
+    for (int64_t i = 0; i < width; i++)
+        total += to[i];
     for (int64_t i = 0; i < width; i++)
         to[i] /= total;
 }
@@ -888,7 +894,7 @@ TARGET static void NAME(softmax)(int64_t width, REAL *to, const REAL *x)
 TARGET static void NAME(attention)(
     const struct attention *one, const REAL *q, const REAL *k, const REAL *v, const REAL *mask, REAL *scores, REAL *to)
 {
-    const int64_t width = one->width;
+    const int64_t width = one->width, whole = width / LANES * LANES;
     for (int64_t head = 0; head < one->heads; head++)
         for (int64_t i = 0; i < one->queries; i++) {
             const REAL *query = q + (head * one->queries + i) * width;
@@ -901,11 +907,18 @@ TARGET static void NAME(attention)(
                     scores[j] += mask[(head * one->queries + i) * one->keys + j];
             }
             NAME(softmax)(one->keys, scores, scores);
-            for (int64_t n = 0; n < width; n++)
+            const REAL *values = v + head * one->keys * width;
+            for (int64_t n = 0; n < whole; n += LANES) {
+                VECTOR total = {0};
+                for (int64_t j = 0; j < one->keys; j++)
+                    total += scores[j] * AT(values + j * width + n);
+                AT_RESULT(output + n) = total;
+            }
+            for (int64_t n = whole; n < width; n++) {
                 output[n] = 0;
-            for (int64_t j = 0; j < one->keys; j++)
-                for (int64_t n = 0; n < width; n++)
-                    output[n] += scores[j] * v[(head * one->keys + j) * width + n];
+                for (int64_t j = 0; j < one->keys; j++)
+                    output[n] += scores[j] * values[j * width + n];
+            }
         }
 }
 
@@ -1051,8 +1064,12 @@ TARGET static int64_t NAME(run)(
             EACH_STREAM {
                 const REAL *x = ROW(one->x, stream);
                 REAL *to = ROW(one->to, stream);
-                for (int64_t i = 0; i < one->width; i++)
-                    to[places ? places[i] : i] = x[index[i]];
+                if (one->run == 1)
+                    for (int64_t i = 0; i < one->width; i++)
+                        to[places ? places[i] : i] = x[index[i]];
+                else
+                    for (int64_t i = 0; i < one->width; i++)
+                        memcpy(to + (places ? places[i] : i * one->run), x + index[i], one->run * sizeof(REAL));
             }
             break;
         }

@@ -22,7 +22,7 @@ from .compiled import load_library
 from .step_graph import StepGraph, Untranslatable, Value
 from .step_program import StepWords
 
-_VERSION = 3  # of the structs in step_cpu.c
+_VERSION = 4  # of the structs in step_cpu.c
 _TYPES = {torch.float32: 0, torch.float64: 1}
 _VERSION_OF = attrgetter("_version")
 _MOST_IDLE = 64  # calls kept for the next ones, by batch size
