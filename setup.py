@@ -21,6 +21,7 @@ kernels = [
     Extension(
         f"hf_recurrent.kernels._{name}",
         sources=[f"hf_recurrent/kernels/{name}.c"],
+        depends=["hf_recurrent/kernels/kernel.h", f"hf_recurrent/kernels/{name}.c"],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=[
             "-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread",

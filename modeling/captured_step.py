@@ -51,9 +51,12 @@ class CapturedStep:
 
     @staticmethod
     def is_supported(model: nn.Module, hidden: torch.Tensor) -> bool:
-        """True for embedded inputs on the default stream: concurrent ones would overwrite each other's results."""
-        if not hidden.is_floating_point() or not hasattr(model, "read_layers"):
-            return False
+        """True for embedded inputs of a model of layers."""
+        return hidden.is_floating_point() and hasattr(model, "read_layers")
+
+    @staticmethod
+    def accepts(hidden: torch.Tensor) -> bool:
+        """True on the default stream: steps on concurrent ones would overwrite each other's results."""
         default = torch.cuda.default_stream(hidden.device)
         return torch.cuda.current_stream(hidden.device) == default and not torch.cuda.is_current_stream_capturing()
 

@@ -8,6 +8,7 @@ Shape letters: B streams, T steps, M model width, V vocabulary.
 
 import importlib
 from functools import cache
+from operator import attrgetter
 from types import ModuleType
 
 import torch
@@ -25,6 +26,7 @@ _MOST_SHARED_BYTES = 1 << 26
 # Steps of plain `forward` after weights were changed, before the program is written again.
 _STEPS_BEFORE = 2
 WEIGHT_TYPES = ("bfloat16", "int8")
+_SHAPE = attrgetter("shape")
 
 
 @cache
@@ -59,6 +61,7 @@ class CompiledStep:
         self.width, self.weights = backbone.config.hidden_size, weights
         self.bytes_read = sum(parameter.nbytes for parameter in model.parameters())
         self.shape_of_state = backbone.state_shapes(1)
+        self._shapes: dict[int, list[tuple[int, ...]]] = {}  # B → shapes of the parts of a state
         self.problem: str | None = None
         self.waiting = 0
         self.program = None
@@ -67,12 +70,15 @@ class CompiledStep:
     @staticmethod
     def is_supported(model: nn.Module, inputs: torch.Tensor) -> bool:
         """True where such a step can be compiled here."""
-        if len(inputs) > _MOST_STREAMS:
-            return False
         if inputs.is_floating_point():
             return kernel_for(inputs.dtype) is not None
         embedding = getattr(model.model, "embed_tokens", None)
         return type(embedding) is nn.Embedding and kernel_for(embedding.weight.dtype) is not None
+
+    @staticmethod
+    def accepts(inputs: torch.Tensor) -> bool:
+        """True for numbers of streams of which the compiled step is the fastest."""
+        return inputs.shape[0] <= _MOST_STREAMS
 
     @staticmethod
     def key(inputs: torch.Tensor) -> torch.dtype:
@@ -83,20 +89,21 @@ class CompiledStep:
         self, model: nn.Module, inputs: torch.Tensor, state: RecurrentState
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """See [`run_single_step`]."""
-        streams = len(inputs)
+        streams = inputs.shape[0]
         if not self._is_ready(model) or not self._matches(state, streams):
             return None
-        inputs = inputs.reshape(streams).to(torch.long).contiguous() if self.reads_tokens else inputs.contiguous()
+        if self.reads_tokens and inputs.dtype is not torch.long:
+            inputs = inputs.long()
         name = "ids" if self.reads_tokens else "hidden"
         kernel = _kernel()
         try:
-            new = self.program.run({name: inputs, **state}, streams)
+            new = self.program.run({**state, name: inputs.contiguous()}, streams)
         except kernel.UnreadableTensor:  # plain `forward` reads it, or names it
             return None
         except kernel.WeightsChanged:
             self.program, self.waiting = None, _STEPS_BEFORE
             return None
-        return new["output"].unsqueeze(1), {name: new[name] for name in state}
+        return new.pop("output").unsqueeze(1), new
 
     def run_chain(
         self, model: nn.Module, inputs: torch.Tensor, state: RecurrentState
@@ -132,15 +139,20 @@ class CompiledStep:
             self.waiting -= 1
             if not self.waiting:
                 self._compile(model)
-        several_threads = self.weights is None and torch.get_num_threads() > 2
-        return self.program is not None and not (several_threads and self.bytes_read > _MOST_SHARED_BYTES)
+        if self.program is None:
+            return False
+        return self.weights is not None or self.bytes_read <= _MOST_SHARED_BYTES or torch.get_num_threads() <= 2
 
     def _matches(self, state: RecurrentState, streams: int) -> bool:
-        if type(state) is not dict or state.keys() != self.shape_of_state.keys():
+        if type(state) is not dict or len(state) != len(self.shape_of_state):
             return False
-        return all(
-            getattr(state[name], "shape", None) == (streams, *shape[1:]) for name, shape in self.shape_of_state.items()
-        )
+        shapes = self._shapes.get(streams)
+        if shapes is None:
+            shapes = self._shapes[streams] = [(streams, *shape[1:]) for shape in self.shape_of_state.values()]
+        try:
+            return [*map(_SHAPE, map(state.__getitem__, self.shape_of_state))] == shapes
+        except (KeyError, AttributeError):
+            return False
 
     def _compile(self, model: nn.Module) -> None:
         compiler = importlib.import_module("hf_recurrent.kernels.compiled_model")

@@ -33,11 +33,16 @@ def _content(value: object) -> dict | list | set | None:
     return value if all(isinstance(item, (*_PLAIN, tuple)) for item in items) else None
 
 
+def _is_compared_by_identity(value: object) -> bool:
+    """True for values of which an equal one may be another: tensors, containers, configurations."""
+    return not isinstance(value, _PLAIN) and type(value).__eq__ is not object.__eq__
+
+
 class ModuleWatch:
     """Notices changed modules, parameters, buffers, attributes and hooks; values of parameters may change in place.
 
-    Call `unchanged()` before using the cache. It runs once a byte, so everything is compared in `map`, without a loop
-    in Python.
+    Call `unchanged()` before using the cache. It runs once a byte, after a kernel that has read all weights, so it
+    touches little memory and compares lists, whose items are first compared by identity, without a loop in Python.
     """
 
     def __init__(self, root: nn.Module):
@@ -46,20 +51,22 @@ class ModuleWatch:
         self.sized = [vars(module) for module in modules]
         self.sized += [module._modules for module in modules if module._modules]
         self.hooks = [hooks for module in self.modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
-        plain, others, self.contents = [], [], []
+        getters, identical, contents = [], [], {}
         for module in modules:
-            names = vars(module).keys() - _INTERNAL
-            values = [name for name in names if isinstance(vars(module)[name], _PLAIN)]
-            plain += [(vars(module), values)] if values else []
-            others += [(vars(module), name) for name in names.difference(values)]
-            self.contents += [held for name in names if (held := _content(vars(module)[name])) is not None]
-            tables = (module._modules, module._parameters, module._buffers)
-            others += [(table, name) for table in tables for name in table]
-        self.plain_tables, self.getters = [table for table, _ in plain], [itemgetter(*names) for _, names in plain]
-        self.tables, self.names = zip(*others, strict=True)
-        self.objects = [table[name] for table, name in others]
+            own, tables = vars(module), (module._modules, module._parameters, module._buffers)
+            names = own.keys() - _INTERNAL
+            for table, keys in ((own, names), *((table, table) for table in tables)):
+                by_identity = [key for key in keys if _is_compared_by_identity(table[key])]
+                identical += [(table, key) for key in by_identity]
+                if equal := [key for key in keys if key not in by_identity]:
+                    getters.append((itemgetter(*equal), table))
+            contents |= {id(held): held for name in names if (held := _content(own[name])) is not None}
+        self.getters, self.compared = zip(*getters, strict=True)
+        self.tables, self.names = zip(*identical, strict=True) if identical else ((), ())
+        self.objects = [table[name] for table, name in identical]
         tensors = [value for value in self.objects if isinstance(value, Tensor)]
         self.tensors = [tensor for tensor in tensors if has_memory(tensor)]
+        self.contents = [*contents.values()]
         self.copies = [held.copy() for held in self.contents]
         self.seen = self._look()
         # Hooks, attributes that hide a method of the class, such as another `forward`, and tensors of other kinds.
@@ -77,7 +84,7 @@ class ModuleWatch:
             return False
 
     def _look(self) -> tuple:
-        values = [*map(call, self.getters, self.plain_tables)]
+        values = [*map(call, self.getters, self.compared)]
         tensors = [[*map(read, self.tensors)] for read in _READ]
         classes, sizes = [*map(type, self.modules)], [*map(len, self.sized)]
         return any(self.hooks), values, tensors, classes, sizes

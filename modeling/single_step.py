@@ -78,17 +78,22 @@ def find_single_step(model: nn.Module, inputs: torch.Tensor) -> CompiledStep | C
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
         or getattr(_plain, "on", False)
-        or not step_class.is_supported(model, inputs)
+        or not step_class.accepts(inputs)
     ):
         return None
     found = _steps.get(model)
     if found is None or not found.watch.unchanged():
+        if not step_class.is_supported(model, inputs):
+            return None
         found = _ModelSteps(ModuleWatch(model), {})
         with _changing:
             _steps[model] = found
     if found.watch.overridden:
         return None
-    return found.steps.get(key := (step_class, step_class.key(inputs))) or _add_step(found, key, model, inputs)
+    step = found.steps.get(key := (step_class, step_class.key(inputs)))
+    if step is None and step_class.is_supported(model, inputs):
+        step = _add_step(found, key, model, inputs)
+    return step
 
 
 def choose_step_weights(model: nn.Module, weights: str | None) -> None:

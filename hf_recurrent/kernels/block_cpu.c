@@ -8,15 +8,9 @@
  */
 #ifndef REAL
 
+#include "kernel.h"
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(__x86_64__) && defined(__GNUC__)
-#define X86_LEVELS 1
-#endif
 
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 #define ROWS 6 /* of a product that are summed side by side, */
 #define VECTORS 2 /* in so many vectors each */
 #define WIDE 8 /* vectors of a single row */
@@ -100,10 +94,6 @@ typedef int64_t program(const int64_t *word, const int64_t *end, void *const *ba
 typedef void updater(const struct update *update, const struct parameter *parameter);
 typedef double sum_of_squares(int64_t count, const void *numbers);
 
-#define PASTE3(x, y, z) x##_##y##_##z
-#define PASTE(x, y, z) PASTE3(x, y, z)
-#define NAME(x) PASTE(x, SUFFIX, LEVEL)
-
 #define REAL float
 #define SUFFIX float32
 #define MATH(function) function##f
@@ -115,16 +105,6 @@ typedef double sum_of_squares(int64_t count, const void *numbers);
 #include "block_cpu.c"
 
 /* ---- Choosing a version ---- */
-
-static int level(void)
-{
-#ifdef X86_LEVELS
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return 1 + !!__builtin_cpu_supports("avx512f");
-#endif
-    return 0;
-}
 
 #ifdef X86_LEVELS
 #define CHOOSE(type, name) \

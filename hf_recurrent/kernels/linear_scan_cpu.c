@@ -10,17 +10,11 @@
  */
 #ifndef KERNEL
 
+#include "kernel.h"
 #include <pthread.h>
 #include <signal.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/mman.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 #define LINE 64       /* bytes of a cache line */
 #define MAX_THREADS 256
 
@@ -80,14 +74,10 @@ INLINE uint16_t to_float16(float x)
 }
 
 #define AS_IT_IS(x) (x)
-#define PASTE3(x, y, z) x##_##y##_##z
-#define PASTE(x, y, z) PASTE3(x, y, z)
-#define NAME(x) PASTE(x, SUFFIX, LEVEL)
 
 /* ---- Instruction sets: how `put` writes one line of results, and how functions are compiled ---- */
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define X86_LEVELS 1
+#ifdef X86_LEVELS
 INLINE void put_sse2(void *target, const void *line, int bypass)
 {
     const __m128i *from = line;

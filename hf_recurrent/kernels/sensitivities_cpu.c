@@ -7,9 +7,8 @@
  * one it took 1.2 times as long, with four, or with blocks of rows for all streams, 1.6 times, because only sequential
  * reads are fast.
  */
-#include <stdint.h>
+#include "kernel.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define TOGETHER 2
 #define VERSION 1 /* of the struct; raise it with every change */
 

@@ -9,16 +9,9 @@
  */
 #ifndef REAL
 
+#include "kernel.h"
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(__x86_64__) && defined(__GNUC__)
-#define X86_LEVELS 1
-#include <immintrin.h>
-#endif
 
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 #define ROWS 4 /* of weights, read side by side, for up to STREAMS vectors: sums that fill the registers */
 #define STREAMS 3
 #define AHEAD 2048 /* bytes */
@@ -29,7 +22,7 @@
 #define MOST_TEMPORARIES 24
 
 /* What step_cpu.py and step_program.py pack; raise VERSION with every change. */
-#define VERSION 3
+#define VERSION 4
 enum operation { LINEAR, NORM, EMBEDDING, COPY, GATHER, MAP, REDUCE, SOFTMAX, ATTENTION, PRODUCT, QUANTIZE, UNCHANGED };
 enum weights { SAME_TYPE, BFLOAT16, INT8 };
 enum reduction { SUM, MEAN, MAXIMUM, MINIMUM };
@@ -57,8 +50,8 @@ struct copy {
     int64_t width;
     struct operand x, to;
 };
-struct gather { /* to[to_index[i]] = x[index[i]]; without `to_index`, to[i] */
-    int64_t width;
+struct gather { /* to[to_index[i]] = x[index[i]]; without `to_index`, to[i]; `run` numbers at each place */
+    int64_t width, run;
     struct operand index, to_index, x, to;
 };
 struct micro { /* an element-wise function; operands below `operands` are in memory, the others temporary */
@@ -121,9 +114,6 @@ enum function {
 #define WITH_BIAS(total, r) (job->bias ? (total) + job->bias[row + (r) * apart] : (total))
 
 #define UNROLL _Pragma("GCC unroll 16") /* arrays of vectors stay in registers */
-#define PASTE3(x, y, z) x##_##y##_##z
-#define PASTE(x, y, z) PASTE3(x, y, z)
-#define NAME(x) PASTE(x, SUFFIX, LEVEL)
 
 typedef int64_t program(int64_t streams, int64_t first, int64_t count, const int64_t *word, const int64_t *end, void *const *bases);
 
@@ -144,16 +134,6 @@ typedef int64_t program(int64_t streams, int64_t first, int64_t count, const int
 #include "step_cpu.c"
 
 /* ---- Choosing a version ---- */
-
-static int level(void)
-{
-#ifdef X86_LEVELS
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return 1 + !!__builtin_cpu_supports("avx512f");
-#endif
-    return 0;
-}
 
 EXPORT int64_t hf_step_version(void) { return VERSION; }
 
@@ -387,6 +367,11 @@ INLINE TARGET void NAME(block)(
         for (int i = 0; i < rows * streams; i++)
             totals[i] = NAME(sum)(&sums[i]);
     (void)type;
+    if (rows == ROWS && apart == 1 && !job->bias) {
+        for (int s = 0; s < streams; s++)
+            memcpy(&RESULT(0, s), totals + s * rows, rows * sizeof(REAL));
+        return;
+    }
     EACH_RESULT
         RESULT(r, s) = WITH_BIAS(totals[s * rows + r], r);
 }
@@ -466,15 +451,17 @@ INLINE TARGET void NAME(multiply)(const int type, const int64_t bytes, int64_t b
     tile = tile < ROWS ? ROWS : tile;
     const char *next = job->weight, *const last = next + width * job->pitch * bytes;
     const int64_t lines = tile * job->pitch * bytes / LINE;
+    int64_t shares[STREAMS + 1]; /* of a tile, by vectors taken together */
+    for (int taken = 2; taken <= STREAMS; taken++)
+        shares[taken] = (lines * ROWS * taken + tile * batch - 1) / (tile * batch);
     next = NAME(fetch)(next, last, lines); /* the first tile; the others while the one before is in use */
     for (int64_t begin = 0; begin < width; begin += tile) {
         const int64_t end = begin + tile < width ? begin + tile : width;
         for (int64_t stream = 0; stream < batch;) {
             const int64_t left = batch - stream, taken = left == 2 || left == 4 ? 2 : 3; /* so that none is left alone */
-            const int64_t share = (lines * ROWS * taken + tile * batch - 1) / (tile * batch);
             int64_t row = begin;
             for (; row + ROWS <= end; row += ROWS) {
-                next = NAME(fetch)(next, last, share);
+                next = NAME(fetch)(next, last, shares[taken]);
                 if (taken == 2)
                     BLOCK(ROWS, 2, 0, 1);
                 else
@@ -522,16 +509,25 @@ TARGET static void NAME(linear)(const struct linear *one, int64_t streams, int64
     for (int i = 0; i < LANES; i++) \
         x[i] = expression
 
+/* NaN stays NaN: the comparison is false, and of two numbers of which one is NaN, the instruction takes the second. */
 INLINE TARGET void NAME(at_least)(VECTOR *x, REAL least)
 {
     const VECTOR bound = ALL(least);
-    *x = SELECT(*x < bound, bound, *x); /* the comparison is false for NaN */
+#if IS_FLOAT && LEVEL_NUMBER == 1
+    *x = (VECTOR)_mm256_max_ps((__m256)bound, (__m256)*x);
+#else
+    *x = SELECT(*x < bound, bound, *x);
+#endif
 }
 
 INLINE TARGET void NAME(at_most)(VECTOR *x, REAL most)
 {
     const VECTOR bound = ALL(most);
+#if IS_FLOAT && LEVEL_NUMBER == 1
+    *x = (VECTOR)_mm256_min_ps((__m256)bound, (__m256)*x);
+#else
     *x = SELECT(*x > bound, bound, *x);
+#endif
 }
 
 INLINE TARGET void NAME(square_root)(VECTOR *x)
@@ -825,20 +821,30 @@ TARGET static void NAME(map)(const struct map *one, int64_t streams, int64_t fir
 TARGET static void NAME(norm)(
     int64_t width, int64_t center, REAL *to, const REAL *x, const REAL *weight, const REAL *bias, REAL eps)
 {
-    const int64_t whole = width / LANES * LANES;
+    const int64_t whole = width / LANES * LANES, pairs = width / (2 * LANES) * (2 * LANES);
     REAL mean = 0, squares = 0;
-    VECTOR sums = {0};
+    VECTOR sums = {0}, others = {0}; /* two, because each addition waits for the one before */
     if (center) {
-        for (int64_t i = 0; i < whole; i += LANES)
+        for (int64_t i = 0; i < pairs; i += 2 * LANES) {
             sums += AT(x + i);
+            others += AT(x + i + LANES);
+        }
+        if (pairs < whole)
+            sums += AT(x + pairs);
+        sums += others;
         mean = NAME(sum)(&sums);
         for (int64_t i = whole; i < width; i++)
             mean += x[i];
         mean /= width;
-        sums = (VECTOR){0};
+        sums = others = (VECTOR){0};
     }
-    for (int64_t i = 0; i < whole; i += LANES)
+    for (int64_t i = 0; i < pairs; i += 2 * LANES) {
         sums += (AT(x + i) - mean) * (AT(x + i) - mean);
+        others += (AT(x + i + LANES) - mean) * (AT(x + i + LANES) - mean);
+    }
+    if (pairs < whole)
+        sums += (AT(x + pairs) - mean) * (AT(x + pairs) - mean);
+    sums += others;
     squares = NAME(sum)(&sums);
     for (int64_t i = whole; i < width; i++)
         squares += (x[i] - mean) * (x[i] - mean);
@@ -871,10 +877,16 @@ TARGET static void NAME(softmax)(int64_t width, REAL *to, const REAL *x)
     REAL most = -INFINITY, total = 0;
     for (int64_t i = 0; i < width; i++)
         most = x[i] > most ? x[i] : most;
-    for (int64_t i = 0; i < width; i++) {
-        to[i] = most == -INFINITY ? 0 : MATH(exp)(x[i] - most);
-        total += to[i];
+    const REAL shift = most == -INFINITY ? 0 : most; /* exp(-infinity) is 0 */
+    for (int64_t i = 0; i < width; i += LANES) {
+        const int64_t count = width - i < LANES ? width - i : LANES;
+        VECTOR lanes = {0};
+        memcpy(&lanes, x + i, count * sizeof(REAL));
+        lanes = NAME(exp_of)(lanes - shift);
+        memcpy(to + i, &lanes, count * sizeof(REAL));
     }
+    for (int64_t i = 0; i < width; i++)
+        total += to[i];
     for (int64_t i = 0; i < width; i++)
         to[i] /= total;
 }
@@ -882,7 +894,7 @@ TARGET static void NAME(softmax)(int64_t width, REAL *to, const REAL *x)
 TARGET static void NAME(attention)(
     const struct attention *one, const REAL *q, const REAL *k, const REAL *v, const REAL *mask, REAL *scores, REAL *to)
 {
-    const int64_t width = one->width;
+    const int64_t width = one->width, whole = width / LANES * LANES;
     for (int64_t head = 0; head < one->heads; head++)
         for (int64_t i = 0; i < one->queries; i++) {
             const REAL *query = q + (head * one->queries + i) * width;
@@ -895,11 +907,18 @@ TARGET static void NAME(attention)(
                     scores[j] += mask[(head * one->queries + i) * one->keys + j];
             }
             NAME(softmax)(one->keys, scores, scores);
-            for (int64_t n = 0; n < width; n++)
+            const REAL *values = v + head * one->keys * width;
+            for (int64_t n = 0; n < whole; n += LANES) {
+                VECTOR total = {0};
+                for (int64_t j = 0; j < one->keys; j++)
+                    total += scores[j] * AT(values + j * width + n);
+                AT_RESULT(output + n) = total;
+            }
+            for (int64_t n = whole; n < width; n++) {
                 output[n] = 0;
-            for (int64_t j = 0; j < one->keys; j++)
-                for (int64_t n = 0; n < width; n++)
-                    output[n] += scores[j] * v[(head * one->keys + j) * width + n];
+                for (int64_t j = 0; j < one->keys; j++)
+                    output[n] += scores[j] * values[j * width + n];
+            }
         }
 }
 
@@ -1045,8 +1064,12 @@ TARGET static int64_t NAME(run)(
             EACH_STREAM {
                 const REAL *x = ROW(one->x, stream);
                 REAL *to = ROW(one->to, stream);
-                for (int64_t i = 0; i < one->width; i++)
-                    to[places ? places[i] : i] = x[index[i]];
+                if (one->run == 1)
+                    for (int64_t i = 0; i < one->width; i++)
+                        to[places ? places[i] : i] = x[index[i]];
+                else
+                    for (int64_t i = 0; i < one->width; i++)
+                        memcpy(to + (places ? places[i] : i * one->run), x + index[i], one->run * sizeof(REAL));
             }
             break;
         }

@@ -9,6 +9,8 @@ Shape letters: B streams, T steps.
 import ctypes
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
+from struct import Struct
 
 import numpy as np
 import torch
@@ -20,8 +22,9 @@ from .compiled import load_library
 from .step_graph import StepGraph, Untranslatable, Value
 from .step_program import StepWords
 
-_VERSION = 3  # of the structs in step_cpu.c
+_VERSION = 4  # of the structs in step_cpu.c
 _TYPES = {torch.float32: 0, torch.float64: 1}
+_VERSION_OF = attrgetter("_version")
 _MOST_IDLE = 64  # calls kept for the next ones, by batch size
 _MOST_SIZES = 32  # batch sizes for which calls are kept
 
@@ -77,10 +80,11 @@ class StepProgram:
         self._constant_pointers = [
             address("weight", t.detach(), t.dtype, t.numel(), strided=True) for t in words.constants
         ]
-        self._storages = [tensor.untyped_storage() for tensor in words.constants]
+        storages = [tensor.untyped_storage() for tensor in words.constants]
+        self._storages = [*{storage.data_ptr(): storage for storage in storages}.values()]
         self._storage_bytes = [storage.nbytes() for storage in self._storages]
         self._converted = [owner(weight) for weight in words.converted]
-        self._versions = [weight._version for weight in self._converted]
+        self._versions = [*map(_VERSION_OF, self._converted)]
         self._idle: dict[int, deque[_Call]] = {}
 
     def run(self, tensors: dict[str, Tensor], batch_size: int) -> dict[str, Tensor]:
@@ -142,7 +146,7 @@ class StepProgram:
     def _run(self, tensors: dict[str, Tensor], new: dict[str, Tensor], batch_size: int, is_chain: bool) -> None:
         if [*map(torch.UntypedStorage.nbytes, self._storages)] != self._storage_bytes:
             raise UnreadableTensor("The memory of a weight was freed or resized.")
-        if self._converted and [weight._version for weight in self._converted] != self._versions:
+        if self._converted and [*map(_VERSION_OF, self._converted)] != self._versions:
             raise WeightsChanged
         idle = self._idle.get(batch_size)
         if idle is None:
@@ -170,13 +174,9 @@ class _Call:
         sizes = [(name, batch_size * width) for name, width in program.inputs.items()]
         self.ids = [size for size in sizes if size[0] == "ids"]
         self.sizes = [size for size in sizes if size[0] != "ids"]
-        self.named = slice(1, 1 + count)
-        self.arguments = (
-            program._words.ctypes.data,
-            program._spans.ctypes.data,
-            len(program._spans),
-            self.bases.ctypes.data,
-        )
+        self.pack = Struct(f"={count}q").pack_into
+        words, spans = program._words.ctypes.data, program._spans.ctypes.data
+        self.arguments = words, spans, len(program._spans), self.bases.ctypes.data
 
     def run(self, program: StepProgram, tensors: dict[str, Tensor], new: dict[str, Tensor], is_chain: bool) -> int:
         """Returns 1 where a weight has changed."""
@@ -184,5 +184,5 @@ class _Call:
         if self.ids:  # they are the first input
             pointers = [*addresses(tensors, self.ids, torch.int64), *pointers]
         pointers += [new[name].data_ptr() for name in program.outputs]
-        self.bases[self.named] = pointers
+        self.pack(self.bases, self.bases.itemsize, *pointers)
         return _library.hf_step_run(_TYPES[program.dtype], self.batch_size, is_chain, *self.arguments)

@@ -3,6 +3,7 @@
 Element-wise nodes are put off until somebody needs one of them, and then run together, a tile of numbers at a time.
 """
 
+import math
 import struct
 from typing import NamedTuple
 
@@ -374,7 +375,9 @@ class StepWords:
         return [width, *self._operand(x), *self._operand(to)]
 
     def _write_gather(self, x: Place, to: Place, width: int, tables: tuple) -> list[int]:
-        return [width, *self._table(tables[0]), *self._table(tables[1]), *self._operand(x), *self._operand(to)]
+        run = _common_run(*tables)
+        index, to_index = (None if table is None else table[::run].contiguous() for table in tables)
+        return [width // run, run, *self._table(index), *self._table(to_index), *self._operand(x), *self._operand(to)]
 
     def _write_map(self, group: list[Node], temporary: dict[Buffer, int]) -> list[int]:
         operands: list[tuple] = []
@@ -426,6 +429,15 @@ class StepWords:
 
     def _write_unchanged(self, weight: Tensor, copy: Tensor) -> list[int]:
         return [weight.nbytes, *self._table(weight), *self._table(copy)]
+
+
+def _common_run(index: Tensor, to_index: Tensor | None) -> int:
+    """The largest number of successive places that all runs of a gather are multiples of."""
+    breaks = index.diff() != 1
+    if to_index is not None:
+        breaks |= to_index.diff() != 1
+    starts = (breaks.nonzero().flatten() + 1).tolist()
+    return math.gcd(*starts, len(index))
 
 
 def _in_order(nodes: list[Node]) -> list[Node]:

@@ -50,10 +50,12 @@ def leave(reason: str) -> None:
 
 def build(command: str, folder: Path, *, baseline: bool) -> None:
     """Compile the kernels into `folder`."""
+    for source in SOURCES.glob("*.[ch]"):
+        text = source.read_text(encoding="utf-8")
+        text = text.replace(INSTRUCTION_SETS, "#if 0\n") if baseline else text
+        (folder / source.name).write_text(text, encoding="utf-8")
     for name in NAMES:
         source = folder / f"{name}.c"
-        text = (SOURCES / source.name).read_text(encoding="utf-8")
-        source.write_text(text.replace(INSTRUCTION_SETS, "#if 0\n") if baseline else text, encoding="utf-8")
         library = folder / f"_{name}.so"
         done = subprocess.run([command, *FLAGS, source, "-o", library, "-lm"], capture_output=True, text=True)
         if done.returncode:

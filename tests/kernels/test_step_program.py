@@ -94,6 +94,8 @@ MAPS = {
     "sums": lambda x: torch.cat([x.view(-1, 4, 5).sum(1), x.view(-1, 4, 5).mean(2), x.amax(1, keepdim=True)], 1),
     "product": lambda x: torch.bmm(x.view(-1, 4, 5), x.view(-1, 5, 4)),
     "moves": lambda x: torch.stack([x.roll(3, 1), x.flip(1)], 1).transpose(1, 2).reshape(-1, 40)[:, 3:31:2] * 2,
+    "moves of runs": lambda x: x.view(-1, 2, 5, 2).transpose(1, 2).reshape(-1, 20) * 2,
+    "moves of runs of several": lambda x: torch.stack([x.view(-1, 10, 2), x.view(-1, 10, 2) + 1], 2).flatten(1) * 2,
     "padding": lambda x: functional.pad(x.view(-1, 4, 5), (1, 2)).flatten(1) + 1,
     "broadcast": lambda x: (x.view(-1, 4, 5) * x[:, :5].unsqueeze(1) + x[:, 4:8].unsqueeze(2)).flatten(1),
     "scalar of a stream": lambda x: x * x.sum(1, keepdim=True) / x[:, 3:4],

@@ -29,9 +29,7 @@ def device(request, monkeypatch):
             pytest.skip("no GPU here")
         return "cuda"
     monkeypatch.setattr(captured_step, "_record", run_again)
-    monkeypatch.setattr(
-        captured_step.CapturedStep, "is_supported", staticmethod(lambda model, hidden: hidden.is_floating_point())
-    )
+    monkeypatch.setattr(captured_step.CapturedStep, "accepts", staticmethod(lambda hidden: True))
     monkeypatch.setattr(single_step, "_STEP_CLASSES", {"cpu": captured_step.CapturedStep})
     return "cpu"
 

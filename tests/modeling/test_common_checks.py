@@ -29,6 +29,22 @@ def test_configuration_round_trip(family, tmp_path):
     assert loaded.to_json_string() == config.to_json_string()
 
 
+def test_outputs_are_those_of_transformers():
+    """[`RecurrentOutput`] stores its fields by itself."""
+    model = tiny_model("memora")
+    with torch.no_grad():
+        for steps, fields in ((1, ["logits", "state"]), (3, ["logits", "state"])):
+            output = model(batch(steps=steps))
+            assert list(output) == list(dict(output.items())) == fields and len(output) == 2
+            assert output["state"] is output.state and output[0] is output.logits is output.to_tuple()[0]
+            assert output.loss is None and "loss" not in output
+            again = torch.utils._pytree.tree_map(torch.clone, output)
+            assert type(again) is type(output) and torch.equal(again.logits, output.logits)
+            output.loss = torch.ones(())
+            assert output["loss"] is output.loss and copy.copy(output).logits is output.logits
+    assert list(model(batch(), labels=batch())) == ["loss", "logits", "state"]
+
+
 @each_family_and_own_unit
 def test_save_and_load_give_the_same_outputs(family, tmp_path):
     model = tiny_model(family)
