@@ -7,7 +7,6 @@ All measured times are in docs/results.md. No run at the paper's size was made, 
 """
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hf_recurrent import AssociativeRecall, InductionHeads, config_from_preset
 from hf_recurrent.reproduce import load_experiment
+from hf_recurrent.reproduce.engine.rows_file import read_rows, rows_path
 from hf_recurrent.tasks.task_names import task_from_name
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -109,7 +109,13 @@ def memories(row: Row, _: Sequence[Row]) -> float:
     context, future = length or row["context_length"], row.get("future_length", length)
     if row["method"] == "BPTT":
         steps = length or digits or context + future
-        return row["steps"] * row["batch_size"] * steps * BPTT_STEP * len(row.get("bptt_learning_rates", [0]))
+        return (
+            row.get("bptt_steps", row["steps"])
+            * row["batch_size"]
+            * steps
+            * BPTT_STEP
+            * len(row.get("bptt_learning_rates", [0]))
+        )
     unrolled = length or digits or row["rollout_length"]
     timestep = SMT_TIMESTEP * (context + future + row["sizes"]["num_memory_tokens"]) / SMT_TOKENS
     smt = (row["timesteps"] or length) * timestep
@@ -147,7 +153,7 @@ BASES: dict[str, tuple[str, Basis]] = {
 def core_hours(name: str) -> list[float]:
     """Hours of one core for each row of an experiment at the paper's size, with one seed."""
     experiment = load_experiment(name)
-    recorded = json.loads((RESULTS / f"{name.replace('-', '_')}_small.json").read_text(encoding="utf-8"))
+    recorded = read_rows(rows_path(experiment, "small", RESULTS))
     return [BASES[name][1](row, recorded) / 3600 for row in experiment.rows("paper")]
 
 

@@ -8,6 +8,7 @@ from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
 from hf_recurrent.reproduce.engine.experiment import Experiment
 from hf_recurrent.reproduce.engine.pictures import unpack
 from hf_recurrent.reproduce.engine.report import markdown_table, plot, section
+from hf_recurrent.reproduce.engine.tuning import untuned
 
 _SHAPE = {
     "hidden_size": 8, "num_memory_tokens": 2, "num_attention_heads": 2, "num_hidden_layers": 1, "num_readout_layers": 1
@@ -30,7 +31,7 @@ SHORT = {
     "lorenz": {"epochs": 1, "batch_size": 4, "num_trajectories": 8, "num_steps": 40, "num_tested": 4},
     "smt-tasks": _SMT,
     "smt-pixels": _SMT | {"crop": 1},
-    "smt-text": _SMT | {"eval_bytes": 2000},
+    "smt-text": _SMT | {"eval_bytes": 2000, "bptt_steps": 2},
     "smt-cost": {"lengths": [2, 3], "future_length": 2},
     "smt-drift": _SMT,
     "smt-future-length": _SMT,
@@ -61,7 +62,7 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
         if settings["label"] in seen or (name.startswith("smt-") and len(seen) == 3):
             continue
         seen.add(settings["label"])
-        settings = {**settings, **SHORT[name], "seed": 0}
+        settings = untuned({**settings, **SHORT[name], "seed": 0})
         if "corpus" in settings:
             settings["corpus"] = corpus
         if "python" in settings:
@@ -84,3 +85,9 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
     if type(experiment).draw is not Experiment.draw:
         plot(experiment, rows, tmp_path / "picture.png")
         assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("size", ["small", "paper"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_method_has_as_many_candidates(name, size):
+    assert len({len(row.get("candidates", [])) for row in load_experiment(name).rows(size)}) == 1

@@ -95,10 +95,31 @@ def train_smt_dmt(
         "num_parameters": rnn.num_parameters(),
         "seconds": round(first["seconds"] + second["seconds"], 2),
         "measured_smt": first["measured"],
-        "sequential_operations": smt_steps * step_operations(rnn, teacher, SMT, context_length, future_length)
-        + dmt_steps * step_operations(rnn, teacher, DMT, rollout_length),
+        "sequential_operations": smt_dmt_operations(
+            rnn,
+            teacher,
+            settings,
+            context_length=context_length,
+            future_length=future_length,
+            rollout_length=rollout_length,
+        ),
         "tokens": settings["batch_size"] * (smt_steps * blocks[0] + dmt_steps * blocks[1]),
     }
+
+
+def smt_dmt_operations(
+    rnn: SmtRnnForCausalLM,
+    teacher: SmtTeacherModel,
+    settings: Settings,
+    *,
+    context_length: int,
+    future_length: int,
+    rollout_length: int,
+) -> int:
+    """Sequential operations of [`train_smt_dmt`] with the same arguments."""
+    dmt_steps = settings["dmt_steps"]
+    smt = step_operations(rnn, teacher, SMT, context_length, future_length)
+    return (settings["steps"] - dmt_steps) * smt + dmt_steps * step_operations(rnn, teacher, DMT, rollout_length)
 
 
 def method_values(results: dict[str, Any], measure: str) -> dict[str, float]:
