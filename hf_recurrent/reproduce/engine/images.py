@@ -55,6 +55,15 @@ def _chosen(data: PixelSequences, indices: np.ndarray) -> PixelSequences:
     return PixelSequences(data.images[indices], data.labels[indices], num_labels=data.num_labels, name=data.name)
 
 
+def padded(data: PixelSequences, pixels: int) -> PixelSequences:
+    """The same square images with black pixels added at each side."""
+    count, steps, channels = data.images.shape
+    side = math.isqrt(steps)
+    squares = data.images.reshape(count, side, side, channels)
+    images = np.pad(squares, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))).reshape(count, -1, channels)
+    return PixelSequences(images, data.labels, num_labels=data.num_labels, name=data.name)
+
+
 def average_pooled(data: PixelSequences, factor: int) -> PixelSequences:
     """The same images with every square of factor × factor pixels averaged to one.
 

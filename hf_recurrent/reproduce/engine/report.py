@@ -25,11 +25,12 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
     header = ["", *([f"{experiment.x_label} {place:g}" for place in places] or [experiment.metric])]
     differences = _differences(experiment, rows)
     paired = [f"minus {experiment.reference}, seed by seed"] if differences else []
-    header += [*(["paper"] if experiment.paper else []), *paired, *further]
+    has_paper = not experiment.paper.keys().isdisjoint(curves)
+    header += [*(["paper"] if has_paper else []), *paired, *further]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for label, line in curves.items():
         cells = [label.replace("|", r"\|"), *(_cell(line.get(place), experiment) for place in (places or [None]))]
-        cells += [experiment.paper.get(label, "-")] if experiment.paper else []
+        cells += [experiment.paper.get(label, "-")] if has_paper else []
         cells += [_signed(differences.get(label), experiment)] if paired else []
         # The label of a row may be a prefix of several lines' labels, and of other rows' labels.
         row = max((name for name in details if label.startswith(name)), key=len, default=None)

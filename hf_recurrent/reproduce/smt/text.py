@@ -1,8 +1,9 @@
 """Text byte by byte: BPTT against SMT→DMT at equal steps, sequential operations and time (SMT, section 3.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hf_recurrent import Corpus, SmtRnnForCausalLM, SmtTeacherModel
 from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.training import split_corpus
 from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, build_pair
@@ -71,26 +72,13 @@ class TextMethods(MethodComparison):
         ]
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        corpus, held_out = split_corpus(settings)
-        pair = build_pair(settings["sizes"], corpus.vocab_size, settings["seed"])
-        lengths = {key: settings[key] for key in ("context_length", "future_length", "rollout_length")}
-        if settings["method"] == SMT_DMT:
-            results = train_smt_dmt(*pair, corpus, held_out, settings, **lengths)
-        else:
-            # As many bytes of each sequence as a step of SMT reads.
-            block_size = settings["context_length"] + settings["future_length"]
-            steps = settings.get("bptt_steps")
-            if steps is None:
-                operations = smt_dmt_operations(*pair, settings, **lengths)
-                steps = max(operations // step_operations(*pair, BPTT, block_size), 1)
-            results = train_bptt(pair[0], corpus, held_out, {**settings, "steps": steps}, block_size=block_size)
-            results["bptt_steps"] = steps
+        results, _, _ = train_on_text(settings)
         return {**results, "value": method_values(results, "bits_per_byte")}
 
     def tuning_loss(self, row: Settings) -> float:
         return row["value"][row["method"]]
 
-    def points(self, row: Settings) -> Any:
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
         for part, value in row["value"].items():
             yield row["label"] if part == row["method"] else part, None, value
 
@@ -99,3 +87,28 @@ class TextMethods(MethodComparison):
         seconds = [row["core_seconds"] for row in rows if "core_seconds" in row]
         time = {"core seconds": f"{min(seconds):,.0f}"} if seconds else {}
         return {**super().details(rows), **steps, **time}
+
+
+def train_on_text(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCausalLM, SmtTeacherModel], Corpus]:
+    """Train an RNN on a row's `corpus` by its `method`.
+
+    Args:
+        settings: a row with those of training; without `bptt_steps`, BPTT has as many as SMT→DMT has sequential
+            operations for.
+
+    Returns:
+        Results, (RNN, teacher), held-out text.
+    """
+    corpus, held_out = split_corpus(settings)
+    pair = build_pair(settings["sizes"], corpus.vocab_size, settings["seed"])
+    lengths = {key: settings[key] for key in ("context_length", "future_length", "rollout_length")}
+    if settings["method"] == SMT_DMT:
+        return train_smt_dmt(*pair, corpus, held_out, settings, **lengths), pair, held_out
+    # As many bytes of each sequence as a step of SMT reads.
+    block_size = settings["context_length"] + settings["future_length"]
+    steps = settings.get("bptt_steps")
+    if steps is None:
+        operations = smt_dmt_operations(*pair, settings, **lengths)
+        steps = max(operations // step_operations(*pair, BPTT, block_size), 1)
+    results = train_bptt(pair[0], corpus, held_out, {**settings, "steps": steps}, block_size=block_size)
+    return {**results, "bptt_steps": steps}, pair, held_out
