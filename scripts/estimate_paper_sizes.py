@@ -7,7 +7,6 @@ All measured times are in docs/results.md. No run at the paper's size was made, 
 """
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hf_recurrent import AssociativeRecall, InductionHeads, config_from_preset
 from hf_recurrent.reproduce import load_experiment
+from hf_recurrent.reproduce.engine.rows_file import read_rows, rows_path
 from hf_recurrent.tasks.task_names import task_from_name
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -63,6 +63,10 @@ def text_of_a_unit(row: Row) -> float:
     return num_parameters("memora-tiny", **widths) * row["bytes"]
 
 
+def text_of_a_preset(row: Row) -> float:
+    return num_parameters(row["preset"], **row["widths"], **row["fields"]) * row["bytes"]
+
+
 def examples(row: Row) -> float:
     return row["steps"] * row["batch_size"] * row.get("length", 1)
 
@@ -83,6 +87,7 @@ def trajectories(row: Row) -> float:
 def pixels(row: Row) -> float:
     is_small = row["pooling"] == 2
     images, length = (50_000, 1024) if row["dataset"] == "cifar" else (8_500, 196) if is_small else (60_000, 784)
+    length = 1024 if row.get("padding") else length
     parameters = num_parameters(row["preset"], AutoModelForSequenceClassification, num_labels=10)
     return images * length * row["epochs"] * parameters
 
@@ -104,12 +109,18 @@ def online(row: Row, _: Sequence[Row]) -> float:
 
 def memories(row: Row, _: Sequence[Row]) -> float:
     """SMT on each timestep, then DMT, whose RNN is unrolled as in BPTT; BPTT once per learning rate."""
-    digits = 784 if "crop" in row else None
+    digits = 784 // row.get("patch", 1) ** 2 if "crop" in row else None
     length = task_from_name(row["task"]).length if "task" in row else None
     context, future = length or row["context_length"], row.get("future_length", length)
     if row["method"] == "BPTT":
         steps = length or digits or context + future
-        return row["steps"] * row["batch_size"] * steps * BPTT_STEP * len(row.get("bptt_learning_rates", [0]))
+        return (
+            row.get("bptt_steps", row["steps"])
+            * row["batch_size"]
+            * steps
+            * BPTT_STEP
+            * len(row.get("bptt_learning_rates", [0]))
+        )
     unrolled = length or digits or row["rollout_length"]
     timestep = SMT_TIMESTEP * (context + future + row["sizes"]["num_memory_tokens"]) / SMT_TOKENS
     smt = (row["timesteps"] or length) * timestep
@@ -123,6 +134,7 @@ BASES: dict[str, tuple[str, Basis]] = {
     "selective-copying": (OPERATIONS, by_operations(selective_copying)),
     "stride-sweep": (OPERATIONS, by_operations(text_of_a_family)),
     "glru-alternatives": (OPERATIONS, by_operations(text_of_a_unit)),
+    "memora-against-hawk": (OPERATIONS, by_operations(text_of_a_preset)),
     "parity": (RECORDED, as_recorded(examples)),
     "recall": (RECORDED, as_recorded(recall)),
     "online-memora": (RTRL, online),
@@ -131,13 +143,15 @@ BASES: dict[str, tuple[str, Basis]] = {
     "drift": (RECORDED, as_recorded(stream)),
     "mgrade-table1": (RECORDED, as_recorded(pixels)),
     "mgrade-table2": (RECORDED, as_recorded(pixels)),
+    "mgrade-full-resolution": (OPERATIONS, by_operations(pixels)),
     "flip-flop": (RECORDED, as_recorded(examples)),
     "lorenz": (RECORDED, as_recorded(trajectories)),
     "smt-gradients": (RECORDED, as_recorded(gradients)),
     **dict.fromkeys(
         (
             *("smt-tasks", "smt-pixels", "smt-text", "smt-drift", "smt-future-length"),
-            *("smt-length-generalization", "smt-memory-space"),
+            *("smt-length-generalization", "smt-memory-space", "smt-task-sweeps", "smt-sketches", "smt-backbones"),
+            *("smt-scaling", "smt-compression", "smt-loss-weights"),
         ),
         (SMT, memories),
     ),
@@ -147,7 +161,7 @@ BASES: dict[str, tuple[str, Basis]] = {
 def core_hours(name: str) -> list[float]:
     """Hours of one core for each row of an experiment at the paper's size, with one seed."""
     experiment = load_experiment(name)
-    recorded = json.loads((RESULTS / f"{name.replace('-', '_')}_small.json").read_text(encoding="utf-8"))
+    recorded = read_rows(rows_path(experiment, "small", RESULTS))
     return [BASES[name][1](row, recorded) / 3600 for row in experiment.rows("paper")]
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_file, parse_pairs, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
@@ -31,13 +32,19 @@ def build_parser() -> argparse.ArgumentParser:
         "experiments:\n" + "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in EXPERIMENTS.items()),
         epilog="examples:\n  hf-recurrent reproduce selective-copying\n"
         "  hf-recurrent reproduce parity --seeds 0 1 2 --processes 2\n"
+        "  hf-recurrent reproduce --overview\n"
+        "  hf-recurrent reproduce --all --override data=/data/mnist\n"
         "  hf-recurrent reproduce stride-sweep --size paper --override corpus=hub:roneneldan/TinyStories\n\n"
-        "Finished rows are kept: to continue, rerun the same command.",
+        "Finished rows are kept, and checkpoints of longer ones: to continue, rerun the same command. Several\n"
+        "processes may run it at once and share the rows.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", metavar="NAME", help="experiment to run")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="experiment to run")
+    every = parser.add_mutually_exclusive_group()
+    every.add_argument("--all", action="store_true", help="run all experiments, one after another")
+    every.add_argument("--overview", action="store_true", help="show the recorded time of each experiment, run none")
     parser.add_argument("--size", default="small", choices=["small", "paper"], help="small: minutes on two cores")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="run each row once per seed (default: 0)")
+    parser.add_argument("--seeds", nargs="+", type=int, help="run each row once per seed (most by default: 0 1 2)")
     parser.add_argument("--processes", type=int, default=1, help="rows to run in parallel (default: 1)")
     add_threads_argument(parser, "CPU threads of a row (default: the free cores, or with --processes all, divided)")
     parser.add_argument(
@@ -59,23 +66,51 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _reproduce(arguments: argparse.Namespace) -> None:
     from hf_recurrent.plotting import require_pyplot
-    from hf_recurrent.reproduce import load_experiment
-    from hf_recurrent.reproduce.engine.runner import reproduce
+    from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
+    from hf_recurrent.reproduce.engine.durations import overview
 
+    every = arguments.all or arguments.overview
+    if every == bool(arguments.name):
+        raise ValueError("give either NAME, or --all, or --overview; --help lists the experiments")
     check_at_least(1, arguments, "processes")
     check_file("--page", arguments.page)
+    experiments = {name: load_experiment(name) for name in (EXPERIMENTS if every else [arguments.name])}
+    if every:
+        print(overview(experiments, arguments.size, arguments.output_dir))
+    if arguments.overview:
+        return
     require_pyplot()  # at the end of every experiment there is a plot
     if arguments.processes == 1 or arguments.threads is not None:
         use_threads(arguments.threads)
+    failed = {}
+    for name, experiment in experiments.items():
+        if every:
+            print(f"\n{name}")
+        try:
+            _run(experiment, arguments)
+        except (ValueError, OSError) as error:  # such as data that are not there
+            if not every:
+                raise
+            failed[name] = error
+            sys.stderr.write(f"{name}: {error}\n")
+    if failed:
+        raise ValueError(f"not finished: {', '.join(failed)}; the reasons are above")
+
+
+def _run(experiment: Any, arguments: argparse.Namespace) -> None:
+    from hf_recurrent.reproduce.engine.runner import Workers, reproduce
+
+    overrides = parse_pairs("--override", arguments.override)
+    if arguments.all:  # where they exist
+        known = {key for row in experiment.rows(arguments.size) for key in row}
+        overrides = {key: value for key, value in overrides.items() if key in known}
     reproduce(
-        load_experiment(arguments.name),
+        experiment,
         arguments.size,
         arguments.seeds,
         arguments.output_dir,
-        overrides=parse_pairs("--override", arguments.override),
+        overrides=overrides,
         only=arguments.only,
-        processes=arguments.processes,
-        threads=arguments.threads,
-        prepare=partial(import_user_code, arguments.user_code),
+        workers=Workers(arguments.processes, arguments.threads, partial(import_user_code, arguments.user_code)),
         page=arguments.page,
     )

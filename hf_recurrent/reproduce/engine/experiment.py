@@ -28,6 +28,9 @@ class Experiment:
         percent: show measurements, which are fractions, as percentages.
         number_format: of a measurement in the table; by default ".1f" with `percent`, else ".3f".
         paper: label → the number that the paper prints.
+        seeds: by default, each row runs once per seed.
+        tuning: size → settings that replace those of a row while its candidates are compared, such as fewer steps.
+        reference: label of the row from which those of the other rows are subtracted, seed by seed, in a column.
     """
 
     name: str
@@ -46,9 +49,16 @@ class Experiment:
     percent: bool = False
     number_format: str | None = None
     paper: Mapping[str, str] = {}
+    seeds: Sequence[int] = (0, 1, 2)
+    tuning: Mapping[str, Settings] = {}
+    reference: str | None = None
 
     def rows(self, size: str) -> list[Settings]:
-        """Settings of every row of `size`, "small" or "paper", without the seed: JSON values, with a `label` each."""
+        """Settings of every row of `size`, "small" or "paper", without the seed: JSON values, with a `label` each.
+
+        `candidates` of a row are settings, such as learning rates, of which the best are chosen before it runs. A
+        comparison is fair if all rows have equally many.
+        """
         return [{"label": label, **self.size_settings(size), **own} for label, own in self.lines.items()]
 
     def size_settings(self, size: str) -> Settings:
@@ -63,6 +73,11 @@ class Experiment:
             names of lines, see `part_label`) to numbers.
         """
         raise NotImplementedError
+
+    def tuning_loss(self, row: Settings) -> float:
+        """The number by which candidates are compared, of a finished row: the smallest is the best."""
+        values = [value for _, _, value in self.points(row)]
+        return -sum(values) if self.percent else sum(values)
 
     def row_name(self, settings: Settings) -> str:
         """Name of a row in the progress output."""

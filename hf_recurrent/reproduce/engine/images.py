@@ -7,16 +7,17 @@ import numpy as np
 from hf_recurrent import PixelSequences, sequential_cifar10, sequential_mnist
 from hf_recurrent.data.document_order import hash_integers
 
-# Share of the test images that trains where the training files are missing; the others test.
+# Share of images that trains where they are divided; the others test.
 _TRAINING_SHARE = 0.85
 
 
-def load_images(dataset: str, directory: str) -> tuple[PixelSequences, PixelSequences, str]:
+def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[PixelSequences, PixelSequences, str]:
     """Training images, test images, and their description for the report.
 
     Args:
         dataset: "mnist", for which the test files alone are enough and are divided, or "cifar".
         directory: directory of the published files.
+        is_tuning: test on a part of the training images.
 
     Raises:
         FileNotFoundError: files are missing; the message names the setting.
@@ -34,17 +35,33 @@ def load_images(dataset: str, directory: str) -> tuple[PixelSequences, PixelSequ
     except FileNotFoundError:
         if dataset == "cifar":
             raise
-        order = np.argsort(hash_integers(0, np.arange(len(test))))
-        cut = int(len(test) * _TRAINING_SHARE)
-        words = f"{cut:,} of the {len(test):,} test images to train, as the training set is not at hand"
-        train, test = _chosen(test, order[:cut]), _chosen(test, order[cut:])
+        total = len(test)
+        train, test = _divided(test)
+        words = f"{len(train):,} of the {total:,} test images to train, as the training set is not at hand"
     else:
         words = f"{len(train):,} training images"
+    if is_tuning:
+        train, test = _divided(train)
     return train, test, f"{words}; {len(test):,} others to judge"
+
+
+def _divided(data: PixelSequences) -> tuple[PixelSequences, PixelSequences]:
+    order = np.argsort(hash_integers(0, np.arange(len(data))))
+    cut = int(len(data) * _TRAINING_SHARE)
+    return _chosen(data, order[:cut]), _chosen(data, order[cut:])
 
 
 def _chosen(data: PixelSequences, indices: np.ndarray) -> PixelSequences:
     return PixelSequences(data.images[indices], data.labels[indices], num_labels=data.num_labels, name=data.name)
+
+
+def padded(data: PixelSequences, pixels: int) -> PixelSequences:
+    """The same square images with black pixels added at each side."""
+    count, steps, channels = data.images.shape
+    side = math.isqrt(steps)
+    squares = data.images.reshape(count, side, side, channels)
+    images = np.pad(squares, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))).reshape(count, -1, channels)
+    return PixelSequences(images, data.labels, num_labels=data.num_labels, name=data.name)
 
 
 def average_pooled(data: PixelSequences, factor: int) -> PixelSequences:

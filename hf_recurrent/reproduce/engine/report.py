@@ -23,16 +23,36 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
         details[label] = experiment.details([row for row in rows if row["label"] == label])
     further = list(dict.fromkeys(column for cells in details.values() for column in cells))
     header = ["", *([f"{experiment.x_label} {place:g}" for place in places] or [experiment.metric])]
-    header += [*(["paper"] if experiment.paper else []), *further]
+    differences = _differences(experiment, rows)
+    paired = [f"minus {experiment.reference}, seed by seed"] if differences else []
+    has_paper = not experiment.paper.keys().isdisjoint(curves)
+    header += [*(["paper"] if has_paper else []), *paired, *further]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for label, line in curves.items():
         cells = [label.replace("|", r"\|"), *(_cell(line.get(place), experiment) for place in (places or [None]))]
-        cells += [experiment.paper.get(label, "-")] if experiment.paper else []
+        cells += [experiment.paper.get(label, "-")] if has_paper else []
+        cells += [_signed(differences.get(label), experiment)] if paired else []
         # The label of a row may be a prefix of several lines' labels, and of other rows' labels.
         row = max((name for name in details if label.startswith(name)), key=len, default=None)
         cells += [details.get(row, {}).get(column, "-") for column in further]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _differences(experiment: Experiment, rows: Sequence[Settings]) -> dict[str, list[float]]:
+    """Label → its value minus that of the experiment's reference, for each seed that has both."""
+    values: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for label, _, value in experiment.points(row):
+            values.setdefault(label, {})[row["seed"]] = value
+    base = values.get(experiment.reference, {})
+    pairs = {label: [line[seed] - base[seed] for seed in line if seed in base] for label, line in values.items()}
+    return {label: pair for label, pair in pairs.items() if pair and label != experiment.reference}
+
+
+def _signed(values: list[float] | None, experiment: Experiment) -> str:
+    cell = _cell(values, experiment)
+    return f"+{cell}" if values and statistics.fmean(values) > 0 else cell
 
 
 def _cell(values: list[float] | None, experiment: Experiment) -> str:
@@ -51,7 +71,7 @@ def command_line(
     """The command that made the rows, with FOLDER in place of absolute paths."""
     words = ["python", "scripts/reproduce.py", experiment.name]
     words += [] if size == "small" else ["--size", size]
-    words += [] if list(seeds) == [0] else ["--seeds", *map(str, seeds)]
+    words += [] if list(seeds) == list(experiment.seeds) else ["--seeds", *map(str, seeds)]
     words += ["--only", *only] if only else []
     values = {key: "FOLDER" if Path(str(value)).is_absolute() else value for key, value in overrides.items()}
     words += ["--override", *(f"{key}={value}" for key, value in values.items())] if overrides else []

@@ -4,7 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from hf_recurrent.checkpoint_files import atomic_file
+from hf_recurrent.reproduce.engine.experiment import Experiment
+
+
+def rows_path(experiment: Experiment, size: str, output_dir: Path) -> Path:
+    """The file of an experiment's rows."""
+    return output_dir / f"{experiment.name.replace('-', '_')}_{size}.json"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -27,6 +35,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def find_row(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any] | None:
     """The finished row with these settings, or None."""
     return next((row for row in rows if settings.items() <= row.items()), None)
+
+
+def add_row(row: dict[str, Any], path: Path, lock: Path) -> list[dict[str, Any]]:
+    """Add a row to those of the file, which other processes may have changed, and return all."""
+    with FileLock(lock):
+        rows = [*read_rows(path), row]
+        write_rows(rows, path)
+    return rows
 
 
 def write_rows(rows: list[dict[str, Any]], path: Path) -> None:

@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +20,15 @@ from hf_recurrent import (
     load_corpus,
 )
 from hf_recurrent.reproduce.engine.experiment import Settings
+from hf_recurrent.reproduce.engine.row_checkpoints import ProgressLines, TimedCheckpoints, current_checkpoints
+from hf_recurrent.reproduce.engine.tuning import is_tuning
 
 
 @contextmanager
-def measured_run() -> Iterator[dict[str, Any]]:
-    """A record that gets the device, and at the end of the block its `seconds`."""
+def measured_run(earlier: float = 0.0) -> Iterator[dict[str, Any]]:
+    """A record that gets the device, and at the end of the block its `seconds` plus those of an `earlier` part."""
     record: dict[str, Any] = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"}
-    start = time.perf_counter()
+    start = time.perf_counter() - earlier
     yield record
     record["seconds"] = round(time.perf_counter() - start, 2)
 
@@ -42,8 +45,13 @@ def build_model(preset: str, vocab_size: int, seed: int, **overrides: Any) -> Pr
 
 
 def split_corpus(settings: Settings) -> tuple[Corpus, Corpus]:
-    """Training and held-out text by a row's `corpus` and `eval_bytes`, cut to `episode_bytes` where it has them."""
+    """Training and held-out text by a row's `corpus` and `eval_bytes`, cut to `episode_bytes` where it has them.
+
+    In tuning, the held-out text is a part of the training text.
+    """
     corpus, held_out = load_corpus(settings["corpus"]).split()
+    if is_tuning(settings):
+        corpus, held_out = corpus.split()
     if settings.get("episode_bytes"):
         corpus, held_out = (cut_documents(part, settings["episode_bytes"]) for part in (corpus, held_out))
     return corpus, held_out.limit(settings["eval_bytes"])
@@ -83,7 +91,7 @@ def run_trainer(
     measure: Callable[[Any], Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Train in a temporary directory.
+    """Train, in a temporary directory or with the checkpoints of the row that runs.
 
     Args:
         build: makes the trainer from its arguments.
@@ -99,13 +107,22 @@ def run_trainer(
         "bf16": torch.cuda.is_available(),
         "logging_steps": max(steps // 10, 1),
         "save_strategy": "no",
+        "save_total_limit": 2,  # the older one is complete while the newer one is written
         "eval_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
     }
-    with tempfile.TemporaryDirectory() as directory:
+    row = current_checkpoints()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = str(row.next_training()) if row else temporary
         trainer = build(arguments_class(**{"output_dir": directory, **defaults, **arguments}))
-        with measured_run() as record:
-            trainer.train()
+        checkpoint, earlier = None, 0.0
+        if row:
+            timed = TimedCheckpoints(Path(directory))
+            checkpoint, earlier = timed.checkpoint, timed.seconds
+            trainer.add_callback(timed)
+            trainer.add_callback(ProgressLines(row.row_name))
+        with measured_run(earlier) as record:
+            trainer.train(resume_from_checkpoint=checkpoint)
         measured = {} if measure is None else {"measured": measure(trainer)}
     return {"num_parameters": sum(weight.numel() for weight in trainer.model.parameters()), **record, **measured}

@@ -19,6 +19,7 @@ class GLRUAlternatives(Experiment):
         "{streams} streams, T = {block_size}, learning rate {learning_rate:g}."
     )
     metric = "held-out bits per byte"
+    reference = "real GLRU"
     lines = {
         "real GLRU": {"recurrent_unit": "glru"},
         "complex GLRU": {"recurrent_unit": "complex_glru"},

@@ -58,16 +58,20 @@ class OnlineMemora(Experiment):
     log_x = True
 
     def rows(self, size: str) -> list[Settings]:
-        return [
+        rows = [
             {"label": f"{name}, B = {kind['streams']}", "method": method, "learning_rate": rate, **SIZES[size], **kind}
             for rates, kind in STREAMS[size]
             for (name, method), rate in zip(METHODS.items(), rates, strict=True)
         ]
+        # Figure 5a has Hawk in many streams.
+        hawk = {"preset": "hawk-online", **({"learning_rate": 3e-7} if size == "paper" else {})}
+        many = [row for row in rows if row["streams"] > 1]
+        return [*rows, *({**row, "label": f"{row['label']}, Hawk", **hawk} for row in many)]
 
     def run(self, settings: Settings) -> dict[str, Any]:
         corpus, held_out = split_corpus(settings)
         widths = {key: settings[key] for key in ("hidden_size", "state_size", "num_hidden_layers")}
-        model = build_model("memora-online", corpus.vocab_size, settings["seed"], **widths)
+        model = build_model(settings.get("preset", "memora-online"), corpus.vocab_size, settings["seed"], **widths)
         between = max(settings["steps"] // EVALUATIONS, 1)
         results = run_trainer(
             lambda args: OnlineTrainer(model, args, corpus, held_out),
@@ -95,6 +99,7 @@ class OnlineMemora(Experiment):
     def line_style(self, label: str) -> dict[str, Any]:
         colour = "tab:green" if label.startswith("RTRL") else "tab:orange"
         streams = label.split(", ")[1]
+        colour = "tab:purple" if "Hawk" in label else colour
         line = ("-." if streams == "B = 1" else "--") if label.endswith(WHILE_READING) else "-"
         return {"color": colour, "linestyle": line, "marker": "o" if streams == "B = 1" else "s"}
 

@@ -8,9 +8,10 @@ from transformers import AutoModelForSequenceClassification
 
 from hf_recurrent import PixelSequences, config_from_preset
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
-from hf_recurrent.reproduce.engine.images import average_pooled, load_images
+from hf_recurrent.reproduce.engine.images import average_pooled, load_images, padded
 from hf_recurrent.reproduce.engine.supervised import train_supervised
 from hf_recurrent.reproduce.engine.training import new_model
+from hf_recurrent.reproduce.engine.tuning import is_tuning
 
 
 class PixelClassification(Experiment):
@@ -30,9 +31,11 @@ class PixelClassification(Experiment):
     }
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        train, test, words = load_images(settings["dataset"], settings["data"])
+        train, test, words = load_images(settings["dataset"], settings["data"], is_tuning(settings))
         if settings["pooling"] > 1:
             train, test = (average_pooled(data, settings["pooling"]) for data in (train, test))
+        if settings.get("padding"):
+            train, test = (padded(data, settings["padding"]) for data in (train, test))
         config = config_from_preset(settings["preset"], **settings["options"])
         model = new_model(AutoModelForSequenceClassification, config, settings["seed"])
         results = train_supervised(model, train, settings, warmup_share=settings["warmup_share"])

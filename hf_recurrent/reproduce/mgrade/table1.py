@@ -23,6 +23,12 @@ PRINTED = {
 DATASETS = {"mnist": ("sMNIST", "smnist", "data/mnist"), "cifar": ("grey sCIFAR", "scifar", "data/cifar10")}
 
 
+def preset_of(family: str, row: str) -> str:
+    """Name of a preset: ("tcn-exponential", "smnist") → "tcn-smnist-exponential"."""
+    name, *kind = family.split("-")
+    return "-".join([name, row, *kind])
+
+
 class PixelTable(PixelClassification):
     name = "mgrade-table1"
     source = "mGRADE, Table 1"
@@ -41,7 +47,7 @@ class PixelTable(PixelClassification):
         return [
             {
                 "label": f"{name}: {label}",
-                "preset": preset.replace("-", f"-{row}-") if "-" in preset else f"{preset}-{row}",
+                "preset": preset_of(preset, row),
                 "options": small_options if small else {},
                 "dataset": dataset,
                 "data": folder,

@@ -27,14 +27,15 @@ class PositionsTable(PixelClassification):
         "Learned positions are better than fixed ones of the same number and reach; drawn at random over half the "
         "reach, twice as many of them are as good with a smaller memory."
     )
-    paper = {label: printed for label, (_, printed, _) in MODELS.items()}
+    # On the paper's images only.
+    paper = {f"grey sCIFAR: {label}": printed for label, (_, printed, _) in MODELS.items()}
 
     def rows(self, size: str) -> list[Settings]:
         small = size == "small"
         data = {"dataset": "mnist", "data": "data/mnist"} if small else {"dataset": "cifar", "data": "data/cifar10"}
         return [
             {
-                "label": label,
+                "label": label if small else f"grey sCIFAR: {label}",
                 "preset": "mgrade-smnist" if small else preset,
                 "options": small_options if small else {},
                 **data,

@@ -10,6 +10,7 @@ from hf_recurrent.reproduce.smt.operations import step_operations
 
 class SequentialCost(Experiment):
     name = "smt-cost"
+    seeds = (0,)
     source = "SMT, Table 1, sequential operations"
     claim = (
         "The sequential operations of a step do not grow with the length in SMT; in BPTT and DMT they grow in "

@@ -32,6 +32,7 @@ _DRAWN = 128
 
 class MemorySpace(Experiment):
     name = "smt-memory-space"
+    seeds = (0,)
     source = "SMT, section 3.7, memory space"
     claim = (
         "A memory of two numbers becomes a state machine where few things matter (retrieval: nothing yet, the answer "

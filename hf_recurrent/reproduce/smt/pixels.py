@@ -14,7 +14,7 @@ from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.images import average_pooled, load_images
 from hf_recurrent.reproduce.engine.pictures import image_sheet, pack, split_axes, unpack
 from hf_recurrent.reproduce.engine.report import draw_table
-from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, TEACHER, build_pair
+from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, TEACHER, build_pair
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, MethodComparison, train_bptt, train_smt_dmt
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws
 
@@ -34,16 +34,24 @@ class DigitPixels(Task):
         crop: pixels left out on each side; the digits fill 20 × 20 of the 28 × 28 pixels.
         pooling: side of the squares of pixels that are averaged.
         levels: number of grey levels, evenly spaced; 2 for black and white.
+        patch: side of the squares of black and white pixels that are one token each (the paper's Sketchy: 2), read as
+            a binary number row by row; with `levels` 2 only.
 
     Raises:
         FileNotFoundError: files are missing; the message names the setting.
-        ValueError: a file is damaged, or the squares do not fit.
+        ValueError: a file is damaged, the squares do not fit, or patches have more than two levels.
     """
 
     data: str
     crop: int = 0
     pooling: int = 1
     levels: int = 256
+    patch: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.patch > 1 and self.levels != 2:
+            raise ValueError(f"`patch` is {self.patch} and `levels` {self.levels}; patches need 2 levels.")
 
     @cached_property
     def _images(self) -> tuple[np.ndarray, np.ndarray, str]:
@@ -54,7 +62,7 @@ class DigitPixels(Task):
             inside = slice(self.crop, side - self.crop)
             cropped = images.images.reshape(-1, side, side)[:, inside, inside].reshape(len(images), -1, 1)
             pooled = average_pooled(PixelSequences(cropped, images.labels), self.pooling).images[..., 0]
-            pixels.append(pooled.astype(np.int64) * self.levels // 256)
+            pixels.append(to_patches(pooled.astype(np.int64) * self.levels // 256, self.patch))
         return *pixels, words
 
     @property
@@ -64,7 +72,12 @@ class DigitPixels(Task):
 
     @property
     def vocab_size(self) -> int:
-        return self.levels + 1
+        return self.start_token + 1
+
+    @property
+    def start_token(self) -> int:
+        """Id of the start token, after those of pixels or patches."""
+        return self.levels**self.patch**2
 
     @property
     def length(self) -> int:
@@ -73,7 +86,29 @@ class DigitPixels(Task):
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         images = self._images[0 if draws.split == SPLITS[0] else 1]
         targets = images[draws.integers("image", 1, len(images))[:, 0]]
-        return np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.levels), targets
+        return np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.start_token), targets
+
+
+def to_patches(images: np.ndarray, patch: int) -> np.ndarray:
+    """Square images (count, pixels) of 0 and 1 as sequences of patches, each a binary number, (count, patches)."""
+    if patch == 1:
+        return images
+    count, side = len(images), math.isqrt(images.shape[1])
+    if side % patch:
+        raise ValueError(f"`patch` is {patch}; it must divide the images' side, which is {side}.")
+    squares = images.reshape(count, side // patch, patch, side // patch, patch).transpose(0, 1, 3, 2, 4)
+    digits = squares.reshape(count, -1, patch * patch)
+    return digits @ (1 << np.arange(patch * patch)[::-1])
+
+
+def from_patches(tokens: np.ndarray, patch: int) -> np.ndarray:
+    """Undo [`to_patches`]."""
+    if patch == 1:
+        return tokens
+    count, side = len(tokens), math.isqrt(tokens.shape[1])
+    digits = tokens[..., None] >> np.arange(patch * patch)[::-1] & 1
+    squares = digits.reshape(count, side, side, patch, patch).transpose(0, 1, 3, 2, 4)
+    return squares.reshape(count, -1)
 
 
 class PixelMethods(MethodComparison):
@@ -112,21 +147,8 @@ class PixelMethods(MethodComparison):
     }  # fmt: skip
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        options = {key: settings[key] for key in ("data", "crop", "pooling", "levels", "seed")}
-        task = DigitPixels(**options, num_validation_examples=settings["num_tested"])
-        rnn, teacher = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
-        if settings["method"] == BPTT:
-            results = train_bptt(rnn, task, task, settings, block_size=task.length)
-            value = {BPTT: results["measured"]["loss"] / math.log(2)}
-        else:
-            context_length = min(settings["context_length"], task.length)
-            lengths = {"context_length": context_length, "future_length": settings["future_length"]}
-            results = train_smt_dmt(rnn, teacher, task, task, settings, **lengths, rollout_length=task.length)
-            measured = results["measured"]
-            value = {SMT_DMT: measured["loss"] / math.log(2), TEACHER: measured["teacher_bits_per_byte"]}
-        _, real = task.examples(np.arange(_SAMPLES), "validation")
-        samples = draw_samples(rnn, task, _SAMPLES, settings["seed"])
-        return {**results, "value": value, "data_used": task.words, "samples": pack(samples), "images": pack(real)}
+        results, (rnn, _), task = train_on_pixels(settings)
+        return pixel_results(settings, results, rnn, task)
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         rows = [row for row in rows if row["seed"] == rows[0]["seed"]]
@@ -141,11 +163,34 @@ class PixelMethods(MethodComparison):
         return True
 
 
+def train_on_pixels(settings: Settings) -> tuple[dict[str, Any], tuple[Any, Any], DigitPixels]:
+    """Train an RNN on a row's digits by its `method`: results, (RNN, teacher), task."""
+    options = {key: settings[key] for key in ("data", "crop", "pooling", "levels", "patch", "seed") if key in settings}
+    task = DigitPixels(**options, num_validation_examples=settings["num_tested"])
+    pair = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
+    if settings["method"] == BPTT:
+        return train_bptt(pair[0], task, task, settings, block_size=task.length), pair, task
+    lengths = {key: min(settings[key], task.length) for key in ("context_length", "future_length")}
+    return train_smt_dmt(*pair, task, task, settings, **lengths, rollout_length=task.length), pair, task
+
+
+def pixel_results(settings: Settings, results: dict[str, Any], rnn: Any, task: DigitPixels) -> dict[str, Any]:
+    """Results with bits per pixel as `value`, samples of the RNN and images that it has not seen."""
+    measured = results["measured"]
+    value = {settings["method"]: measured["loss"] / math.log(2) / task.patch**2}
+    if "teacher_bits_per_byte" in measured:
+        value[TEACHER] = measured["teacher_bits_per_byte"] / task.patch**2
+    _, real = task.examples(np.arange(_SAMPLES), "validation")
+    samples = draw_samples(rnn, task, _SAMPLES, settings["seed"])
+    images = {"samples": pack(from_patches(samples, task.patch)), "images": pack(from_patches(real, task.patch))}
+    return {**results, "value": value, "data_used": task.words, **images}
+
+
 @torch.no_grad()
 def draw_samples(rnn: Any, task: DigitPixels, count: int, seed: int) -> np.ndarray:
     """Sample images pixel by pixel, (count, T)."""
     rnn.eval()
-    begin = torch.full((count, 1), task.levels, device=rnn.device)
+    begin = torch.full((count, 1), task.start_token, device=rnn.device)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tokens = rnn.generate(
@@ -154,7 +199,7 @@ def draw_samples(rnn: Any, task: DigitPixels, count: int, seed: int) -> np.ndarr
             max_new_tokens=task.length,
             do_sample=True,
             top_k=0,
-            suppress_tokens=[task.levels],
+            suppress_tokens=[task.start_token],
             eos_token_id=None,
         )
     return tokens[:, 1:].cpu().numpy()

@@ -122,10 +122,11 @@ class SyntheticTasks(MethodComparison):
 
 
 def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCausalLM, SmtTeacherModel], Task]:
-    """Train an RNN on a row's `task` by its `method` at Tc = Tf = T, by BPTT at the best of several learning rates.
+    """Train an RNN on a row's `task` by its `method` at Tc = Tf = T.
 
     Args:
-        settings: a row with those of training, `num_tested`, and `smt` and `future_length` to change the defaults.
+        settings: a row with those of training, `num_tested`, for BPTT also `bptt_learning_rate` or several
+            `bptt_learning_rates`, of which the best is kept, and `smt` and `future_length` to change the defaults.
 
     Returns:
         Results, (RNN, teacher), task.
@@ -135,7 +136,7 @@ def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
     length = task.length
     if settings["method"] == BPTT:
         runs = []
-        for rate in settings["bptt_learning_rates"]:
+        for rate in settings.get("bptt_learning_rates") or [settings["bptt_learning_rate"]]:
             pair = build_pair(settings["sizes"], task.vocab_size, seed)
             results = train_bptt(pair[0], task, task, {**settings, "bptt_learning_rate": rate}, block_size=length)
             runs.append(({**results, "bptt_learning_rate": rate}, pair))

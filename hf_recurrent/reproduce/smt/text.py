@@ -1,59 +1,114 @@
-"""Text byte by byte: BPTT against SMT→DMT at equal optimizer steps (SMT, section 3.3)."""
+"""Text byte by byte: BPTT against SMT→DMT at equal steps, sequential operations and time (SMT, section 3.3)."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hf_recurrent import Corpus, SmtRnnForCausalLM, SmtTeacherModel
 from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.training import split_corpus
-from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, build_pair
+from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SMT_DMT, build_pair
+from hf_recurrent.reproduce.smt.operations import step_operations
 from hf_recurrent.reproduce.smt.training import (
     TRAINING_NOTE,
     MethodComparison,
     method_values,
+    smt_dmt_operations,
     train_bptt,
     train_smt_dmt,
 )
+
+EQUAL_STEPS, EQUAL_OPERATIONS, EQUAL_TIME = "equal steps", "equal sequential operations", "equal time"
+# As many for both methods; SMT→DMT's second one is that of DMT.
+RATES = {"small": (3e-3, 1e-2), "paper": (1e-4, 3e-4, 1e-3)}
+# Optimizer steps of BPTT that take as long as all of SMT→DMT, by the time per step on one CPU core.
+BPTT_STEPS_OF_EQUAL_TIME = {"small": 250, "paper": 10_000}
 
 
 class TextMethods(MethodComparison):
     name = "smt-text"
     source = "SMT, section 3.3, text"
     claim = (
-        "At equal optimizer steps, with fewer sequential operations, an RNN after SMT→DMT predicts text about as well "
-        "as one after BPTT; its teacher's first prediction is what it can reach."
+        "At equal sequential operations an RNN after SMT→DMT predicts text better than one after BPTT, at equal "
+        "optimizer steps, that is equal data, about as well; its teacher's first prediction is what it can reach."
     )
     note = (
-        "`{corpus}`, " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT); Tc = {context_length}, Tf = "
-        "{future_length}. DMT unrolls {rollout_length} bytes, BPTT Tc + Tf bytes with the memory carried on. The RNNs "
-        "read {eval_bytes:,} bytes of whole files, the teacher has the last Tc bytes at each of some places. "
-        "Sequential operations and tokens are those of the whole training."
+        "`{corpus}`, " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each method on "
+        "files held out from training that do not judge, after a third of the steps; readout and decoder have "
+        "{sizes[num_readout_layers]} layers in both; Tc = {context_length}, Tf = {future_length}. DMT unrolls "
+        "{rollout_length} bytes, BPTT Tc + Tf bytes with the memory carried on. The RNNs read {eval_bytes:,} bytes of "
+        "whole files, the teacher has the last Tc bytes at each of some places. Equal to what SMT→DMT has used: its "
+        "optimizer steps, its sequential operations, its time on the CPU."
     )
     metric = "held-out bits per byte"
-    part_label = "{part}"
     sizes = {
         "small": {
-            "sizes": SMALL_MODEL | {"hidden_size": 64}, "corpus": "python", "eval_bytes": 100_000,
-            "steps": 1500, "dmt_steps": 200, "batch_size": 32,
-            "learning_rate": 3e-3, "dmt_learning_rate": 1e-3, "bptt_learning_rate": 3e-3,
+            "sizes": SMALL_MODEL | {"hidden_size": 64, "num_readout_layers": 4}, "corpus": "python",
+            "steps": 800, "dmt_steps": 120, "batch_size": 16,
             "context_length": 32, "future_length": 16, "rollout_length": 32,
-            "timesteps": 1, "dmt_timesteps": 8, "eval_windows": 128,
+            "timesteps": 1, "dmt_timesteps": 8, "eval_windows": 128, "eval_bytes": 20_000,
         },
         "paper": {
-            "sizes": PAPER_MODEL, "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 1_000_000,
+            "sizes": PAPER_MODEL, "corpus": "hub:roneneldan/TinyStories",
             "steps": 151_500, "dmt_steps": 1500, "batch_size": 128,
-            "learning_rate": 3e-4, "dmt_learning_rate": 3e-5, "bptt_learning_rate": 3e-4,
             "context_length": 256, "future_length": 64, "rollout_length": 256,
-            "timesteps": 1, "dmt_timesteps": 16, "eval_windows": 512,
+            "timesteps": 1, "dmt_timesteps": 16, "eval_windows": 512, "eval_bytes": 1_000_000,
         },
     }  # fmt: skip
+    tuning = {
+        "small": {"steps": 250, "dmt_steps": 40, "eval_bytes": 10_000},
+        "paper": {"steps": 50_500, "dmt_steps": 500},
+    }
+
+    def rows(self, size: str) -> list[Settings]:
+        shared = self.size_settings(size)
+        smt = [{"learning_rate": rate, "dmt_learning_rate": rate / 3} for rate in RATES[size]]
+        bptt = {"method": BPTT, "candidates": [{"bptt_learning_rate": rate} for rate in RATES[size]], **shared}
+        time = {"bptt_steps": BPTT_STEPS_OF_EQUAL_TIME[size]}
+        return [
+            {"label": SMT_DMT, "method": SMT_DMT, "candidates": smt, **shared},
+            {"label": f"{BPTT}, {EQUAL_OPERATIONS}", **bptt},
+            {"label": f"{BPTT}, {EQUAL_TIME}", **bptt, **time},
+            {"label": f"{BPTT}, {EQUAL_STEPS}", **bptt, "bptt_steps": shared["steps"]},
+        ]
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        corpus, held_out = split_corpus(settings)
-        rnn, teacher = build_pair(settings["sizes"], corpus.vocab_size, settings["seed"])
-        lengths = {key: settings[key] for key in ("context_length", "future_length", "rollout_length")}
-        if settings["method"] == BPTT:
-            # As many bytes of each sequence as a step of SMT reads.
-            block_size = settings["context_length"] + settings["future_length"]
-            results = train_bptt(rnn, corpus, held_out, settings, block_size=block_size)
-        else:
-            results = train_smt_dmt(rnn, teacher, corpus, held_out, settings, **lengths)
+        results, _, _ = train_on_text(settings)
         return {**results, "value": method_values(results, "bits_per_byte")}
+
+    def tuning_loss(self, row: Settings) -> float:
+        return row["value"][row["method"]]
+
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for part, value in row["value"].items():
+            yield row["label"] if part == row["method"] else part, None, value
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        steps = {"optimizer steps": f"{rows[-1].get('bptt_steps', rows[-1]['steps']):,}"}
+        seconds = [row["core_seconds"] for row in rows if "core_seconds" in row]
+        time = {"core seconds": f"{min(seconds):,.0f}"} if seconds else {}
+        return {**super().details(rows), **steps, **time}
+
+
+def train_on_text(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCausalLM, SmtTeacherModel], Corpus]:
+    """Train an RNN on a row's `corpus` by its `method`.
+
+    Args:
+        settings: a row with those of training; without `bptt_steps`, BPTT has as many as SMT→DMT has sequential
+            operations for.
+
+    Returns:
+        Results, (RNN, teacher), held-out text.
+    """
+    corpus, held_out = split_corpus(settings)
+    pair = build_pair(settings["sizes"], corpus.vocab_size, settings["seed"])
+    lengths = {key: settings[key] for key in ("context_length", "future_length", "rollout_length")}
+    if settings["method"] == SMT_DMT:
+        return train_smt_dmt(*pair, corpus, held_out, settings, **lengths), pair, held_out
+    # As many bytes of each sequence as a step of SMT reads.
+    block_size = settings["context_length"] + settings["future_length"]
+    steps = settings.get("bptt_steps")
+    if steps is None:
+        operations = smt_dmt_operations(*pair, settings, **lengths)
+        steps = max(operations // step_operations(*pair, BPTT, block_size), 1)
+    results = train_bptt(pair[0], corpus, held_out, {**settings, "steps": steps}, block_size=block_size)
+    return {**results, "bptt_steps": steps}, pair, held_out

@@ -70,7 +70,7 @@ def train_smt_dmt(
     future_length: int,
     rollout_length: int,
 ) -> dict[str, Any]:
-    """SMT and then DMT: `steps` optimizer steps together, the last `dmt_steps` of them DMT's.
+    """SMT and then DMT: `steps` optimizer steps together, the last `dmt_steps` of them DMT's; with 0, SMT alone.
 
     Args:
         settings: a row with these, `batch_size`, `learning_rate`, `dmt_learning_rate`, `timesteps`, `dmt_timesteps`,
@@ -88,17 +88,38 @@ def train_smt_dmt(
         smt[key], dmt[key] = settings[key], settings[f"dmt_{key}"]
     models, texts = (rnn, teacher), (data, held_out)
     first = _run(models, texts, settings, SmtTrainer, SmtTrainingArguments, **smt)
-    second = _run(models, texts, settings, DmtTrainer, DmtTrainingArguments, **dmt)
+    second = _run(models, texts, settings, DmtTrainer, DmtTrainingArguments, **dmt) if dmt_steps else first
     blocks = [getattr(data, "length", context_length + length) for length in (future_length, rollout_length)]
     return {
         **second,
         "num_parameters": rnn.num_parameters(),
-        "seconds": round(first["seconds"] + second["seconds"], 2),
+        "seconds": round(first["seconds"] + (second["seconds"] if dmt_steps else 0.0), 2),
         "measured_smt": first["measured"],
-        "sequential_operations": smt_steps * step_operations(rnn, teacher, SMT, context_length, future_length)
-        + dmt_steps * step_operations(rnn, teacher, DMT, rollout_length),
+        "sequential_operations": smt_dmt_operations(
+            rnn,
+            teacher,
+            settings,
+            context_length=context_length,
+            future_length=future_length,
+            rollout_length=rollout_length,
+        ),
         "tokens": settings["batch_size"] * (smt_steps * blocks[0] + dmt_steps * blocks[1]),
     }
+
+
+def smt_dmt_operations(
+    rnn: SmtRnnForCausalLM,
+    teacher: SmtTeacherModel,
+    settings: Settings,
+    *,
+    context_length: int,
+    future_length: int,
+    rollout_length: int,
+) -> int:
+    """Sequential operations of [`train_smt_dmt`] with the same arguments."""
+    dmt_steps = settings["dmt_steps"]
+    smt = step_operations(rnn, teacher, SMT, context_length, future_length)
+    return (settings["steps"] - dmt_steps) * smt + dmt_steps * step_operations(rnn, teacher, DMT, rollout_length)
 
 
 def method_values(results: dict[str, Any], measure: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ import pytest
 
 from hf_recurrent import PixelSequences
 from hf_recurrent.reproduce import load_experiment
-from hf_recurrent.reproduce.engine.images import average_pooled, load_images
+from hf_recurrent.reproduce.engine.images import average_pooled, load_images, padded
 
 
 def test_test_digits_alone_are_divided(write_digits):
@@ -42,3 +42,15 @@ def test_pooling_averages_squares():
     assert pooled.images[0, :, 0].tolist() == [2, 4, 10, 12] and pooled.labels.tolist() == [3]
     with pytest.raises(ValueError, match="`pooling` is 3; it must divide the images' side, and they have 16 pixels"):
         average_pooled(PixelSequences(image, np.array([3])), 3)
+
+
+def test_candidates_are_compared_on_training_images(write_digits):
+    folder = write_digits("t10k", 40)
+    judged, tuning = load_images("mnist", folder), load_images("mnist", folder, is_tuning=True)
+    numbers = [set(data.images[:, 0, 0].tolist()) for data in (*tuning[:2], judged[1])]
+    assert sum(map(len, numbers)) == len(set.union(*numbers)) == 40 and len(numbers[1]) == 6
+
+
+def test_pixels_are_added_around_the_image():
+    images = PixelSequences(np.arange(1, 5, dtype=np.uint8).reshape(1, 4, 1), np.zeros(1, dtype=np.int64))
+    assert padded(images, 1).images.reshape(4, 4).tolist() == [[0] * 4, [0, 1, 2, 0], [0, 3, 4, 0], [0] * 4]

@@ -1,21 +1,27 @@
 """Runner: rows run once; table, plot and section of the page are written; errors name the input."""
 
+import hashlib
 import json
+import re
 
 import pytest
 
 from hf_recurrent.cli.reproduce import main
 from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
+from hf_recurrent.reproduce.engine.durations import overview
 from hf_recurrent.reproduce.engine.experiment import Experiment
 from hf_recurrent.reproduce.engine.report import command_line, filled_note, markdown_table, section, update_section
+from hf_recurrent.reproduce.engine.row_checkpoints import row_checkpoints
 from hf_recurrent.reproduce.engine.rows_file import read_rows
 from hf_recurrent.reproduce.engine.runner import reproduce
+from hf_recurrent.reproduce.engine.tuning import TUNING_SEED
 
 
 class Halves(Experiment):
     name, source, claim, metric = "halves", "Nobody, Table 1", "A half is a half.", "size"
     note = "Factor {factor}, widths {sizes[width]:,}."
     paper = {"first": "0.5"}  # noqa: RUF012
+    seeds = (0,)
 
     def __init__(self):
         self.ran = []
@@ -136,6 +142,8 @@ def test_a_damaged_file_is_not_overwritten(halves, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "give either NAME, or --all, or --overview"),
+        (["parity", "--all"], "give either NAME, or --all, or --overview"),
         (["table-9"], "NAME is 'table-9'; the experiments are selective-copying"),
         (["parity", "--override", "stepps=3"], "--override has 'stepps'; the rows' settings are"),
         (["parity", "--override", "steps"], "`--override` has 'steps'; it must be NAME=VALUE"),
@@ -153,6 +161,98 @@ def test_bad_input_is_named(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([*arguments, *extra, "--output_dir", str(tmp_path)])
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+class Tuned(Halves):
+    """The value is the distance of the rate from the row's best one, plus the seed."""
+
+    name, x_label = "tuned", None
+    tuning = {"small": {"factor": 0}}  # noqa: RUF012
+
+    def rows(self, size):
+        candidates = [{"rate": rate} for rate in (1, 2, 3)]
+        shared = {"factor": 1, "candidates": candidates}
+        return [{"label": label, "best": best, **shared} for label, best in (("a", 3), ("b", 1))]
+
+    def run(self, settings):
+        self.ran.append(settings)
+        return {"value": float(abs(settings["rate"] - settings["best"]) + settings["seed"]), "seconds": 1.0}
+
+
+def test_the_best_candidate_of_each_row_runs_with_the_seeds_that_judge(tmp_path, capsys):
+    tuned = Tuned()
+    rows = reproduce(tuned, "small", [0, 1], tmp_path)
+    trials, judged = tuned.ran[:6], tuned.ran[6:]
+    assert all(row["is_tuning"] and row["seed"] == TUNING_SEED and row["factor"] == 0 for row in trials)
+    assert [(row["label"], row["seed"], row["rate"]) for row in judged] == [
+        ("a", 0, 3),
+        ("b", 0, 1),
+        ("a", 1, 3),
+        ("b", 1, 1),
+    ]
+    assert not any("is_tuning" in row for row in judged)
+    assert [row["value"] for row in rows] == [0, 0, 1, 1]
+    assert "candidate [6/6] b, seed 1000: 1002.0000 size, 1.0 s\n" in capsys.readouterr().out
+    reproduce(tuned, "small", [0, 1, 2], tmp_path)
+    assert len(tuned.ran) == 12  # candidates are compared once
+    assert not (tmp_path / ".unfinished").exists()
+
+
+def test_overrides_hold_for_candidates_too(tmp_path):
+    tuned = Tuned()
+    reproduce(tuned, "small", [0], tmp_path, overrides={"factor": 7}, only=["a"])
+    assert {row["factor"] for row in tuned.ran} == {7}
+
+
+def test_differences_are_those_of_each_seed():
+    experiment = Halves()
+    experiment.reference = "a"
+    rows = [
+        {"label": label, "seed": seed, "value": seed + extra}
+        for label, extra in (("a", 0), ("b", 0.25))
+        for seed in (0, 1)
+    ]
+    table = markdown_table(experiment, rows)
+    assert "| a | 0.500 ± 0.500 | - | - |" in table and "| b | 0.750 ± 0.500 | - | +0.250 ± 0.000 |" in table
+
+
+def test_a_row_that_another_process_runs_is_left_to_it(halves, tmp_path, capsys):
+    row = {**halves.rows("small")[0], "seed": 0}
+    key = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=8).hexdigest()
+    with row_checkpoints(tmp_path / ".unfinished" / "halves_small" / key, "first"):
+        rows = reproduce(halves, "small", [0], tmp_path)
+    assert [row["label"] for row in rows] == ["second"]
+    assert "first, seed 0: another process has it" in capsys.readouterr().out
+
+
+def test_the_overview_has_recorded_and_estimated_times(halves, tmp_path):
+    class More(Halves):
+        seeds = (0, 1, 2)
+
+    reproduce(halves, "small", [0], tmp_path)
+    for path in tmp_path.glob("*.json"):
+        path.write_text(re.sub(r'"core_seconds": [0-9.]+', '"core_seconds": 150.0', path.read_text()))
+    text = overview({"halves": More(), "never": Tuned()}, "small", tmp_path)
+    assert "| halves | 6 | 2 | 5 min | 10 min |" in text
+    assert "| never | 2 | 0 | 0 s | ? |" in text and "Never run, so without an estimate: never." in text
+    assert "| together | | | 5 min | 10 min |" in text
+
+
+def test_all_experiments_run_and_failures_are_named_at_the_end(tmp_path, monkeypatch, capsys):
+    class Failing(Halves):
+        name = "failing"
+
+        def run(self, settings):
+            raise FileNotFoundError("`data` is 'nowhere'")
+
+    made = {"failing": Failing(), "halves": Halves()}
+    monkeypatch.setattr("hf_recurrent.reproduce.EXPERIMENTS", dict.fromkeys(made, ("module", "description")))
+    monkeypatch.setattr("hf_recurrent.reproduce.load_experiment", made.get)
+    with pytest.raises(SystemExit):
+        main(["--all", "--output_dir", str(tmp_path), "--override", "factor=2"])
+    captured = capsys.readouterr()
+    assert "`data` is 'nowhere'" in captured.err and "not finished: failing" in captured.err.splitlines()[-1]
+    assert [row["factor"] for row in made["halves"].ran] == [2, 2]
 
 
 @pytest.mark.parametrize("size", ["small", "paper"])

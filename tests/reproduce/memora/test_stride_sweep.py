@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import Corpus, config_from_preset, evaluate_bits_per_byte
-from hf_recurrent.reproduce.memora.stride_sweep import STATE_CARRIED, STATE_ZERO, StrideSweep, measure
+from hf_recurrent.reproduce.memora.stride_sweep import NAMES, STATE_CARRIED, STATE_ZERO, StrideSweep, measure
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,7 @@ def test_iid_is_measured_with_the_state_carried_and_zero_at_each_block(preset, w
     assert set(measure(model, corpus, "multi_stream", 4)) == {STATE_CARRIED}
 
 
-def test_mamba2_trains_in_both_regimes():
+def test_every_family_trains_in_both_regimes():
     labels = {row["label"] for row in StrideSweep().rows("small")}
-    assert {"Mamba2, streams", "Mamba2, IID", "Llama, IID"} <= labels and "Llama, streams" not in labels
+    families = {f"{family}, {regime}" for family in NAMES.values() for regime in ("streams", "IID")}
+    assert labels == families | {f"Memora, streams, {share} of the bytes" for share in ("half", "a quarter")}

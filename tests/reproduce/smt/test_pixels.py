@@ -5,7 +5,8 @@ import pytest
 
 from hf_recurrent.reproduce import load_experiment
 from hf_recurrent.reproduce.smt.models import build_pair
-from hf_recurrent.reproduce.smt.pixels import DigitPixels, draw_samples
+from hf_recurrent.reproduce.smt.pixels import DigitPixels, draw_samples, from_patches, to_patches
+from hf_recurrent.reproduce.smt.sketches import line_drawing
 
 SHAPE = {
     "hidden_size": 8, "num_memory_tokens": 2, "num_attention_heads": 2, "num_hidden_layers": 1, "num_readout_layers": 1
@@ -34,3 +35,22 @@ def test_missing_digits_are_named(tmp_path):
     settings = {**experiment.rows("small")[0], "data": str(tmp_path / "nothing"), "seed": 0}
     with pytest.raises(FileNotFoundError, match=r"`data` is '.*nothing', but .*--override data=FOLDER"):
         experiment.run(settings)
+
+
+def test_patches_are_binary_numbers(write_digits):
+    task = DigitPixels(data=write_digits("t10k", 40, side=8), levels=2, patch=2)
+    assert (task.length, task.vocab_size) == (16, 17)
+    image = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]).reshape(1, -1)
+    tokens = to_patches(image, 2)
+    assert tokens.tolist() == [[0b1011, 0, 0, 0b0110]]
+    assert (from_patches(tokens, 2) == image).all()
+    inputs, targets = task.examples(np.arange(5))
+    assert (inputs[:, 0] == 16).all() and targets.max() < 16
+    with pytest.raises(ValueError, match="`patch` is 2 and `levels` 4; patches need 2 levels"):
+        DigitPixels(data=task.data, levels=4, patch=2)
+
+
+def test_the_line_drawing_is_closed_and_fits():
+    image = line_drawing(28).reshape(28, 28)
+    assert set(np.unique(image)) == {0, 1} and 60 < image.sum() < 200
+    assert image[:2].sum() == 0  # above the ears
