@@ -374,6 +374,8 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes")
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
+    if hasattr(signal, "alarm"):  # a report that was killed cannot end its part
+        signal.alarm(math.ceil(arguments.seconds) + 5)
     torch.manual_seed(0)
     if arguments.device.type == "cpu":
         torch.set_num_threads(1)
