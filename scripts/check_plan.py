@@ -32,6 +32,8 @@ CASES = (
     "--model memora-s2 --method rtrl --block_size 16 --stride 4 --per_device_train_batch_size 4",
     "--model memora-s0 --config_overrides recurrent_unit=gru state_size=128 --method snap1 --block_size 8 "
     "--per_device_train_batch_size 32",
+    "--method smt --model smt-rnn-tiny --context_length 128 --future_length 16 --eval_windows 0",
+    "--method dmt --model smt-rnn-tiny --context_length 32 --rollout_length 96 --eval_windows 0",
 )
 COMMON = "--recipe none --use_cpu true --report_to none --save_strategy no --max_steps 3 --sample_every 0 --threads 1"
 ALLOWED = 0.1

@@ -6,9 +6,10 @@
     python scripts/gpu_report.py --rehearse --minutes 2      # on a CPU, at tiny sizes, Triton in its interpreter
 
 Each part runs in a process of its own with a time limit, a share of what is left; what one part does not use, the next
-ones get. Every row is written when it is measured, and report.md and the plots are drawn again after every part, so
-that a run that is cut off keeps what it has. A part that fails, hangs or is killed is reported, and leaves the others
-alone. Nothing is installed: a package that is missing is a row that says so.
+ones get. Every row is written to rows/ when it is measured, and report.json, report.md and the plots are made again
+after every part and when Ctrl-C or SIGTERM ends the run, so that a run that is cut off keeps what it has. A part that
+fails, hangs or is killed is reported, and leaves the others alone. Nothing is installed: a package that is missing is
+a row that says so.
 """
 
 import argparse
@@ -129,22 +130,38 @@ def report(arguments: argparse.Namespace, command=part_command) -> list[dict]:
         seconds = max(left * shares[0] / sum(shares), min(left / 2, _LEAST_SECONDS))
         rows = folder / "rows" / f"{name}.jsonl"
         rows.unlink(missing_ok=True)
-        words = command(name, rows, arguments, seconds)
-        results.append(run_part(name, words, rows, seconds, arguments.rehearse))
-        last = results[-1]
-        print(f"{name:<12} {last['outcome']}, {last['seconds']:.0f} s, {len(last['rows'])} rows", flush=True)
-        (folder / "report.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        words, begin = command(name, rows, arguments, seconds), time.monotonic()
         try:
-            pages.write(folder, results, arguments.rehearse)
-        except Exception as error:  # a page that cannot be drawn must not end the measurements
-            print(f"report.md: {type(error).__name__}: {error}", file=sys.stderr)
+            results.append(run_part(name, words, rows, seconds, arguments.rehearse))
+        except (KeyboardInterrupt, SystemExit):
+            spent = round(time.monotonic() - begin, 1)
+            results.append({"part": name, "outcome": "cut off", "seconds": spent, "rows": read_rows(rows)})
+            raise
+        finally:
+            save(folder, results, arguments.rehearse)
     return results
+
+
+def save(folder: Path, results: list[dict], rehearse: bool) -> None:
+    """Print a line about the last part, and make report.json, the page and the plots of all parts so far."""
+    last = results[-1]
+    print(f"{last['part']:<12} {last['outcome']}, {last['seconds']:.0f} s, {len(last['rows'])} rows", flush=True)
+    (folder / "report.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    try:
+        pages.write(folder, results, rehearse)
+    except Exception as error:  # a page that cannot be drawn must not end the measurements
+        print(f"report.md: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def main() -> None:
     arguments = parse_arguments()
-    report(arguments)
-    print(f"report: {arguments.output / 'report.md'}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        report(arguments)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        print(f"report: {arguments.output / 'report.md'}")
 
 
 if __name__ == "__main__":

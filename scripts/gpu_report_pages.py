@@ -19,9 +19,10 @@ NOTES = {
     "scan": "The bound is the time of the passes over memory, three forward and eight with backward, at the bandwidth "
     "of a large copy in the same process.",
     "training": "Forward, backward and AdamW. The limit is six operations per parameter and byte at the rate of a "
-    "large matrix product in the same process.",
+    "large matrix product in the same process; the plot shows the highest of each group.",
     "profile": "Operations by time on the device, as a share of all of it.",
-    "generation": "Bytes per second of all streams; the limit is one pass over the weights, or their products.",
+    "generation": "Bytes per second of all streams; the limit is one pass over the weights, or their products; "
+    "the plot shows the highest of each group.",
     "rtrl": "A step with sensitivities against one of BPTT; the bound is reading and writing all sensitivities once.",
     "smt": "One timestep of each sequence against plain modules with the same products.",
     "memory": "What `hf-recurrent plan` counts against the largest memory that torch allocated in a step.",
@@ -46,7 +47,7 @@ def write(folder: Path, results: list[dict], rehearse: bool) -> None:
         if result["outcome"] != "done":
             lines.append(f"*{result['outcome'].capitalize()}{_reason(result)}*")
         if result["rows"]:
-            lines.append(table(result["rows"]))
+            lines.append(table(in_groups(name, result["rows"])))
         if draw(folder / f"{name}.png", name, result["rows"]):
             lines.append(f"![{name}]({name}.png)")
         sections.append("\n\n".join(lines))
@@ -78,6 +79,14 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "/").replace("\n", " ")
+
+
+def in_groups(name: str, rows: list[dict]) -> list[dict]:
+    """The rows of a part with those of one group of its plot together: they are measured in another order."""
+    columns = PLOTS[name][0] if name in PLOTS else ()
+    keys = [tuple(row.get(column) for column in columns) for row in rows]
+    order = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return [row for _, row in sorted(zip(keys, rows, strict=True), key=lambda pair: order[pair[0]])]
 
 
 def draw(path: Path, name: str, rows: list[dict]) -> bool:

@@ -7,7 +7,9 @@ import argparse
 import importlib.util
 import itertools
 import json
+import math
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -124,11 +126,12 @@ def scan(device: torch.device, sizes: Sizes, end: float) -> Iterator[Row]:
     """Forward alone, and forward and backward, of all backends and peers."""
     from benchmark_scan import PASSES, PEERS, ready_scan
 
-    names = ["triton", "hgrn-recurrent", "hgrn-chunk", "accelerated-scan", "torch", "associative-scan"]
-    names = [*names, "cpu", "torch-loop"] if sizes.rehearse else names
+    names = ["triton", "hgrn-recurrent", "hgrn-chunk", "accelerated-scan", "torch"]
+    names = [*names, *["cpu", "torch-loop"] * sizes.rehearse, "associative-scan"]
     needs = {"hgrn-recurrent": "fla", "hgrn-chunk": "fla", "accelerated-scan": "accelerated_scan", "triton": "triton"}
     copied, ready = copy_bandwidth(device, sizes), {}
-    for shape, precision, name in itertools.product(sizes.shapes, sizes.precisions, names):
+    # The last one is compiled for minutes: what is cut off is then a peer, not half of the shapes of all.
+    for name, shape, precision in itertools.product(names, sizes.shapes, sizes.precisions):
         known = {"shape": "x".join(map(str, shape)), "dtype": precision, "backend": name}
         peer = PEERS.get(name)
         if module := missing(needs.get(name, "torch")):
@@ -183,8 +186,9 @@ def training(device: torch.device, sizes: Sizes, end: float) -> Iterator[Row]:
     from benchmark_training import TrainedModel
 
     rates = {}
-    for row, precision, compiled, family in itertools.product(
-        sizes.rows, sizes.precisions[::-1], (False, True), FAMILIES
+    # All sizes before any is compiled, which takes minutes.
+    for compiled, row, precision, family in itertools.product(
+        (False, True), sizes.rows, sizes.precisions[::-1], FAMILIES
     ):
         way = "compiled" if compiled else "eager"
         if family == "mamba2" and missing("mamba_ssm"):
@@ -323,8 +327,9 @@ def memory(device: torch.device, sizes: Sizes, end: float) -> Iterator[Row]:
     from transformers import AutoModelForCausalLM
 
     from hf_recurrent import MultiStreamTrainingArguments, config_from_preset
+    from hf_recurrent.planning.setting import Setting
     from hf_recurrent.planning.throughput import bytes_per_second
-    from hf_recurrent.planning.training_memory import Setting, training_memory
+    from hf_recurrent.planning.training_memory import training_memory
 
     streams, size = sizes.streams, sizes.block_size
     cases = [("bptt", False, streams, size), ("bptt", True, streams, size), ("rtrl", False, streams, 1)]
@@ -369,6 +374,8 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes")
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
+    if hasattr(signal, "alarm"):  # a report that was killed cannot end its part
+        signal.alarm(math.ceil(arguments.seconds) + 5)
     torch.manual_seed(0)
     if arguments.device.type == "cpu":
         torch.set_num_threads(1)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from hf_recurrent.trainers.memory_trainer import MemoryTrainer
 from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
@@ -36,20 +35,12 @@ class DmtTrainer(MemoryTrainer):
     predictive_loss = "readout_loss"
 
     def _build_objective(self, args: DmtTrainingArguments) -> DmtObjective:
-        return DmtObjective(
-            self.student, self.teacher, context_length=self._context_length, gradient_steps=args.gradient_steps
-        )
+        return DmtObjective.from_arguments(self.student, self.teacher, args)
 
     def _read_settings(self) -> dict[str, Any]:
         objective = self.accelerator.unwrap_model(self.model)
         rollout = self.args.block_size - self.train_dataset.first_anchor(self._context_length)
         return super()._read_settings() | {"rollout_length": rollout, "gradient_steps": objective.gradient_steps}
-
-    def _frozen(self) -> list[nn.Module]:
-        return [self.teacher]
-
-    def _last_anchor(self, first: int) -> int:
-        return self.args.block_size - 1
 
     def model_inputs(self, inputs):
         return super().model_inputs(inputs) | {"start": self.train_dataset.first_anchor(self._context_length)}

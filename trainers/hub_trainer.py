@@ -8,11 +8,21 @@ from huggingface_hub import HfApi
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
+from hf_recurrent.trainers.agreement import same_error
 from hf_recurrent.trainers.recording_trainer import RecordingTrainer
 
 
 class HubTrainer(RecordingTrainer):
     """A `Trainer` that writes this package's model card and uploads models without pickled files."""
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """The method of `Trainer`; if the Hub refuses the first process, all raise its sentence as a ValueError."""
+        with same_error():
+            super().init_hf_repo(token, private)
+        # Sharded models are saved for the Hub by all processes, so all of them know what it knows.
+        self.push_in_progress = None
+        if self.args.world_size > 1:
+            self.hub_model_id = broadcast_object_list([self.hub_model_id])[0]
 
     def create_model_card(
         self,
@@ -65,10 +75,18 @@ class HubTrainer(RecordingTrainer):
         """Record a text of the trained model in `provenance`, for the card."""
 
     def push_to_hub(self, *arguments: Any, **options: Any) -> Any:
-        """The method of `Trainer`, for all processes: those that hold a part of the model take part in saving it."""
-        result = super().push_to_hub(*arguments, **options)
-        if not self.is_world_process_zero():
-            self.create_model_card()  # as the first process has done inside
+        """The method of `Trainer`, for all processes: those that hold a part of the model take part in saving it.
+
+        Raises:
+            OSError: in all processes, if the Hub refuses the first.
+        """
+        try:
+            with same_error():
+                result = super().push_to_hub(*arguments, **options)
+                if not self.is_world_process_zero():
+                    self.create_model_card()  # as the first process has done inside
+        except ValueError as error:
+            raise error if self.is_world_process_zero() else OSError(str(error)) from error
         return result
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:

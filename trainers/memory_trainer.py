@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from hf_recurrent.data.episode_source import EpisodeSource
@@ -69,17 +68,9 @@ class MemoryTrainer(BlockTrainer):
         """Build the module whose forward pass returns the losses."""
         raise NotImplementedError
 
-    def _frozen(self) -> list[nn.Module]:
-        """Modules that are not trained."""
-        raise NotImplementedError
-
-    def _last_anchor(self, first: int) -> int:
-        """Last usable position of a block, given the first."""
-        raise NotImplementedError
-
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
         """Train, optionally from a checkpoint; see [`RecurrentTrainer.train`]."""
-        with frozen(*self._frozen()):
+        with frozen(*self.accelerator.unwrap_model(self.model).frozen_modules):
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def model_inputs(self, inputs):
@@ -87,8 +78,7 @@ class MemoryTrainer(BlockTrainer):
         batch = super().model_inputs(inputs)
         streams, positions = (inputs[name].cpu().numpy() for name in ("stream_indices", "stream_positions"))
         first = self.train_dataset.first_anchor(self._context_length)
-        last = self._last_anchor(first)
-        num_anchors = min(self.args.timesteps or last - first + 1, last - first + 1)
+        last, num_anchors = self.args.last_anchor(first), self.args.num_anchors(first)
         anchors = choose_anchors(streams, positions, self.data_seed, first, last, num_anchors)
         reset_mask = batch["reset_mask"]
         batch["anchors"] = torch.from_numpy(anchors).to(reset_mask.device)

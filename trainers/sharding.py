@@ -5,7 +5,7 @@ asks how a run is distributed. Checkpoints, streams and losses are the same for 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from transformers import PreTrainedModel
 
+from hf_recurrent.trainers.freed_memory import return_freed_memory
 from hf_recurrent.trainers.meta_initialization import initialize_parts
 
 _REQUEST = "ACCELERATE_USE_FSDP"
@@ -37,41 +38,44 @@ class ShardingSettings:
     activation_checkpointing: bool = False
 
 
-def requested_sharding() -> ShardingSettings | None:
+def requested_sharding(environment: Mapping[str, str] = os.environ) -> ShardingSettings | None:
     """The settings that the launcher asks for; None for a copy of the model in every process.
+
+    Args:
+        environment: variables as `accelerate launch` sets them.
 
     Raises:
         ValueError: the launcher asks for something else than DDP or FSDP2.
     """
-    if _is_set("ACCELERATE_USE_DEEPSPEED"):
+
+    def is_set(name: str) -> bool:
+        return environment.get(name, "false").lower() in ("1", "true", "yes")
+
+    if is_set("ACCELERATE_USE_DEEPSPEED"):
         raise ValueError(
             "`distributed_type` of accelerate is DEEPSPEED; it must be MULTI_GPU (DDP) or FSDP with `fsdp_version` 2, "
             "because DeepSpeed's optimizer states cannot be saved without pickle."
         )
-    if not _is_set(_REQUEST):
+    if not is_set(_REQUEST):
         return None
-    version = os.environ.get("FSDP_VERSION", "1")
+    version = environment.get("FSDP_VERSION", "1")
     if version != "2":
         raise ValueError(f"`fsdp_version` of accelerate is {version}; it must be 2.")
-    if _is_set("FSDP_CPU_RAM_EFFICIENT_LOADING"):
+    if is_set("FSDP_CPU_RAM_EFFICIENT_LOADING"):
         raise ValueError(
             "`fsdp_cpu_ram_efficient_loading` of accelerate is true; it must be false: every process reads its own "
             "part of the weights."
         )
     return ShardingSettings(
-        offload=_is_set("FSDP_OFFLOAD_PARAMS"),
-        reshard_after_forward=os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true",
-        activation_checkpointing=_is_set("FSDP_ACTIVATION_CHECKPOINTING"),
+        offload=is_set("FSDP_OFFLOAD_PARAMS"),
+        reshard_after_forward=environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true",
+        activation_checkpointing=is_set("FSDP_ACTIVATION_CHECKPOINTING"),
     )
 
 
 def is_sharding_requested() -> bool:
     """True if the trainers of this run will shard their models."""
     return requested_sharding() is not None and dist.is_initialized()
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "false").lower() in ("1", "true", "yes")
 
 
 @contextmanager
@@ -151,6 +155,8 @@ class FullSharding(Replication):
         if isinstance(model, FSDPModule):
             self._root = model
             return
+        if self.device.type == "cpu" or self.settings.offload:
+            return_freed_memory()
         policy = CPUOffloadPolicy() if self.settings.offload and self.device.type != "cpu" else OffloadPolicy()
         options: dict[str, Any] = {
             "mesh": init_device_mesh(self.device.type, (dist.get_world_size(),)),

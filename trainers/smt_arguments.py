@@ -51,6 +51,15 @@ class MemoryTrainingArguments(MultiStreamTrainingArguments):
         """Minimum T of the blocks of a corpus."""
         return sum(getattr(self, name) for name in self.block_parts)
 
+    def last_anchor(self, first: int) -> int:
+        """The last position of a block that may have a loss, if the first is `first`."""
+        return self.block_size - 1
+
+    def num_anchors(self, first: int) -> int:
+        """Number of positions of a block that have a loss."""
+        possible = self.last_anchor(first) - first + 1
+        return min(self.timesteps or possible, possible)
+
     def __post_init__(self):
         self._check_minimum(1, "context_length")
         self._check_minimum(0, "timesteps", "eval_windows")
@@ -94,6 +103,10 @@ class SmtTrainingArguments(MemoryTrainingArguments):
     )
 
     block_parts: ClassVar[tuple[str, ...]] = ("context_length", "future_length")
+
+    def last_anchor(self, first: int) -> int:
+        # In a block that is a whole episode, every position has its whole future.
+        return self.block_size - (self.future_length if first else 1)
 
     def __post_init__(self):
         self._check_minimum(1, "future_length")

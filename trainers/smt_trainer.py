@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from torch import nn
 from transformers.utils import logging
 
 from hf_recurrent.trainers.memory_trainer import MemoryTrainer
@@ -45,17 +44,7 @@ class SmtTrainer(MemoryTrainer):
                 "`backbone` is 'gru'; memories collapse when a GRU is trained by SMT (SMT, section 3.3). Watch "
                 "`uniformity` (near 0: collapsed), or use the Transformer or MLP backbone."
             )
-        return SmtObjective(
-            self.student,
-            self.teacher,
-            context_length=self._context_length,
-            future_length=min(args.future_length, args.block_size),
-            decoder_weight=args.decoder_weight,
-            dynamics_weight=args.dynamics_weight,
-            uniformity_weight=args.uniformity_weight,
-            detached=args.detached,
-            uniformity_over=args.uniformity_over,
-        )
+        return SmtObjective.from_arguments(self.student, self.teacher, args)
 
     def _finish_model(self) -> None:
         self.sync_readout()
@@ -80,10 +69,3 @@ class SmtTrainer(MemoryTrainer):
     def sync_trained_model(self) -> None:
         if self.is_in_train:  # after training, the readout may be DMT's
             self.sync_readout()
-
-    def _frozen(self) -> list[nn.Module]:
-        return [self.student.model.decoder, self.student.lm_head]
-
-    def _last_anchor(self, first: int) -> int:
-        # In a block that is a whole episode, every position has its whole future.
-        return self.args.block_size - (self.args.future_length if first else 1)

@@ -54,7 +54,7 @@ def token_vocabulary(corpus: Sequence[str]) -> int | None:
     """
     from hf_recurrent.data.pixel_readers import pixel_format
 
-    tokens = _episode_source(corpus) or pixel_format(corpus)
+    tokens = episode_source(corpus) or pixel_format(corpus)
     return None if tokens is None else tokens.vocab_size
 
 
@@ -69,9 +69,9 @@ def load_training_sources(
     Raises:
         FileNotFoundError, ValueError, ImportError: the data cannot be read.
     """
-    task = _episode_source(arguments.corpus)
+    task = episode_source(arguments.corpus)
     if task is not None:
-        held_out = _episode_source(validation_corpus or arguments.corpus)
+        held_out = episode_source(validation_corpus or arguments.corpus)
         if held_out is None:
             raise ValueError(f"`--validation_corpus` is {validation_corpus}; if `--corpus` is a task, it must be one.")
         # The number of validation examples is part of a task's fingerprint, which checkpoints compare.
@@ -85,7 +85,7 @@ def load_training_sources(
 
 def load_evaluation_source(arguments: DataArguments, tokenizer: Any, split: str) -> "EpisodeSource":
     """Data to evaluate: the split "validation", "train" or "all"; of a task, always its validation examples."""
-    source = _episode_source(arguments.corpus)
+    source = episode_source(arguments.corpus)
     if source is None and split == "all":
         source = _documents(arguments, arguments.corpus, tokenizer)
     elif source is None:
@@ -93,7 +93,7 @@ def load_evaluation_source(arguments: DataArguments, tokenizer: Any, split: str)
     return _limited(source, arguments)
 
 
-def _episode_source(corpus: Sequence[str]) -> "EpisodeSource | None":
+def episode_source(corpus: Sequence[str]) -> "EpisodeSource | None":
     """A task, or a source that a user has registered and that is no corpus; None for documents."""
     from hf_recurrent.data.sources import own_episode_source
 

@@ -61,20 +61,27 @@ def one_line(message: str) -> str:
 def run_command(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
-    action: Callable[[argparse.Namespace], _Result],
+    action: Callable[..., _Result],
+    *,
+    passes_on: bool = False,
 ) -> _Result:
-    """The result of `action` on the parsed arguments; on bad input, exit with one sentence and status 2."""
+    """The result of `action` on the parsed arguments; on bad input, exit with one sentence and status 2.
+
+    Args:
+        passes_on: call `action` with the parsed arguments and the list of words that the parser does not know,
+            instead of refusing them.
+    """
     print_any_text()
     words = sys.argv[1:] if argv is None else argv
     try:
-        if not {"-h", "--help"}.intersection(words):
+        if not passes_on and not {"-h", "--help"}.intersection(words):
             check_recognized(parser, words)
         arguments, remaining = parser.parse_known_args(words)
-        if remaining:
+        if remaining and not passes_on:
             raise unrecognized(remaining[0], parser._option_string_actions)
         check_numbers(vars(arguments), "--")
         import_user_code(arguments.user_code)
-        return action(arguments)
+        return action(arguments, remaining) if passes_on else action(arguments)
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
         raise SystemExit(1) from None

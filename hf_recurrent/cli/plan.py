@@ -8,31 +8,31 @@ import re
 from collections.abc import Sequence
 
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
-from hf_recurrent.cli.user_code import import_user_code
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SHARDINGS = ("ddp", "fsdp2")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command; all others are those of `pretrain`."""
     parser = CommandParser(
         prog="hf-recurrent plan",
-        usage="hf-recurrent plan [--processes N] [--memory SIZE] [--measure STEPS] [...]",
+        usage="hf-recurrent plan [--config_file FILE] [--processes N] [--memory SIZE] [--measure STEPS] [...]",
         description="Count the memory of a training run before it starts. All other arguments are\nthose of pretrain.",
         epilog="examples:\n"
-        "  hf-recurrent plan --model memora-s8 --processes 8 --bf16 true --memory 80GB\n"
+        "  hf-recurrent plan --model memora-s8 --config_file fsdp2-bfloat16.yaml \\\n"
+        "    --processes 8 --memory 80GB\n"
         "  hf-recurrent plan --model memora-s4 --method rtrl --block_size 1 --memory 24GB\n"
         "  hf-recurrent plan --recipe memora-s0 --train_bytes 1e9 --measure 3",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--processes", type=int, default=1, help="number of processes, one per GPU (default 1)")
     parser.add_argument(
-        "--sharding", choices=_SHARDINGS, default="ddp", help="of several processes: ddp, every one has the whole "
-        "model; fsdp2, a share of it (default ddp)"
+        "--config_file", metavar="FILE", help="of accelerate launch, or ddp.yaml, fsdp2.yaml, ... of "
+        "hf_recurrent/recipes/accelerate; by default every process has a copy of the model"
     )  # fmt: skip
-    parser.add_argument("--offload", action="store_true", help="fsdp2: keep the shares in the memory of the host")
+    parser.add_argument(
+        "--processes", type=int, help="number of processes, one per GPU; by default that of --config_file, else 1"
+    )
     parser.add_argument("--memory", type=parse_size, metavar="SIZE", help="of one process; says whether the run fits")
     parser.add_argument("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")
     parser.add_argument("--json", action="store_true", help="print numbers as JSON")
@@ -50,20 +50,15 @@ def parse_size(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with `argv`, by default the arguments of the process; status 1 if the run does not fit."""
-    parser = build_parser()
-    arguments, rest = parser.parse_known_args(argv)
-    if not run_command(CommandParser(prog=parser.prog), [], lambda _: _check_and_plan(arguments, rest)):
+    if not run_command(build_parser(), argv, _check_and_plan, passes_on=True):
         raise SystemExit(1)
 
 
 def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     """Print the plan of a run; False if it does not fit into `--memory`."""
-    import_user_code(arguments.user_code)
-    check_at_least(1, arguments, "processes")
-    if arguments.measure is not None:
-        check_at_least(1, arguments, "measure")
-    if arguments.offload and arguments.sharding != "fsdp2":
-        raise ValueError("`--offload` is set; `--sharding` must be fsdp2.")
+    for name in ("processes", "measure"):
+        if getattr(arguments, name) is not None:
+            check_at_least(1, arguments, name)
 
     # After the checks, because importing torch takes seconds.
     from transformers.utils import logging
@@ -78,7 +73,6 @@ def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool
 
 def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     from hf_recurrent.cli.data_arguments import token_vocabulary
-    from hf_recurrent.cli.pretrain import build_model
     from hf_recurrent.cli.pretrain_arguments import parse_arguments
     from hf_recurrent.planning.advice import changes
     from hf_recurrent.planning.training_memory import distributed, undistributed
@@ -88,26 +82,31 @@ def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     vocab_size = token_vocabulary(run.data.corpus)
     counted = {}
 
-    def count(changed):
-        key = dataclasses.replace(changed, processes=1, sharding="ddp", offload=False)
+    def single(changed):
+        key = dataclasses.replace(changed, processes=1, sharding=None)
         if key not in counted:
-            counted[key] = undistributed(lambda: build_model(run.model, vocab_size)[0], run.training, key)
-        return distributed(counted[key], changed)
+            counted[key] = undistributed(lambda: _build(run, vocab_size), run.training, key)
+        return counted[key]
+
+    def count(changed):
+        return distributed(single(changed), changed)
 
     memory = count(setting)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(memory) | {"total": memory.total}))
     else:
         print(describe(run.model.model, setting, memory, run.training.optim))
+    if run.teacher is not None and run.teacher.dmt_steps and not arguments.json:
+        print("The DMT steps after it are not counted; --method dmt plans them.")
     if arguments.measure is not None:
-        print(_describe_time(build_model(run.model, vocab_size)[0], run, setting, arguments.measure))
+        print(_describe_time(_build(run, vocab_size), run, setting, arguments.measure))
     if arguments.memory is None:
         return True
     if memory.total <= arguments.memory:
         print(f"It fits: {size(memory.total)} of {size(arguments.memory)}.")
         return True
     print(f"It does not fit: {size(memory.total)} of {size(arguments.memory)}. Changes:")
-    found = list(changes(setting, count, can_checkpoint=can_checkpoint(run)))
+    found = list(changes(setting, count, can_checkpoint=single(setting).can_checkpoint))
     for change in found:
         words = "fits" if change.memory.total <= arguments.memory else "does not fit"
         print(f"  {size(change.memory.total):>10}  {words:<12}  {change.flags}")
@@ -116,51 +115,72 @@ def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     return False
 
 
+def _build(run, vocab_size: int | None):
+    """The model of a run; of SMT and DMT, RNN and teacher, a new one unless the RNN is a saved model."""
+    from hf_recurrent.cli.memory_phases import build_teacher
+    from hf_recurrent.cli.pretrain import build_model
+    from hf_recurrent.presets import preset_names
+    from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
+    from hf_recurrent.trainers.smt.smt_objective import SmtObjective
+    from hf_recurrent.trainers.smt_arguments import SmtTrainingArguments
+
+    model = build_model(run.model, vocab_size)[0]
+    if run.teacher is None:
+        return model
+    is_smt = isinstance(run.training, SmtTrainingArguments)
+    teacher = build_teacher(run.teacher, model, run.model.model, is_smt or run.model.model in preset_names())
+    return (SmtObjective if is_smt else DmtObjective).from_arguments(model, teacher, run.training)
+
+
 def setting_of(run, arguments: argparse.Namespace):
-    """The setting of the memory of a run.
+    """The setting that the memory of a run depends on.
 
     Raises:
-        ValueError: SMT and DMT, whose memory depends on the data.
+        FileNotFoundError, ValueError: see [`read_launch_configuration`].
     """
+    from hf_recurrent.cli.data_arguments import episode_source
     from hf_recurrent.cli.pretrain_texts import DMT, SMT
-    from hf_recurrent.planning.training_memory import Setting
-    from hf_recurrent.trainers.smt_arguments import MemoryTrainingArguments
+    from hf_recurrent.planning.launch_configuration import LaunchConfiguration, read_launch_configuration
+    from hf_recurrent.planning.setting import BPTT, Setting
+    from hf_recurrent.trainers.smt_arguments import MemoryTrainingArguments, SmtTrainingArguments
 
-    training = run.training
+    name, training = arguments.config_file, run.training
+    launch = LaunchConfiguration() if name is None else read_launch_configuration(name)
+    method, anchors, first_anchor = getattr(training, "method", BPTT), 0, 0
     if isinstance(training, MemoryTrainingArguments):
-        raise ValueError(f"`--method` is {SMT} or {DMT}; plan counts bptt and the learning rules.")
-    method = getattr(training, "method", "bptt")
+        method = SMT if isinstance(training, SmtTrainingArguments) else DMT
+        source = episode_source(run.data.corpus)
+        if training.chooses_block_size and source is not None and source.episode_length is not None:
+            training.block_size = source.episode_length
+        context_length = min(training.context_length, training.block_size)
+        first_anchor = context_length if source is None else source.first_anchor(context_length)
+        anchors = training.num_anchors(first_anchor)
     return Setting(
         method=method,
         streams=training.per_device_train_batch_size,
         block_size=training.block_size,
         stride=getattr(training, "stride", None) or training.block_size,
         accumulation=training.gradient_accumulation_steps,
-        bfloat16=training.bf16,
-        checkpointing=training.gradient_checkpointing,
-        carries_state=training.regime == "multi_stream" and not run.model.model.startswith("llama-"),
-        processes=arguments.processes,
-        sharding=arguments.sharding,
-        offload=arguments.offload,
+        anchors=anchors,
+        first_anchor=first_anchor,
+        bfloat16=training.bf16 or launch.bfloat16,
+        checkpointing=training.gradient_checkpointing
+        or (launch.sharding is not None and launch.sharding.activation_checkpointing),
+        carries_state=training.regime == "multi_stream",
+        processes=launch.processes if arguments.processes is None else arguments.processes,
+        sharding=launch.sharding,
     )
-
-
-def can_checkpoint(run) -> bool:
-    """True where gradient checkpointing is supported: BPTT of our models, and of stock models without a state."""
-    stock = run.model.model.startswith("mamba2-")
-    return getattr(run.training, "method", "bptt") == "bptt" and not (stock and run.training.regime != "iid")
 
 
 def describe(name: str, setting, memory, optimizer) -> str:
     """The table of a plan."""
     precision = "bfloat16 autocast" if setting.bfloat16 else "float32"
-    step = setting.processes * setting.accumulation * setting.streams * setting.block_size
     head = f"{name}, {memory.num_parameters:,} parameters, {setting.method}, {precision}\n"
     head += (
         f"{setting.processes} x {setting.accumulation} x {setting.streams} streams (processes, accumulation, batch)"
     )
-    head += f" of {setting.block_size} bytes: {step:,} bytes per step"
-    communication = "buckets of DDP" if setting.sharding == "ddp" else "gathered layers"
+    head += f" of {setting.block_size} bytes: {setting.step_bytes:,} bytes per step"
+    communication = "buckets of DDP" if setting.sharding is None else "gathered weights"
     rows = {
         "parameters": memory.parameters,
         "gradients at the peak": memory.gradients,
@@ -183,8 +203,7 @@ def _describe_time(model, run, setting, steps: int) -> str:
 
     rate = bytes_per_second(model, run.training, setting, steps) * setting.processes
     words = f"measured here: {rate / setting.processes:,.0f} bytes per second of a process"
-    step = setting.processes * setting.accumulation * setting.streams * setting.block_size
-    total = run.training.max_steps * step if run.training.max_steps > 0 else run.training.train_bytes
+    total = run.training.max_steps * setting.step_bytes if run.training.max_steps > 0 else run.training.train_bytes
     if not total:
         return f"{words}; with --train_bytes or --max_steps, plan estimates the time"
     together = f" with {setting.processes} processes, if they lose nothing" if setting.processes > 1 else ""

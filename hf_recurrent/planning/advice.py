@@ -3,7 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from hf_recurrent.planning.training_memory import REPLICATED, SHARDED, Setting, TrainingMemory
+from hf_recurrent.learning_rules.rules import RULES
+from hf_recurrent.planning.setting import BPTT, Setting
+from hf_recurrent.planning.training_memory import TrainingMemory
+from hf_recurrent.trainers.sharding import ShardingSettings
+
+_WITHOUT_STATE = ("truncated", "spatial")  # rules that carry no sensitivities
 
 
 @dataclass(frozen=True)
@@ -43,21 +48,30 @@ def _candidates(setting: Setting, can_checkpoint: bool) -> Iterator[tuple[str, S
             streams, accumulation = setting.streams // divisor, setting.accumulation * divisor
             flags = f"--per_device_train_batch_size {streams} --gradient_accumulation_steps {accumulation}"
             yield flags, replace(setting, streams=streams, accumulation=accumulation)
-    if setting.stride >= 8 and setting.method == "bptt":
+    if setting.method == BPTT and setting.stride >= 8:
         half = setting.block_size // 2
         yield f"--block_size {half}", replace(setting, block_size=half, stride=half)
-    elif setting.stride >= 2:
+    elif setting.method in RULES and setting.stride >= 2:
         stride = setting.stride // 2
         if setting.block_size % stride == 0:
             yield f"--stride {stride}", replace(setting, stride=stride)
-    if setting.method not in ("bptt", "truncated", "spatial"):
+    if setting.method in RULES and setting.method not in _WITHOUT_STATE:
         yield "--method truncated", replace(setting, method="truncated")
-    if setting.processes > 1 and setting.sharding == REPLICATED and setting.method == "bptt":
-        yield "--sharding fsdp2", replace(setting, sharding=SHARDED)
-    if setting.sharding == SHARDED and not setting.offload:
-        yield "--offload", replace(setting, offload=True)
-    if setting.sharding == SHARDED or setting.processes == 1:
+    if setting.processes > 1 and setting.sharding is None:
+        yield _launched("fsdp2.yaml", setting), replace(setting, sharding=ShardingSettings())
+    if setting.sharding is not None and not setting.sharding.offload:
+        offloaded = replace(setting.sharding, offload=True)
+        yield _launched("fsdp2-offload.yaml", setting), replace(setting, sharding=offloaded)
+    if setting.sharding is not None or setting.processes == 1:
         more = max(8, 2 * setting.processes)
-        flags = f"--processes {more}" + (" --sharding fsdp2" if setting.sharding == REPLICATED else "")
-        if setting.method == "bptt":
-            yield flags, replace(setting, processes=more, sharding=SHARDED)
+        flags, sharding = f"--processes {more}", setting.sharding
+        if sharding is None:
+            flags, sharding = f"{_launched('fsdp2.yaml', setting)} {flags}", ShardingSettings()
+        yield flags, replace(setting, processes=more, sharding=sharding)
+
+
+def _launched(file: str, setting: Setting) -> str:
+    """The flags of another launch configuration, with what the present one may have set."""
+    flags = f"--config_file {file}"
+    flags += " --bf16 true" if setting.bfloat16 else ""
+    return flags + (" --gradient_checkpointing true" if setting.checkpointing else "")

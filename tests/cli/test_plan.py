@@ -28,7 +28,7 @@ def test_a_plan_that_does_not_fit_names_changes(capsys):
     layers = "--config_overrides hidden_size=32 state_size=16 num_hidden_layers=3"
     status, out = run(capsys, f"--memory 150kB --processes 8 --block_size 64 --per_device_train_batch_size 2 {layers}")
     assert status == 1 and "It does not fit:" in out.out
-    assert "--gradient_checkpointing true" in out.out and "--sharding fsdp2" in out.out
+    assert "--gradient_checkpointing true" in out.out and "--config_file fsdp2.yaml" in out.out
 
 
 def test_numbers_as_json(capsys):
@@ -38,13 +38,43 @@ def test_numbers_as_json(capsys):
     assert status == 0 and numbers["total"] == sum(numbers[part] for part in parts) and numbers["sensitivities"] > 0
 
 
+def test_a_launch_configuration_says_how_processes_share(capsys, tmp_path):
+    def planned(words):
+        return json.loads(run(capsys, f"--json --block_size 8 {words}")[1].out)
+
+    alone = planned("")
+    sharded, offloaded = planned("--config_file fsdp2.yaml"), planned("--config_file fsdp2-offload.yaml --processes 4")
+    assert sharded["optimizer"] == -(-alone["optimizer"] // 2) and sharded["host"] == 0
+    assert offloaded["optimizer"] == 0 and offloaded["host"] > 3 * alone["parameters"] / 4
+    (tmp_path / "own.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 1}\n")
+    with pytest.raises(SystemExit):
+        main(["plan", *TINY.split(), "--config_file", str(tmp_path / "own.yaml")])
+    assert "`fsdp_version` of accelerate is 1; it must be 2." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "method, flags",
+    [("smt", "--future_length 4"), pytest.param("dmt", "--rollout_length 12", marks=pytest.mark.long)],
+)
+def test_training_on_memories(capsys, method, flags):
+    shape = "--teacher_overrides num_encoder_layers=1 num_decoder_layers=1 --context_length 8 --bf16 false"
+    words = f"--recipe none --use_cpu --report_to none --model smt-rnn-tiny --method {method} --json {shape} {flags}"
+    numbers = []
+    for batch in (2, 4):
+        main(["plan", *words.split(), "--per_device_train_batch_size", str(batch)])
+        numbers.append(json.loads(capsys.readouterr().out))
+    assert numbers[0]["state"] == numbers[0]["sensitivities"] == 0
+    assert numbers[1]["activations"] > 1.5 * numbers[0]["activations"] > 0
+    assert numbers[1]["optimizer"] == numbers[0]["optimizer"] < 2.1 * numbers[0]["parameters"]
+
+
 @pytest.mark.parametrize(
     "words, expected",
     [
         ("--processes 0", "`--processes` is 0; it must be at least 1"),
         ("--memory lots", "'lots' is not a size such as 80GB"),
-        ("--offload", "`--sharding` must be fsdp2"),
-        ("--method smt --dmt_steps 0", "`--method` is smt or dmt"),
+        ("--config_file nowhere.yaml", "`--config_file` is 'nowhere.yaml'; file not found. Or choose from ddp.yaml,"),
+        ("--method smt --model memora-s0", "it must be an RNN of SMT"),
         ("--blok_size 3", "unrecognized argument --blok_size; did you mean --block_size?"),
         ("--method rtrl --model llama-s0", "without element-wise recurrent units"),
     ],

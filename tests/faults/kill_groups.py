@@ -12,6 +12,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +32,8 @@ _ARGUMENTS = [
 ]  # fmt: skip
 _PROCESSES = (2, 1, 3)
 _RESTARTS = 3
+_PATIENCE, _LEAST_SECONDS = 120, 3  # a group with less CPU time in that many seconds waits forever
+_SHOWN = 8000  # characters of an error: torchrun's own report of it is long
 _TOLERANCE = 1e-5  # of losses, relative: the order of sums differs between numbers of processes
 
 
@@ -42,7 +45,11 @@ def start(processes: int, sharded: bool, output_dir: str) -> subprocess.Popen:
         sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", port,
         "--max-restarts", str(_RESTARTS), "--monitor-interval", "0.1", "-m", "hf_recurrent.cli.main", "pretrain",
     ]  # fmt: skip
-    environment = os.environ | ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if sharded else {})
+    environment = (
+        os.environ
+        | {"PYTHONFAULTHANDLER": "1"}
+        | ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if sharded else {})
+    )
     return subprocess.Popen(
         [*command, *_ARGUMENTS, "--output_dir", output_dir], env=environment, text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -74,6 +81,39 @@ def difference(one: tuple, other: tuple) -> str | None:
     return f"losses differ by {apart:.1e}" if apart > _TOLERANCE else None
 
 
+def end_of(launcher: subprocess.Popen) -> str | None:
+    """What a group has written to its standard error until its end; None if its processes wait for each other.
+
+    Then their stacks are printed.
+    """
+    before = -_LEAST_SECONDS
+    while True:
+        try:
+            return launcher.communicate(timeout=_PATIENCE)[1]
+        except subprocess.TimeoutExpired:
+            spent = seconds_of(workers(launcher))
+        if before <= spent < before + _LEAST_SECONDS:  # else they work, or have been started again
+            break
+        before = spent
+    launcher.send_signal(signal.SIGSTOP)  # else it starts them again
+    for worker in workers(launcher):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
+    time.sleep(10)
+    kill_all(launcher)
+    print(launcher.communicate()[1][-_SHOWN:], flush=True)
+    return None
+
+
+def seconds_of(processes: list[psutil.Process]) -> float:
+    """CPU time of processes so far."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:2])
+    return total
+
+
 def interrupt(sharded: bool, draw: random.Random, seconds: float, count: Counter, folder: Path) -> str | None:
     """One run to its end, with interruptions; the fault, if there is one."""
     directory = folder / "run"
@@ -95,20 +135,20 @@ def interrupt(sharded: bool, draw: random.Random, seconds: float, count: Counter
                 kill_all(launcher)
                 count["kills of all"] += 1
                 break
-        try:
-            err = launcher.communicate(timeout=400)[1]
-        except subprocess.TimeoutExpired:
-            kill_all(launcher)
+        err = end_of(launcher)
+        if err is None:
             return "a group waits forever"
         if launcher.returncode == 0:
             count["finished runs"] += 1
             return None
         if launcher.returncode > 0 and "SIGKILL" not in err and "Signal 9" not in err:
-            return f"a group ended with {launcher.returncode}: {err[-1500:]}"
+            return f"a group ended with {launcher.returncode}: {err[-_SHOWN:]}"
     launcher = start(2, sharded, str(directory))
-    err = launcher.communicate(timeout=400)[1]
+    err = end_of(launcher)
+    if err is None:
+        return "a group waits forever"
     count["finished runs"] += 1
-    return None if launcher.returncode == 0 else err[-1500:]
+    return None if launcher.returncode == 0 else err[-_SHOWN:]
 
 
 def main() -> None:
@@ -139,9 +179,8 @@ def main() -> None:
                 if fault:
                     count["faults"] += 1
                     print(f"{way}: {fault}", flush=True)
+                print(", ".join(f"{number} {words}" for words, number in count.items()), flush=True)
         os.chdir("/")
-    for words, number in count.items():
-        print(f"{number:6,}  {words}")
     sys.exit(bool(count["faults"]))
 
 

@@ -10,7 +10,9 @@ from hf_recurrent import MultiStreamTrainingArguments, config_from_preset
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.planning.advice import changes
 from hf_recurrent.planning.live_memory import imagined_memory
-from hf_recurrent.planning.training_memory import Setting, training_memory, undistributed
+from hf_recurrent.planning.setting import Setting
+from hf_recurrent.planning.training_memory import training_memory, undistributed
+from hf_recurrent.trainers.sharding import ShardingSettings
 
 SIZES = {"hidden_size": 32, "state_size": 48, "num_hidden_layers": 2}
 SETTING = Setting(streams=4, block_size=16, stride=16)
@@ -65,7 +67,7 @@ def test_what_lowers_memory(arguments):
     def count(setting):
         from hf_recurrent.planning.training_memory import distributed
 
-        key = dataclasses.replace(setting, processes=1, sharding="ddp", offload=False)
+        key = dataclasses.replace(setting, processes=1, sharding=None)
         single[key] = single.get(key) or undistributed(build, arguments, key)
         return distributed(single[key], setting)
 
@@ -76,7 +78,7 @@ def test_what_lowers_memory(arguments):
     assert found["--gradient_checkpointing true"].activations < before.activations / 2
     fewer = found["--per_device_train_batch_size 8 --gradient_accumulation_steps 2"]
     assert fewer.activations < 0.7 * before.activations and fewer.state == before.state
-    assert found["--sharding fsdp2"].optimizer == -(-before.optimizer // 4)
+    assert found["--config_file fsdp2.yaml"].optimizer == -(-before.optimizer // 4)
     assert all(memory.total < before.total for memory in found.values())
-    offloaded = count(dataclasses.replace(setting, sharding="fsdp2", offload=True))
+    offloaded = count(dataclasses.replace(setting, sharding=ShardingSettings(offload=True)))
     assert offloaded.parameters == offloaded.optimizer == 0 and offloaded.host > 0

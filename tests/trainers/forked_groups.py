@@ -16,7 +16,9 @@ _FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 def run_group(
     action: Callable[[int], object], processes: int, sharded: bool, seconds: float = 240, **environment: str
 ):
-    """Call `action` with the rank in every process; returns their exit statuses, 1 after an exception.
+    """Call `action` with the rank in every process; returns their exit statuses.
+
+    The status is that of a `SystemExit`, and 1 after any other exception.
 
     All are killed if they have not ended after `seconds`: then they wait for each other.
     """
@@ -38,6 +40,8 @@ def run_group(
             try:
                 action(rank)
                 status = 0
+            except SystemExit as end:
+                status = end.code
             except BaseException:
                 traceback.print_exc()
             finally:

@@ -1,8 +1,8 @@
 """Runs of groups of processes, sharded (FSDP2) and replicated (DDP), for test_sharding.py.
 
-    python sharding_program.py FOLDER SCENARIO [SCENARIO ...]
+    python sharding_program.py FOLDER SCENARIO[+SCENARIO ...] [SCENARIO ...]
 
-Each scenario leaves FOLDER/SCENARIO.json.
+Each scenario leaves FOLDER/SCENARIO.json. Those that are joined by + run in the same processes.
 """
 
 import json
@@ -75,7 +75,8 @@ def memories(name, batch, kind, arguments_kind, resume=None, **arguments):
 
 def same_weights():
     """Weights that are drawn part by part, and those of one process: families whose random numbers differ in kind."""
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     different = []
     for family, overrides in (
         ("memora", {}), ("memora", {"recurrent_unit": "gru"}), ("hawk", {}), ("mgrade", {}), ("lru", {}),
@@ -148,11 +149,17 @@ SCENARIOS = {
 
 def main() -> None:
     torch.set_num_threads(1)
-    for name in sys.argv[2:]:
-        processes, sharded, action, environment = SCENARIOS[name]
-        statuses = run_group(action, processes, sharded, **environment)
+    for names in sys.argv[2:]:
+        together = [SCENARIOS[name] for name in names.split("+")]  # one after another in the same processes
+        processes, sharded, _, environment = together[0]
+
+        def run_all(rank, together=together):
+            for _, _, action, _ in together:
+                action(rank)
+
+        statuses = run_group(run_all, processes, sharded, **environment)
         if any(statuses):
-            sys.exit(f"{name}: exit statuses {statuses}")
+            sys.exit(f"{names}: exit statuses {statuses}")
 
 
 if __name__ == "__main__":

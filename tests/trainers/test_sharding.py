@@ -11,9 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 PROGRAM = Path(__file__).with_name("sharding_program.py")
-QUICK = [
-    "one", "fsdp", "fsdp_resumed", "one_resumed", "rtrl", "rtrl_fsdp", "same_weights", "disagree", "refuse",
-]  # fmt: skip
+QUICK = ["one", "fsdp+disagree+refuse"]
+LONG = ["fsdp+fsdp_resumed", "one_resumed+rtrl", "rtrl_fsdp+same_weights"]
 SLOW = [
     "one", "fsdp", "fsdp_from_one", "checkpointing", "four", "ddp", "twelve", "three", "bfloat16", "bfloat16_fsdp",
     "lora", "lora_fsdp", "compiled_fsdp", "smt", "smt_fsdp", "dmt", "dmt_fsdp",
@@ -51,19 +50,14 @@ def assert_close(one, other, tolerance=1e-6):
         assert (weight - other.weights[name]).abs().max() < 20 * tolerance, name
 
 
-@pytest.mark.parametrize(("one", "sharded"), [("one", "fsdp"), ("rtrl", "rtrl_fsdp")])
-def test_two_sharded_processes_train_as_one(quick, one, sharded):
-    one, sharded = quick.read(one), quick.read(sharded)
+def assert_trained_as_one(one, sharded):
     assert sharded.sharded and sharded.processes == 2 and sharded.parts > 5
     assert not one.sharded and one.processes == 1
     assert_close(sharded, one)
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(quick):
-    whole, resumed = quick.read("fsdp"), quick.read("fsdp_resumed")
-    assert resumed.losses == whole.losses and resumed.evaluated == whole.evaluated
-    assert all((resumed.weights[name] == weight).all() for name, weight in whole.weights.items())
-    assert_close(quick.read("one_resumed"), whole)
+def test_two_sharded_processes_train_as_one(quick):
+    assert_trained_as_one(quick.read("one"), quick.read("fsdp"))
 
 
 def test_a_checkpoint_is_that_of_one_process(quick):
@@ -83,8 +77,23 @@ def test_a_checkpoint_is_that_of_one_process(quick):
     assert quick.output.count("sample after") == 6  # two prompts at three steps, by the first process alone
 
 
-def test_weights_built_in_parts_are_those_of_one_process(quick):
-    assert quick.read("same_weights") == []
+@pytest.fixture(scope="module")
+def long(tmp_path_factory, environment):
+    return run(tmp_path_factory.mktemp("sharding"), environment, LONG)
+
+
+@pytest.mark.long
+def test_a_resumed_run_is_the_uninterrupted_one(long):
+    whole, resumed = long.read("fsdp"), long.read("fsdp_resumed")
+    assert resumed.losses == whole.losses and resumed.evaluated == whole.evaluated
+    assert all((resumed.weights[name] == weight).all() for name, weight in whole.weights.items())
+    assert_close(long.read("one_resumed"), whole)
+
+
+@pytest.mark.long
+def test_sensitivities_and_weights_built_in_parts_are_those_of_one_process(long):
+    assert_trained_as_one(long.read("rtrl"), long.read("rtrl_fsdp"))
+    assert long.read("same_weights") == []
 
 
 def test_processes_that_disagree_end_with_one_sentence(quick):

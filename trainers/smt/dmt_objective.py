@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.smt.losses import decoder_loss, dynamics_loss, unexplained_variance
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import episode_bounds
+from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments
 
 
 @dataclass
@@ -45,6 +46,19 @@ class DmtObjective(StudentAndTeacher):
     ):
         super().__init__(student, teacher)
         self.context_length, self.gradient_steps = context_length, gradient_steps
+
+    @classmethod
+    def from_arguments(
+        cls, student: SmtRnnForCausalLM, teacher: SmtTeacherModel, args: DmtTrainingArguments
+    ) -> "DmtObjective":
+        """The objective of a run; contexts are no longer than its blocks."""
+        context_length = min(args.context_length, args.block_size)
+        return cls(student, teacher, context_length=context_length, gradient_steps=args.gradient_steps)
+
+    @property
+    def frozen_modules(self) -> list[nn.Module]:
+        """The teacher."""
+        return [self.teacher]
 
     def forward(
         self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor, start: int

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.smt.losses import decoder_loss, dynamics_loss, uniformity_loss
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import episode_bounds, gather_futures
+from hf_recurrent.trainers.smt_arguments import SmtTrainingArguments
 
 
 @dataclass
@@ -54,6 +55,28 @@ class SmtObjective(StudentAndTeacher):
         self.context_length, self.future_length = context_length, future_length
         self.weights = (decoder_weight, dynamics_weight, uniformity_weight)
         self.detached, self.uniformity_over = detached, uniformity_over
+
+    @classmethod
+    def from_arguments(
+        cls, student: SmtRnnForCausalLM, teacher: SmtTeacherModel, args: SmtTrainingArguments
+    ) -> "SmtObjective":
+        """The objective of a run; contexts and futures are no longer than its blocks."""
+        return cls(
+            student,
+            teacher,
+            context_length=min(args.context_length, args.block_size),
+            future_length=min(args.future_length, args.block_size),
+            decoder_weight=args.decoder_weight,
+            dynamics_weight=args.dynamics_weight,
+            uniformity_weight=args.uniformity_weight,
+            detached=args.detached,
+            uniformity_over=args.uniformity_over,
+        )
+
+    @property
+    def frozen_modules(self) -> list[nn.Module]:
+        """The readout of the RNN, which is a copy of the teacher's decoder."""
+        return [self.student.model.decoder, self.student.lm_head]
 
     def forward(self, input_ids: Tensor, shift_labels: Tensor, reset_mask: Tensor, anchors: Tensor) -> SmtLosses:
         """Compute the losses of one batch.

@@ -24,6 +24,11 @@ class StudentAndTeacher(nn.Module):
         return self.student.config
 
     @property
+    def frozen_modules(self) -> list[nn.Module]:
+        """Modules that are not trained."""
+        raise NotImplementedError
+
+    @property
     def device(self) -> torch.device:
         return self.student.device
 

@@ -1,0 +1,107 @@
+"""Forward and backward passes of a run on made-up blocks: what its memory and its time depend on.
+
+Both kinds of steps have the bytes of what they carry between blocks, and run one micro-batch of their own.
+"""
+
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from hf_recurrent.learning_rules.rules import build_learning_rule
+from hf_recurrent.modeling.recurrent_state import RecurrentState, supports_recurrent_state
+from hf_recurrent.planning.setting import BPTT, Setting
+from hf_recurrent.trainers.next_token_loss import next_token_loss
+from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
+from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
+
+
+def build_steps(model: nn.Module, setting: Setting) -> "NextTokenSteps | MemorySteps":
+    """The steps of a model: those of SMT and DMT for a [`StudentAndTeacher`]."""
+    kind = MemorySteps if isinstance(model, StudentAndTeacher) else NextTokenSteps
+    return kind(model, setting)
+
+
+class NextTokenSteps:
+    """Steps of next-token training, by BPTT or a learning rule; each micro-batch carries its own state.
+
+    Raises:
+        ValueError: the model does not support the method.
+    """
+
+    def __init__(self, model: nn.Module, setting: Setting):
+        self.model, self.setting = model, setting
+        self.rule = None if setting.method == BPTT else build_learning_rule(setting.method, model)
+        self.carries_state = setting.carries_state and supports_recurrent_state(model)
+        self._states: list[RecurrentState | None] = [None] * setting.accumulation
+        self._sensitivities: list[RecurrentState] = [{}] * setting.accumulation
+        if self.carries_state:
+            self._states = [model.init_state(setting.streams) for _ in self._states]
+        if self.carries_state and self.rule is not None:
+            self._sensitivities = [self.rule.init_carried(setting.streams) for _ in self._sensitivities]
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(map(_nbytes, self._states))
+
+    @property
+    def sensitivity_bytes(self) -> int:
+        return sum(map(_nbytes, self._sensitivities))
+
+    def run(self, group: int, most_strides: int | None = 2) -> None:
+        """Forward and backward of one micro-batch, stride by stride.
+
+        Args:
+            group: number of the micro-batch.
+            most_strides: by default two, of which the second finds what the first one leaves; more need no more
+                memory.
+        """
+        setting, model = self.setting, self.model
+        ids = torch.zeros(setting.streams, setting.stride, dtype=torch.long, device=model.device)
+        inputs = {"input_ids": ids, "shift_labels": torch.zeros_like(ids), "reset_mask": torch.zeros_like(ids).bool()}
+        targets = torch.ones((), device=model.device)
+        strides = setting.block_size // setting.stride
+        if most_strides is not None:
+            strides = min(strides, most_strides)
+        state = self._states[group]
+        for _ in range(strides):
+            given = inputs if state is None else inputs | {"state": state}
+            with self.rule.block(self._sensitivities[group]) if self.rule else nullcontext():
+                with torch.autocast(model.device.type, torch.bfloat16, enabled=setting.bfloat16):
+                    loss, output = next_token_loss(model, model, given, targets, returns_state=state is not None)
+                if state is not None:
+                    state = {name: tensor.detach() for name, tensor in output.state.items()}
+                loss.backward()
+                del loss, output
+        self._states[group] = state
+
+
+class MemorySteps:
+    """Steps of SMT or DMT, which carry nothing."""
+
+    state_bytes = sensitivity_bytes = 0
+
+    def __init__(self, model: StudentAndTeacher, setting: Setting):
+        self.model, self.setting = model, setting
+
+    def run(self, group: int, most_strides: int | None = None) -> None:
+        """Forward and backward of one micro-batch; see [`NextTokenSteps.run`]."""
+        setting, model = self.setting, self.model
+        ids = torch.zeros(setting.streams, setting.block_size, dtype=torch.long, device=model.device)
+        # The last positions of each block: their contexts are full.
+        anchors = torch.arange(setting.block_size - setting.anchors, setting.block_size, device=model.device)
+        inputs = {
+            "input_ids": ids,
+            "shift_labels": torch.zeros_like(ids),
+            "reset_mask": torch.zeros_like(ids).bool(),
+            "anchors": anchors.expand(setting.streams, -1).contiguous(),
+        }
+        if isinstance(model, DmtObjective):
+            inputs["start"] = setting.first_anchor
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=setting.bfloat16):
+            losses = model(**inputs)
+        losses.total.backward()
+
+
+def _nbytes(tensors: RecurrentState | None) -> int:
+    return sum(tensor.nbytes for tensor in (tensors or {}).values())
