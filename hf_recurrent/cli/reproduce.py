@@ -37,7 +37,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("name", metavar="NAME", help="experiment to run")
     parser.add_argument("--size", default="small", choices=["small", "paper"], help="small: minutes on two cores")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="run each row once per seed (default: 0)")
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        help="run each row once per seed (default: 0; at paper size, as many as the paper)",
+    )
     parser.add_argument("--processes", type=int, default=1, help="rows to run in parallel (default: 1)")
     add_threads_argument(parser, "CPU threads of a row (default: the free cores, or with --processes all, divided)")
     parser.add_argument(
@@ -67,10 +72,11 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     require_pyplot()  # at the end of every experiment there is a plot
     if arguments.processes == 1 or arguments.threads is not None:
         use_threads(arguments.threads)
+    experiment = load_experiment(arguments.name)
     reproduce(
-        load_experiment(arguments.name),
+        experiment,
         arguments.size,
-        arguments.seeds,
+        arguments.seeds or experiment.default_seeds(arguments.size),
         arguments.output_dir,
         overrides=parse_pairs("--override", arguments.override),
         only=arguments.only,

@@ -28,6 +28,7 @@ class Experiment:
         percent: show measurements, which are fractions, as percentages.
         number_format: of a measurement in the table; by default ".1f" with `percent`, else ".3f".
         paper: label → the number that the paper prints.
+        paper_seeds: number of runs of each row in the paper, and by default at its size.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Experiment:
     percent: bool = False
     number_format: str | None = None
     paper: Mapping[str, str] = {}
+    paper_seeds: int = 1
 
     def rows(self, size: str) -> list[Settings]:
         """Settings of every row of `size`, "small" or "paper", without the seed: JSON values, with a `label` each."""
@@ -63,6 +65,10 @@ class Experiment:
             names of lines, see `part_label`) to numbers.
         """
         raise NotImplementedError
+
+    def default_seeds(self, size: str) -> list[int]:
+        """Seeds of the rows of `size` unless others are given."""
+        return list(range(self.paper_seeds if size == "paper" else 1))
 
     def row_name(self, settings: Settings) -> str:
         """Name of a row in the progress output."""

@@ -39,7 +39,7 @@ class TextMethods(MethodComparison):
         },
         "paper": {
             "sizes": PAPER_MODEL, "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 1_000_000,
-            "steps": 151_500, "dmt_steps": 1500, "batch_size": 128,
+            "steps": 151_500, "dmt_steps": 1500, "batch_size": 128, "dmt_batch_size": 32,
             "learning_rate": 3e-4, "dmt_learning_rate": 3e-5, "bptt_learning_rate": 3e-4,
             "context_length": 256, "future_length": 64, "rollout_length": 256,
             "timesteps": 1, "dmt_timesteps": 16, "eval_windows": 512,
