@@ -7,7 +7,7 @@ from transformers import initialization as init
 from .gate_coefficients import gate_coefficients
 from .parameter_values import copy_log, copy_values
 from .recurrent_state import upcast
-from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, input_normalizer
+from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, StateReadOut, input_normalizer
 
 
 class GLRU(RecurrentUnit):
@@ -102,6 +102,30 @@ class MinGRU(RecurrentUnit):
         return decay, update * candidate
 
 
+class MinLSTM(RecurrentUnit):
+    """Minimal long short-term memory, independent of length (Feng et al. 2024, section 3.2).
+
+    f = σ(W_f x),  i = σ(W_i x),  h̃ = W_h x,  h_t = f / (f + i) ∘ h_{t-1} + i / (f + i) ∘ h̃.
+    """
+
+    def __init__(self, input_size: int, state_size: int, **options):
+        super().__init__(input_size, state_size, **options)
+        self.forget_gate = self.input_map()
+        self.input_gate = self.input_map()
+        self.candidate = self.input_map()
+
+    def project(self, inputs):
+        return self.forget_gate(inputs), self.input_gate(inputs), self.candidate(inputs)
+
+    def coefficients(self, forget_gate, input_gate, candidate):
+        forget_gate, input_gate, candidate = map(upcast, (forget_gate, input_gate, candidate))
+        # log f - log i: the ratios are finite where both gates are closed.
+        difference = nn.functional.softplus(-input_gate) - nn.functional.softplus(-forget_gate)
+        update = torch.sigmoid(-difference)
+        decay = 1 - 2 * update if self.allow_negative_eigenvalues else torch.sigmoid(difference)
+        return decay, update * candidate
+
+
 class HGRN(RecurrentUnit):
     """Hierarchically gated recurrent unit with a real state (Qin et al. 2023, section 3).
 
@@ -166,7 +190,7 @@ class ComplexGLRU(ComplexRecurrentUnit):
 
     λ = r (cos θ + i sin θ) with the real gate r = exp(-3 e^ν ∘ σ(R u)) and a learned phase θ,
     h_t = λ ∘ h_{t-1} + γ ∘ (G u) ∘ (B u), G and B complex, γ = sqrt(1 - r²) as in GLRU (the appendix
-    prints |λ| without the square).
+    prints |λ| without the square). Here the output is h itself, [`ComplexGLRUReadOut`] has the appendix's map C.
     """
 
     decay_scale = GLRU.decay_scale
@@ -205,3 +229,48 @@ class ComplexGLRUConjugate(ComplexGLRU):
     """Complex GLRU whose eigenvalues come in conjugate pairs (Memora, appendix G.5)."""
 
     conjugate_pairs = True
+
+
+class ComplexGLRUReadOut(ComplexGLRU):
+    """Complex GLRU with its dense map out, y_t = Re(C h_t) (Memora, appendix D)."""
+
+    def __init__(self, input_size: int, state_size: int, **options):
+        super().__init__(input_size, state_size, **options)
+        self.state_read_out = StateReadOut(state_size)
+
+    def read_out(self, states, *projections):
+        return self.state_read_out(states)
+
+
+class ComplexGLRUConjugateReadOut(ComplexGLRUReadOut):
+    """Complex GLRU with its dense map out and eigenvalues in conjugate pairs (Memora, appendices D and G.5)."""
+
+    conjugate_pairs = True
+
+
+class GateLoop(ComplexRecurrentUnit):
+    """Fully data-controlled linear recurrence, one channel a head (Katsch 2023, sections 3.1 and 3.2).
+
+    a = σ(W_α x) e^{i W_β x},  h_t = a ∘ h_{t-1} + (W_k x) ∘ (W_v x),  y_t = Re(q ∘ h_t), q = W_q x complex.
+
+    The output has both terms of each real part, q_R ∘ Re h and q_I ∘ Im h, since a linear map follows.
+    """
+
+    def __init__(self, input_size: int, state_size: int, **options):
+        super().__init__(input_size, state_size, **options)
+        self.key = self.input_map(self.free_channels)
+        self.value = self.input_map(self.free_channels)
+        self.amplitude = self.input_map(self.free_channels)
+        self.phase = self.input_map(self.free_channels)
+        self.query = self.input_map()
+
+    def project(self, inputs):
+        return self.key(inputs), self.value(inputs), self.amplitude(inputs), self.phase(inputs), self.query(inputs)
+
+    def coefficients(self, key, value, amplitude, phase, query):
+        key, value, amplitude, phase = map(upcast, (key, value, amplitude, phase))
+        product = key * value
+        return self.eigenvalue(torch.sigmoid(amplitude), phase), torch.complex(product, torch.zeros_like(product))
+
+    def read_out(self, states, key, value, amplitude, phase, query):
+        return upcast(query) * states

@@ -25,11 +25,12 @@ class HawkRecurrentBlock(nn.Module):
 
     def __init__(self, config: HawkConfig, layer_index: int):
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
+        unit = build_block_unit(config, config.state_size, layer_index)
+        self.gate_proj = nn.Linear(config.hidden_size, unit.output_size, bias=False)
         self.in_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
         self.convolution = TemporalConvolution(config.state_size, config.conv_kernel)
-        self.recurrent_unit = build_block_unit(config, config.state_size, layer_index)
-        self.out_proj = Contraction(config.state_size, config.hidden_size)
+        self.recurrent_unit = unit
+        self.out_proj = Contraction(unit.output_size, config.hidden_size)
 
     def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
         convolved, taps = self.convolution(

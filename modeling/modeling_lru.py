@@ -14,15 +14,15 @@ from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentMod
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState, upcast
 from .recurrent_unit import RecurrentUnit
-from .recurrent_units import build_recurrent_unit
+from .recurrent_units import build_recurrent_unit, check_same_width
 
 
 class LruReadOut(nn.Module):
     """y = Re(C h) + D ∘ u: with h as real numbers, the real part of any complex C is a real map."""
 
-    def __init__(self, config: LruConfig):
+    def __init__(self, config: LruConfig, unit: RecurrentUnit):
         super().__init__()
-        self.state_map = nn.Linear(config.state_size, config.hidden_size, bias=False)
+        self.state_map = nn.Linear(unit.output_size, config.hidden_size, bias=False)
         self.skip = nn.Parameter(torch.empty(config.hidden_size))
 
     def forward(self, states: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,9 @@ class LruLayer(GradientCheckpointingLayer):
             allow_negative_eigenvalues=config.allow_negative_eigenvalues,
             **(ring if config.recurrent_unit == "lru" else {}),
         )
-        self.read_out = LruReadOut(config) if config.read_out else None
+        if not config.read_out:
+            check_same_width(self.recurrent_unit, config.hidden_size)
+        self.read_out = LruReadOut(config, self.recurrent_unit) if config.read_out else None
         self.glu = LruGLU(config) if config.glu else nn.Identity()
 
     def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:

@@ -29,9 +29,10 @@ class MemoraRecurrentBlock(nn.Module):
         super().__init__()
         self.eps = config.norm_eps
         self.norm_after_contraction = config.norm_after_contraction
-        self.gate_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
-        self.recurrent_unit = build_block_unit(config, config.hidden_size, layer_index)
-        self.out_proj = Contraction(config.state_size, config.hidden_size)
+        unit = build_block_unit(config, config.hidden_size, layer_index)
+        self.gate_proj = nn.Linear(config.hidden_size, unit.output_size, bias=False)
+        self.recurrent_unit = unit
+        self.out_proj = Contraction(unit.output_size, config.hidden_size)
 
     def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
         recurrent, final_state = self.recurrent_unit(

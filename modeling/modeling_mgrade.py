@@ -18,7 +18,7 @@ from .real_valued_inputs import RealValuedInputs, RealValuedSequences, check_rea
 from .recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
 from .recurrent_sequence_classification import RecurrentForSequenceClassification
 from .recurrent_state import RecurrentState
-from .recurrent_units import build_recurrent_unit
+from .recurrent_units import build_recurrent_unit, check_same_width
 
 
 class MemoryFootprint(NamedTuple):
@@ -73,6 +73,7 @@ class MgradeLayer(GradientCheckpointingLayer):
                 bias=True,
                 allow_negative_eigenvalues=config.allow_negative_eigenvalues,
             )
+            check_same_width(self.recurrent_unit, width)
         if config.mlp_layers > 0:
             self.mlp = MgradeMLP(config)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps) if config.layer_norm else nn.Identity()

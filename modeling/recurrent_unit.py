@@ -39,7 +39,7 @@ class RecurrentUnit(nn.Module):
 
     Args:
         input_size: width of the unit's input.
-        state_size: S, real numbers in the state and in the output.
+        state_size: S, real numbers in the state. The output has as many, divided by `state_per_output`.
         layer_index: number of the unit's layer, from 0.
         num_layers: N, layers of the model.
         bias: the maps of the input have biases, which start at zero.
@@ -51,6 +51,8 @@ class RecurrentUnit(nn.Module):
     """
 
     has_real_eigenvalues = True
+    # Numbers of state for each number of the output: state_size must be a multiple of it.
+    state_per_output = 1
 
     def __init__(
         self,
@@ -67,8 +69,14 @@ class RecurrentUnit(nn.Module):
             raise ValueError(
                 f"`allow_negative_eigenvalues` is True, but the eigenvalues of {type(self).__name__} are complex."
             )
+        if state_size % self.state_per_output:
+            raise ValueError(
+                f"`state_size` is {state_size}; {type(self).__name__} needs a multiple of "
+                f"{self.state_per_output}, the numbers of state of each channel."
+            )
         self.input_size = input_size
         self.state_size = state_size
+        self.output_size = state_size // self.state_per_output
         self.layer_index = layer_index
         self.num_layers = num_layers
         self.bias = bias
@@ -102,7 +110,7 @@ class RecurrentUnit(nn.Module):
         raise NotImplementedError
 
     def read_out(self, states: torch.Tensor, *projections: torch.Tensor) -> torch.Tensor:
-        """The unit's output from the states of the same steps, both (B, T, S)."""
+        """The unit's output (B, T, `output_size`) from the states of the same steps, (B, T, S)."""
         return states
 
     def to_scan(self, state: torch.Tensor) -> torch.Tensor:
@@ -148,7 +156,7 @@ class RecurrentUnit(nn.Module):
             padding_mask: (B, T) bool, true where a step leaves the state as it was.
 
         Returns:
-            The outputs of all steps, (B, T, S), and the last state, (B, S).
+            The outputs of all steps, (B, T, `output_size`), and the last state, (B, S).
         """
         projections = self.project(inputs)
         states, final_state = self.recur(projections, state, reset_mask, padding_mask)

@@ -7,8 +7,20 @@ from typing import TypeVar
 
 from .configuration_recurrent import RecurrentConfig
 from .dense_units import GRU, DenseLinear
-from .gated_units import GLRU, HGRN, QRNN, RGLRU, ComplexGLRU, ComplexGLRUConjugate, MinGRU
-from .nonlinear_units import IndRNN
+from .gated_units import (
+    GLRU,
+    HGRN,
+    QRNN,
+    RGLRU,
+    ComplexGLRU,
+    ComplexGLRUConjugate,
+    ComplexGLRUConjugateReadOut,
+    ComplexGLRUReadOut,
+    GateLoop,
+    MinGRU,
+    MinLSTM,
+)
+from .nonlinear_units import ELSTM, SLSTM, SRU, IndRNN
 from .own_code import OWN_CODE, own_code_of
 from .recurrent_unit import RecurrentUnit
 from .time_invariant_units import LRU, S5, ComplexLRU, ComplexLRUConjugate, RealLRU
@@ -19,16 +31,23 @@ _UNITS: dict[str, type[RecurrentUnit]] = {
     "glru": GLRU,
     "complex_glru": ComplexGLRU,
     "complex_glru_conjugate": ComplexGLRUConjugate,
+    "complex_glru_read_out": ComplexGLRUReadOut,
+    "complex_glru_conjugate_read_out": ComplexGLRUConjugateReadOut,
     "rg_lru": RGLRU,
     "real_lru": RealLRU,
     "complex_lru": ComplexLRU,
     "complex_lru_conjugate": ComplexLRUConjugate,
     "mingru": MinGRU,
+    "minlstm": MinLSTM,
     "hgrn": HGRN,
     "qrnn": QRNN,
     "s5": S5,
     "lru": LRU,
+    "gateloop": GateLoop,
     "indrnn": IndRNN,
+    "sru": SRU,
+    "elstm": ELSTM,
+    "slstm": SLSTM,
     "gru": GRU,
     "dense_linear": DenseLinear,
 }
@@ -97,3 +116,12 @@ def build_block_unit(config: RecurrentConfig, input_size: int, layer_index: int)
         num_layers=config.num_hidden_layers,
         allow_negative_eigenvalues=config.allow_negative_eigenvalues,
     )
+
+
+def check_same_width(unit: RecurrentUnit, width: int) -> None:
+    """Raise a ValueError if a layer that adds the unit's output to a stream of `width` numbers cannot."""
+    if unit.output_size != width:
+        raise ValueError(
+            f"`recurrent_unit` is a {type(unit).__name__} whose output has {unit.output_size} numbers; it must have "
+            f"{width}, because the layer adds it to its input."
+        )

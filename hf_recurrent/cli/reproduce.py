@@ -44,7 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
     every.add_argument("--all", action="store_true", help="run all experiments, one after another")
     every.add_argument("--overview", action="store_true", help="show the recorded time of each experiment, run none")
     parser.add_argument("--size", default="small", choices=["small", "paper"], help="small: minutes on two cores")
-    parser.add_argument("--seeds", nargs="+", type=int, help="run each row once per seed (most by default: 0 1 2)")
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        help="run each row once per seed (small: most 0 1 2; paper: as many as the paper)",
+    )
     parser.add_argument("--processes", type=int, default=1, help="rows to run in parallel (default: 1)")
     add_threads_argument(parser, "CPU threads of a row (default: the free cores, or with --processes all, divided)")
     parser.add_argument(

@@ -103,6 +103,33 @@ _PAPERS: dict[str, tuple[str, dict[str, str]]] = {
             "year": "2023",
         },
     ),
+    "lei2018simple": (
+        "inproceedings",
+        {
+            "title": "Simple Recurrent Units for Highly Parallelizable Recurrence",
+            "author": "Lei, Tao and Zhang, Yu and Wang, Sida I. and Dai, Hui and Artzi, Yoav",
+            "booktitle": "Conference on Empirical Methods in Natural Language Processing",
+            "year": "2018",
+        },
+    ),
+    "irie2024exploring": (
+        "inproceedings",
+        {
+            "title": "Exploring the Promise and Limits of Real-Time Recurrent Learning",
+            "author": 'Irie, Kazuki and Gopalakrishnan, Anand and Schmidhuber, J{\\"u}rgen',
+            "booktitle": "International Conference on Learning Representations",
+            "year": "2024",
+        },
+    ),
+    "katsch2023gateloop": (
+        "article",
+        {
+            "title": "GateLoop: Fully Data-Controlled Linear Recurrence for Sequence Modeling",
+            "author": "Katsch, Tobias",
+            "journal": "arXiv:2311.01927",
+            "year": "2023",
+        },
+    ),
     "li2018independently": (
         "inproceedings",
         {
@@ -205,6 +232,8 @@ _OF_UNITS = {
     "glru": [_STREAMS],
     "complex_glru": [_STREAMS],
     "complex_glru_conjugate": [_STREAMS],
+    "complex_glru_read_out": [_STREAMS],
+    "complex_glru_conjugate_read_out": [_STREAMS],
     "rg_lru": ["de2024griffin"],
     "real_lru": [_LRU],
     "complex_lru": [_LRU],
@@ -215,6 +244,11 @@ _OF_UNITS = {
     "qrnn": ["bradbury2017quasi"],
     "s5": ["smith2023simplified"],
     "indrnn": ["li2018independently"],
+    "minlstm": ["feng2024rnns"],
+    "gateloop": ["katsch2023gateloop"],
+    "sru": ["lei2018simple"],
+    "elstm": ["irie2024exploring"],
+    "slstm": ["beck2024xlstm"],
     "gru": ["cho2014learning"],
     "dense_linear": [_ONLINE],
 }

@@ -49,7 +49,7 @@ class SequenceRule:
     def __init__(self, name: str, model: PreTrainedModel):
         if name not in SEQUENCE_RULES:
             raise ValueError(f"`name` is {name!r}; it must be one of {', '.join(SEQUENCE_RULES)}.")
-        others = [part for part in model.init_state(1) if not part.endswith(".recurrent")]
+        others = [part for part in model.base_model.init_state(1) if not part.endswith(".recurrent")]
         if others and name != "bptt":
             raise ValueError(
                 f"`model` is a {type(model).__name__} that also has the state `{others[0]}`, through which {name!r} "

@@ -9,6 +9,7 @@ from hf_recurrent.own_parts import OwnParts, hint_for_unknown
 from hf_recurrent.tasks.associative_recall import AssociativeRecall, InductionHeads
 from hf_recurrent.tasks.copying import Copying
 from hf_recurrent.tasks.flip_flop import FlipFlop
+from hf_recurrent.tasks.phonebook import Phonebook
 from hf_recurrent.tasks.selective_copying import SelectiveCopying
 from hf_recurrent.tasks.smt_tasks import KeysValues, ModularArithmetic, Retrieval, StackOperations, StringCopy
 from hf_recurrent.tasks.state_tracking import Parity, PermutationComposition
@@ -25,6 +26,7 @@ _TASKS: dict[str, type[Task]] = {
         ModularArithmetic,
         Parity,
         PermutationComposition,
+        Phonebook,
         Retrieval,
         SelectiveCopying,
         StackOperations,

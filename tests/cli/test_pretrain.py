@@ -139,6 +139,8 @@ def test_every_recipe_runs(corpus, name):
     files = ["--context_length", "8", "--future_length", "4", "--dmt_steps", "2", "--dmt_rollout_length", "4"] * smt
     files += ["--config_overrides", *overrides, "--bf16", "false", "--dataloader_num_workers", "0"]
     files += ["--validation_fraction", "0.2", "--output_dir", "run"]
+    files += ["--streams", "2"] if "streams" in load_recipe(name) else []
+    files += ["--validation_corpus", corpus] if "validation_corpus" in load_recipe(name) else []
     run(corpus, "--recipe", name, *files)
     assert Path("run/model.safetensors").is_file()
 

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from model_cases import relative_difference, tiny_model
+from transformers import AutoModelForSequenceClassification
 
+from hf_recurrent import config_from_preset
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.learning_rules.sequence_rules import SEQUENCE_RULES, SequenceRule
 from hf_recurrent.modeling.recurrent_state import detach_state
@@ -13,6 +15,8 @@ CASES = [
     "memora+complex_lru",
     "memora+qrnn",
     "memora+indrnn",
+    "memora+sru",
+    "memora+slstm",
     "lru",
     "memora+gru",
     "memora+dense_linear",
@@ -112,3 +116,22 @@ def test_what_cannot_be_had_is_refused():
     with pytest.raises(ValueError, match=r"is a GRU, whose recurrence mixes"):
         SequenceRule("rtrl", model_of("memora+gru"))
     assert isinstance(SequenceRule("bptt", tiny_model("hawk")), SequenceRule)
+
+
+@pytest.mark.parametrize("name", SEQUENCE_RULES)
+def test_classifiers_learn_from_the_losses_of_all_steps(name):
+    """The last layer's gradient is exact with `rtrl`, with the other rules it is not; all rules train the head."""
+    torch.manual_seed(0)
+    config = config_from_preset("lru-imdb", hidden_size=8, state_size=8, num_hidden_layers=2)
+    model = AutoModelForSequenceClassification.from_config(config).double()
+    input_ids, _, _ = batch()
+    learned = {}
+    for rule in (name, "bptt"):
+        with SequenceRule(rule, model).block():
+            loss = model(input_ids, labels=torch.tensor([0, 1, 1])).loss
+        loss.backward()
+        learned[rule] = gradients(model)
+    last = "model.layers.1.recurrent_unit.input_projection.weight"
+    assert relative_difference(learned[name]["score.weight"], learned["bptt"]["score.weight"]) < 1e-10
+    exact = relative_difference(learned[name][last], learned["bptt"][last]) < 1e-10
+    assert exact == (name in ("bptt", "rtrl", "snap1"))

@@ -483,7 +483,7 @@ def test_narrow_weights(variant, weights, tolerance):
     exact, _ = read_bytes(model, input_ids)
     model.compile_step(weights)
     logits, _ = read_bytes(model, input_ids)
-    assert 0 < relative_difference(logits, exact) < 10 * tolerance
+    assert 0 < relative_difference(logits, exact) < 12 * tolerance
     alone, _ = read_bytes(model, input_ids[2:3])
     assert torch.equal(alone, logits[2:3])
     rounded = copy.deepcopy(model)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from model_cases import tiny_config, tiny_model
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import logsigmoid, silu, softplus
 from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
@@ -50,6 +50,12 @@ def rg_lru_step(u, x, h):
 def mingru_step(u, x, h):
     z = torch.sigmoid(u.update_gate(x))
     h = (1 - z) * h + z * u.candidate(x)
+    return h, h
+
+
+def minlstm_step(u, x, h):
+    f, i = torch.sigmoid(u.forget_gate(x)), torch.sigmoid(u.input_gate(x))
+    h = f / (f + i) * h + i / (f + i) * u.candidate(x)
     return h, h
 
 
@@ -104,6 +110,21 @@ def real_part_of_readout(u, h):
     return (torch.complex(real, -imaginary) @ h).real
 
 
+def complex_glru_read_out_step(u, x, h, pairs=lambda numbers: numbers):
+    h, _ = complex_glru_step(u, x, h, pairs)
+    return h, real_part_of_readout(u, h)
+
+
+def complex_glru_conjugate_read_out_step(u, x, h):
+    return complex_glru_read_out_step(u, x, h, paired)
+
+
+def gateloop_step(u, x, h):
+    h = torch.sigmoid(u.amplitude(x)) * torch.exp(1j * u.phase(x)) * h + u.key(x) * u.value(x)
+    # q = q_R - i q_I: the sum of both halves is Re(q h).
+    return h, u.query(x) * torch.cat([h.real, h.imag])
+
+
 def complex_lru_step(u, x, h, pairs=lambda numbers: numbers):
     eigenvalue = pairs(torch.exp(-torch.exp(u.nu) + 1j * torch.exp(u.theta)))
     h = eigenvalue * h + torch.sqrt(1 - eigenvalue.abs() ** 2) * as_complex(u.input_projection(x))
@@ -124,6 +145,33 @@ def s5_step(u, x, h):
 def indrnn_step(u, x, h):
     h = torch.tanh(u.input_projection(x) + u.recurrent_weight * h)
     return h, h
+
+
+def sru_step(u, x, state):
+    c, _ = state.chunk(2)
+    f = torch.sigmoid(u.forget_gate(x) + u.forget_weight * c)
+    r = torch.sigmoid(u.reset_gate(x) + u.reset_weight * c)
+    c = f * c + (1 - f) * u.candidate(x)
+    return torch.cat([c, r]), r * c + (1 - r) * u.skip(x)
+
+
+def elstm_step(u, x, c):
+    f = torch.sigmoid(u.forget_gate(x) + u.forget_weight * c)
+    c = f * c + (1 - f) * torch.tanh(u.candidate(x) + u.candidate_weight * c)
+    return c, torch.sigmoid(u.output_gate(x) + u.state_read_out.weight @ c) * c
+
+
+def slstm_step(u, x, state):
+    """With the stabiliser as the paper has it, m = -inf before the first step of an episode."""
+    c, n, m, h = state.chunk(4)
+    m = torch.where(n == 0, -torch.inf, m)
+    log_i, log_f = u.input_gate(x) + u.input_weight * h, logsigmoid(u.forget_gate(x) + u.forget_weight * h)
+    last, m = m, torch.maximum(log_f + m, log_i)
+    f, i = torch.exp(log_f + last - m), torch.exp(log_i - m)
+    c = f * c + i * torch.tanh(u.candidate(x) + u.candidate_weight * h)
+    n = f * n + i
+    h = torch.sigmoid(u.output_gate(x) + u.output_weight * h) * c / n
+    return torch.cat([c, n, m, h]), h
 
 
 def lru_step(u, x, h):
@@ -229,6 +277,33 @@ def test_dense_linear_starts_as_a_rotation():
     weight = unit.recurrent_map.weight
     expected = 0.88**2 * torch.eye(WIDTH, dtype=torch.float64)
     torch.testing.assert_close(weight @ weight.T, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_stabiliser_of_slstm_changes_no_output():
+    """Against gates without it, in float64; and finite where exp(i) is not."""
+    unit = initialised("slstm")
+    inputs = torch.randn(1, STEPS, WIDTH, dtype=torch.float64)
+    outputs, _ = unit(inputs, torch.zeros(1, WIDTH, dtype=torch.float64))
+    c = n = h = torch.zeros(unit.output_size, dtype=torch.float64)
+    for x, output in zip(inputs[0], outputs[0], strict=True):
+        i, f = torch.exp(unit.input_gate(x) + unit.input_weight * h), unit.forget_gate(x) + unit.forget_weight * h
+        c = torch.sigmoid(f) * c + i * torch.tanh(unit.candidate(x) + unit.candidate_weight * h)
+        n = torch.sigmoid(f) * n + i
+        h = torch.sigmoid(unit.output_gate(x) + unit.output_weight * h) * c / n
+        torch.testing.assert_close(output, h, rtol=1e-12, atol=1e-12)
+    far = (400 * torch.randn(2, STEPS, WIDTH)).requires_grad_()
+    outputs, final = unit.float()(far, torch.zeros(2, WIDTH))
+    (outputs.sum() + final.sum()).backward()
+    assert outputs.isfinite().all() and final.isfinite().all() and far.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("sru", 2), ("slstm", 4)])
+def test_states_of_several_numbers_a_channel(name, numbers):
+    with pytest.raises(ValueError, match=f"`state_size` is 6|`state_size` is 7.*multiple of {numbers}"):
+        build_recurrent_unit(name, 8, 6 if numbers == 4 else 7)
+    assert build_recurrent_unit(name, 8, 16).output_size == 16 // numbers
+    with pytest.raises(ValueError, match="must have 24, because the layer adds it"):
+        tiny_model("mgrade", recurrent_unit=name)
 
 
 def radius_of(unit):

@@ -52,8 +52,9 @@ def assert_same(actual, expected, tolerance):
 def test_single_bytes_equal_the_whole(variant, dtype):
     model = tiny_model(variant, dtype)
     whole = run_in_chunks(model, [], *block())
-    # States of alternating sign cancel, and rounding shows.
-    tolerance = TOLERANCES[dtype] * (2 if "signed" in variant else 1)
+    # States of alternating sign and real parts of complex products cancel, and rounding shows.
+    cancels = any(word in variant for word in ("signed", "gateloop", "glru_read_out"))
+    tolerance = TOLERANCES[dtype] * (2 if cancels else 1)
     assert_same(run_in_chunks(model, range(1, STEPS), *block()), whole, tolerance)
 
 

@@ -44,7 +44,7 @@ def overview(experiments: Mapping[str, Experiment], size: str, output_dir: Path)
         path = rows_path(experiment, size, output_dir)
         stored = read_rows(path)
         trials = read_rows(path.with_name(f"{path.stem}_tuning.json"))
-        rows = [{**row, "seed": seed} for seed in experiment.seeds for row in experiment.rows(size)]
+        rows = [{**row, "seed": seed} for seed in experiment.default_seeds(size) for row in experiment.rows(size)]
         found = [row for settings in rows if (row := find_row(stored, settings)) is not None]
         missing = [settings for settings in rows if find_row(stored, settings) is None]
         spent = sum(map(core_seconds, [*found, *trials]))

@@ -28,9 +28,10 @@ class Experiment:
         percent: show measurements, which are fractions, as percentages.
         number_format: of a measurement in the table; by default ".1f" with `percent`, else ".3f".
         paper: label → the number that the paper prints.
-        seeds: by default, each row runs once per seed.
+        seeds: of the small size, by default; each row runs once per seed.
         tuning: size → settings that replace those of a row while its candidates are compared, such as fewer steps.
         reference: label of the row from which those of the other rows are subtracted, seed by seed, in a column.
+        paper_seeds: number of runs of each row in the paper, and by default at its size.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Experiment:
     seeds: Sequence[int] = (0, 1, 2)
     tuning: Mapping[str, Settings] = {}
     reference: str | None = None
+    paper_seeds: int = 1
 
     def rows(self, size: str) -> list[Settings]:
         """Settings of every row of `size`, "small" or "paper", without the seed: JSON values, with a `label` each.
@@ -73,6 +75,10 @@ class Experiment:
             names of lines, see `part_label`) to numbers.
         """
         raise NotImplementedError
+
+    def default_seeds(self, size: str) -> list[int]:
+        """Seeds of the rows of `size` unless others are given."""
+        return list(range(self.paper_seeds) if size == "paper" else self.seeds)
 
     def tuning_loss(self, row: Settings) -> float:
         """The number by which candidates are compared, of a finished row: the smallest is the best."""

@@ -71,7 +71,7 @@ def command_line(
     """The command that made the rows, with FOLDER in place of absolute paths."""
     words = ["python", "scripts/reproduce.py", experiment.name]
     words += [] if size == "small" else ["--size", size]
-    words += [] if list(seeds) == list(experiment.seeds) else ["--seeds", *map(str, seeds)]
+    words += [] if list(seeds) == experiment.default_seeds(size) else ["--seeds", *map(str, seeds)]
     words += ["--only", *only] if only else []
     values = {key: "FOLDER" if Path(str(value)).is_absolute() else value for key, value in overrides.items()}
     words += ["--override", *(f"{key}={value}" for key, value in values.items())] if overrides else []

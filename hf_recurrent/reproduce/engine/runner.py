@@ -71,7 +71,7 @@ def reproduce(
         ValueError: an override that no row has or of another type, a label that no row has, or a damaged file of rows.
     """
     overrides, workers = overrides or {}, workers or Workers()
-    seeds = experiment.seeds if seeds is None else seeds
+    seeds = experiment.default_seeds(size) if seeds is None else seeds
     chosen = chosen_rows(experiment.rows(size), overrides, only)
     wanted = [{**row, "seed": seed} for seed in seeds for row in chosen]
     path = rows_path(experiment, size, output_dir)

@@ -22,11 +22,12 @@ def train_supervised(
     weight_decay: float = 0.01,
     loss: Callable[..., torch.Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Train with AdamW, linear warm-up and cosine decay.
+    """Train with AdamW, linear warm-up, cosine decay and gradients clipped to a norm of 1.
 
     Args:
         dataset: items of equal shapes, which are stacked.
-        settings: a row with `steps` or `epochs`, `batch_size`, `learning_rate` and `seed`.
+        settings: a row with `steps` or `epochs`, `batch_size`, `learning_rate`, `seed`, and `arguments`, which are
+            fields of `TrainingArguments`, if these are to be other ones.
         warmup_share: share of the steps in which the learning rate rises.
         loss: function of `(outputs, labels, num_items_in_batch=…)`; by default the model's own loss.
 
@@ -35,18 +36,16 @@ def train_supervised(
     """
     steps = settings.get("steps") or max(settings["epochs"] * len(dataset) // settings["batch_size"], 1)
     parts = {"train_dataset": dataset, "data_collator": default_data_collator, "compute_loss_func": loss}
+    decay = {"lr_scheduler_type": "cosine", "warmup_steps": int(steps * warmup_share), "weight_decay": weight_decay}
     return run_trainer(
         lambda args: ParameterGroupsTrainer(model, args, **parts),
         TrainingArguments,
         steps=steps,
         per_device_train_batch_size=settings["batch_size"],
         learning_rate=settings["learning_rate"],
-        lr_scheduler_type="cosine",
-        warmup_steps=int(steps * warmup_share),
-        weight_decay=weight_decay,
-        max_grad_norm=1.0,
         bf16=False,
         seed=settings["seed"],
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available(),
+        **decay | {"max_grad_norm": 1.0} | settings.get("arguments", {}),
     )

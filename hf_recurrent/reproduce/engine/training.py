@@ -23,6 +23,9 @@ from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.row_checkpoints import ProgressLines, TimedCheckpoints, current_checkpoints
 from hf_recurrent.reproduce.engine.tuning import is_tuning
 
+# Fields of `TrainingArguments`, as a row's `arguments`.
+CONSTANT_RATE: Settings = {"lr_scheduler_type": "constant", "warmup_steps": 0}
+
 
 @contextmanager
 def measured_run(earlier: float = 0.0) -> Iterator[dict[str, Any]]:
@@ -47,14 +50,27 @@ def build_model(preset: str, vocab_size: int, seed: int, **overrides: Any) -> Pr
 def split_corpus(settings: Settings) -> tuple[Corpus, Corpus]:
     """Training and held-out text by a row's `corpus` and `eval_bytes`, cut to `episode_bytes` where it has them.
 
-    In tuning, the held-out text is a part of the training text.
+    The held-out text of a Hub dataset is its split `held_out_split`, if the row has one; else a part of the documents.
+    In tuning, it is a part of the training text.
     """
-    corpus, held_out = load_corpus(settings["corpus"]).split()
+    source, own_split = settings["corpus"], settings.get("held_out_split")
+    if own_split and source.startswith("hub:"):
+        corpus, held_out = load_corpus(source), load_corpus(source, split=own_split)
+    else:
+        corpus, held_out = load_corpus(source).split()
     if is_tuning(settings):
         corpus, held_out = corpus.split()
     if settings.get("episode_bytes"):
         corpus, held_out = (cut_documents(part, settings["episode_bytes"]) for part in (corpus, held_out))
     return corpus, held_out.limit(settings["eval_bytes"])
+
+
+def steps_of(settings: Settings, corpus: Corpus, step_bytes: int) -> int:
+    """Optimizer steps by a row's `steps`, its `bytes`, or its `epochs` of a corpus, at `step_bytes` bytes each."""
+    if "steps" in settings:
+        return settings["steps"]
+    num_bytes = settings["bytes"] if "bytes" in settings else settings["epochs"] * corpus.num_bytes
+    return max(int(num_bytes // step_bytes), 1)
 
 
 def cut_documents(corpus: Corpus, num_bytes: int) -> Corpus:
@@ -67,13 +83,15 @@ def cut_documents(corpus: Corpus, num_bytes: int) -> Corpus:
 
 
 def train(model: PreTrainedModel, data: EpisodeSource, settings: Settings, **arguments: Any) -> dict[str, Any]:
-    """Train with [`MultiStreamTrainer`] by a row's `learning_rate` and `seed`; see [`run_trainer`] for the rest."""
+    """Train with [`MultiStreamTrainer`] by a row's `learning_rate`, `seed` and `arguments`, which are other fields
+    of its arguments; see [`run_trainer`] for the rest."""
     return run_trainer(
         lambda args: MultiStreamTrainer(model, args, train_corpus=data),
         MultiStreamTrainingArguments,
         learning_rate=settings["learning_rate"],
         seed=settings["seed"],
         **arguments,
+        **settings.get("arguments", {}),
     )
 
 
@@ -102,20 +120,10 @@ def run_trainer(
     Returns:
         `num_parameters`, `seconds`, `device`, and the result of `measure` as `measured`.
     """
-    defaults = {
-        "max_steps": steps,
-        "bf16": torch.cuda.is_available(),
-        "logging_steps": max(steps // 10, 1),
-        "save_strategy": "no",
-        "save_total_limit": 2,  # the older one is complete while the newer one is written
-        "eval_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
     row = current_checkpoints()
     with tempfile.TemporaryDirectory() as temporary:
         directory = str(row.next_training()) if row else temporary
-        trainer = build(arguments_class(**{"output_dir": directory, **defaults, **arguments}))
+        trainer = build(training_arguments(arguments_class, directory, steps, arguments))
         checkpoint, earlier = None, 0.0
         if row:
             timed = TimedCheckpoints(Path(directory))
@@ -126,3 +134,21 @@ def run_trainer(
             trainer.train(resume_from_checkpoint=checkpoint)
         measured = {} if measure is None else {"measured": measure(trainer)}
     return {"num_parameters": sum(weight.numel() for weight in trainer.model.parameters()), **record, **measured}
+
+
+def training_arguments(
+    arguments_class: type[TrainingArguments], directory: str, steps: int, arguments: dict[str, Any]
+) -> TrainingArguments:
+    """The arguments of a run of `steps` optimizer steps with `arguments` as further fields."""
+    defaults = {
+        "output_dir": directory,
+        "max_steps": steps,
+        "bf16": torch.cuda.is_available(),
+        "logging_steps": max(steps // 10, 1),
+        "save_strategy": "no",
+        "save_total_limit": 2,  # the older one is complete while the newer one is written
+        "eval_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return arguments_class(**{**defaults, **arguments})

@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_recurrent import OnlineTrainer, OnlineTrainingArguments
 from hf_recurrent.reproduce.engine.experiment import Curves, Experiment, Settings
-from hf_recurrent.reproduce.engine.training import build_model, run_trainer, split_corpus
+from hf_recurrent.reproduce.engine.training import build_model, run_trainer, split_corpus, steps_of
 
 METHODS = {"RTRL": "rtrl", "one-step BPTT": "truncated"}
 # Settings of all rows. Short streams of whole files would each hold one file, so the small size has excerpts.
@@ -16,8 +16,13 @@ SIZES: dict[str, Settings] = {
     },
     "paper": {
         "hidden_size": 384, "state_size": 512, "num_hidden_layers": 6,
-        "corpus": "hub:roneneldan/TinyStories", "episode_bytes": 0, "eval_bytes": 10_000_000, "optim": "adamw_torch",
+        "corpus": "hub:roneneldan/TinyStories", "held_out_split": "validation", "episode_bytes": 0,
+        "eval_bytes": 10_000_000, "optim": "adamw_torch", "bf16": True,
     },
+}  # fmt: skip
+_SINGLE_STREAM: Settings = {
+    "streams": 1, "steps": 20_000_000, "hidden_size": 512, "state_size": 768, "optim": "rmsprop",
+    "arguments": {"weight_decay": 0.0, "max_grad_norm": 0.0},
 }  # fmt: skip
 _SLOW = {"adam_beta2": 0.9999, "warmup_steps": 500, "lr_scheduler_type": "cosine"}
 # Learning rates of METHODS, and settings: of many streams, then of a single one.
@@ -27,11 +32,8 @@ STREAMS: dict[str, list[tuple[tuple[float, float], Settings]]] = {
         ((3e-4, 3e-4), {"streams": 1, "steps": 16_000, "arguments": _SLOW}),
     ],
     "paper": [
-        ((3e-5, 3e-5), {"streams": 1024, "steps": 4_000_000}),
-        (
-            (3e-5, 3e-7),
-            {"streams": 1, "steps": 20_000_000, "optim": "rmsprop", "hidden_size": 512, "state_size": 768},
-        ),
+        ((3e-5, 3e-5), {"streams": 1024, "epochs": 2.0}),
+        ((3e-5, 3e-7), _SINGLE_STREAM),
     ],
 }
 EVALUATIONS = 5
@@ -54,6 +56,7 @@ class OnlineMemora(Experiment):
         "before it was learned from."
     )
     metric = "held-out bits per byte"
+    paper_seeds = 3
     x_label = "kB read"
     log_x = True
 
@@ -72,10 +75,12 @@ class OnlineMemora(Experiment):
         corpus, held_out = split_corpus(settings)
         widths = {key: settings[key] for key in ("hidden_size", "state_size", "num_hidden_layers")}
         model = build_model(settings.get("preset", "memora-online"), corpus.vocab_size, settings["seed"], **widths)
-        between = max(settings["steps"] // EVALUATIONS, 1)
+        steps = steps_of(settings, corpus, settings["streams"])
+        between = max(steps // EVALUATIONS, 1)
         results = run_trainer(
             lambda args: OnlineTrainer(model, args, corpus, held_out),
             OnlineTrainingArguments,
+            steps=steps,
             measure=read_log,
             block_size=1,
             per_device_train_batch_size=settings["streams"],
@@ -84,13 +89,13 @@ class OnlineMemora(Experiment):
             logging_steps=between,
             per_device_eval_batch_size=32,
             eval_block_size=512,
-            bf16=False,
-            **{key: settings[key] for key in ("steps", "seed", "method", "optim", "learning_rate")},
+            bf16=settings.get("bf16", False),
+            **{key: settings[key] for key in ("seed", "method", "optim", "learning_rate")},
             **settings.get("arguments", {}),
         )
         for key, curve in zip(("value", WHILE_READING), results.pop("measured"), strict=True):
             results[key] = {f"{step * settings['streams'] / 1000:g}": bits for step, bits in curve.items()}
-        return results
+        return {"steps": steps, **results}
 
     def curves(self, rows: Sequence[Settings]) -> Curves:
         reading = [{"label": f"{row['label']}, {WHILE_READING}", "value": row[WHILE_READING]} for row in rows]

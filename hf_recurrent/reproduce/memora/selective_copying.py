@@ -4,7 +4,7 @@ from typing import Any
 
 from hf_recurrent import SelectiveCopying, evaluate_task
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
-from hf_recurrent.reproduce.engine.training import build_model, train_on_task
+from hf_recurrent.reproduce.engine.training import CONSTANT_RATE, build_model, train_on_task
 
 # Label → preset, recurrent unit, accuracy in the paper.
 MODELS = {
@@ -38,12 +38,16 @@ class SelectiveCopyingTable(Experiment):
     )
     metric = "accuracy"
     percent = True
+    paper_seeds = 5
     paper = {label: printed for label, (_, _, printed) in MODELS.items()}
     shared = {"num_tested": 5000}
     sizes = {
         "small": {"length": 512, "num_tokens": 4, "steps": 5000, "batch_size": 16, "learning_rate": 3e-3},
-        "paper": {"length": 4096, "num_tokens": 16, "steps": 50_000, "batch_size": 64, "learning_rate": 3e-4},
-    }
+        "paper": {
+            "length": 4096, "num_tokens": 16, "steps": 50_000, "batch_size": 64, "learning_rate": 3e-4,
+            "arguments": CONSTANT_RATE,
+        },
+    }  # fmt: skip
 
     def rows(self, size: str) -> list[Settings]:
         rows = []

@@ -6,7 +6,7 @@ from typing import Any
 from hf_recurrent import evaluate_bits_per_byte, with_state
 from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
 from hf_recurrent.reproduce.engine.experiment import Curves, Experiment, Settings
-from hf_recurrent.reproduce.engine.training import build_model, split_corpus, train
+from hf_recurrent.reproduce.engine.training import CONSTANT_RATE, build_model, split_corpus, steps_of, train
 
 # Stock code pads blocks to whole chunks: on a CPU, the default of 256 steps takes gigabytes at small strides.
 _SMALL_MAMBA2 = {
@@ -47,6 +47,7 @@ class StrideSweep(Experiment):
     x_label = "T ="
     x_key = "stride"
     log_x = True
+    paper_seeds = 3
     shared = {"bf16": True, "accumulation": 1}
     sizes = {
         "small": {
@@ -54,8 +55,8 @@ class StrideSweep(Experiment):
             "corpus": "python", "eval_bytes": 1_000_000,
         },
         "paper": {
-            "bytes": 4_000_000_000, "step_bytes": 131_072, "learning_rate": 3e-4,
-            "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 10_000_000,
+            "epochs": 2.0, "step_bytes": 131_072, "learning_rate": 3e-4, "arguments": CONSTANT_RATE,
+            "corpus": "hub:roneneldan/TinyStories", "held_out_split": "validation", "eval_bytes": 10_000_000,
         },
     }  # fmt: skip
 
@@ -88,18 +89,20 @@ class StrideSweep(Experiment):
         corpus, held_out = split_corpus(settings)
         preset, widths = MODELS[settings["model_size"]][settings["family"]]
         model = build_model(preset, corpus.vocab_size, settings["seed"], **widths)
+        steps = steps_of(settings, corpus, settings["step_bytes"])
         results = train(
             model,
             corpus,
             settings,
-            steps=max(settings["bytes"] // settings["step_bytes"], 1),
+            steps=steps,
             regime=settings["regime"],
             block_size=stride,
             per_device_train_batch_size=settings["step_bytes"] // stride // accumulation,
             gradient_accumulation_steps=accumulation,
             bf16=settings["bf16"],
         )
-        return {**results, "value": measure(model, held_out, settings["regime"], stride)}
+        num_bytes = settings.get("bytes", steps * settings["step_bytes"])
+        return {"bytes": num_bytes, **results, "value": measure(model, held_out, settings["regime"], stride)}
 
     def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
         for kind, value in row["value"].items():

@@ -11,6 +11,9 @@ from hf_recurrent import Copying, LruConfig, LruModel, SequenceRule
 from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.supervised import train_supervised
 
+# Appendix B names no clipping of gradients; S5's code, on which it is based, has none.
+WITHOUT_CLIPPING: Settings = {"max_grad_norm": 0.0}
+
 
 class CopiedBits(Dataset):
     """Examples of 7-bit patterns to copy: `input_values` (T, 8), of which the last is the marker, `labels` (T, 7).
@@ -81,7 +84,8 @@ class BitCopier(nn.Module):
 def train_bit_copier(
     model: BitCopier, data: CopiedBits, settings: Settings, losses: list[torch.Tensor] | None = None
 ) -> dict[str, Any]:
-    """Train by a row's `steps`, `batch_size`, `learning_rate` and `seed`, without warm-up and weight decay.
+    """Train by a row's settings, see [`train_supervised`], without weight decay and, unless it has a `warmup_share`,
+    without warm-up.
 
     Args:
         losses: gets the loss of every step.
@@ -93,7 +97,9 @@ def train_bit_copier(
             losses.append(value.detach())
         return value
 
-    return train_supervised(model, data, settings, warmup_share=0.0, weight_decay=0.0, loss=loss)
+    return train_supervised(
+        model, data, settings, warmup_share=settings.get("warmup_share", 0.0), weight_decay=0.0, loss=loss
+    )
 
 
 def layer_cosines(model: BitCopier, data: CopiedBits) -> list[float]:

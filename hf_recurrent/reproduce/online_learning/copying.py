@@ -7,7 +7,12 @@ import torch
 from transformers import set_seed
 
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
-from hf_recurrent.reproduce.online_learning.bit_copier import BitCopier, CopiedBits, train_bit_copier
+from hf_recurrent.reproduce.online_learning.bit_copier import (
+    WITHOUT_CLIPPING,
+    BitCopier,
+    CopiedBits,
+    train_bit_copier,
+)
 
 _GRU = {"recurrent_unit": "gru", "recurrent_bias": True, "read_out": False}
 # Label → fields of the configuration, and the width of a further readout (Table 5).
@@ -51,6 +56,7 @@ class OnlineCopy(Experiment):
     x_label = "step"
     log_y = True
     number_format = ".1e"
+    paper_seeds = 5
     paper = {
         f"{layer}: {rule}": number
         for layer, numbers in PRINTED.items()
@@ -58,7 +64,11 @@ class OnlineCopy(Experiment):
     }
     lines = {f"{layer}: {rule}": {"layer": layer, "rule": RULES[rule]} for layer in LAYERS for rule in rules_of(layer)}
     shared = {"num_tokens": 20, "num_examples": 20_000, "batch_size": 20, "learning_rate": 4e-3}
-    sizes = {"small": {"steps": 600, "dropout": 0.0}, "paper": {"steps": 25_000, "dropout": 0.1}}
+    sizes = {
+        "small": {"steps": 600, "dropout": 0.0},
+        # 25 epochs, of which 5 are warm-up.
+        "paper": {"steps": 25_000, "dropout": 0.1, "warmup_share": 0.2, "arguments": WITHOUT_CLIPPING},
+    }
 
     def run(self, settings: Settings) -> dict[str, Any]:
         fields, readout = LAYERS[settings["layer"]]

@@ -6,7 +6,13 @@ from typing import Any
 from transformers import set_seed
 
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
-from hf_recurrent.reproduce.online_learning.bit_copier import BitCopier, CopiedBits, layer_cosines, train_bit_copier
+from hf_recurrent.reproduce.online_learning.bit_copier import (
+    WITHOUT_CLIPPING,
+    BitCopier,
+    CopiedBits,
+    layer_cosines,
+    train_bit_copier,
+)
 
 # By the number of layers.
 _MARKERS = {1: "*", 2: "s", 3: "^", 4: "o"}
@@ -41,14 +47,18 @@ class GradientAlignmentFigure(Experiment):
     shared = {"num_tokens": 20, "num_examples": 20_000}
     sizes = {
         "small": {"steps": 300, "batch_size": 20, "learning_rate": 4e-3, "num_measured": 100},
-        "paper": {"steps": 10_000, "batch_size": 50, "learning_rate": 1e-3, "num_measured": 1000},
-    }
+        "paper": {
+            "steps": 10_000, "batch_size": 50, "learning_rate": 1e-3, "num_measured": 1000, "dropout": 0.1,
+            "arguments": WITHOUT_CLIPPING,
+        },
+    }  # fmt: skip
 
     def run(self, settings: Settings) -> dict[str, Any]:
         data = CopiedBits(settings["num_tokens"], settings["num_examples"], settings["seed"])
         measured = CopiedBits(settings["num_tokens"], settings["num_measured"], settings["seed"], "validation")
         set_seed(settings["seed"])
-        model = BitCopier({"num_hidden_layers": settings["layers"], "r_min": settings["r_min"]}, settings["rule"])
+        fields = {"num_hidden_layers": settings["layers"], "dropout": settings.get("dropout", 0.0)}
+        model = BitCopier({**fields, "r_min": settings["r_min"]}, settings["rule"])
         cosines = {AT_FIRST: layer_cosines(model, measured)}
         results = train_bit_copier(model, data, settings)
         cosines[TRAINED] = layer_cosines(model, measured)

@@ -139,7 +139,7 @@ class PixelMethods(MethodComparison):
         "paper": {
             "sizes": PAPER_MODEL,
             "data": "data/mnist", "crop": 0, "pooling": 1, "levels": 256,
-            "steps": 151_500, "dmt_steps": 1500, "batch_size": 128,
+            "steps": 151_500, "dmt_steps": 1500, "batch_size": 128, "dmt_batch_size": 32,
             "learning_rate": 3e-4, "dmt_learning_rate": 3e-5, "bptt_learning_rate": 3e-4,
             "context_length": 256, "future_length": 64,
             "timesteps": 1, "dmt_timesteps": 16, "eval_windows": 256, "num_tested": 10_000,

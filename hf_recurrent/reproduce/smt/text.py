@@ -49,7 +49,7 @@ class TextMethods(MethodComparison):
         },
         "paper": {
             "sizes": PAPER_MODEL, "corpus": "hub:roneneldan/TinyStories",
-            "steps": 151_500, "dmt_steps": 1500, "batch_size": 128,
+            "steps": 151_500, "dmt_steps": 1500, "batch_size": 128, "dmt_batch_size": 32,
             "context_length": 256, "future_length": 64, "rollout_length": 256,
             "timesteps": 1, "dmt_timesteps": 16, "eval_windows": 512, "eval_bytes": 1_000_000,
         },

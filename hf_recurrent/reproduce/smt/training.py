@@ -74,13 +74,15 @@ def train_smt_dmt(
 
     Args:
         settings: a row with these, `batch_size`, `learning_rate`, `dmt_learning_rate`, `timesteps`, `dmt_timesteps`,
-            `eval_windows` and `seed`; `smt`, if there, has other fields of [`SmtTrainingArguments`].
+            `eval_windows` and `seed`; `dmt_batch_size`, if DMT has another one; `smt`, if there, has other fields of
+            [`SmtTrainingArguments`].
 
     Returns:
         As [`train_bptt`]; `measured` is the evaluation at the end, `measured_smt` that before DMT.
     """
     dmt_steps = settings["dmt_steps"]
     smt_steps = settings["steps"] - dmt_steps
+    of_dmt = {**settings, "batch_size": settings.get("dmt_batch_size", settings["batch_size"])}
     shared = {"context_length": context_length, "eval_windows": settings["eval_windows"]}
     smt = {"steps": smt_steps, "future_length": future_length, **shared, **settings.get("smt", {})}
     dmt = {"steps": dmt_steps, "rollout_length": rollout_length, **shared}
@@ -88,7 +90,7 @@ def train_smt_dmt(
         smt[key], dmt[key] = settings[key], settings[f"dmt_{key}"]
     models, texts = (rnn, teacher), (data, held_out)
     first = _run(models, texts, settings, SmtTrainer, SmtTrainingArguments, **smt)
-    second = _run(models, texts, settings, DmtTrainer, DmtTrainingArguments, **dmt) if dmt_steps else first
+    second = _run(models, texts, of_dmt, DmtTrainer, DmtTrainingArguments, **dmt) if dmt_steps else first
     blocks = [getattr(data, "length", context_length + length) for length in (future_length, rollout_length)]
     return {
         **second,
@@ -103,7 +105,7 @@ def train_smt_dmt(
             future_length=future_length,
             rollout_length=rollout_length,
         ),
-        "tokens": settings["batch_size"] * (smt_steps * blocks[0] + dmt_steps * blocks[1]),
+        "tokens": smt_steps * settings["batch_size"] * blocks[0] + dmt_steps * of_dmt["batch_size"] * blocks[1],
     }
 
 

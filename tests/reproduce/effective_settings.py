@@ -1,0 +1,188 @@
+"""The hyperparameters that an experiment or a recipe really trains with: those of the arguments that it builds.
+
+`python tests/reproduce/effective_settings.py NAME` prints them as rows of docs/paper_settings.md.
+"""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from transformers import PreTrainedModel, TrainingArguments
+
+from hf_recurrent import SmtRnnConfig, SmtTrainingArguments, config_from_preset
+from hf_recurrent.cli.pretrain_arguments import parse_arguments
+from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
+from hf_recurrent.reproduce.engine import training
+
+_IMAGES = {"mnist": 60_000, "cifar": 50_000}
+_CORPUS = SimpleNamespace(vocab_size=256, num_bytes=10**9)
+_OPTIMIZERS = {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "rmsprop": "RMSProp"}
+# Settings of a row that describe its data, without its name.
+_DATA = {
+    "levels": "MNIST, {:,} grey levels",
+    "num_tokens": "{:,} tokens",
+    "length": "T {:,}",
+    "num_examples": "{:,} examples",
+    "num_trajectories": "{:,}",
+}
+_SIZES = {"hidden_size": "M", "state_size": "S", "num_hidden_layers": "N", "num_memory_tokens": "Z"}
+
+
+class _Stop(Exception):
+    """The arguments of the last phase of a row are known."""
+
+
+def effective_settings(name: str, size: str) -> dict[str, str]:
+    """Hyperparameter → its value in all rows of an experiment, different values joined by " / "; empty without rows
+    that train."""
+    experiment = load_experiment(name)
+    values: dict[str, list[str]] = {}
+    for row in distinct(experiment.rows(size)):
+        phases, configs = arguments_of(experiment, {**row, "seed": 0})
+        for arguments in phases:
+            described = describe(arguments) | {"length of training": length_of(arguments, row)}
+            described |= {"sizes": "; ".join(dict.fromkeys(map(sizes_of, configs))), "data": data_of(row)}
+            for key, value in described.items():
+                if value not in values.setdefault(key, []):
+                    values[key].append(value)
+    if not values:
+        return {}
+    return {key: " / ".join(value) for key, value in values.items()} | {
+        "seeds": str(len(experiment.default_seeds(size)))
+    }
+
+
+def recipe_settings(name: str) -> dict[str, str]:
+    """Hyperparameter → its value in a recipe."""
+    parsed = parse_arguments(["--recipe", name, "--use_cpu"])
+    arguments, epochs = parsed.training, {"epochs": parsed.training.num_train_epochs}
+    row = {"bytes": arguments.train_bytes} if arguments.train_bytes else epochs
+    return describe(arguments) | {
+        "length of training": length_of(arguments, row),
+        "sizes": sizes_of(config_from_preset(parsed.model.model)),
+        "data": ", ".join(parsed.data.corpus),
+        "seeds": "1",
+    }
+
+
+def distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each kind of model, task and training."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        told_apart = {key: value for key, value in row.items() if key not in ("label", "rule", "dt", "x")}
+        kinds.setdefault(repr(told_apart), row)
+    return list(kinds.values())
+
+
+def arguments_of(experiment: Any, row: dict[str, Any]) -> tuple[list[TrainingArguments], list[Any]]:
+    """Arguments of the phases of training that a row would run, and the configurations of its models."""
+    phases: list[TrainingArguments] = []
+    configs: list[Any] = []
+
+    def record(build, arguments_class, *, steps, measure=None, **arguments):
+        phases.append(training.training_arguments(arguments_class, "unused", steps, arguments))
+        if arguments_class is not SmtTrainingArguments:
+            raise _Stop
+        return {"measured": {}, "seconds": 0.0}
+
+    def note_new_model(auto_class, config, seed):
+        configs.append(config)
+        return SimpleNamespace(config=config)
+
+    def note_pair(sizes, vocab_size, seed):
+        configs.append(SmtRnnConfig(vocab_size=vocab_size, **sizes))
+        return None, None
+
+    initialise = PreTrainedModel.__init__
+
+    def note_config(self, config, *args, **options):
+        configs.append(config)
+        initialise(self, config, *args, **options)
+
+    replaced = {
+        "run_trainer": record,
+        "new_model": note_new_model,
+        "build_pair": note_pair,
+        "split_corpus": lambda settings: (_CORPUS, _CORPUS),
+        "load_images": lambda dataset, folder: (range(_IMAGES[dataset]), None, ""),
+        "average_pooled": lambda data, factor: data,
+        "CopiedBits": lambda *options: None,
+        "layer_cosines": lambda *options: [],
+        "LorenzTrajectories": lambda count, *options, **others: range(count),
+        "DigitPixels": lambda **options: SimpleNamespace(vocab_size=options["levels"] + 1, length=784),
+    }
+    with mock.patch.object(PreTrainedModel, "__init__", note_config):
+        patches = [
+            mock.patch.object(module, attribute, replacement)
+            for path, module in list(sys.modules.items())
+            if path.startswith("hf_recurrent.reproduce.")
+            for attribute, replacement in replaced.items()
+            if hasattr(module, attribute)
+        ]
+        for patch in patches:
+            patch.start()
+        try:
+            experiment.run(row)
+        except _Stop:
+            pass
+        finally:
+            for patch in patches:
+                patch.stop()
+    return phases, configs
+
+
+def describe(arguments: TrainingArguments) -> dict[str, str]:
+    """Hyperparameter → value, as docs/paper_settings.md writes it."""
+    schedule, options = str(getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)), ""
+    if arguments.lr_scheduler_kwargs:
+        options = f" to {arguments.lr_scheduler_kwargs['min_lr']:g}"
+    warmup = arguments.warmup_steps
+    if arguments.optim == "rmsprop":
+        optimizer = f"RMSProp, {arguments.optim_args}"
+    else:
+        optimizer = f"{_OPTIMIZERS[arguments.optim]}, {arguments.adam_beta1:g}, {arguments.adam_beta2:g}"
+    streams = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    block = getattr(arguments, "block_size", None)
+    return {
+        "learning rate": f"{arguments.learning_rate:g}",
+        "schedule": schedule.removesuffix("_with_min_lr") + options,
+        "warm-up": "none" if not warmup else f"{warmup:.0%}" if warmup < 1 else f"{warmup:,} steps",
+        "optimizer": optimizer,
+        "weight decay": f"{arguments.weight_decay:g}",
+        "clipping": f"{arguments.max_grad_norm:g}" if arguments.max_grad_norm else "none",
+        "streams or batch": f"{streams:,}",
+        "block T": "whole sequences" if block is None else f"{block:,}",
+    }
+
+
+def length_of(arguments: TrainingArguments, row: dict[str, Any]) -> str:
+    """Epochs, bytes or steps of the training."""
+    if "epochs" in row:
+        return f"{row['epochs']:g} epochs"
+    return f"{row['bytes'] / 1e6:,.0f} MB" if "bytes" in row else f"{arguments.max_steps:,} steps"
+
+
+def sizes_of(config: Any) -> str:
+    """Widths and layers of a model, by their letters."""
+    sizes = {letter: getattr(config, name, None) for name, letter in _SIZES.items()}
+    return ", ".join(f"{letter} {size}" for letter, size in sizes.items() if size is not None)
+
+
+def data_of(row: dict[str, Any]) -> str:
+    """The data of a row."""
+    names = [row[key] for key in ("corpus", "task", "dataset") if key in row]
+    return ", ".join(names + [text.format(row[key]) for key, text in _DATA.items() if key in row])
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or EXPERIMENTS:
+        print(f"## {name}\n")
+        if name not in EXPERIMENTS:
+            settings = {key: [value] for key, value in recipe_settings(name).items()}
+        else:
+            paper, small = (effective_settings(name, size) for size in ("paper", "small"))
+            settings = {key: [value, small[key]] for key, value in paper.items()}
+        for key, ours in settings.items():
+            print(f"| {key} | - | - | {' | '.join(ours)} | |")
+        print()
