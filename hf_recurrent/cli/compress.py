@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.loading import (
     add_loading_arguments,
-    build_new_model,
     check_byte_tokenizer,
-    load_model_and_tokenizer,
+    load_or_build,
 )
-from hf_recurrent.cli.parsing import CommandParser, check_file, check_model_name, check_parent, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, run_command
+from hf_recurrent.cli.threads import thread_count
 from hf_recurrent.presets import preset_names
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def _compress(arguments: argparse.Namespace) -> None:
     size = arguments.file.stat().st_size
     adaptive = AdaptiveSettings(**settings) if arguments.learn else None
     streams = arguments.streams or (1 if arguments.learn else max(1, min(_MOST_PARTS, size // _SMALLEST_PART)))
-    model = build_or_load(arguments)
-    with single_thread():
+    model = load_byte_model(arguments)
+    with thread_count(1):
         header = new_header(model, size, adaptive, streams)
         with progress(arguments, "compressing", size) as report:
             begin = time.perf_counter()
@@ -140,30 +140,11 @@ def prepare_output(arguments: argparse.Namespace, output: Path) -> None:
         )
 
 
-def build_or_load(arguments: argparse.Namespace) -> "PreTrainedModel":
-    """The model of a checkpoint, or that of a preset with new weights."""
-    if arguments.model in preset_names():
-        from transformers import AutoModelForCausalLM, set_seed
-
-        set_seed(arguments.seed)
-        return build_new_model(AutoModelForCausalLM, arguments.model, "MODEL").eval()
-    check_model_name("MODEL", arguments.model, preset_names())
-    model, tokenizer = load_model_and_tokenizer(arguments)
+def load_byte_model(arguments: argparse.Namespace) -> "PreTrainedModel":
+    """The model of a checkpoint, or that of a preset with new weights; it must read bytes."""
+    model, tokenizer = load_or_build(arguments)
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
     return model
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Use one CPU thread: sums that several threads share are rounded otherwise."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
