@@ -127,7 +127,9 @@ static void set_inputs(struct mixture *all, struct stream *stream, int context, 
 static void predict(struct mixture *all, struct stream *stream, const double *model, double *probabilities)
 {
     int known = 0;
-    stream->length &= LENGTHS - 1;
+    stream->length &= LENGTHS - 1; /* as in `index_of` */
+    stream->match &= INT64_MAX >> 8;
+    all->step &= INT64_MAX >> 16;
     for (int c = 0; c < CONTEXTS; c++) {
         const struct line *first = found(all, stream->contexts[c], 0, 0), *line = first;
         known += first != 0;
