@@ -22,7 +22,7 @@ class Settings(NamedTuple):
 
     streams: int = 1
     adaptive: AdaptiveSettings | None = None
-    mixes: bool = False
+    mixes: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The values that differ from the defaults."""
@@ -31,7 +31,7 @@ class Settings(NamedTuple):
             default = asdict(AdaptiveSettings())
             own = asdict(self.adaptive)
             values["adaptive"] = {name: value for name, value in own.items() if value != default[name]}
-        return values | ({"mixes": True} if self.mixes else {})
+        return values if self.mixes else values | {"mixes": False}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Settings":
@@ -42,7 +42,9 @@ class Settings(NamedTuple):
         """
         streams, adaptive = values.get("streams", 1), values.get("adaptive")
         _check_streams(streams)
-        return cls(streams, None if adaptive is None else AdaptiveSettings(**adaptive), bool(values.get("mixes")))
+        return cls(
+            streams, None if adaptive is None else AdaptiveSettings(**adaptive), bool(values.get("mixes", True))
+        )
 
     def predictor(self, model: PreTrainedModel, size: int) -> Predictor:
         """A new predictor.

@@ -43,14 +43,14 @@ def bits(predictor, data: np.ndarray) -> np.ndarray:
     found = []
     for tokens in data:
         rows = predictor.probabilities()
-        np.testing.assert_allclose(rows.sum(-1), 1, rtol=1e-12)
+        np.testing.assert_allclose(rows.sum(-1), 1, rtol=1e-9)
         found.append(-np.log2(rows[np.arange(len(tokens)), tokens]))
         predictor.read(tokens)
     return np.array(found)
 
 
 def as_steps(data: bytes, streams: int = 1) -> np.ndarray:
-    return np.frombuffer(data, np.uint8).reshape(streams, -1).T
+    return np.frombuffer(data, np.uint8).reshape(streams, -1).T.copy()
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +121,10 @@ def test_the_size_is_the_cross_entropy_of_the_mixture(model, text):
 
 def test_without_the_kernel_nothing_is_mixed(model, text, monkeypatch):
     packed = compress(text, model)
-    assert read_header(io.BytesIO(packed), len(packed)).settings == {"mixes": True}
+    assert read_header(io.BytesIO(packed), len(packed)).settings == {}
     monkeypatch.setattr(mixed_predictor, "ContextMixture", None)
     with pytest.raises(ArchiveError, match="kernel that mixes predictions was not built"):
         decompress(packed, model)
     alone = compress(text, model)
     assert decompress(alone, model) == text
-    assert read_header(io.BytesIO(alone), len(alone)).settings == {}
+    assert read_header(io.BytesIO(alone), len(alone)).settings == {"mixes": False}

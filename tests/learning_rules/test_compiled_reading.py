@@ -8,6 +8,7 @@ from hf_recurrent import config_from_preset
 from hf_recurrent.learning_rules import compiled_program
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.compiled_reading import CompiledReading
+from hf_recurrent.modeling.recurrent_state import detach_state
 from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
 
 pytest.importorskip("hf_recurrent.kernels.block_cpu")
@@ -32,10 +33,10 @@ def check(model):
                 for weight in model.parameters():
                     weight.add_(0.1 * torch.randn_like(weight))
         logits, state = reading.read(token, state)
-        with torch.no_grad():
-            output = model(torch.tensor([[token]]), state=expected, use_cache=True)
-        expected = output.state
-        torch.testing.assert_close(logits, output.logits[0, 0], rtol=1e-10, atol=1e-10)
+        # With gradients, so that plain `forward` runs.
+        output = model(torch.tensor([[token]]), state=expected, use_cache=True)
+        expected = detach_state(output.state)
+        torch.testing.assert_close(logits, output.logits[0, 0].detach(), rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(state, dict(expected), rtol=1e-10, atol=1e-10)
 
 
