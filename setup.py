@@ -30,7 +30,7 @@ kernels = [
         py_limited_api=any_version,
         optional=True,  # without a C compiler, installation continues and plain torch is used
     )
-    for name in ("block_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
+    for name in ("block_cpu", "context_mixture_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
 ]  # fmt: skip
 
 setup(

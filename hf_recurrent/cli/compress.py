@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.loading import (
     add_loading_arguments,
-    build_new_model,
     check_byte_tokenizer,
-    load_model_and_tokenizer,
+    load_or_build,
 )
-from hf_recurrent.cli.parsing import CommandParser, check_file, check_model_name, check_parent, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, run_command
+from hf_recurrent.cli.threads import thread_count
 from hf_recurrent.presets import preset_names
 
 if TYPE_CHECKING:
@@ -52,16 +52,19 @@ def build_parser() -> argparse.ArgumentParser:
     learning = parser.add_argument_group("with --learn")
     learning.add_argument("--stride", type=int, help="T, bytes between two updates of the weights (default: 16)")
     learning.add_argument(
-        "--replays", type=int, help="earlier pieces of T bytes that every update reads again (default: 0)"
-    )
-    learning.add_argument(
-        "--learning_rate", type=float, help="at the beginning; it falls linearly to a tenth (default: 4e-3)"
+        "--learning_rate", type=float, help="at the beginning; it falls linearly to a tenth (default: 2e-3)"
     )
     parser.add_argument(
         "--streams",
         type=int,
         help="parts of the file that are compressed side by side, each without context at its beginning "
         f"(default: one for each {_SMALLEST_PART >> 10} KiB, at most {_MOST_PARTS}; 1 with --learn)",
+    )
+    parser.add_argument(
+        "--no_mix",
+        action="store_true",
+        help="use the model's probabilities alone; by default they are mixed with counts of what followed the same "
+        "bytes before in the file, which makes it smaller",
     )
     add_writing_arguments(parser)
     return parser
@@ -90,7 +93,7 @@ def _compress(arguments: argparse.Namespace) -> None:
     check_file("FILE", arguments.file)
     output = arguments.output or arguments.file.with_name(arguments.file.name + SUFFIX)
     prepare_output(arguments, output)
-    settings = {name: getattr(arguments, name) for name in ("stride", "replays", "learning_rate")}
+    settings = {name: getattr(arguments, name) for name in ("stride", "learning_rate")}
     settings = {name: value for name, value in settings.items() if value is not None}
     if settings and not arguments.learn:
         raise ValueError(f"`--{next(iter(settings))}` is given; it is used only with --learn.")
@@ -106,9 +109,9 @@ def _compress(arguments: argparse.Namespace) -> None:
     size = arguments.file.stat().st_size
     adaptive = AdaptiveSettings(**settings) if arguments.learn else None
     streams = arguments.streams or (1 if arguments.learn else max(1, min(_MOST_PARTS, size // _SMALLEST_PART)))
-    model = build_or_load(arguments)
-    with single_thread():
-        header = new_header(model, size, adaptive, streams)
+    model = load_byte_model(arguments)
+    with thread_count(1):
+        header = new_header(model, size, adaptive, streams, not arguments.no_mix)
         with progress(arguments, "compressing", size) as report:
             begin = time.perf_counter()
             compress_file(arguments.file, output, model, header, report)
@@ -140,30 +143,11 @@ def prepare_output(arguments: argparse.Namespace, output: Path) -> None:
         )
 
 
-def build_or_load(arguments: argparse.Namespace) -> "PreTrainedModel":
-    """The model of a checkpoint, or that of a preset with new weights."""
-    if arguments.model in preset_names():
-        from transformers import AutoModelForCausalLM, set_seed
-
-        set_seed(arguments.seed)
-        return build_new_model(AutoModelForCausalLM, arguments.model, "MODEL").eval()
-    check_model_name("MODEL", arguments.model, preset_names())
-    model, tokenizer = load_model_and_tokenizer(arguments)
+def load_byte_model(arguments: argparse.Namespace) -> "PreTrainedModel":
+    """The model of a checkpoint, or that of a preset with new weights; it must read bytes."""
+    model, tokenizer = load_or_build(arguments)
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
     return model
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Use one CPU thread: sums that several threads share are rounded otherwise."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

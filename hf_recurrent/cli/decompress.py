@@ -8,12 +8,12 @@ from hf_recurrent.cli.compress import (
     SUFFIX,
     add_model_arguments,
     add_writing_arguments,
-    build_or_load,
+    load_byte_model,
     prepare_output,
     progress,
-    single_thread,
 )
 from hf_recurrent.cli.parsing import CommandParser, check_file, run_command
+from hf_recurrent.cli.threads import thread_count
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,8 +51,8 @@ def _decompress(arguments: argparse.Namespace) -> None:
     try:
         with arguments.file.open("rb") as file:
             size = read_header(file, arguments.file.stat().st_size).size
-        model = build_or_load(arguments)
-        with single_thread(), progress(arguments, "decompressing", size) as report:
+        model = load_byte_model(arguments)
+        with thread_count(1), progress(arguments, "decompressing", size) as report:
             decompress_file(arguments.file, output, model, report)
     except ArchiveError as error:
         raise ArchiveError(f"`ARCHIVE` is {str(arguments.file)!r}: {error}") from error

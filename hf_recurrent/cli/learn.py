@@ -2,14 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.learn_arguments import build_parser, update_steps
-from hf_recurrent.cli.loading import choose_device, load_model_and_tokenizer
+from hf_recurrent.cli.loading import load_or_build, move_to_device
 from hf_recurrent.cli.parsing import run_command
+from hf_recurrent.cli.threads import thread_count
 
 if TYPE_CHECKING:
     from hf_recurrent.cli.learn_run import LearnRun
@@ -24,23 +25,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = build_parser()
     with ExitStack() as lock:
         run = run_command(parser, argv, lambda arguments: _prepare(arguments, lock))
-        with _threads(run.arguments.threads):
+        with thread_count(run.arguments.threads):
             failure = run.learn()
     if failure:
         parser.exit(1, f"{parser.prog}: error: {failure}\n")
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Limit the CPU threads: on busy cores, waiting for each other takes most of a small step."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
@@ -104,7 +92,6 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
 
 def _build_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "OnlineLearner":
     from hf_recurrent.online.learner import OnlineLearner
-    from hf_recurrent.presets import config_from_preset, preset_names
 
     stride, update_every = update_steps(arguments)
     settings = {
@@ -120,17 +107,7 @@ def _build_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "On
         settings["learning_rate"] = arguments.learning_rate
     if checkpoint is not None:
         return _load_learner(arguments, checkpoint, settings)
-    if arguments.model not in preset_names():
-        return OnlineLearner(*load_model_and_tokenizer(arguments), **settings)
-    import torch
-    from transformers import AutoModelForCausalLM, set_seed
-
-    from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
-
-    set_seed(arguments.seed)
-    model = AutoModelForCausalLM.from_config(config_from_preset(arguments.model))
-    dtype = torch.float32 if arguments.dtype == "auto" else getattr(torch, arguments.dtype)
-    return OnlineLearner(model.to(choose_device(arguments), dtype), ByteTokenizer(), **settings)
+    return OnlineLearner(*load_or_build(arguments), **settings)
 
 
 def _load_learner(arguments: argparse.Namespace, checkpoint: str, settings: dict[str, Any]) -> "OnlineLearner":
@@ -140,11 +117,7 @@ def _load_learner(arguments: argparse.Namespace, checkpoint: str, settings: dict
     from hf_recurrent.online.saved_learner import load_saved_model
 
     model, tokenizer = load_saved_model(checkpoint, trust_remote_code=arguments.trust_remote_code)
-    device = choose_device(arguments)
-    try:
-        model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"`--device` is {device!r}; it cannot be used: {str(error).splitlines()[0]}") from error
+    move_to_device(model, arguments)
     learner = OnlineLearner.load(checkpoint, model, tokenizer, **settings)
     try:
         check_metadata(learner.metadata, learner.bytes_read)

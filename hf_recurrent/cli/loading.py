@@ -24,15 +24,19 @@ def add_loading_arguments(parser: argparse.ArgumentParser, takes_presets: bool =
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the first GPU, or the CPU without one)")
 
 
-def load_model_and_tokenizer(arguments: argparse.Namespace) -> "tuple[PreTrainedModel, Any]":
+def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MODEL") -> "tuple[PreTrainedModel, Any]":
     """The model in evaluation mode on its device, and its tokenizer.
+
+    Args:
+        arguments: those of [`add_loading_arguments`].
+        argument: the one that holds the name, for messages.
 
     Raises:
         FileNotFoundError: the directory does not exist or is not a checkpoint.
         ValueError: the checkpoint cannot be loaded, or the device does not exist.
     """
     name = arguments.model
-    check_model_name("MODEL", name, preset_names() if arguments.takes_presets else ())
+    check_model_name(argument, name, preset_names() if arguments.takes_presets else ())
 
     # After the checks, because importing torch takes seconds.
     from transformers import AutoModelForCausalLM
@@ -41,15 +45,36 @@ def load_model_and_tokenizer(arguments: argparse.Namespace) -> "tuple[PreTrained
     from hf_recurrent.hub.loading import load_model, load_tokenizer
 
     logging.disable_progress_bar()
-    options = {"argument": "MODEL", "trust_remote_code": arguments.trust_remote_code}
+    options = {"argument": argument, "trust_remote_code": arguments.trust_remote_code}
     model = load_model(AutoModelForCausalLM, name, dtype=arguments.dtype, **options)
     tokenizer = load_tokenizer(name, **options)
+    move_to_device(model, arguments)
+    return model.eval(), tokenizer
+
+
+def load_or_build(arguments: argparse.Namespace, argument: str = "MODEL") -> "tuple[PreTrainedModel, Any]":
+    """As [`load_model_and_tokenizer`]; for the name of a preset, its model with new weights of `--seed`."""
+    if arguments.model not in preset_names():
+        return load_model_and_tokenizer(arguments, argument)
+    import torch
+    from transformers import AutoModelForCausalLM, set_seed
+
+    from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
+
+    set_seed(arguments.seed)
+    model = build_new_model(AutoModelForCausalLM, arguments.model, argument)
+    model.to(torch.float32 if arguments.dtype == "auto" else getattr(torch, arguments.dtype))
+    move_to_device(model, arguments)
+    return model.eval(), ByteTokenizer()
+
+
+def move_to_device(model: "PreTrainedModel", arguments: argparse.Namespace) -> None:
+    """Move a model to [`choose_device`], or raise a ValueError."""
     device = choose_device(arguments)
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"`--device` is {device!r}; it cannot be used: {str(error).splitlines()[0]}") from error
-    return model.eval(), tokenizer
 
 
 def check_byte_tokenizer(argument: str, name: str, tokenizer: Any) -> None:

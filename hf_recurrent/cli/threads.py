@@ -7,6 +7,8 @@ cores. So they wait for a moment only, and a command that starts on busy cores t
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,22 @@ def use_threads(given: int | None, *, quiet: bool = False, checkpoint: str | os.
         torch.set_num_threads(count)
         if not quiet and int(os.environ.get("RANK", "0")) == 0:
             print(f"{_count(count, 'thread')}: {reason}", file=sys.stderr)
+
+
+@contextmanager
+def thread_count(count: int) -> Iterator[None]:
+    """Use this number of CPU threads inside `with`.
+
+    One is enough for small steps, where threads mostly wait for each other, and gives the same bits everywhere.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def describe_threads() -> str:

@@ -112,22 +112,10 @@ def _build_learner(arguments: argparse.Namespace, saved: "SavedLog | None") -> "
 
 def _load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """A preset with new weights, or a checkpoint; with a tokenizer whose ids are bytes."""
-    from hf_recurrent.cli.loading import check_byte_tokenizer, load_model_and_tokenizer
-    from hf_recurrent.presets import config_from_preset, preset_names
+    from hf_recurrent.cli.loading import check_byte_tokenizer, load_or_build
 
-    if arguments.model in preset_names():
-        from transformers import AutoModelForCausalLM, set_seed
-
-        from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
-
-        set_seed(arguments.seed)
-        model = AutoModelForCausalLM.from_config(config_from_preset(arguments.model))
-        return model.to(arguments.device), ByteTokenizer()
     options = {"takes_presets": True, "trust_remote_code": False, "dtype": "float32"}
-    try:
-        model, tokenizer = load_model_and_tokenizer(argparse.Namespace(**vars(arguments) | options))
-    except (OSError, ValueError) as error:
-        raise type(error)(str(error).replace("`MODEL`", "`--model`")) from error
+    model, tokenizer = load_or_build(argparse.Namespace(**vars(arguments) | options), "--model")
     check_byte_tokenizer("--model", arguments.model, tokenizer)
     if model.config.vocab_size < 256 or tokenizer.encode_bytes(bytes(range(256))).tolist() != [*range(256)]:
         raise ValueError(f"`--model` is {arguments.model!r}, whose tokens are not bytes.")

@@ -1,22 +1,25 @@
 """A model that learns from the data while they are coded; the decoder makes the same updates.
 
-Shape letters: B streams, T steps, V vocabulary.
+Shape letters: T steps, V vocabulary.
 """
 
-import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from hf_recurrent.compression.predictors import check_model, softmax, uniform
+from hf_recurrent.learning_rules.block_learning import BlockLearning
+from hf_recurrent.learning_rules.compiled_program import Uncompilable as Uncompilable
+from hf_recurrent.learning_rules.compiled_reading import CompiledReading
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
-from hf_recurrent.modeling.recurrent_state import detach_state, upcast
+from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
+from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
 
 _LARGEST = 1 << 16
+_RATES = 100  # steps in which the learning rate falls
 
 
 @dataclass(frozen=True)
@@ -27,43 +30,43 @@ class AdaptiveSettings:
         learning_rate: at the beginning; it falls linearly to `final_rate` of it at the end of the data.
         final_rate: share of the learning rate at the end.
         stride: T, bytes between two updates.
-        replays: earlier blocks of T bytes that every update reads again with the newest one.
+        rule: `rtrl`, `snap1`, `truncated` or `spatial` ([`build_learning_rule`]).
         max_grad_norm: gradients are clipped to this norm.
-        weight_decay: of matrices.
-        seed: of the choice of replayed blocks.
+        compiled: learn and read in the compiled kernel, not in plain torch; their results differ by rounding.
 
     Raises:
         ValueError: a value is not allowed.
     """
 
-    learning_rate: float = 4e-3
+    learning_rate: float = 2e-3
     final_rate: float = 0.1
     stride: int = 16
-    replays: int = 0
+    rule: str = "truncated"
     max_grad_norm: float = 1.0
-    weight_decay: float = 0.1
-    seed: int = 0
+    compiled: bool = True
 
     def __post_init__(self):
-        for name, least in (("stride", 1), ("replays", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-                raise ValueError(f"`{name}` is {value!r}; it must be an integer from {least} to {_LARGEST}.")
-        for name in ("learning_rate", "final_rate", "max_grad_norm", "weight_decay"):
+        value = self.stride
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+            raise ValueError(f"`stride` is {value!r}; it must be an integer from 1 to {_LARGEST}.")
+        for name in ("learning_rate", "final_rate", "max_grad_norm"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise ValueError(f"`{name}` is {value!r}; it must be a finite number of at least 0.")
+        if self.rule not in RULES:
+            raise ValueError(f"`rule` is {self.rule!r}; it must be one of {', '.join(RULES)}.")
 
 
 class AdaptivePredictor:
     """One stream. Bytes are predicted one by one; after T of them the weights are updated.
 
-    An update can also learn from blocks of the past, chosen at random: the decoder has read them too.
-
     Args:
         model: a recurrent byte-level model, trained in place.
         size: bytes of the data, for the learning rate.
         settings: [`AdaptiveSettings`].
+
+    Raises:
+        Uncompilable: the settings ask for the compiled kernel, which cannot compute with this model.
     """
 
     streams = 1
@@ -72,13 +75,19 @@ class AdaptivePredictor:
         check_model(model)
         self._model, self._size, self._settings = model.eval(), size, settings
         parameters = [weight for weight in model.parameters() if weight.requires_grad]
-        matrices, others = [w for w in parameters if w.dim() > 1], [w for w in parameters if w.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        fused = parameters[0].device.type in ("cpu", "cuda")
-        self._optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.99), fused=fused)
-        self._random = random.Random(settings.seed)
-        self._read = bytearray()
-        # The state before the newest block, and the one that single bytes continue.
+        self._optimizer = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+        rule = build_learning_rule(settings.rule, model)
+        self._learning = BlockLearning(rule, self._optimizer, settings.stride, settings.stride)
+        self._reading: CompiledReading | None = None
+        if settings.compiled:
+            self._learning.require_compiled()
+            self._reading = CompiledReading(model)
+        else:
+            self._learning.use_plain_torch()
+        self._carried = rule.init_carried(1)
+        # Bytes since the last update, and the one before; the state before these, and the one after all but the last.
+        self._unlearned = bytearray()
+        self._done = 0
         self._block_state = self._state = model.init_state(1)
         self._probabilities = uniform(1)
 
@@ -86,49 +95,47 @@ class AdaptivePredictor:
         return self._probabilities
 
     def read(self, tokens: np.ndarray) -> None:
-        self._read.append(int(tokens[0]))
-        if len(self._read) > 1 and (len(self._read) - 1) % self._settings.stride == 0:
+        self._unlearned.append(int(tokens[0]))
+        if len(self._unlearned) > self._settings.stride:
             self._learn()
+        logits, self._state = self._step(self._unlearned[-1], self._state)
+        self._probabilities = softmax(logits.unsqueeze(0))
+
+    def _step(self, token: int, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+        if self._reading is not None:
+            return self._reading.read(token, state)
         # With gradients, because without them the step would be compiled anew after every update.
         with torch.enable_grad():
-            output = self._model(torch.tensor([[self._read[-1]]]), state=self._state, use_cache=True)
-        self._state = detach_state(output.state)
-        self._probabilities = softmax(output.logits.detach()[:, -1])
+            output = self._model(torch.tensor([[token]]), state=state, use_cache=True)
+        return output.logits.detach()[0, -1], detach_state(output.state)
 
     def _learn(self) -> None:
-        """Learn to predict the last T bytes from those before them, and replayed blocks likewise."""
-        stride = self._settings.stride
-        begin = len(self._read) - 1 - stride
-        earlier = begin // stride
-        count = min(self._settings.replays, earlier)
-        begins = [begin, *(stride * self._random.randrange(earlier) for _ in range(count))]
-        blocks = [torch.frombuffer(self._read, dtype=torch.uint8, count=stride + 1, offset=place) for place in begins]
-        rows = torch.stack(blocks).long()
-        state = {
-            name: torch.cat([tensor, tensor.new_zeros(count, *tensor.shape[1:])])
-            for name, tensor in self._block_state.items()
-        }
-        output = self._model(rows[:, :-1], state=state, use_cache=True)
-        F.cross_entropy(upcast(output.logits).flatten(0, 1), rows[:, 1:].flatten()).backward()
-        parameters = [weight for group in self._optimizer.param_groups for weight in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm)
-        if bool(norm.isfinite()):
-            share = len(self._read) / max(self._size, 1)
-            rate = self._settings.learning_rate * (1 - (1 - self._settings.final_rate) * share)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
-        self._optimizer.zero_grad()
-        self._block_state = {name: tensor[:1].clone() for name, tensor in detach_state(output.state).items()}
+        """Learn to predict the last T bytes from those before them."""
+        settings = self._settings
+        tokens = torch.tensor([list(self._unlearned)])
+        block = tokens[:, :-1], tokens[:, 1:], torch.zeros(1, settings.stride, dtype=torch.bool)
+        self._done += settings.stride
+        share = round(_RATES * self._done / max(self._size, 1)) / _RATES
+        rate = settings.learning_rate * (1 - (1 - settings.final_rate) * min(share, 1.0))
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        try:
+            _, self._block_state = self._learning.learn(self._carried, self._block_state, block)
+            self._learning.update(1.0, settings.max_grad_norm)
+        except NonFiniteLossError:
+            self._block_state = self._model.init_state(1)
         self._state = self._block_state
+        del self._unlearned[:-1]
 
     def state_dict(self) -> dict[str, Any]:
+        self._learning.write_steps()
         return {
             "settings": asdict(self._settings),
             "weights": dict(self._model.state_dict()),
             "optimizer": optimizer_state(self._optimizer),
-            "random": self._random.getstate(),
-            "read": torch.frombuffer(bytearray(self._read), dtype=torch.uint8) if self._read else None,
+            "carried": dict(self._carried),
+            "unlearned": list(self._unlearned),
+            "done": self._done,
             "block_state": dict(self._block_state),
             "state": dict(self._state),
             "probabilities": torch.from_numpy(self._probabilities),
@@ -137,7 +144,10 @@ class AdaptivePredictor:
     def load_state_dict(self, values: dict[str, Any]) -> None:
         self._model.load_state_dict(values["weights"])
         load_optimizer_state(self._optimizer, values["optimizer"])
-        self._random.setstate(values["random"])
-        self._read = bytearray(b"" if values["read"] is None else values["read"].numpy().tobytes())
-        self._block_state, self._state = values["block_state"], values["state"]
+        self._unlearned, self._done = bytearray(values["unlearned"]), values["done"]
+        # Copies, because rounding may depend on where a tensor lies.
+        self._carried, self._block_state, self._state = (
+            {name: tensor.clone() for name, tensor in values[part].items()}
+            for part in ("carried", "block_state", "state")
+        )
         self._probabilities = values["probabilities"].numpy()

@@ -2,13 +2,14 @@
 
 import copy
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, AdaptiveSettings
+from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, AdaptiveSettings, Uncompilable
 from hf_recurrent.compression.archive import ArchiveError, Header
+from hf_recurrent.compression.mixed_predictor import MixedPredictor, can_mix
 from hf_recurrent.compression.predictors import FrozenPredictor, Predictor, arithmetic_fingerprint, check_model
 from hf_recurrent.weight_hashing import weights_hash
 
@@ -16,11 +17,54 @@ _LARGEST_STREAMS = 256
 _PROBE_STRIDE = 8  # so that the fingerprint includes updates of the weights
 
 
+class Settings(NamedTuple):
+    """How the bytes are predicted: settings of [`new_header`]."""
+
+    streams: int = 1
+    adaptive: AdaptiveSettings | None = None
+    mixes: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The values that differ from the defaults."""
+        values: dict[str, Any] = {"streams": self.streams} if self.streams > 1 else {}
+        if self.adaptive is not None:
+            default = asdict(AdaptiveSettings())
+            own = asdict(self.adaptive)
+            values["adaptive"] = {name: value for name, value in own.items() if value != default[name]}
+        return values if self.mixes else values | {"mixes": False}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Settings":
+        """The settings of a header.
+
+        Raises:
+            ValueError, TypeError: these are none.
+        """
+        streams, adaptive = values.get("streams", 1), values.get("adaptive")
+        _check_streams(streams)
+        return cls(
+            streams, None if adaptive is None else AdaptiveSettings(**adaptive), bool(values.get("mixes", True))
+        )
+
+    def predictor(self, model: PreTrainedModel, size: int) -> Predictor:
+        """A new predictor.
+
+        Raises:
+            Uncompilable: it needs a compiled kernel that was not built, or that cannot compute with the model.
+        """
+        if self.adaptive is None:
+            predictor: Predictor = FrozenPredictor(model, self.streams)
+        else:
+            predictor = AdaptivePredictor(model, size, self.adaptive)
+        return MixedPredictor(predictor, size) if self.mixes else predictor
+
+
 def new_header(
     model: PreTrainedModel,
     size: int,
     adaptive: AdaptiveSettings | None = None,
     streams: int = 1,
+    mixes: bool = True,
 ) -> Header:
     """The header of an archive that is made here.
 
@@ -29,6 +73,8 @@ def new_header(
         size: bytes of the data.
         adaptive: how the model learns from the data; None for fixed weights.
         streams: B, parts that are coded side by side; 1 if the model learns.
+        mixes: mix the model's probabilities with counts of what followed the same contexts in the data, where the
+            kernel for it was built.
 
     Raises:
         ValueError: the model does not read bytes or is on another device, or `streams` is not allowed.
@@ -39,16 +85,18 @@ def new_header(
     _check_streams(streams)
     if adaptive is not None and streams > 1:
         raise ValueError(f"`streams` is {streams}; a model that learns reads one stream.")
-    settings: dict[str, Any] = {"streams": streams} if streams > 1 else {}
-    if adaptive is not None:
-        default = asdict(AdaptiveSettings())
-        settings["adaptive"] = {name: value for name, value in asdict(adaptive).items() if value != default[name]}
-    return Header(size, _weights(model), _fingerprint(model, settings), kernel_name(), settings)
+    settings = Settings(streams, adaptive, mixes and can_mix())
+    try:
+        fingerprint = _fingerprint(model, settings)
+    except Uncompilable:  # plain torch on both sides
+        settings = settings._replace(adaptive=replace(adaptive, compiled=False))
+        fingerprint = _fingerprint(model, settings)
+    return Header(size, _weights(model), fingerprint, kernel_name(), settings.to_json())
 
 
 def new_predictor(header: Header, model: PreTrainedModel) -> Predictor:
     """The predictor of a header that [`new_header`] made or [`check_header`] has checked."""
-    return _predictor(model, header.size, *_parsed(header.settings))
+    return Settings.from_json(header.settings).predictor(model, header.size)
 
 
 def check_header(header: Header, model: PreTrainedModel) -> None:
@@ -60,9 +108,13 @@ def check_header(header: Header, model: PreTrainedModel) -> None:
             f"it was made with other weights (hash {header.weights}) than those of this model ({weights})."
         )
     try:
-        fingerprint = _fingerprint(model, header.settings)
+        settings = Settings.from_json(header.settings)
     except (TypeError, ValueError) as error:
         raise ArchiveError(f"its header is damaged: {error}") from error
+    try:
+        fingerprint = _fingerprint(model, settings)
+    except Uncompilable as error:
+        raise ArchiveError(f"it was made with a compiled kernel that cannot be used here: {error}.") from error
     if fingerprint != header.fingerprint:
         raise ArchiveError(
             f"the model computes other probabilities here ({kernel_name()}) than where it was made "
@@ -89,18 +141,8 @@ def _check_streams(streams: Any) -> None:
         raise ValueError(f"`streams` is {streams!r}; it must be an integer from 1 to {_LARGEST_STREAMS}.")
 
 
-def _parsed(settings: dict[str, Any]) -> tuple[int, AdaptiveSettings | None]:
-    streams, adaptive = settings.get("streams", 1), settings.get("adaptive")
-    _check_streams(streams)
-    return streams, None if adaptive is None else AdaptiveSettings(**adaptive)
-
-
-def _predictor(model: PreTrainedModel, size: int, streams: int, adaptive: AdaptiveSettings | None) -> Predictor:
-    return FrozenPredictor(model, streams) if adaptive is None else AdaptivePredictor(model, size, adaptive)
-
-
-def _fingerprint(model: PreTrainedModel, settings: dict[str, Any]) -> str:
-    streams, adaptive = _parsed(settings)
-    if adaptive is not None:
-        model, adaptive = copy.deepcopy(model), replace(adaptive, stride=_PROBE_STRIDE)
-    return arithmetic_fingerprint(_predictor(model, 0, streams, adaptive))
+def _fingerprint(model: PreTrainedModel, settings: Settings) -> str:
+    if settings.adaptive is not None:
+        model = copy.deepcopy(model)
+        settings = settings._replace(adaptive=replace(settings.adaptive, stride=_PROBE_STRIDE))
+    return arithmetic_fingerprint(settings.predictor(model, 0))

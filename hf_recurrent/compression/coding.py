@@ -132,9 +132,9 @@ def _decode_block(block: Block, decoded: np.ndarray, parts: Parts, predictor: Pr
     """Fill `decoded`, and return the number of steps; None if the block does not end with a step."""
     decoder = None if block.stored else Decoder(block.content)
     stored = np.frombuffer(block.content, np.uint8) if block.stored else None
-    done, first = 0, step
+    done, first, before = 0, step, parts.bytes_before(step)
     while done < len(decoded) and step < parts.steps:
-        count = parts.bytes_before(step + 1) - parts.bytes_before(step)
+        count = parts.bytes_before(step + 1) - before - done
         if done + count > len(decoded):
             return None
         if decoder is None:

@@ -27,6 +27,7 @@ def compress(
     *,
     adaptive: AdaptiveSettings | None = None,
     streams: int = 1,
+    mixes: bool = True,
 ) -> bytes:
     """Compress bytes with the probabilities of a model.
 
@@ -35,13 +36,14 @@ def compress(
         model: a recurrent byte-level model on the CPU. A model that learns is changed.
         adaptive: how it learns from the data; None for fixed weights.
         streams: B, parts of the data that are coded side by side: faster, but each begins without context.
+        mixes: mix the model's probabilities with counts of what followed the same contexts in the data.
 
     Raises:
         ValueError: the model does not read bytes, or an argument is not allowed.
         ImportError: `constriction` is not installed.
     """
     require_coder()
-    header, archive = new_header(model, len(data), adaptive, streams), io.BytesIO()
+    header, archive = new_header(model, len(data), adaptive, streams, mixes), io.BytesIO()
     write_header(archive, header)
     encode(np.frombuffer(data, np.uint8), archive, new_predictor(header, model))
     return archive.getvalue()

@@ -8,37 +8,20 @@ Shape letters: T steps.
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from operator import attrgetter
 
 import torch
 from torch import nn
 
+from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncompilable, block_cpu
 from hf_recurrent.learning_rules.rules import LearningRule, NonFiniteLossError
-from hf_recurrent.modeling.module_watch import ModuleWatch
 from hf_recurrent.modeling.recurrent_state import RecurrentState, upcast
 
-try:
-    from hf_recurrent.kernels import block_cpu
-except ImportError:
-    block_cpu = None
-
-_MODULE_HOOKS = attrgetter("_backward_hooks", "_backward_pre_hooks")
-_ROOT_HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks")
-_PARAMETER_HOOKS = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
-# Larger weights are read faster by several threads, and the kernel is one.
-_MOST_SHARED_BYTES = 1 << 26
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
 Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # input_ids, shift_labels and reset_mask, (1, T) each
 
 
-class Uncompilable(Exception):
-    """The kernel cannot compute the blocks of a rule; the text says why."""
-
-
-class CompiledBlock:
+class CompiledBlock(CompiledProgram):
     """Blocks of T steps of one stream, for a rule and a model as they are now.
-
-    Call [`is_current`] and [`is_observed`] before each block.
 
     Args:
         rule: of a model on the CPU.
@@ -54,43 +37,11 @@ class CompiledBlock:
     """
 
     def __init__(self, rule: LearningRule, steps: int, num_targets: int, *, resets: bool = True):
-        if block_cpu is None:
-            raise Uncompilable("the kernel was not built when hf-recurrent was installed")
+        super().__init__(rule.model)
         self.rule, self.steps, self.num_targets, self.resets = rule, steps, num_targets, resets
-        model = rule.model
-        self.parameters = dict(model.named_parameters())
-        self.dtype = model.dtype
-        if not block_cpu.is_supported(self.dtype) or model.device.type != "cpu":
-            raise Uncompilable(f"the model is {str(self.dtype).removeprefix('torch.')} on {model.device}")
-        self.bytes_read = sum(parameter.nbytes for parameter in self.parameters.values())
-        self.watch = ModuleWatch(model)
-        self.trained = self._trained()
-        self.modules = list(model.modules())
-        if self.watch.overridden:
-            raise Uncompilable("the model has hooks, replaced methods or tensors of other kinds")
-        try:
-            with torch.inference_mode(False):
-                self.gradients = self._record()
-                self._compare()
-        except block_cpu.Untranslatable as error:
-            raise Uncompilable(f"the kernel has no form of {str(error).rstrip('.')}") from error
-        except block_cpu.UnreadableTensor as error:
-            raise Uncompilable(f"the kernel cannot read a weight: {str(error).rstrip('.')}") from error
-
-    def is_current(self) -> bool:
-        """True if the model is what the program was recorded from; its weights may hold other numbers."""
-        return self.watch.unchanged() and self._trained() == self.trained
-
-    def is_observed(self) -> bool:
-        """True while somebody wants to see or change the operations, or several threads are faster."""
-        return bool(
-            any(_ROOT_HOOKS(self.rule.model))
-            or any(map(any, map(_MODULE_HOOKS, self.modules)))
-            or any(map(any, map(_PARAMETER_HOOKS, self.parameters.values())))
-            or torch.is_autocast_enabled("cpu")
-            or torch._C._len_torch_dispatch_stack()
-            or (torch.get_num_threads() > 2 and self.bytes_read > _MOST_SHARED_BYTES)
-        )
+        with self._recording():
+            self.gradients = self._record()
+            self._compare()
 
     def learn(
         self,
@@ -126,14 +77,11 @@ class CompiledBlock:
             raise NonFiniteLossError(f"The loss is {loss}: nothing was learned from this block.")
         return outputs["nats"], new_state
 
-    def _trained(self) -> list[bool]:
-        return [parameter.requires_grad for parameter in self.parameters.values()]
-
     def _record(self) -> dict[str, torch.Size]:
         """Write the program; returns the shapes of the gradients."""
         from hf_recurrent.kernels.block_trace import BlockTrace
 
-        rule, model = self.rule, self.rule.model
+        rule, model = self.rule, self.model
         carried, state = rule.init_carried(1), model.init_state(1)
         ids, labels = (torch.zeros(1, self.steps, dtype=torch.long) for _ in range(2))
         resets = torch.zeros(1, self.steps, dtype=torch.bool) if self.resets else None
@@ -166,7 +114,7 @@ class CompiledBlock:
     def _compare(self) -> None:
         """Raise unless two blocks of the program give what the rule gives."""
         generator = torch.Generator().manual_seed(0)
-        vocab_size, model = self.rule.model.config.vocab_size, self.rule.model
+        vocab_size, model = self.model.config.vocab_size, self.model
         plain_carried, carried = self.rule.init_carried(1), self.rule.init_carried(1)
         plain_state, state = model.init_state(1), model.init_state(1)
         for number in range(2):

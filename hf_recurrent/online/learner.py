@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.checkpoint_files import new_staging_directory, publish_directory, save_tree, writing_checkpoint
 from hf_recurrent.checkpoint_manifest import write_manifest
 from hf_recurrent.checkpoint_weights import check_weights
+from hf_recurrent.learning_rules.block_learning import BlockLearning
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
@@ -25,7 +26,6 @@ from hf_recurrent.modeling.recurrent_state import (
     supports_recurrent_state,
     upcast,
 )
-from hf_recurrent.online.block_learning import BlockLearning
 from hf_recurrent.online.learner_record import LearnerRecord
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
 from hf_recurrent.online.saved_learner import (

@@ -22,8 +22,7 @@ def small_preset(monkeypatch):
 
     build = loading.build_new_model
     sizes = ("hidden_size=16", "state_size=16", "num_hidden_layers=1")
-    for module in (compress,):
-        monkeypatch.setattr(module, "build_new_model", lambda auto, preset, flag: build(auto, preset, flag, sizes))
+    monkeypatch.setattr(loading, "build_new_model", lambda auto, preset, flag: build(auto, preset, flag, sizes))
 
 
 def test_there_and_back(file, capsys):
@@ -86,3 +85,12 @@ def test_help_has_examples(capsys):
     for module in (compress, decompress):
         text = module.build_parser().format_help()
         assert "example" in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_the_dtype_and_device_of_a_preset_are_those_given(file, capsys):
+    with pytest.raises(SystemExit):
+        main(["compress", "memora-tiny", str(file), "--learn", "--device", "nowhere"])
+    assert "`--device` is 'nowhere'; it cannot be used" in capsys.readouterr().err
+    parser = compress.build_parser()
+    model = compress.load_byte_model(parser.parse_args(["memora-tiny", "file", "--dtype", "float64"]))
+    assert str(model.dtype) == "torch.float64"

@@ -1,7 +1,9 @@
 """Compression: what comes back is what went in, or nothing does."""
 
 import copy
+import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,14 +15,15 @@ from transformers import AutoModelForCausalLM
 from hf_recurrent import config_from_preset
 from hf_recurrent.compression import agreement, predictors
 from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, AdaptiveSettings
-from hf_recurrent.compression.archive import ArchiveError
+from hf_recurrent.compression.archive import ArchiveError, read_header
 from hf_recurrent.compression.coding import Parts
 from hf_recurrent.compression.files import compress, compress_file, decompress, decompress_file
 from hf_recurrent.compression.predictors import FrozenPredictor
+from hf_recurrent.learning_rules import compiled_program
 
 SIZES = {"hidden_size": 16, "state_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
 TEXT = b"".join(b"%d bottles of beer on the wall\n" % number for number in range(40))
-LEARNING = AdaptiveSettings(stride=16, replays=2, learning_rate=1e-2)
+LEARNING = AdaptiveSettings(stride=16, learning_rate=1e-2)
 
 
 def new_model(preset="memora-tiny", **fields):
@@ -58,7 +61,7 @@ def test_other_families(preset):
 
 
 def test_the_size_is_the_cross_entropy(model):
-    size, bits = 8 * len(compress(TEXT, model)), cross_entropy(model, TEXT)
+    size, bits = 8 * len(compress(TEXT, model, mixes=False)), cross_entropy(model, TEXT)
     assert bits < 5 * len(TEXT)  # so that nothing is stored as it is
     assert bits <= size <= bits * 1.001 + 8 * 64
 
@@ -70,7 +73,7 @@ def test_bytes_that_the_model_does_not_expect_are_stored():
             weight.mul_(30)  # sure of itself, and wrong
     data = np.random.default_rng(0).bytes(2000)
     assert cross_entropy(model, data) > 3 * 8 * len(data)
-    packed = compress(data, model)
+    packed = compress(data, model, mixes=False)
     assert len(packed) < len(data) + 100 and decompress(packed, model) == data
 
 
@@ -80,15 +83,48 @@ def test_learning_while_coding():
     assert decompress(learned, new_model()) == TEXT
 
 
-def test_learning_reads_earlier_blocks_again():
+@pytest.mark.parametrize("change", [{"rule": "rtrl"}, {"compiled": False}, {"stride": 1}])
+def test_other_ways_of_learning(change):
+    adaptive = replace(LEARNING, **change)
+    assert decompress(compress(TEXT[:100], new_model(), adaptive=adaptive), new_model()) == TEXT[:100]
+
+
+def learning_of(packed: bytes) -> dict:
+    return read_header(io.BytesIO(packed), len(packed)).settings["adaptive"]
+
+
+def test_a_model_that_the_kernel_cannot_compute_learns_in_plain_torch():
+    def mgrade():
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1}
+        return AutoModelForCausalLM.from_config(config_from_preset("mgrade-tiny", **sizes))
+
+    packed = compress(TEXT[:100], mgrade(), adaptive=LEARNING)
+    assert learning_of(packed)["compiled"] is False
+    assert decompress(packed, mgrade()) == TEXT[:100]
+
+
+def test_the_decoder_takes_the_path_of_the_encoder_or_refuses(monkeypatch):
+    packed = compress(TEXT[:100], new_model(), adaptive=LEARNING)
+    assert "compiled" not in learning_of(packed)
+    monkeypatch.setattr(compiled_program, "block_cpu", None)
+    with pytest.raises(ArchiveError, match="compiled kernel that cannot be used here: the kernel was not built"):
+        decompress(packed, new_model())
+    plain = compress(TEXT[:100], new_model(), adaptive=LEARNING)
+    monkeypatch.undo()
+    assert learning_of(plain)["compiled"] is False
+    assert decompress(plain, new_model()) == TEXT[:100]
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights():
     model = new_model()
-    seen = []
-    model.register_forward_hook(
-        lambda _, inputs, kwargs, output: seen.append(output.logits.shape[:2]), with_kwargs=True
-    )
-    compress(TEXT[:80], model, adaptive=LEARNING)
-    # Blocks of 16 bytes after the first byte; the probe of the header runs in a copy.
-    assert [tuple(shape) for shape in seen if shape[1] == 16] == [(1, 16), (2, 16), (3, 16), (3, 16)]
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1e30)
+    predictor = AdaptivePredictor(model, 100, replace(LEARNING, compiled=False))
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    for byte in TEXT[:40]:
+        predictor.read(np.array([byte]))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
 def test_other_weights_are_refused(model):
@@ -115,7 +151,7 @@ def test_other_arithmetic_is_refused_before_it_decodes(model, monkeypatch):
 @pytest.mark.parametrize("streams", [1, 3])
 def test_a_block_that_is_decoded_wrongly_is_not_written(model, monkeypatch, tmp_path, streams):
     monkeypatch.setattr("hf_recurrent.compression.coding.BLOCK_CODE", 40)
-    packed = compress(TEXT, model, streams=streams)
+    packed = compress(TEXT, model, streams=streams, mixes=False)
     (tmp_path / "packed").write_bytes(packed)
     monkeypatch.setattr(agreement, "_fingerprint", lambda *_: packed[19:23].hex())  # as if it were the same
     read, count = FrozenPredictor.read, 0
@@ -182,7 +218,7 @@ def test_bad_models():
         compress(TEXT, new_model(vocab_size=300))
 
 
-@pytest.mark.parametrize("values", [{"stride": 0}, {"replays": -1}, {"learning_rate": math.nan}, {"stride": True}])
+@pytest.mark.parametrize("values", [{"stride": 0}, {"rule": "none"}, {"learning_rate": math.nan}, {"stride": True}])
 def test_bad_learning_settings(values):
     with pytest.raises(ValueError, match=f"`{next(iter(values))}` is"):
         AdaptiveSettings(**values)
@@ -256,13 +292,3 @@ def test_parts_cover_every_byte_once(size, streams):
     data = np.arange(size) % 251
     pieces = parts.pieces(data.astype(np.uint8)[places] if size else data.astype(np.uint8), 0, parts.steps)
     assert not size or b"".join(piece for _, piece in sorted(pieces)) == bytes(data.astype(np.uint8))
-
-
-def test_a_step_that_is_not_finite_leaves_the_weights(monkeypatch):
-    model = new_model()
-    predictor = AdaptivePredictor(model, 100, LEARNING)
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("nan")))
-    before = {name: weight.clone() for name, weight in model.named_parameters()}
-    for byte in TEXT[:40]:
-        predictor.read(np.array([byte]))
-    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())

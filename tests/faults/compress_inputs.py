@@ -19,7 +19,7 @@ from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
 from hf_recurrent.compression.files import compress, decompress
 
 _TINY = {"hidden_size": 16, "state_size": 16, "num_hidden_layers": 1}
-_LEARNING = AdaptiveSettings(stride=8, replays=2, learning_rate=1e-2)
+_LEARNING = AdaptiveSettings(stride=8, learning_rate=1e-2)
 
 
 def new_model(scale: float = 1.0) -> torch.nn.Module:
@@ -53,7 +53,7 @@ def check(name: str, data: bytes, generator: random.Random) -> str | None:
     """None, or a sentence about data that did not come back."""
     learns, scale, streams = generator.random() < 0.3, generator.choice([1, 1, 30]), generator.randint(1, 8)
     options = {"adaptive": _LEARNING} if learns else {"streams": streams}
-    packed = compress(data, new_model(scale), **options)
+    packed = compress(data, new_model(scale), mixes=generator.random() < 0.7, **options)
     if len(packed) > len(data) + 200 + 16 * (len(data) >> 16):
         return f"{name}: {len(data)} bytes became {len(packed)}"
     if decompress(packed, new_model(scale)) != data:

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
-NAMES = ("block_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
+NAMES = ("block_cpu", "context_mixture_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
     "-shared", "-D_GNU_SOURCE", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
@@ -82,20 +82,20 @@ def exercise(folder: Path, cases: int) -> None:
     sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
     import torch
 
-    from hf_recurrent.kernels import block_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu
+    from hf_recurrent.kernels import block_cpu, context_mixture_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu
 
-    for kernel in (block_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu):
+    for kernel in (block_cpu, context_mixture_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu):
         assert kernel._library._name.startswith(str(folder)), kernel._library
     torch.set_num_threads(3)
     counts = scan_everything(linear_scan_cpu), run_programs(step_cpu), advance_everything(sensitivities_cpu)
     torch.set_num_threads(1)
-    counts += (learn_blocks(),)
+    counts += (learn_blocks(), mix_contexts(context_mixture_cpu))
     import fuzz_forward
 
     fuzz_forward.prepare()
     for number in range(cases):
         fuzz_forward.judge(fuzz_forward.case_of(7, number))
-    print("{} scans, {} programs, {} passes, {} blocks,".format(*counts), cases, "fuzzed cases")
+    print("{} scans, {} programs, {} passes, {} blocks, {} mixed steps,".format(*counts), cases, "fuzzed cases")
 
 
 def scan_everything(kernel) -> int:
@@ -214,6 +214,28 @@ def learn_blocks() -> int:
             update.norm()
             update.step(0.5)
         count += 1
+    return count
+
+
+def mix_contexts(kernel) -> int:
+    """Few and many streams, a model that is sure and wrong, and memory of a damaged file."""
+    import numpy as np
+    import torch
+
+    count = 0
+    for streams, line_bits, damages in itertools.product((1, 3, 40), (8, 12), (False, True)):
+        mixture = kernel.ContextMixture(streams, line_bits)
+        random = np.random.default_rng(0)
+        if damages:
+            memory = torch.randint(256, mixture.memory.shape, dtype=torch.uint8)
+            memory[: kernel._FIXED] = mixture.memory[: kernel._FIXED]
+            mixture.load(memory)
+        model = np.zeros((streams, 256))
+        model[:, 0] = 1
+        for _ in range(200):
+            mixture.predict(random.dirichlet(np.ones(256), streams) if random.random() < 0.5 else model)
+            mixture.read(random.integers(0, 3, streams))
+            count += 1
     return count
 
 

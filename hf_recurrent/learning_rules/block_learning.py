@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from transformers.utils import logging
 
-from hf_recurrent.learning_rules.compiled_block import Block, CompiledBlock, Uncompilable
+from hf_recurrent.learning_rules.compiled_block import Block, CompiledBlock
+from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.compiled_update import CompiledUpdate, GradientMemory
 from hf_recurrent.learning_rules.rules import LearningRule
 from hf_recurrent.modeling.recurrent_state import RecurrentState, upcast
@@ -40,6 +41,13 @@ class BlockLearning:
         self._compiled: CompiledBlock | None = None
         self._memory: GradientMemory | None = None
         self._update: CompiledUpdate | None = None
+
+    def require_compiled(self) -> None:
+        """Compile blocks now, or raise an [`Uncompilable`] that says why they are learned in plain torch."""
+        if self._compiled is None and self.problem is None:
+            self._compile()
+        if self.problem is not None or self._compiled.is_observed():
+            raise Uncompilable(self.problem or "somebody watches the model")
 
     def begin(self) -> None:
         """Look at the model again before the next block: the caller may have changed it."""

@@ -1,0 +1,82 @@
+"""A program of a compiled kernel that is recorded from a model, and when it may run instead of the model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_recurrent.modeling.module_watch import ModuleWatch
+
+try:
+    from hf_recurrent.kernels import block_cpu
+except ImportError:
+    block_cpu = None
+
+_MODULE_HOOKS = attrgetter("_backward_hooks", "_backward_pre_hooks")
+_ROOT_HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks")
+_PARAMETER_HOOKS = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+# Larger weights are read faster by several threads, and the kernel is one.
+_MOST_SHARED_BYTES = 1 << 26
+
+
+class Uncompilable(Exception):
+    """The kernel cannot compute what a program is asked for; the text says why."""
+
+
+class CompiledProgram:
+    """A program for a model as it is now; it reads the weights where they are, so they may change in place.
+
+    Call [`is_current`] and [`is_observed`] before it runs.
+
+    Args:
+        model: on the CPU.
+
+    Raises:
+        Uncompilable: the kernel cannot compute with this model as it is.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        if block_cpu is None:
+            raise Uncompilable("the kernel was not built when hf-recurrent was installed")
+        self.model, self.dtype = model, model.dtype
+        self.parameters = dict(model.named_parameters())
+        if not block_cpu.is_supported(self.dtype) or model.device.type != "cpu":
+            raise Uncompilable(f"the model is {str(self.dtype).removeprefix('torch.')} on {model.device}")
+        self.bytes_read = sum(parameter.nbytes for parameter in self.parameters.values())
+        self.watch = ModuleWatch(model)
+        self.trained = self._trained()
+        self.modules = list(model.modules())
+        if self.watch.overridden:
+            raise Uncompilable("the model has hooks, replaced methods or tensors of other kinds")
+
+    def is_current(self) -> bool:
+        """True if the model is what the program was recorded from; its weights may hold other numbers."""
+        return self.watch.unchanged() and self._trained() == self.trained
+
+    def is_observed(self) -> bool:
+        """True while somebody wants to see or change the operations, or several threads are faster."""
+        return bool(
+            any(_ROOT_HOOKS(self.model))
+            or any(map(any, map(_MODULE_HOOKS, self.modules)))
+            or any(map(any, map(_PARAMETER_HOOKS, self.parameters.values())))
+            or torch.is_autocast_enabled("cpu")
+            or torch._C._len_torch_dispatch_stack()
+            or (torch.get_num_threads() > 2 and self.bytes_read > _MOST_SHARED_BYTES)
+        )
+
+    def _trained(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self.parameters.values()]
+
+    @staticmethod
+    @contextmanager
+    def _recording() -> Iterator[None]:
+        """Context in which the program is recorded: what the kernel cannot do becomes [`Uncompilable`]."""
+        try:
+            with torch.inference_mode(False):
+                yield
+        except block_cpu.Untranslatable as error:
+            raise Uncompilable(f"the kernel has no form of {str(error).rstrip('.')}") from error
+        except block_cpu.UnreadableTensor as error:
+            raise Uncompilable(f"the kernel cannot read a weight: {str(error).rstrip('.')}") from error
