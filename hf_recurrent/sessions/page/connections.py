@@ -1,4 +1,4 @@
-"""What stands between a browser and Gradio's app."""
+"""Between a browser and the app of Gradio: checks of requests, headers of responses, and their end."""
 
 import asyncio
 import json

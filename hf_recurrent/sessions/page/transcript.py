@@ -1,4 +1,4 @@
-"""What a text has read and written, as the page shows it: its last bytes, and a curve over all of them."""
+"""A text as the page shows it: the last bytes that it read and wrote, and a curve over all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
