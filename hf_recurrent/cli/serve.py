@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="others need a key (default: 127.0.0.1)")
     network.add_argument("--port", type=int, default=8000, help="0 for any free one (default: 8000)")
+    network.add_argument("--no_page", action="store_true", help="no page at /; needs Gradio otherwise (extra `page`)")
     network.add_argument("--api_key", help=f"that every request must have; better in the variable {_KEY_VARIABLE}")
     sessions = parser.add_argument_group("sessions")
     sessions.add_argument("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
@@ -109,6 +110,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             api_key=api_key,
             hosts=(*_LOOPBACK[:2], f"[{_LOOPBACK[2]}]") if is_loopback and api_key is None else None,
             max_body=arguments.max_body,
+            has_page=not arguments.no_page,
             max_new_tokens=arguments.max_new_tokens,
             seconds=arguments.max_seconds,
         )

@@ -50,6 +50,12 @@ def check_positive(name: str, value: int) -> None:
         raise ValueError(f"`{name}` is {value}; it must be at least 1.")
 
 
+def end_token_list(eos_token_id: int | Sequence[int] | None) -> list[int]:
+    """An `eos_token_id` as a list, in its order; transformers also writes it as one number or None."""
+    given = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
+    return [int(token) for token in given]
+
+
 def end_tokens(
     model: PreTrainedModel, eos_token_id: int | Sequence[int] | str | None, constraint: "Constraint | None"
 ) -> frozenset[int]:
@@ -60,8 +66,7 @@ def end_tokens(
     """
     if eos_token_id == "model":
         eos_token_id = model.generation_config.eos_token_id
-    given = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
-    ends = frozenset(map(int, given))
+    ends = frozenset(end_token_list(eos_token_id))
     if constraint is not None and constraint.end_token_id not in ends:
         raise ValueError(f"`eos_token_id` is {sorted(ends)}; it must have {constraint.end_token_id}, as `constraint`.")
     return ends

@@ -32,6 +32,10 @@ class Scores:
         self.log_probabilities = array("d")
         self.alternatives: list[dict[int, float]] = []
 
+    def bits(self) -> list[float]:
+        """The information of each token in bits; NaN where nothing was predicted."""
+        return [value / -math.log(2) for value in self.log_probabilities]
+
     def add_unpredicted(self) -> None:
         """Add the first token of a text."""
         self.log_probabilities.append(math.nan)

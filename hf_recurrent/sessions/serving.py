@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoint_files import list_checkpoints
 from hf_recurrent.checkpoint_weights import load_weights
+from hf_recurrent.generation.arguments import end_token_list
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.settings import LearnerSettings
 from hf_recurrent.output_lock import output_lock
@@ -74,8 +75,7 @@ def serving_scheduler(
             database = SessionDatabase(session_dir, zero)
             _check_weights(database, model, learner, session_dir)
 
-        ends = model.generation_config.eos_token_id
-        ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        ends = end_token_list(model.generation_config.eos_token_id)
         begin = model.generation_config.bos_token_id
         scheduler = Scheduler(
             steps,

@@ -32,6 +32,7 @@ class Session:
         created: seconds since 1970.
         learns: the model learns from what is read.
         marks: name → place to go back to.
+        is_private: kept in memory only and not listed; such are the sessions of the page.
     """
 
     snapshot: Snapshot
@@ -39,10 +40,11 @@ class Session:
     created: int = field(default_factory=lambda: int(time.time()))
     learns: bool = False
     marks: dict[str, Snapshot] = field(default_factory=dict)
+    is_private: bool = False
 
     def fork(self) -> "Session":
         """Another session at the same place, with the same marks; copies no state."""
-        return Session(self.snapshot, learns=self.learns, marks=dict(self.marks))
+        return Session(self.snapshot, learns=self.learns, marks=dict(self.marks), is_private=self.is_private)
 
 
 def after_end(snapshot: Snapshot, zero: RecurrentState) -> Snapshot:

@@ -1,4 +1,7 @@
-"""All sessions of a server: those in use in memory, all of them on disk if there is a directory."""
+"""All sessions of a server: those in use in memory, all of them on disk if there is a directory.
+
+Private sessions stay in memory and are not listed.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -55,6 +58,7 @@ class SessionStore:
         self.zero, self._database, self._replay = zero, database, replay
         self._max_states, self._max_resident = max_states, max_resident
         self._resident: OrderedDict[str, Session] = OrderedDict()
+        self._private: dict[str, Session] = {}
         self._busy: set[str] = set()
         self._journaled: dict[str, int] = {}
         # Ids in the order of creation.
@@ -62,22 +66,23 @@ class SessionStore:
         self._marks = database.count_marks() if database else 0
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._ids) + len(self._private)
 
     @property
     def resident(self) -> int:
         """How many sessions are in memory."""
-        return len(self._resident)
+        return len(self._resident) + len(self._private)
 
     def ids(self, after: str | None = None, limit: int = 100) -> list[str]:
-        """Ids of sessions, the oldest first, those that follow `after`.
+        """Ids of sessions that are not private, the oldest first, those that follow `after`.
 
         Raises:
             UnknownSession: there is no session `after`.
         """
         found = iter(self._ids)
         if after is not None:
-            self._check_known(after)
+            if after not in self._ids:
+                raise UnknownSession("There is no such session.")
             next(each for each in found if each == after)
         return list(islice(found, limit))
 
@@ -88,11 +93,14 @@ class SessionStore:
             TooMany: there are as many as there may be.
         """
         self._check_room(1 + len(session.marks))
-        if self._database:
-            self._database.write(session)
-            self._database.write_marks(session, session.marks)
-        self._ids[session.id] = None
+        if database := self._database_of(session):
+            database.write(session)
+            database.write_marks(session, session.marks)
         self._marks += len(session.marks)
+        if session.is_private:
+            self._private[session.id] = session
+            return session
+        self._ids[session.id] = None
         self._resident[session.id] = session
         self._evict(session.id)
         return session
@@ -103,7 +111,10 @@ class SessionStore:
         Raises:
             UnknownSession: there is none of that id.
         """
-        self._check_known(session_id)
+        if session_id in self._private:
+            return self._private[session_id]
+        if session_id not in self._ids:
+            raise UnknownSession("There is no such session.")
         session = self._resident.get(session_id)
         if session is None:
             session, journal = self._database.read(session_id)
@@ -132,8 +143,8 @@ class SessionStore:
         session = self._idle(session_id)
         is_new = name not in session.marks
         self._check_room(is_new)
-        if self._database:
-            self._database.write_marks(session, {name: session.snapshot})
+        if database := self._database_of(session):
+            database.write_marks(session, {name: session.snapshot})
         session.marks[name] = session.snapshot
         self._marks += is_new
         return session
@@ -147,8 +158,8 @@ class SessionStore:
         """
         session = self._idle(session_id)
         self._mark(session, name)
-        if self._database:
-            self._database.delete_mark(session, name)
+        if database := self._database_of(session):
+            database.delete_mark(session, name)
         del session.marks[name]
         self._marks -= 1
         return session
@@ -181,12 +192,12 @@ class SessionStore:
         Raises:
             UnknownSession, SessionBusy: see those.
         """
-        marks = len(self._idle(session_id).marks)
-        if self._database:
-            self._database.delete(session_id)
-        self._resident.pop(session_id, None)
-        del self._ids[session_id]
-        self._marks -= marks
+        session = self._idle(session_id)
+        if database := self._database_of(session):
+            database.delete(session_id)
+        for sessions in (self._resident, self._ids, self._private):
+            sessions.pop(session_id, None)
+        self._marks -= len(session.marks)
 
     def acquire(self, session_id: str) -> Session:
         """A session for one reader or generator, until [`release`].
@@ -212,6 +223,8 @@ class SessionStore:
             return
         short = []
         for session, tokens, snapshot in generated:
+            if session.is_private:
+                continue
             length = self._journaled.get(session.id, 0) + len(tokens)
             if length > _LONGEST_JOURNAL:
                 self._replace(session, snapshot())
@@ -226,29 +239,29 @@ class SessionStore:
         if self._database:
             self._database.close()
 
+    def _database_of(self, session: Session) -> SessionDatabase | None:
+        return None if session.is_private else self._database
+
     def _replace(self, session: Session, snapshot: Snapshot) -> None:
         before, session.snapshot = session.snapshot, snapshot
-        if not self._database:
+        database = self._database_of(session)
+        if database is None:
             return
         try:
-            self._database.write(session)
+            database.write(session)
         except BaseException:
             session.snapshot = before
             raise
         self._journaled.pop(session.id, None)
 
     def _check_room(self, more: int) -> None:
-        count = len(self._ids) + self._marks
+        count = len(self) + self._marks
         if more and count + more > self._max_states:
             raise TooMany(f"There are {count} sessions and marks; this server allows {self._max_states}; delete some.")
 
     def _idle(self, session_id: str) -> Session:
         self._check_idle(session_id)
         return self.get(session_id)
-
-    def _check_known(self, session_id: str) -> None:
-        if session_id not in self._ids:
-            raise UnknownSession("There is no such session.")
 
     def _check_idle(self, session_id: str) -> None:
         if session_id in self._busy:

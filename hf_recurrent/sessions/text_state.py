@@ -15,6 +15,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from hf_recurrent.generation.arguments import end_token_list
 from hf_recurrent.modeling.recurrent_state import RecurrentState, select_state
 from hf_recurrent.sessions.state_files import has_weights_hash, pack_state, read_state, unpack_state, write_state
 from hf_recurrent.stock_models.with_state import with_state
@@ -196,7 +197,7 @@ def continue_texts(
     )
     end = model.generation_config.eos_token_id
     generated = [until_end(sequence[1:].cpu(), end) for sequence in output.sequences]
-    ended = [bool(len(ids)) and int(ids[-1]) in _end_ids(end) for ids in generated]
+    ended = [bool(len(ids)) and int(ids[-1]) in end_token_list(end) for ids in generated]
     after = output.pending_state
     state = {name: tensor.clone() for name, tensor in text.state.items()}
     pending = list(text.pending)
@@ -209,11 +210,7 @@ def continue_texts(
     return new, TextState(state, pending)
 
 
-def _end_ids(end: int | list[int] | None) -> list[int]:
-    return [] if end is None else [end] if isinstance(end, int) else list(end)
-
-
 def until_end(ids: torch.Tensor, end: int | list[int] | None) -> torch.Tensor:
     """The tokens up to and including the first end token; the others are padding."""
-    places = torch.isin(ids, torch.tensor(_end_ids(end), dtype=ids.dtype)).nonzero()
+    places = torch.isin(ids, torch.tensor(end_token_list(end), dtype=ids.dtype)).nonzero()
     return ids[: int(places[0]) + 1] if len(places) else ids

@@ -37,7 +37,7 @@ def served(checkpoint: Path, *arguments: str) -> Iterator[tuple[Client, multipro
 
     def run() -> None:
         with log.open("w", buffering=1) as sys.stderr:
-            serve.main([str(checkpoint), "--port", "0", "--threads", "1", *arguments])
+            serve.main([str(checkpoint), "--port", "0", "--threads", "1", "--no_page", *arguments])
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()

@@ -12,23 +12,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from chromium import chromium, needs_chromium
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import hf_recurrent as hf
 
 PAGE = Path(__file__).resolve().parents[2] / "examples" / "browser"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-)  # fmt: skip
 TEXT = "def naïve(x):\n\treturn x  # 日本語, 👩‍👩‍👧 and e\u0301\n"
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+    needs_chromium,
     pytest.mark.skipif(
         not (PAGE / "onnxruntime" / "VERSION").is_file(), reason="run python examples/browser/prepare.py first"
     ),
@@ -68,10 +64,8 @@ def site(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as starter:
-        browser = starter.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 class Page:

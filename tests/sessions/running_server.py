@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import uvicorn
 from model_cases import tiny_model
 
 from hf_recurrent import ByteTokenizer
 from hf_recurrent.sessions.scheduler import Scheduler
-from hf_recurrent.sessions.server.app import build_app, listen, server_config
+from hf_recurrent.sessions.server.app import build_app, http_server, listen
 from hf_recurrent.sessions.server.served_model import ServedModel
 from hf_recurrent.sessions.server.settings import ServerSettings
 from hf_recurrent.sessions.serving import serving_scheduler
@@ -99,15 +98,15 @@ def running_server(
 
     Args:
         options: of `serving_scheduler`.
-        settings: fields of `ServerSettings`.
+        settings: fields of `ServerSettings`; without the page by default, whose imports take seconds.
     """
     torch.set_num_threads(1)
     model = model or tiny_model("memora")
     tokenizer = ByteTokenizer()
     started = serving_scheduler(model, tokenizer, session_dir=session_dir, learning=learning, **options or {})
     with started as scheduler, listen("127.0.0.1", 0) as listener:
-        served = ServedModel(scheduler, tokenizer, ServerSettings(**{"name": "tiny"} | settings))
-        server = uvicorn.Server(server_config(build_app(served)))
+        served = ServedModel(scheduler, tokenizer, ServerSettings(**{"name": "tiny", "has_page": False} | settings))
+        server = http_server(build_app(served))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

@@ -146,3 +146,8 @@ def test_a_session_is_continued(client, server, model):
 def test_arguments_out_of_range_are_refused(client, arguments, message):
     with pytest.raises(openai.BadRequestError, match=message):
         client.completions.create(**{"model": "tiny", "prompt": "a"} | arguments)
+
+
+def test_chat_is_refused_with_the_address_to_use(client):
+    with pytest.raises(openai.NotFoundError, match=r"use /v1/completions\."):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hello"}])

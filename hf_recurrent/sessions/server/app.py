@@ -9,6 +9,8 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from hf_recurrent.sessions.page.access import PageAccess
+from hf_recurrent.sessions.page.mounting import mount_page
 from hf_recurrent.sessions.server.errors import add_error_handlers
 from hf_recurrent.sessions.server.guards import Guards
 from hf_recurrent.sessions.server.learning_api import learning_routes
@@ -28,12 +30,15 @@ def build_app(served: ServedModel) -> Guards:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with page.life:
+            yield
         served.scheduler.close()
 
     app = FastAPI(title="hf-recurrent", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     add_error_handlers(app)
-    guards, registry = Guards(app, served.settings), CollectorRegistry()
+    page = mount_page(app, served)
+    access = PageAccess(served.settings.api_key, page.paths)
+    guards, registry = Guards(app, served.settings, access, page.stop), CollectorRegistry()
     registry.register(ServerMetrics(served, guards))
 
     @app.get("/health")
@@ -41,18 +46,29 @@ def build_app(served: ServedModel) -> Guards:
         is_alive = served.scheduler.is_alive
         return JSONResponse({"status": "ok" if is_alive else "stopped"}, 200 if is_alive else 503)
 
-    @app.get("/metrics")
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    for routes in (openai_routes, session_routes, learning_routes):
-        app.include_router(routes(served))
+    app.include_router(access.routes())
+    if served.settings.has_api:
+        app.add_api_route("/metrics", metrics)
+        for routes in (openai_routes, session_routes, learning_routes):
+            app.include_router(routes(served))
     return guards
 
 
-def server_config(app: Guards) -> uvicorn.Config:
-    """The settings of uvicorn."""
-    return uvicorn.Config(
+class _Server(uvicorn.Server):
+    """A server that does not wait for browsers in which the page is open."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the connections."""
+        self.config.app.stop_page()
+        await super().shutdown(sockets)
+
+
+def http_server(app: Guards) -> uvicorn.Server:
+    """The server of an app."""
+    config = uvicorn.Config(
         app,
         http=TimedProtocol,
         ws="none",
@@ -63,6 +79,7 @@ def server_config(app: Guards) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+    return _Server(config)
 
 
 def run_server(served: ServedModel, host: str, port: int, report: Callable[[str], None] | None = None) -> None:
@@ -78,11 +95,14 @@ def run_server(served: ServedModel, host: str, port: int, report: Callable[[str]
         OSError: the address cannot be used.
     """
     listener = listen(host, port)
+    app = build_app(served)
     if report:
-        name, number = (f"[{host}]" if ":" in host else host), listener.getsockname()[1]
-        report(f"{served.settings.name} is served on http://{name}:{number}/v1")
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        parts = [f"{address}/v1"] if served.settings.has_api else []
+        parts += [f"{address}/"] if app.has_page else []
+        report(f"{served.settings.name} is served on {', with a page on '.join(parts)}")
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again, after a graceful end
-        uvicorn.Server(server_config(build_app(served))).run(sockets=[listener])
+        http_server(app).run(sockets=[listener])
 
 
 def listen(host: str, port: int) -> socket.socket:

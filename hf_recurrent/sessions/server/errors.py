@@ -2,7 +2,7 @@
 
 import logging
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -33,6 +33,17 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
 
 
+def value_error(found: Sequence[Any]) -> ApiError:
+    """The first of pydantic's errors about a body."""
+    first = found[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    name = (place[0] if place else "body")[:80]
+    if first["type"] == "json_invalid":
+        return ApiError(400, "The body is not valid JSON.")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"`{name}` is not allowed: {message}.".replace("..", "."), name)
+
+
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """The status and the JSON of an error; one that is not the client's fault is logged and says nothing."""
     if isinstance(error, ApiError):
@@ -56,13 +67,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def refuse_values(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part != "body"]
-        name = place[0] if place else "body"
-        message = str(first["msg"]).removeprefix("Value error, ")
-        if first["type"] == "json_invalid":
-            return error_response(ApiError(400, "The body is not valid JSON."))
-        return error_response(ApiError(400, f"`{name[:80]}` is not allowed: {message}.".replace("..", "."), name[:80]))
+        return error_response(value_error(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def refuse(request: Request, error: HTTPException) -> JSONResponse:

@@ -3,13 +3,12 @@
 import asyncio
 import hmac
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from hf_recurrent.sessions.page.access import PageAccess
 from hf_recurrent.sessions.server.errors import ApiError, error_response
 from hf_recurrent.sessions.server.settings import ServerSettings
-
-_OPEN_PATHS = ("/health",)
 
 
 class Guards:
@@ -18,14 +17,22 @@ class Guards:
     Args:
         app: the other one.
         settings: of the server.
+        access: who may see the page.
+        stop_page: ends the connections that browsers with the page hold open.
 
     Attributes:
         responses: (method, path as it is declared, status) → how many; for [`ServerMetrics`].
     """
 
-    def __init__(self, app: Any, settings: ServerSettings):
-        self._app, self._settings, self._buffered = app, settings, 0
+    def __init__(self, app: Any, settings: ServerSettings, access: PageAccess, stop_page: Callable[[], None]):
+        self.stop_page = stop_page
+        self._app, self._settings, self._access, self._buffered = app, settings, access, 0
         self.responses: Counter[tuple[str, str, int]] = Counter()
+
+    @property
+    def has_page(self) -> bool:
+        """True if people can use the server in a browser."""
+        return self._access.has_page
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
         """Answer one request, or the events of the server's life."""
@@ -50,6 +57,8 @@ class Guards:
                 return None
             await self._app(scope, _replayed(body, receive), send_counted)
         except ApiError as error:
+            if error.status == 401 and self._access.wants_login(scope):
+                return await self._access.login_response()(scope, receive, send_counted)
             # Nothing of the rest of the body will be read.
             await error_response(error, {"connection": "close"})(scope, receive, send_counted)
         finally:
@@ -63,10 +72,13 @@ class Guards:
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if name not in hosts:
             raise ApiError(403, "The `Host` header is not one of this server; address it as 127.0.0.1 or localhost.")
+        origin = next(_headers(scope, b"origin"), None)
+        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+            raise ApiError(403, "The `Origin` header is that of another site; pages of other sites may not come here.")
 
     def _check_key(self, scope: dict) -> None:
         key = self._settings.api_key
-        if key is None or scope["path"] in _OPEN_PATHS:
+        if key is None or scope["path"] in self._access.open_paths or self._access.admits(scope):
             return
         given = next(_headers(scope, b"authorization"), b"")
         kind, _, value = given.partition(b" ")

@@ -67,6 +67,10 @@ def openai_routes(served: ServedModel) -> APIRouter:
         _check_name(served, name)
         return about
 
+    @routes.post("/chat/completions")
+    async def refuse_chat() -> None:
+        raise ApiError(404, "There is no chat: the models continue texts; use /v1/completions.")
+
     @routes.post("/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request) -> dict | Response:
         _check_name(served, body.model)

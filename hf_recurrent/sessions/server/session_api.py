@@ -18,8 +18,8 @@ from hf_recurrent.sessions.server.schemas import (
     SessionRequest,
 )
 from hf_recurrent.sessions.server.served_model import ServedModel
+from hf_recurrent.sessions.server.session_states import session_of_state, state_of_session
 from hf_recurrent.sessions.session import Session, Snapshot
-from hf_recurrent.sessions.text_state import TextState, pack_text_state, unpack_text_state
 
 
 def session_routes(served: ServedModel) -> APIRouter:
@@ -45,7 +45,7 @@ def session_routes(served: ServedModel) -> APIRouter:
     async def create_from_state(request: Request) -> dict:
         """A new session from the bytes of a state file."""
         data = await request.body()
-        return _about(await call(scheduler, _load, served, data))
+        return _about(await call(scheduler, session_of_state, served, data))
 
     @routes.get("")
     async def list_sessions(
@@ -96,7 +96,7 @@ def session_routes(served: ServedModel) -> APIRouter:
     @routes.get("/{session_id}/state")
     async def download(session_id: str) -> Response:
         """The state as a file, which `generate --state` and `chat --state` read too."""
-        data = await call(scheduler, _save, served, session_id)
+        data = await call(scheduler, state_of_session, served, session_id)
         headers = {"content-disposition": 'attachment; filename="state.safetensors"'}
         return Response(data, media_type="application/octet-stream", headers=headers)
 
@@ -108,7 +108,7 @@ def session_routes(served: ServedModel) -> APIRouter:
         await _run(served, job, request)
         result: dict[str, Any] = {"bytes_read": job.snapshot.bytes_read}
         if job.scores is not None:
-            bits = [None if math.isnan(p) else p / -math.log(2) for p in job.scores.log_probabilities]
+            bits = [None if math.isnan(value) else value for value in job.scores.bits()]
             known = [value for value in bits if value is not None]
             result |= {"bits": bits, "bits_per_byte": sum(known) / len(known) if known else None}
         return result
@@ -158,24 +158,3 @@ def _about(session: Session) -> dict[str, Any]:
 def _check_learning(served: ServedModel) -> None:
     if served.scheduler.learner is None:
         raise ApiError(400, "`learns` is true, but this server does not learn; start it with --learn.", "learns")
-
-
-def _save(served: ServedModel, session_id: str) -> bytes:
-    scheduler = served.scheduler
-    snapshot = scheduler.store.get(session_id).snapshot
-    if scheduler.learner is not None:
-        scheduler.learner.remember_weights()
-    return pack_text_state(scheduler.steps.model, TextState(snapshot.state, [snapshot.pending]))
-
-
-def _load(served: ServedModel, data: bytes) -> Session:
-    scheduler = served.scheduler
-    known = () if scheduler.learner is None else scheduler.learner.known_weights
-    try:
-        text = unpack_text_state(scheduler.steps.model, data, "body", known)
-    except ValueError as error:
-        raise ApiError(400, str(error)) from error
-    if len(text.pending) != 1:
-        raise ApiError(400, f"The body has the states of {len(text.pending)} texts; it must have one.")
-    state = {name: tensor.to(scheduler.store.zero[name]) for name, tensor in text.state.items()}
-    return scheduler.store.add(Session(Snapshot(state, text.pending[0])))
