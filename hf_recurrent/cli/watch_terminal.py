@@ -15,8 +15,10 @@ from hf_recurrent.watch.log_watcher import LineReport
 _BOLD_RED, _DIM, _PLAIN = "\033[1;31m", "\033[2m", "\033[0m"
 _REASONS = {
     "bytes": "unexpected bytes",
+    "few_bytes": "unexpected bytes",
     "novelty": "new kind of line",
     "order": "unexpected here",
+    "transition": "unexpected here",
     "repetition": "repeated",
 }
 # Everything that could move the cursor or hide text.

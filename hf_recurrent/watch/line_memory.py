@@ -1,5 +1,9 @@
 """`LineMemory`: which of the recent lines resemble a line, and what followed them."""
 
+import math
+import re
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -7,19 +11,72 @@ import torch
 _PIECE = 5
 _WIDTH_BITS = 10
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-# Lines before, of which repetitions are counted; how nearly equal a line must be to count.
-_NEAR, _SHARPNESS = 8, 16
+# Lines before, of which repetitions are counted; how nearly equal a line must be to count, there and as a follower.
+_NEAR, _SHARPNESS, _FOLLOWER_SHARPNESS = 8, 16, 12
+# Followers that are taken for granted, so that a transition is not impossible after a few lines.
+_PRIOR = 0.2
+_DIGIT = re.compile(rb"\d")
 
 
 class LineMemory:
-    """The recent lines, each as the set of its pieces, hashed.
+    """The recent lines, each as the set of its pieces, hashed: once as it is, and once with all digits alike.
 
-    Time and memory per line are constant, and nothing is parsed: numbers and times make two lines of one kind a little
-    less alike, and that is all.
+    Time and memory per line are constant, and nothing is parsed.
 
     Args:
         size: lines that are kept.
     """
+
+    def __init__(self, size: int):
+        self._exact, self._kinds = _Rows(size), _Rows(size)
+
+    def compare(self, line: bytes) -> dict[str, float]:
+        """How a line relates to the recent ones, before it is added.
+
+        Returns:
+            Four measures, each higher for more unusual lines. `novelty`: -1 if an equal line is kept, 0 if none has a
+            piece of it. `order`: -1 if an equal line but for digits has followed one equal to the last line.
+            `transition`: -log2 of the share of lines like it, among those that followed lines like the last one.
+            `repetition`: how many of the last eight lines are nearly equal.
+        """
+        if self._exact.count < 2:
+            return {"novelty": 0.0, "order": 0.0, "transition": 0.0, "repetition": 0.0}
+        alike = self._exact.similarities(_vector(line))
+        following = self._kinds.similarities(_vector(_DIGIT.sub(b"0", line)))[1:]
+        before = self._kinds.similarities_of_last()
+        weights = before**_FOLLOWER_SHARPNESS
+        share = (float(weights @ following**_FOLLOWER_SHARPNESS) + _PRIOR) / (float(weights.sum()) + 1)
+        return {
+            "novelty": -float(alike.max()),
+            "order": -float(np.minimum(following, before).max()),
+            "transition": -math.log2(share),
+            "repetition": float((alike[-_NEAR:] ** _SHARPNESS).sum()),
+        }
+
+    def add(self, line: bytes) -> None:
+        """Keep a line, and forget the oldest one beyond the size."""
+        self._exact.add(_vector(line))
+        self._kinds.add(_vector(_DIGIT.sub(b"0", line)))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The memory as bits, two tensors (lines, 128) uint8."""
+        return {"exact": self._exact.state(), "kinds": self._kinds.state()}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Continue from the bits of [`state`].
+
+        Raises:
+            KeyError: one of them is missing.
+            ValueError: they are not of a memory.
+        """
+        if len(state["exact"]) != len(state["kinds"]):
+            raise ValueError(f"the memory of lines has {len(state['exact'])} and {len(state['kinds'])} lines.")
+        self._exact.load(state["exact"])
+        self._kinds.load(state["kinds"])
+
+
+class _Rows:
+    """The last `size` vectors that were added."""
 
     def __init__(self, size: int):
         self._size = size
@@ -27,30 +84,24 @@ class LineMemory:
         self._rows = np.zeros((2 * size, 1 << _WIDTH_BITS), np.float32)
         self._begin = self._end = 0
 
-    def compare(self, line: bytes) -> dict[str, float]:
-        """How a line relates to the recent ones, before it is added.
+    @property
+    def count(self) -> int:
+        """The number of vectors."""
+        return self._end - self._begin
 
-        Returns:
-            Three measures, each higher for more unusual lines. `novelty`: -1 if an equal line is kept, 0 if none has a
-            piece of it. `order`: -1 if an equal line has followed one equal to the last line. `repetition`: how many
-            of the last eight lines are nearly equal.
-        """
-        kept = self._rows[self._begin : self._end]
-        if len(kept) < 2:
-            return {"novelty": 0.0, "order": 0.0, "repetition": 0.0}
-        alike = kept @ _vector(line)
-        before = kept[:-1] @ kept[-1]
-        return {
-            "novelty": -float(alike.max()),
-            "order": -float(np.minimum(alike[1:], before).max()),
-            "repetition": float((alike[-_NEAR:] ** _SHARPNESS).sum()),
-        }
+    def similarities(self, vector: np.ndarray) -> np.ndarray:
+        """Cosines of a vector and those kept, oldest first."""
+        return self._rows[self._begin : self._end] @ vector
 
-    def add(self, line: bytes) -> None:
-        """Keep a line, and forget the oldest one beyond the size."""
+    def similarities_of_last(self) -> np.ndarray:
+        """Cosines of the last vector and those before it."""
+        return self._rows[self._begin : self._end - 1] @ self._rows[self._end - 1]
+
+    def add(self, vector: np.ndarray) -> None:
+        """Keep a vector, and forget the oldest one beyond the size."""
         if self._end == len(self._rows):
             self._set(self._rows[self._end - self._size + 1 :].copy())
-        self._rows[self._end] = _vector(line)
+        self._rows[self._end] = vector
         self._end += 1
         self._begin = max(self._begin, self._end - self._size)
 
@@ -59,15 +110,11 @@ class LineMemory:
         self._begin, self._end = 0, len(rows)
 
     def state(self) -> torch.Tensor:
-        """The memory as bits, (lines, 128) uint8."""
+        """The vectors as bits."""
         return torch.from_numpy(np.packbits(self._rows[self._begin : self._end] > 0, axis=1))
 
     def load(self, state: torch.Tensor) -> None:
-        """Continue from the bits of [`state`].
-
-        Raises:
-            ValueError: they are not of a memory.
-        """
+        """Continue from the bits of [`state`]."""
         if state.dtype != torch.uint8 or state.dim() != 2 or state.shape[1] * 8 != 1 << _WIDTH_BITS:
             raise ValueError(f"the memory of lines has shape {tuple(state.shape)} and type {state.dtype}.")
         bits = np.unpackbits(state[-self._size :].numpy(), axis=1).astype(np.float32)

@@ -14,10 +14,12 @@ from hf_recurrent.watch.line_scores import LINE_END, score_line
 from hf_recurrent.watch.rarity import RecentValues
 from hf_recurrent.watch.threshold import AdaptiveThreshold
 
-# Measure → difference that counts: a bit, a fiftieth of all pieces of a line, a quarter of a line.
-_RESOLUTIONS = {"bytes": 1.0, "novelty": 0.02, "order": 0.02, "repetition": 0.25}
-# Neighbouring bytes whose bits are added up, to find those that surprise most.
-_TOGETHER = 8
+# Measure → neighbouring bytes whose bits are added up, to find those that surprise most.
+_TOGETHER = {"bytes": 8, "few_bytes": 3}
+# Measure → difference that counts: a bit, a fiftieth of all pieces of a line, a fifth of a bit, a quarter of a line.
+_RESOLUTIONS = {"bytes": 1.0, "few_bytes": 1.0, "novelty": 0.02, "order": 0.02, "transition": 0.2, "repetition": 0.25}
+# Power of the norm: 2 lets many small rarities hide a single high one, 4 nearly forgets all but the highest.
+_NORM = 3
 # A byte is shown as surprising with more bits than this.
 SURPRISING_BITS = 4.0
 # A model is taken as diverged when so many lines in a row have more bits per byte than no model at all.
@@ -57,9 +59,9 @@ class LineReport:
 
     Args:
         bits: of each byte, the line end included, (T,).
-        measures: rarity in bits of each measure among the recent lines: `bytes` (the bytes that surprise most),
-            `novelty`, `order` and `repetition` ([`LineMemory.compare`]).
-        score: their Euclidean norm.
+        measures: rarity in bits of each measure among the recent lines: `bytes` and `few_bytes` (the 8 and the 3
+            neighbouring bytes that surprise most), and those of [`LineMemory.compare`].
+        score: their norm of order 3.
         rarity: of the score among those of the recent lines, in bits: such a line comes once in 2^rarity lines.
         threshold: of the score; infinite for the first lines.
         is_unusual: the score exceeds the threshold.
@@ -128,9 +130,9 @@ class LogWatcher:
         """
         bits = score_line(self.learner, line + LINE_END)
         self._check(bits)
-        values = {"bytes": _peak(bits), **self._memory.compare(line)}
+        values = {name: _peak(bits, width) for name, width in _TOGETHER.items()} | self._memory.compare(line)
         measures = {name: self._measures[name].rarity(value) for name, value in values.items()}
-        score = math.hypot(*measures.values())
+        score = sum(rarity**_NORM for rarity in measures.values()) ** (1 / _NORM)
         threshold, rarity = self.threshold.value, self.threshold.scores.rarity(score)
         is_unusual = self.threshold.add(score)
         for name, value in values.items():
@@ -190,8 +192,8 @@ class DivergedError(Exception):
     """The model predicts worse than no model, or gives NaN."""
 
 
-def _peak(bits: np.ndarray) -> float:
-    """The highest sum of bits over neighbouring bytes."""
+def _peak(bits: np.ndarray, width: int) -> float:
+    """The highest sum of bits over `width` neighbouring bytes."""
     sums = np.concatenate([[0.0], np.cumsum(bits, dtype=np.float64)])
-    width = min(_TOGETHER, len(bits))
+    width = min(width, len(bits))
     return float((sums[width:] - sums[:-width]).max())

@@ -68,11 +68,12 @@ def memory_of(lines, size=50):
     return memory
 
 
-def test_the_memory_knows_new_lines_repetitions_and_order():
+def test_the_memory_knows_new_lines_repetitions_and_what_follows():
     cycle = [b"job %d started", b"job %d reads its input", b"job %d finished"]
     memory = memory_of([line % number for number in range(20) for line in cycle])
     usual = memory.compare(b"job 20 started")
     assert memory.compare(b"job 20 finished")["order"] > usual["order"] + 0.1  # its start is missing
+    assert memory.compare(b"job 20 finished")["transition"] > usual["transition"] + 2
     assert memory.compare(b"kernel panic: no init found")["novelty"] > usual["novelty"] + 0.5
     for _ in range(8):
         memory.add(b"job 20 started")
@@ -87,4 +88,6 @@ def test_the_memory_forgets_and_continues_from_its_state():
     loaded = LineMemory(50)
     loaded.load(small.state())
     assert loaded.compare(b"line number 7") == small.compare(b"line number 7")
-    assert small.state().shape == (50, 128)
+    assert [tuple(bits.shape) for bits in small.state().values()] == [(50, 128), (50, 128)]
+    with pytest.raises(ValueError, match="50 and 49 lines"):
+        loaded.load({"exact": small.state()["exact"], "kinds": small.state()["kinds"][1:]})
