@@ -17,6 +17,7 @@ from hf_recurrent import save_exported_step
 from hf_recurrent.export.exported_step import read_specification
 from hf_recurrent.export.runtimes import RUNTIMES
 from hf_recurrent.modeling.single_step import find_single_step, plain_forward
+from hf_recurrent.weight_hashing import weights_hash
 
 Step = Callable[[], object]
 OURS = ("compiled", "direct", "forward")
@@ -118,17 +119,12 @@ class Steps:
     def export(self, runtime: str, weights: str | None) -> Path:
         """The folder of an exported program."""
         folder = self.folder / f"{self.name}-{runtime}-{weights or 'float32'}"
-        if folder.exists() and read_specification(folder).weights_hash != self._hash():
+        if folder.exists() and read_specification(folder).weights_hash != weights_hash(self.model):
             raise ValueError(f"`{folder}` was exported from other weights; remove it.")
         if not folder.exists():
             progress(f"exporting {folder.name}")
             save_exported_step(self.model, folder, runtime=runtime, weights=weights)
         return folder
-
-    def _hash(self) -> str:
-        from hf_recurrent.export.specification import weights_hash
-
-        return weights_hash(self.model)
 
     def get(self, kind: str, weights: str | None = None) -> Step:
         """A step by name of `OURS` or `PEERS`."""

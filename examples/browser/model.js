@@ -3,7 +3,7 @@
 import { stateBytes, zeroState } from "./state_file.js";
 
 const FOLDER = "model";
-const FORMAT = "hf_recurrent.export.2";
+const FORMAT = "hf_recurrent.export.3";
 const NUM_BYTES = 256;
 
 export class Model {

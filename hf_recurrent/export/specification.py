@@ -3,7 +3,6 @@
 Shape letters: B streams.
 """
 
-import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +12,9 @@ from transformers import PreTrainedModel
 from hf_recurrent.export.formats import FORMATS
 from hf_recurrent.export.step_module import StepModule
 from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state
+from hf_recurrent.weight_hashing import weights_hash
 
-FORMAT = "hf_recurrent.export.2"  # raise the number with every change of the folder's content
+FORMAT = "hf_recurrent.export.3"  # raise the number with every change of the folder's content
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ExportSpecification:
         num_outputs: width of the outputs.
         pooling: "mean" or "last" of the steps' logits of a classifier; None for others.
         weights: the type that large weights are stored in, or None for the model's own.
-        weights_hash: SHA-256 of the model's weights; states belong to them.
+        weights_hash: [`weights_hash`] of the model; states belong to it.
         max_streams: the largest B.
         state: the parts of the state, in the order of inputs and outputs.
         versions: of torch and of this package.
@@ -147,12 +147,3 @@ def describe(
         state=tuple(StatePart(name, tuple(t.shape[1:]), str(t.dtype)[6:]) for name, t in state.items()),
         versions={"torch": torch.__version__, "hf_recurrent": hf_recurrent.__version__},
     )
-
-
-def weights_hash(model: PreTrainedModel) -> str:
-    """SHA-256 of names, types, shapes and values of all weights and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
