@@ -1,4 +1,4 @@
-"""What a configuration of `accelerate launch` says about the memory of a run."""
+"""Launch configurations of accelerate: the parts that the memory of a run depends on."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -24,9 +24,12 @@ from hf_recurrent.trainers.sharding import FullSharding, ShardingSettings
 
 
 def local_sums(model: torch.nn.Module) -> dict[str, tuple[float, float]]:
-    """Sum and sum of squares of this process's part of each weight."""
-    parts = {name: part.detach().to_local().double() for name, part in model.named_parameters()}
-    return {name: (float(part.sum()), float(part.square().sum())) for name, part in parts.items()}
+    """Sum and norm of this process's part of each weight."""
+    sums = {}
+    for name, part in model.named_parameters():
+        values = part.detach().to_local()
+        sums[name] = float(values.sum(dtype=torch.float64)), float(values.norm(dtype=torch.float32))
+    return sums
 
 
 def main() -> None:
