@@ -270,7 +270,7 @@ class GateLoop(ComplexRecurrentUnit):
     def coefficients(self, key, value, amplitude, phase, query):
         key, value, amplitude, phase = map(upcast, (key, value, amplitude, phase))
         product = key * value
-        return self.eigenvalue(torch.sigmoid(amplitude), phase), torch.complex(product, torch.zeros_like(product))
+        return self.eigenvalue(torch.sigmoid(amplitude), phase), torch.complex(product, 0 * product)
 
     def read_out(self, states, key, value, amplitude, phase, query):
         return upcast(query) * states

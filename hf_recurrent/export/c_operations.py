@@ -42,6 +42,8 @@ ELEMENTWISE = {
     aten.maximum.default: "fmaxf({0}, {1})",
     aten.minimum.default: "fminf({0}, {1})",
     aten.relu.default: "fmaxf({0}, 0.0f)",
+    aten.gt.Scalar: "({0} > {1})",
+    aten.where.self: "({0} != 0.0f ? {1} : {2})",
     aten.addcmul.default: "({0} + {1} * {2})",
     aten.sigmoid.default: "NAME_sigmoid({0})",
     aten.silu.default: "NAME_silu({0})",
