@@ -17,6 +17,9 @@ _LARGEST_STREAMS = 256
 _PROBE_STRIDE = 8  # so that the fingerprint includes updates of the weights
 
 
+_MIXES = "m"  # short, because the header counts
+
+
 class Settings(NamedTuple):
     """How the bytes are predicted: settings of [`new_header`]."""
 
@@ -31,7 +34,7 @@ class Settings(NamedTuple):
             default = asdict(AdaptiveSettings())
             own = asdict(self.adaptive)
             values["adaptive"] = {name: value for name, value in own.items() if value != default[name]}
-        return values if self.mixes else values | {"mixes": False}
+        return values if self.mixes else values | {_MIXES: 0}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Settings":
@@ -42,9 +45,7 @@ class Settings(NamedTuple):
         """
         streams, adaptive = values.get("streams", 1), values.get("adaptive")
         _check_streams(streams)
-        return cls(
-            streams, None if adaptive is None else AdaptiveSettings(**adaptive), bool(values.get("mixes", True))
-        )
+        return cls(streams, None if adaptive is None else AdaptiveSettings(**adaptive), bool(values.get(_MIXES, 1)))
 
     def predictor(self, model: PreTrainedModel, size: int) -> Predictor:
         """A new predictor.

@@ -127,4 +127,4 @@ def test_without_the_kernel_nothing_is_mixed(model, text, monkeypatch):
         decompress(packed, model)
     alone = compress(text, model)
     assert decompress(alone, model) == text
-    assert read_header(io.BytesIO(alone), len(alone)).settings == {"mixes": False}
+    assert read_header(io.BytesIO(alone), len(alone)).settings == {"m": 0}
