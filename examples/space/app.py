@@ -4,6 +4,7 @@ MODEL=runs/hawk python app.py
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,7 +29,7 @@ def main() -> None:
     with serving_scheduler(model, tokenizer, max_states=5000, max_rows=16, max_jobs=128) as scheduler:
         # Spaces ask for these two.
         port = int(os.environ.get("GRADIO_SERVER_PORT", "7860"))
-        run_server(ServedModel(scheduler, tokenizer, settings), "0.0.0.0", port, print)
+        run_server(ServedModel(scheduler, tokenizer, settings), "0.0.0.0", port, partial(print, flush=True))
 
 
 if __name__ == "__main__":

@@ -333,7 +333,7 @@ def test_hostile_events_get_a_sentence(paged, capfd):
         *(b"{", b"[]", b"null", b"[" * 100_000, b""),
     ):
         assert "no such event" in paged.request("POST", "/gradio_api/queue/join", body).error()
-    assert b"event_id" not in paged.request("GET", "/gradio_api/queue/data?session_hash=nobody").body
+    assert b"session_not_found" in paged.request("GET", "/gradio_api/queue/data?session_hash=nobody").body
     assert (
         paged.request("POST", "/gradio_api/cancel", {"session_hash": "a", "fn_index": 0, "event_id": "b"}).status
         == 200
