@@ -115,7 +115,8 @@ def memories(row: Row, _: Sequence[Row]) -> float:
     if row["method"] == "BPTT":
         steps = length or digits or context + future
         return (
-            row.get("bptt_steps", row["steps"])
+            row["steps"]
+            * row.get("bptt_share", 1)
             * row["batch_size"]
             * steps
             * BPTT_STEP

@@ -33,7 +33,7 @@ SHORT = {
     "lorenz": {"epochs": 1, "batch_size": 4, "num_trajectories": 8, "num_steps": 40, "num_tested": 4},
     "smt-tasks": _SMT,
     "smt-pixels": _SMT | {"crop": 1},
-    "smt-text": _SMT | {"eval_bytes": 2000, "bptt_steps": 2},
+    "smt-text": _SMT | {"eval_bytes": 2000},
     "smt-task-sweeps": _SMT,
     "smt-sketches": _SMT,
     "smt-backbones": _SMT | {"eval_bytes": 2000, "sizes": _SHAPE | {"backbone": "gru"}},

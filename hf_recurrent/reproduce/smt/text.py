@@ -19,9 +19,9 @@ from hf_recurrent.reproduce.smt.training import (
 
 EQUAL_STEPS, EQUAL_OPERATIONS, EQUAL_TIME = "equal steps", "equal sequential operations", "equal time"
 # As many for both methods; SMT→DMT's second one is that of DMT.
-RATES = {"small": (3e-3, 1e-2), "paper": (1e-4, 3e-4, 1e-3)}
-# Optimizer steps of BPTT that take as long as all of SMT→DMT, by the time per step on one CPU core.
-BPTT_STEPS_OF_EQUAL_TIME = {"small": 250, "paper": 10_000}
+RATES = {"small": (1e-3, 3e-3, 1e-2), "paper": (1e-4, 3e-4, 1e-3)}
+# Steps of BPTT for each of SMT→DMT in equal time, by the times per step on one CPU core (docs/log.md).
+EQUAL_TIME_SHARE = {"small": 0.26, "paper": 0.07}
 
 
 class TextMethods(MethodComparison):
@@ -63,12 +63,11 @@ class TextMethods(MethodComparison):
         shared = self.size_settings(size)
         smt = [{"learning_rate": rate, "dmt_learning_rate": rate / 3} for rate in RATES[size]]
         bptt = {"method": BPTT, "candidates": [{"bptt_learning_rate": rate} for rate in RATES[size]], **shared}
-        time = {"bptt_steps": BPTT_STEPS_OF_EQUAL_TIME[size]}
         return [
             {"label": SMT_DMT, "method": SMT_DMT, "candidates": smt, **shared},
             {"label": f"{BPTT}, {EQUAL_OPERATIONS}", **bptt},
-            {"label": f"{BPTT}, {EQUAL_TIME}", **bptt, **time},
-            {"label": f"{BPTT}, {EQUAL_STEPS}", **bptt, "bptt_steps": shared["steps"]},
+            {"label": f"{BPTT}, {EQUAL_TIME}", **bptt, "bptt_share": EQUAL_TIME_SHARE[size]},
+            {"label": f"{BPTT}, {EQUAL_STEPS}", **bptt, "bptt_share": 1.0},
         ]
 
     def run(self, settings: Settings) -> dict[str, Any]:
@@ -93,8 +92,8 @@ def train_on_text(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
     """Train an RNN on a row's `corpus` by its `method`.
 
     Args:
-        settings: a row with those of training; without `bptt_steps`, BPTT has as many as SMT→DMT has sequential
-            operations for.
+        settings: a row with those of training. BPTT has `bptt_share` of the steps of SMT→DMT, or without it as many as
+            take its sequential operations.
 
     Returns:
         Results, (RNN, teacher), held-out text.
@@ -106,9 +105,10 @@ def train_on_text(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
         return train_smt_dmt(*pair, corpus, held_out, settings, **lengths), pair, held_out
     # As many bytes of each sequence as a step of SMT reads.
     block_size = settings["context_length"] + settings["future_length"]
-    steps = settings.get("bptt_steps")
-    if steps is None:
-        operations = smt_dmt_operations(*pair, settings, **lengths)
-        steps = max(operations // step_operations(*pair, BPTT, block_size), 1)
+    if "bptt_share" in settings:
+        steps = round(settings["steps"] * settings["bptt_share"])
+    else:
+        steps = smt_dmt_operations(*pair, settings, **lengths) // step_operations(*pair, BPTT, block_size)
+    steps = max(steps, 1)
     results = train_bptt(pair[0], corpus, held_out, {**settings, "steps": steps}, block_size=block_size)
     return {**results, "bptt_steps": steps}, pair, held_out

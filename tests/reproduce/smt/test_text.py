@@ -21,5 +21,5 @@ def test_bptt_has_the_steps_that_smt_has_sequential_operations_for(tmp_path):
     )
     one_step = bptt["sequential_operations"] / bptt["bptt_steps"]
     assert 0 <= smt["sequential_operations"] - bptt["sequential_operations"] < one_step
-    assert rows["BPTT, equal steps"]["bptt_steps"] == rows["SMT→DMT"]["steps"]
+    assert rows["BPTT, equal steps"]["bptt_share"] == 1
     assert experiment.tuning_loss({**rows["SMT→DMT"], "value": {"SMT→DMT": 2.0, "SMT": 5.0, "teacher": 1.0}}) == 2.0
