@@ -83,6 +83,7 @@ class StepTrace(TorchDispatchMode):
             return self._run_constant(function, arguments, options)
         if torch.Tag.nondeterministic_seeded in function.tags and function not in self.handlers:
             raise Untranslatable(str(function))
+        self._weights_in(arguments, options)
         target = _IN_PLACE.get(function)
         if target is not None:
             return self._run_in_place(function, target, arguments, options)
@@ -119,11 +120,13 @@ class StepTrace(TorchDispatchMode):
         if real.shape != expected or (tensor.is_floating_point() and tensor.dtype != self.graph.dtype):
             raise Untranslatable(f"{function} with a result of type {tensor.dtype}")
 
-    def _run_constant(self, function: Any, arguments: tuple, options: dict) -> Any:
-        """An operation on weights and other constants runs; its result remembers the weights."""
+    def _weights_in(self, arguments: tuple, options: dict) -> set[int]:
+        """The weights that the constants among arguments are, or were computed from; new ones are remembered."""
         sources: set[int] = set()
 
         def visit(tensor: Tensor) -> bool:
+            if self._is_dynamic(tensor):
+                return False
             known = self._sources.get(id(tensor))
             if known is None:
                 self._kept.append(tensor)
@@ -135,6 +138,11 @@ class StepTrace(TorchDispatchMode):
             return False
 
         _any_tensor(arguments, options, visit)
+        return sources
+
+    def _run_constant(self, function: Any, arguments: tuple, options: dict) -> Any:
+        """An operation on weights and other constants runs; its result remembers the weights."""
+        sources = self._weights_in(arguments, options)
         if torch.Tag.nondeterministic_seeded in function.tags:
             raise Untranslatable(str(function))
         result = function(*arguments, **options)

@@ -473,6 +473,26 @@ def test_vectors_changed_in_place_count_at_the_next_step(variant):
 
 
 @needs_kernel
+@each_variant
+@torch.no_grad()
+def test_each_parameter_changed_in_place_counts_at_the_next_step(variant):
+    """Alone: a parameter that is noticed would have the others read again."""
+    model = tiny_model(variant)
+    state = model(torch.tensor([[66, 67]])).state
+    byte = torch.tensor([[65]])
+    model(byte, state=state)
+    for name, parameter in model.named_parameters():
+        before = parameter.clone()
+        parameter.mul_(1.5).add_(0.05)
+        logits = model(byte, state=state).logits
+        with torch.enable_grad():
+            expected = model(byte, state=state).logits.detach()
+        assert relative_difference(logits, expected) < 1e-4, name
+        parameter.copy_(before)
+    assert is_compiled(model)
+
+
+@needs_kernel
 @pytest.mark.parametrize(("weights", "tolerance"), [("bfloat16", 0.02), ("int8", 0.03)])
 @each_variant
 @torch.no_grad()
