@@ -55,7 +55,9 @@ class RecurrentOutput(ModelOutput):
         object.__setattr__(self, name, value)
 
     def __post_init__(self) -> None:
-        pass
+        # Accelerate makes outputs from a dictionary of all fields in place of the first one.
+        if not isinstance(next(iter(self.values()), None), torch.Tensor):
+            super().__post_init__()
 
 
 @dataclass

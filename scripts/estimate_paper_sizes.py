@@ -30,6 +30,8 @@ SMT_TIMESTEP, SMT_TOKENS, BPTT_STEP = 1.4647 / 4, 256 + 64 + 16, 21.7076 / 4 / 2
 # "A step of real-time recurrent learning", 26.1 million parameters: seconds of a step of one stream, and of 64.
 RTRL_PARAMETERS, RTRL_SECONDS = 26_100_000, {("rtrl", 1): 0.0691, ("rtrl", 64): 0.2489}
 RTRL_SECONDS |= {("truncated", 1): 0.0560, ("truncated", 64): 0.1133}
+# Bytes of an epoch of TinyStories, for rows that count epochs.
+EPOCH = 2.0e9
 # Assumed: a tenth of the bfloat16 peak of an H100. Small operations one after another are slower than that.
 GPU = 100e12
 
@@ -54,17 +56,22 @@ def as_recorded(work: Callable[[Row], float]) -> Basis:
     return lambda row, small: work(row) * sum(one["seconds"] for one in small) / sum(map(work, small))
 
 
+def num_bytes(row: Row) -> float:
+    """That a row reads."""
+    return row["bytes"] if "bytes" in row else row["epochs"] * EPOCH
+
+
 def text_of_a_family(row: Row) -> float:
-    return num_parameters(f"{row['family']}-tinystories") * row["bytes"]
+    return num_parameters(f"{row['family']}-tinystories") * num_bytes(row)
 
 
 def text_of_a_unit(row: Row) -> float:
     widths = {key: row[key] for key in ("hidden_size", "state_size", "num_hidden_layers", "recurrent_unit")}
-    return num_parameters("memora-tiny", **widths) * row["bytes"]
+    return num_parameters("memora-tiny", **widths) * num_bytes(row)
 
 
 def text_of_a_preset(row: Row) -> float:
-    return num_parameters(row["preset"], **row["widths"], **row["fields"]) * row["bytes"]
+    return num_parameters(row["preset"], **row["widths"], **row["fields"]) * num_bytes(row)
 
 
 def examples(row: Row) -> float:
@@ -104,7 +111,8 @@ def online(row: Row, _: Sequence[Row]) -> float:
     widths = {key: row[key] for key in ("hidden_size", "state_size", "num_hidden_layers")}
     measured = 1 if row["streams"] == 1 else 64
     step = RTRL_SECONDS[row["method"], measured] * row["streams"] / measured
-    return row["steps"] * step * num_parameters("memora-tiny", **widths) / RTRL_PARAMETERS
+    steps = row["steps"] if "steps" in row else num_bytes(row) / row["streams"]
+    return steps * step * num_parameters("memora-tiny", **widths) / RTRL_PARAMETERS
 
 
 def memories(row: Row, _: Sequence[Row]) -> float:

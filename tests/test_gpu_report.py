@@ -69,7 +69,7 @@ def test_rows_of_the_parts(scripts):
     assert known["torch"] == torch.__version__ and known["copy, read and written, GB/s"] > 0
     assert [row["step"] for row in rows("smt")] == ["SMT", "yardstick", "BPTT"]
     assert rows("profile")[0]["ms"] > 0
-    scans = {row["backend"]: row for row in rows("scan", 5)}
+    scans = {row["backend"]: row for row in rows("scan", 6)}
     assert scans["torch"]["forward + backward ms"] > 0 and "forward ms" not in scans["hgrn-chunk"]
     memora, hawk, llama = rows("generation", 3)
     assert [row["model"] for row in (memora, hawk, llama)] == ["memora", "hawk", "llama"] and llama["bytes/s"] > 0

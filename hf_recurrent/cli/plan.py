@@ -16,7 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command; all others are those of `pretrain`."""
     parser = CommandParser(
         prog="hf-recurrent plan",
-        usage="hf-recurrent plan [--config_file FILE] [--processes N] [--memory SIZE] [--measure STEPS] [...]",
+        usage="hf-recurrent plan [--config_file FILE] [--processes N] [...]",
         description="Count the memory of a training run before it starts. All other arguments are\nthose of pretrain.",
         epilog="examples:\n"
         "  hf-recurrent plan --model memora-s8 --config_file fsdp2-bfloat16.yaml \\\n"

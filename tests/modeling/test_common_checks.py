@@ -42,7 +42,10 @@ def test_outputs_are_those_of_transformers():
             assert type(again) is type(output) and torch.equal(again.logits, output.logits)
             output.loss = torch.ones(())
             assert output["loss"] is output.loss and copy.copy(output).logits is output.logits
-    assert list(model(batch(), labels=batch())) == ["loss", "logits", "state"]
+    output = model(batch(), labels=batch())
+    assert list(output) == ["loss", "logits", "state"]
+    again = type(output)(dict(output))  # as accelerate makes it
+    assert list(again) == list(output) and again.loss is output.loss and again.state is output.state
 
 
 @each_family_and_own_unit

@@ -69,8 +69,10 @@ def recipe_settings(name: str) -> dict[str, str]:
 def distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each kind of model, task and training."""
     kinds: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        told_apart = {key: value for key, value in row.items() if key not in ("label", "rule", "dt", "x")}
+    for row in (row | candidate for row in rows for candidate in row.get("candidates", [{}])):
+        told_apart = {
+            key: value for key, value in row.items() if key not in ("label", "rule", "dt", "x", "candidates")
+        }
         kinds.setdefault(repr(told_apart), row)
     return list(kinds.values())
 
@@ -82,7 +84,7 @@ def arguments_of(experiment: Any, row: dict[str, Any]) -> tuple[list[TrainingArg
 
     def record(build, arguments_class, *, steps, measure=None, **arguments):
         phases.append(training.training_arguments(arguments_class, "unused", steps, arguments))
-        if arguments_class is not SmtTrainingArguments:
+        if arguments_class is not SmtTrainingArguments or not row.get("dmt_steps", 1):
             raise _Stop
         return {"measured": {}, "seconds": 0.0}
 
@@ -105,8 +107,12 @@ def arguments_of(experiment: Any, row: dict[str, Any]) -> tuple[list[TrainingArg
         "new_model": note_new_model,
         "build_pair": note_pair,
         "split_corpus": lambda settings: (_CORPUS, _CORPUS),
-        "load_images": lambda dataset, folder: (range(_IMAGES[dataset]), None, ""),
+        # BPTT has as many steps as the other methods have operations for: here one.
+        "smt_dmt_operations": lambda *models, **options: 1,
+        "step_operations": lambda *models, **options: 1,
+        "load_images": lambda dataset, folder, *options: (range(_IMAGES[dataset]), None, ""),
         "average_pooled": lambda data, factor: data,
+        "padded": lambda data, width: data,
         "CopiedBits": lambda *options: None,
         "layer_cosines": lambda *options: [],
         "LorenzTrajectories": lambda count, *options, **others: range(count),
@@ -160,6 +166,8 @@ def length_of(arguments: TrainingArguments, row: dict[str, Any]) -> str:
     """Epochs, bytes or steps of the training."""
     if "epochs" in row:
         return f"{row['epochs']:g} epochs"
+    if arguments.max_steps == 1:
+        return "as many sequential operations"
     return f"{row['bytes'] / 1e6:,.0f} MB" if "bytes" in row else f"{arguments.max_steps:,} steps"
 
 

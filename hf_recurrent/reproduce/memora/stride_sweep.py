@@ -62,6 +62,7 @@ class StrideSweep(Experiment):
 
     def rows(self, size: str) -> list[Settings]:
         shared = self.size_settings(size)
+        budget = "bytes" if "bytes" in shared else "epochs"
         return [
             {
                 "label": f"{NAMES[family]}, {'streams' if regime == 'multi_stream' else 'IID'}{words}",
@@ -70,7 +71,7 @@ class StrideSweep(Experiment):
                 "stride": stride,
                 "model_size": size,
                 **shared,
-                "bytes": shared["bytes"] // share,
+                budget: type(shared[budget])(shared[budget] / share),
             }
             for words, share in BUDGETS.items()
             for stride in STRIDES[size]
