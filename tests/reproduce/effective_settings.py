@@ -28,6 +28,9 @@ _DATA = {
 }
 _SIZES = {"hidden_size": "M", "state_size": "S", "num_hidden_layers": "N", "num_memory_tokens": "Z"}
 
+# Settings that make no other kind of training.
+_UNTOLD = ("label", "rule", "dt", "x", "candidates")
+
 
 class _Stop(Exception):
     """The arguments of the last phase of a row are known."""
@@ -69,11 +72,9 @@ def recipe_settings(name: str) -> dict[str, str]:
 def distinct(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each kind of model, task and training."""
     kinds: dict[str, dict[str, Any]] = {}
-    for row in (row | candidate for row in rows for candidate in row.get("candidates", [{}])):
-        told_apart = {
-            key: value for key, value in row.items() if key not in ("label", "rule", "dt", "x", "candidates")
-        }
-        kinds.setdefault(repr(told_apart), row)
+    for chosen in (row | candidate for row in rows for candidate in row.get("candidates", [{}])):
+        others = {key: value for key, value in chosen.items() if key not in _UNTOLD}
+        kinds.setdefault(repr(others), chosen)
     return list(kinds.values())
 
 
