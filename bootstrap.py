@@ -20,7 +20,8 @@ import sys
 OLDEST_PYTHON = (3, 11)
 ROOT = os.path.dirname(os.path.abspath(__file__))
 TORCH = "torch==2.13.0"
-EXTRAS = {"train": "", "test": "dev", "test-oldest": "dev"}
+EXTRAS = {"train": "", "test": "dev,page", "test-oldest": "dev"}
+ALL_EXTRAS = EXTRAS["test"]
 USAGE = "usage: python3 bootstrap.py [--print] {train,test,test-oldest} [arguments]"
 
 
@@ -49,8 +50,11 @@ def oldest_requirements(root):
 
     with open(os.path.join(root, "pyproject.toml"), "rb") as file:
         project = tomllib.load(file)["project"]
-    extras = project["optional-dependencies"].values()
-    requirements = [*project["dependencies"], *(requirement for extra in extras for requirement in extra)]
+    extras = dict(project["optional-dependencies"])
+    del extras[
+        "page"
+    ]  # not in "dev": pip searches for many minutes for versions that go with the oldest of all others
+    requirements = [*project["dependencies"], *(requirement for extra in extras.values() for requirement in extra)]
     pins = []
     for requirement in requirements:
         name, bound, marker = re.fullmatch(r"([\w-]+)(?:\[.*?\])?(?:>=([\d.]+))?[^;]*(;.*)?", requirement).groups()
@@ -67,10 +71,10 @@ def stamp_path(environment, extra):
 
 
 def is_installed(root, environment, extra):
-    """True if the environment is complete, with this extra or "dev", for this state of the project."""
+    """True if the environment is complete, with this extra or all, for this state of the project."""
     if not os.path.exists(venv_python(environment)):
         return False
-    for installed in {extra, "dev"}:
+    for installed in {extra, ALL_EXTRAS}:
         try:
             with open(stamp_path(environment, installed), encoding="utf-8") as file:
                 if file.read().strip() == fingerprint(root, installed):
