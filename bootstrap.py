@@ -51,9 +51,8 @@ def oldest_requirements(root):
     with open(os.path.join(root, "pyproject.toml"), "rb") as file:
         project = tomllib.load(file)["project"]
     extras = dict(project["optional-dependencies"])
-    del extras[
-        "page"
-    ]  # not in "dev": pip searches for many minutes for versions that go with the oldest of all others
+    # Beside the oldest of all others, pip searches for many minutes for versions of what Gradio needs.
+    del extras["page"]
     requirements = [*project["dependencies"], *(requirement for extra in extras.values() for requirement in extra)]
     pins = []
     for requirement in requirements:
