@@ -15,10 +15,10 @@ from hf_recurrent.trainers.recording_trainer import RecordingTrainer
 class HubTrainer(RecordingTrainer):
     """A `Trainer` that writes this package's model card and uploads models without pickled files."""
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+    def init_hf_repo(self, *arguments: Any, **options: Any) -> None:
         """The method of `Trainer`; if the Hub refuses the first process, all raise its sentence as a ValueError."""
         with same_error():
-            super().init_hf_repo(token, private)
+            super().init_hf_repo(*arguments, **options)
         # Sharded models are saved for the Hub by all processes, so all of them know what it knows.
         self.push_in_progress = None
         if self.args.world_size > 1:
