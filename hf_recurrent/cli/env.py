@@ -37,9 +37,10 @@ def _print_environment() -> None:
         "GPUs": ", ".join(gpus) or "none",
         "scan backends": ", ".join(available_backends()),
         "CPU scan kernel": _kernel("linear_scan_cpu", f"to install it: {how_to_install('cpu')}"),
-        "CPU step kernel": _kernel("step_cpu", "torch is used instead"),
-        "CPU sensitivities kernel": _kernel("sensitivities_cpu", "torch is used instead"),
     }
+    in_torch = ("step_cpu", "block_cpu", "sensitivities_cpu")
+    lines |= {f"CPU {name.removesuffix('_cpu')} kernel": _kernel(name, "torch is used instead") for name in in_torch}
+    lines["CPU mixture kernel"] = _kernel("context_mixture_cpu", "compress needs --no_mix")
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))
 

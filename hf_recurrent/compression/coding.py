@@ -26,8 +26,11 @@ from hf_recurrent.compression.predictors import Predictor
 
 # Called after each block with the next step and the number of bytes done.
 AfterBlock = Callable[[int, int], None]
+# Called with the number of bytes done, after every `_REPORTED_STEPS` steps of a block, which takes a minute.
+Progress = Callable[[int], None]
 # Called with a place in the data and the bytes there.
 Write = Callable[[int, bytes], None]
+_REPORTED_STEPS = 512
 
 
 class Parts:
@@ -62,7 +65,12 @@ class Parts:
 
 
 def encode(
-    data: np.ndarray, archive: IO[bytes], predictor: Predictor, after_block: AfterBlock | None = None, step: int = 0
+    data: np.ndarray,
+    archive: IO[bytes],
+    predictor: Predictor,
+    after_block: AfterBlock | None = None,
+    step: int = 0,
+    progress: Progress = lambda done: None,
 ) -> None:
     """Append the blocks of the data to an archive.
 
@@ -72,6 +80,7 @@ def encode(
         predictor: before the byte of `step`.
         after_block: called when a block was written.
         step: where to begin.
+        progress: called within a block.
     """
     parts, encoder = Parts(len(data), predictor.streams), Encoder()
     while step < parts.steps:
@@ -82,6 +91,7 @@ def encode(
             predictor.read(_filled(symbols, predictor.streams))
             block += symbols.tobytes()
             step += 1
+            _report(progress, parts, step)
         write_block(archive, block, encoder.finish())
         if after_block is not None:
             after_block(step, parts.bytes_before(step))
@@ -94,6 +104,7 @@ def decode(
     predictor: Predictor,
     after_block: AfterBlock | None = None,
     step: int = 0,
+    progress: Progress = lambda done: None,
 ) -> None:
     """Decode the blocks of an archive; no byte is written before the checksum of its block is right.
 
@@ -104,6 +115,7 @@ def decode(
         predictor: before the byte of `step`.
         after_block: called when a block was written.
         step: where to begin.
+        progress: called within a block.
 
     Raises:
         ArchiveError: a block is damaged, or is decoded to other bytes than those that were compressed.
@@ -113,7 +125,7 @@ def decode(
         done = parts.bytes_before(step)
         block = read_block(archive, done)
         decoded = np.empty(block.size, np.uint8)
-        steps = _decode_block(block, decoded, parts, predictor, step)
+        steps = _decode_block(block, decoded, parts, predictor, step, progress)
         if steps is None or zlib.crc32(decoded) != block.checksum:
             raise ArchiveError(
                 f"the block after {done:,} bytes is decoded to other bytes than were compressed, so nothing of it was "
@@ -128,7 +140,9 @@ def decode(
         raise ArchiveError("it goes on after its last block.")
 
 
-def _decode_block(block: Block, decoded: np.ndarray, parts: Parts, predictor: Predictor, step: int) -> int | None:
+def _decode_block(
+    block: Block, decoded: np.ndarray, parts: Parts, predictor: Predictor, step: int, progress: Progress
+) -> int | None:
     """Fill `decoded`, and return the number of steps; None if the block does not end with a step."""
     decoder = None if block.stored else Decoder(block.content)
     stored = np.frombuffer(block.content, np.uint8) if block.stored else None
@@ -144,7 +158,13 @@ def _decode_block(block: Block, decoded: np.ndarray, parts: Parts, predictor: Pr
         decoded[done : done + count] = symbols
         predictor.read(_filled(symbols, predictor.streams))
         done, step = done + count, step + 1
+        _report(progress, parts, step)
     return step - first if done == len(decoded) else None
+
+
+def _report(progress: Progress, parts: Parts, step: int) -> None:
+    if step % _REPORTED_STEPS == 0:
+        progress(parts.bytes_before(step))
 
 
 def _filled(symbols: np.ndarray, streams: int) -> np.ndarray:

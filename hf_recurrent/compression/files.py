@@ -2,7 +2,6 @@
 
 import io
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,9 @@ from transformers import PreTrainedModel
 from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
 from hf_recurrent.compression.agreement import check_header, new_header, new_predictor
 from hf_recurrent.compression.archive import Header, read_header, write_header
-from hf_recurrent.compression.coding import decode, encode
+from hf_recurrent.compression.coding import Progress, decode, encode
 from hf_recurrent.compression.entropy_coder import require_coder
 from hf_recurrent.compression.unfinished import Unfinished
-
-# Called after each block with the bytes done; it may raise to stop there.
-Progress = Callable[[int], None]
 
 
 def compress(
@@ -86,7 +82,7 @@ def compress_file(
         output: the archive.
         model: the model of the header.
         header: [`new_header`].
-        progress: called after each block.
+        progress: called with the number of bytes done, several times in a block and after it; it may raise to stop.
 
     Raises:
         ValueError: OUTPUT.partial belongs to another file, model or setting.
@@ -107,7 +103,7 @@ def compress_file(
             unfinished.save(archive, predictor, step, done=done, length=archive.tell())
             progress(done)
 
-        encode(data, archive, predictor, after_block, saved["step"] if saved else 0)
+        encode(data, archive, predictor, after_block, saved["step"] if saved else 0, progress)
         unfinished.publish(archive)
     unfinished.remove()
 
@@ -121,7 +117,7 @@ def decompress_file(
         source: the archive.
         output: the file.
         model: the model that it was made with.
-        progress: called after each block.
+        progress: called with the number of bytes done, several times in a block and after it; it may raise to stop.
 
     Raises:
         ArchiveError: as [`decompress`].
@@ -147,7 +143,7 @@ def decompress_file(
                 unfinished.save(file, predictor, step, done=done, position=archive.tell())
                 progress(done)
 
-            decode(archive, header, write, predictor, after_block, saved["step"] if saved else 0)
+            decode(archive, header, write, predictor, after_block, saved["step"] if saved else 0, progress)
             unfinished.publish(file)
         unfinished.remove()
 
