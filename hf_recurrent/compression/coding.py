@@ -169,4 +169,4 @@ def _report(progress: Progress, parts: Parts, step: int) -> None:
 
 def _filled(symbols: np.ndarray, streams: int) -> np.ndarray:
     """Symbols (B,): parts that have ended go on with zeros, which are not coded."""
-    return np.pad(symbols, (0, streams - len(symbols)))
+    return symbols if len(symbols) == streams else np.pad(symbols, (0, streams - len(symbols)))

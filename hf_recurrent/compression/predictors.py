@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+from hf_recurrent.modeling.single_step import run_single_step
 
 _BYTES = 256
 _PROBE = b"def main():\n    print('0')\n"
@@ -45,7 +46,8 @@ def check_model(model: PreTrainedModel) -> None:
 def softmax(logits: torch.Tensor) -> np.ndarray:
     """Probabilities (B, V) in float64 from logits (B, V); uniform where a logit is NaN or infinite."""
     values = logits.double().numpy()
-    values = np.where(np.isfinite(values).all(-1, keepdims=True), values, 0.0)
+    if not np.isfinite(values).all():
+        values = np.where(np.isfinite(values).all(-1, keepdims=True), values, 0.0)
     values = np.exp(values - values.max(-1, keepdims=True))
     return values / values.sum(-1, keepdims=True)
 
@@ -89,9 +91,12 @@ class FrozenPredictor:
     @torch.inference_mode()
     def read(self, tokens: np.ndarray) -> None:
         input_ids = torch.as_tensor(tokens, dtype=torch.long, device=self._model.device).unsqueeze(1)
-        output = self._model(input_ids, state=self._state, use_cache=True)
-        self._state = output.state
-        self._probabilities = softmax(output.logits[:, -1].cpu())
+        found = run_single_step(self._model, input_ids, self._state)  # without the checks of `forward`
+        if found is None:
+            output = self._model(input_ids, state=self._state, use_cache=True)
+            found = output.logits, output.state
+        logits, self._state = found
+        self._probabilities = softmax(logits[:, -1].cpu())
 
     def state_dict(self) -> dict[str, Any]:
         return {"state": dict(self._state), "probabilities": torch.from_numpy(self._probabilities)}
