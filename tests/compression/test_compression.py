@@ -269,6 +269,7 @@ def test_an_interrupted_run_continues_as_if_nothing_had_happened(tmp_path, monke
 
 def test_unfinished_work_of_another_file_is_not_continued(tmp_path, model, monkeypatch):
     monkeypatch.setattr("hf_recurrent.compression.coding.BLOCK_CODE", 100)
+    monkeypatch.setattr("hf_recurrent.compression.coding._REPORTED_STEPS", 10_000)  # so blocks alone are reported
     header = agreement.new_header(model, len(TEXT))
 
     for name in ("one", "two"):
@@ -277,6 +278,19 @@ def test_unfinished_work_of_another_file_is_not_continued(tmp_path, model, monke
         compress_file(tmp_path / "one", tmp_path / "packed", model, header, StopAfter(1))
     with pytest.raises(ValueError, match="belongs to another file"):
         compress_file(tmp_path / "two", tmp_path / "packed", model, header)
+
+
+def test_progress_is_reported_within_a_block(tmp_path, model):
+    (tmp_path / "text").write_bytes(TEXT)
+    steps, done = -(-len(TEXT) // 2), []
+    compress_file(
+        tmp_path / "text", tmp_path / "packed", model, agreement.new_header(model, len(TEXT), streams=2), done.append
+    )
+    expected = [2 * step for step in range(512, steps, 512)] + [len(TEXT)]
+    assert done == expected and len(done) > 1
+    done.clear()
+    decompress_file(tmp_path / "packed", tmp_path / "copy", model, done.append)
+    assert done == expected
 
 
 @settings(deadline=None, max_examples=60)
