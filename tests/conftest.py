@@ -1,5 +1,6 @@
 """Settings of every test process: no Hub, and one thread where processes run side by side."""
 
+import gc
 import os
 
 import pytest
@@ -29,6 +30,16 @@ def pytest_collection_modifyitems(config, items):
                     item.add_marker(pytest.mark.skip(reason=f"{reason}: pytest -m {marker}"))
     ranks = {name: rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+
+def pytest_collection_finish(session):
+    """Leave modules and tests out of garbage collection: `Trainer` collects at each run, half a second with them."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure(config):
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,8 @@ from hf_recurrent.watch.threshold import AdaptiveThreshold
 _TOGETHER = {"bytes": 8, "few_bytes": 3}
 # Measure → difference that counts: a bit, a fiftieth of all pieces of a line, a fifth of a bit, a quarter of a line.
 _RESOLUTIONS = {"bytes": 1.0, "few_bytes": 1.0, "novelty": 0.02, "order": 0.02, "transition": 0.2, "repetition": 0.25}
+# Measure → weight in the norm, if it is not 1; `order` and `transition` look at the same from two sides.
+_WEIGHTS = {"few_bytes": 1.3, "transition": 1.3, "order": 0.85}
 # Power of the norm: 2 lets many small rarities hide a single high one, 4 nearly forgets all but the highest.
 _NORM = 3
 # A byte is shown as surprising with more bits than this.
@@ -61,7 +63,7 @@ class LineReport:
         bits: of each byte, the line end included, (T,).
         measures: rarity in bits of each measure among the recent lines: `bytes` and `few_bytes` (the 8 and the 3
             neighbouring bytes that surprise most), and those of [`LineMemory.compare`].
-        score: their norm of order 3.
+        score: their weighted norm of order 3.
         rarity: of the score among those of the recent lines, in bits: such a line comes once in 2^rarity lines.
         threshold: of the score; infinite for the first lines.
         is_unusual: the score exceeds the threshold.
@@ -132,7 +134,8 @@ class LogWatcher:
         self._check(bits)
         values = {name: _peak(bits, width) for name, width in _TOGETHER.items()} | self._memory.compare(line)
         measures = {name: self._measures[name].rarity(value) for name, value in values.items()}
-        score = sum(rarity**_NORM for rarity in measures.values()) ** (1 / _NORM)
+        weighted = [_WEIGHTS.get(name, 1.0) * rarity for name, rarity in measures.items()]
+        score = sum(value**_NORM for value in weighted) ** (1 / _NORM)
         threshold, rarity = self.threshold.value, self.threshold.scores.rarity(score)
         is_unusual = self.threshold.add(score)
         for name, value in values.items():
