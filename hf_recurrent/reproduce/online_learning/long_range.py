@@ -34,7 +34,7 @@ TASKS: dict[str, dict[str, Settings]] = {
             "preset": "lru-scifar", "options": _SMALL_MODEL | {"input_size": 1},
         },
         "IMDB": {
-            "task": "texts", "data": "packages", "length": 128, "preset": "lru-imdb", "options": _SMALL_MODEL,
+            "task": "texts", "texts": "packages", "length": 128, "preset": "lru-imdb", "options": _SMALL_MODEL,
         },
         "ListOps": {
             "task": "list_ops", "list_ops": {"min_length": 5, "max_length": 60, "max_depth": 4, "max_args": 4},
@@ -50,8 +50,8 @@ TASKS: dict[str, dict[str, Settings]] = {
             ],
         },
         "IMDB": {
-            "task": "texts", "data": "data/aclImdb", "length": 4000, "preset": "lru-imdb", "options": {}, "epochs": 40,
-            "warmup_share": 0.1, "batch_size": 32, "weight_decay": 0.05,
+            "task": "texts", "texts": "data/aclImdb", "length": 4000, "preset": "lru-imdb", "options": {},
+            "epochs": 40, "warmup_share": 0.1, "batch_size": 32, "weight_decay": 0.05,
             "candidates": [
                 {"learning_rate": rate, "options": {"r_min": low}} for rate, low in product((1e-3, 3e-3), (0.0, 0.9))
             ],

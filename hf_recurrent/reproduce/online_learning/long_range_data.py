@@ -23,7 +23,7 @@ def load_sequences(settings: Settings) -> tuple[Dataset, Dataset]:
     examples than those that judge.
 
     Args:
-        settings: a row. Pixels: `dataset` and `data` of [`load_images`], and `pooling`. Texts: `data`, a directory
+        settings: a row. Pixels: `dataset` and `data` of [`load_images`], and `pooling`. Texts: `texts`, a directory
             laid out like IMDB, or "packages" for [`package_texts`], and `length`, at which texts are cut. List
             operations: `list_ops`, arguments of [`ListOps`], `num_examples` and `num_tested`.
 
@@ -41,17 +41,17 @@ def _pixels(settings: Settings) -> tuple[Dataset, Dataset]:
 
 
 def _texts(settings: Settings) -> tuple[Dataset, Dataset]:
-    if settings["data"] == "packages":
+    if settings["texts"] == "packages":
         train, test = (package_texts(settings["length"], split) for split in ("train", "test"))
     else:
         try:
             train, test = (
-                byte_text_classification(settings["data"], split, max_length=settings["length"])
+                byte_text_classification(settings["texts"], split, max_length=settings["length"])
                 for split in ("train", "test")
             )
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"`data` is {settings['data']!r}, but {error}; name the folder with --override data=FOLDER."
+                f"`texts` is {settings['texts']!r}, but {error}; name the folder with --override texts=FOLDER."
             ) from error
     return _divided(train) if is_tuning(settings) else (train, test)
 
