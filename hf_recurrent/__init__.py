@@ -73,6 +73,8 @@ _PUBLIC_NAMES = {
     "hf_recurrent.trainers.dmt_trainer": ("DmtTrainer",),
     "hf_recurrent.trainers.online_arguments": ("OnlineTrainingArguments",),
     "hf_recurrent.trainers.online_trainer": ("OnlineTrainer",),
+    "hf_recurrent.trainers.rolling_window_arguments": ("RollingWindowTrainingArguments",),
+    "hf_recurrent.trainers.rolling_window_trainer": ("RollingWindowTrainer",),
     "hf_recurrent.trainers.smt_arguments": ("DmtTrainingArguments", "SmtTrainingArguments"),
     "hf_recurrent.trainers.smt_trainer": ("SmtTrainer",),
     "hf_recurrent.learning_rules.sensitivities": ("SensitivityEngine",),

@@ -3,7 +3,7 @@
     python scripts/write_recipe_cards.py
 
 A recipe whose run recorded its provenance (model_cards/provenance/RECIPE.json) has the card of that run. One that was
-measured before provenance was recorded has its numbers from docs/results.md. The others say that no run is recorded.
+measured before provenance was recorded has its numbers from docs/performance.md. The others say that none is recorded.
 """
 
 import json
@@ -22,7 +22,7 @@ from hf_recurrent.provenance.records import Provenance, from_json
 
 FOLDER = Path(__file__).resolve().parents[1] / "model_cards"
 OWNER = "hf-recurrent"
-# Numbers of docs/results.md and of the recipes, on the held-out files of Python 3.11.7's standard library.
+# Numbers of docs/performance.md and of the recipes, on the held-out files of Python 3.11.7's standard library.
 _WHOLE = {"num_bytes": 1_551_181, "num_episodes": 88}
 _COMPRESSORS = {"gzip -9, each file alone": 1.704, "bz2 -9, each file alone": 1.588, "xz -9, each file alone": 1.595}
 MEASURED: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md"))),
+    *(f"docs/results/{paper}.md" for paper in ("memora", "mgrade", "online_learning", "smt", "survey")),
 ]
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```", re.DOTALL)
 

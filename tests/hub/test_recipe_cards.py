@@ -31,7 +31,7 @@ def test_cards_are_up_to_date_and_their_numbers_measured(name, script):
     if not results:
         assert "No finished run of this recipe is recorded" in path.read_text(encoding="utf-8")
         return
-    pages = [ROOT / "docs" / "results.md", ROOT / "hf_recurrent" / "recipes" / f"{name}.yaml"]
+    pages = [ROOT / "docs" / "performance.md", ROOT / "hf_recurrent" / "recipes" / f"{name}.yaml"]
     measured = "".join(page.read_text(encoding="utf-8") for page in pages)
     for result in results:
         assert f"{result.metric_value:g}" in measured or (path.parent / "provenance" / f"{name}.json").is_file()

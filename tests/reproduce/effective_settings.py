@@ -16,6 +16,7 @@ from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
 from hf_recurrent.reproduce.engine import training
 
 _IMAGES = {"mnist": 60_000, "cifar": 50_000}
+_EXAMPLES = {"pixels": 50_000, "texts": 25_000, "list_ops": 96_000}
 _CORPUS = SimpleNamespace(vocab_size=256, num_bytes=10**9)
 _OPTIMIZERS = {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "rmsprop": "RMSProp"}
 # Settings of a row that describe its data, without its name.
@@ -115,6 +116,8 @@ def arguments_of(experiment: Any, row: dict[str, Any]) -> tuple[list[TrainingArg
         "average_pooled": lambda data, factor: data,
         "padded": lambda data, width: data,
         "CopiedBits": lambda *options: None,
+        "load_sequences": lambda settings: (range(_EXAMPLES[settings["task"]]), None),
+        "RuleClassifier": lambda model, rule: model,
         "layer_cosines": lambda *options: [],
         "LorenzTrajectories": lambda count, *options, **others: range(count),
         "DigitPixels": lambda **options: SimpleNamespace(vocab_size=options["levels"] + 1, length=784),
@@ -169,7 +172,10 @@ def length_of(arguments: TrainingArguments, row: dict[str, Any]) -> str:
         return f"{row['epochs']:g} epochs"
     if arguments.max_steps == 1:
         return "as many sequential operations"
-    return f"{row['bytes'] / 1e6:,.0f} MB" if "bytes" in row else f"{arguments.max_steps:,} steps"
+    if "bytes" in row:
+        millions = row["bytes"] / 1e6
+        return f"{millions:,.0f} MB" if millions >= 10 else f"{millions:.2g} MB"
+    return f"{arguments.max_steps:,} steps"
 
 
 def sizes_of(config: Any) -> str:

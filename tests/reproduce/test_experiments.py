@@ -20,9 +20,12 @@ SHORT = {
     "stride-sweep": {"bytes": 2048, "step_bytes": 1024, "eval_bytes": 2000},
     "glru-alternatives": {"bytes": 1024, "streams": 4, "block_size": 64, "eval_bytes": 2000},
     "memora-against-hawk": {"bytes": 1024, "streams": 4, "block_size": 64, "eval_bytes": 2000},
+    "rolling-window": {"bytes": 1024, "streams": 4, "window": 64, "eval_bytes": 2000},
     "online-memora": {"steps": 2, "eval_bytes": 2000, "streams": 2},
     "online-copy": {"steps": 1, "num_tokens": 3, "batch_size": 2, "num_examples": 4},
     "gradient-alignment": {"steps": 1, "num_tokens": 3, "batch_size": 2, "num_examples": 4, "num_measured": 4},
+    "online-copy-curves": {"steps": 1, "num_tokens": 3, "batch_size": 2, "num_examples": 4},
+    "online-long-range": {"steps": 2, "batch_size": 4, "num_tested": 20, "num_examples": 20, "length": 16},
     "drift": {"segment_bytes": 80, "window": 40},
     "parity": {"steps": 2, "batch_size": 4, "longest": 80, "num_tested": 20},
     "recall": {"steps": 2, "batch_size": 4, "num_tested": 20},
@@ -71,6 +74,9 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
             settings["label"] in seen
             or settings["label"].endswith("of the bytes")
             or (name.startswith("smt-") and len(seen) == 2)
+            or settings.get("layers") in (2, 3)
+            or settings.get("r_min") in (0.5, 0.75)
+            or (name == "online-long-range" and settings["rule"] not in ("rtrl", "snap1"))
         ):
             continue
         seen.add(settings["label"])
@@ -102,4 +108,7 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
 @pytest.mark.parametrize("size", ["small", "paper"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_method_has_as_many_candidates(name, size):
-    assert len({len(row.get("candidates", [])) for row in load_experiment(name).rows(size)}) == 1
+    panels: dict[str | None, set[int]] = {}
+    for row in load_experiment(name).rows(size):  # of a figure with panels, those of a panel are compared
+        panels.setdefault(row.get("panel"), set()).add(len(row.get("candidates", [])))
+    assert all(len(counts) == 1 for counts in panels.values())

@@ -28,7 +28,8 @@ class Experiment:
         percent: show measurements, which are fractions, as percentages.
         number_format: of a measurement in the table; by default ".1f" with `percent`, else ".3f".
         paper: label → the number that the paper prints.
-        seeds: of the small size, by default; each row runs once per seed.
+        seeds: of the small size, by default; each row runs once per seed. A single one, where three seeds of all
+            experiments would not fit into eight hours of a core together.
         tuning: size → settings that replace those of a row while its candidates are compared, such as fewer steps.
         reference: label of the row from which those of the other rows are subtracted, seed by seed, in a column.
         paper_seeds: number of runs of each row in the paper, and by default at its size.

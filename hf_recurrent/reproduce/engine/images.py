@@ -1,6 +1,7 @@
 """MNIST and CIFAR-10 as sequences of pixels, from the published files."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[
     """Training images, test images, and their description for the report.
 
     Args:
-        dataset: "mnist", for which the test files alone are enough and are divided, or "cifar".
+        dataset: "mnist", for which the test files alone are enough and are divided, "cifar" (grey) or "cifar-colour".
         directory: directory of the published files.
         is_tuning: test on a part of the training images.
 
@@ -23,7 +24,9 @@ def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[
         FileNotFoundError: files are missing; the message names the setting.
         ValueError: a file is damaged or has another format.
     """
-    read = {"mnist": sequential_mnist, "cifar": sequential_cifar10}[dataset]
+    read = {
+        "mnist": sequential_mnist, "cifar": sequential_cifar10, "cifar-colour": partial(sequential_cifar10, grey=False)
+    }[dataset]  # fmt: skip
     try:
         test = read(directory, "test")
     except FileNotFoundError as error:
@@ -33,7 +36,7 @@ def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[
     try:
         train = read(directory, "train")
     except FileNotFoundError:
-        if dataset == "cifar":
+        if dataset != "mnist":
             raise
         total = len(test)
         train, test = _divided(test)

@@ -21,11 +21,12 @@ def train_supervised(
     warmup_share: float,
     weight_decay: float = 0.01,
     loss: Callable[..., torch.Tensor] | None = None,
+    collator: Callable[..., Any] = default_data_collator,
 ) -> dict[str, Any]:
     """Train with AdamW, linear warm-up, cosine decay and gradients clipped to a norm of 1.
 
     Args:
-        dataset: items of equal shapes, which are stacked.
+        dataset: items of equal shapes, which are stacked, or any that `collator` makes batches of.
         settings: a row with `steps` or `epochs`, `batch_size`, `learning_rate`, `seed`, and `arguments`, which are
             fields of `TrainingArguments`, if these are to be other ones.
         warmup_share: share of the steps in which the learning rate rises.
@@ -35,7 +36,7 @@ def train_supervised(
         `num_parameters`, `seconds` and `device`.
     """
     steps = settings.get("steps") or max(settings["epochs"] * len(dataset) // settings["batch_size"], 1)
-    parts = {"train_dataset": dataset, "data_collator": default_data_collator, "compute_loss_func": loss}
+    parts = {"train_dataset": dataset, "data_collator": collator, "compute_loss_func": loss}
     decay = {"lr_scheduler_type": "cosine", "warmup_steps": int(steps * warmup_share), "weight_decay": weight_decay}
     return run_trainer(
         lambda args: ParameterGroupsTrainer(model, args, **parts),

@@ -21,6 +21,7 @@ from hf_recurrent import (
 )
 from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.row_checkpoints import ProgressLines, TimedCheckpoints, current_checkpoints
+from hf_recurrent.reproduce.engine.row_times import StepClock, short_trainings
 from hf_recurrent.reproduce.engine.tuning import is_tuning
 
 # Fields of `TrainingArguments`, as a row's `arguments`.
@@ -120,18 +121,24 @@ def run_trainer(
     Returns:
         `num_parameters`, `seconds`, `device`, and the result of `measure` as `measured`.
     """
-    row = current_checkpoints()
+    row, short = current_checkpoints(), short_trainings()
     with tempfile.TemporaryDirectory() as temporary:
         directory = str(row.next_training()) if row else temporary
-        trainer = build(training_arguments(arguments_class, directory, steps, arguments))
+        trained_steps = short.steps(steps) if short else steps
+        trainer = build(training_arguments(arguments_class, directory, trained_steps, arguments))
         checkpoint, earlier = None, 0.0
         if row:
             timed = TimedCheckpoints(Path(directory))
             checkpoint, earlier = timed.checkpoint, timed.seconds
             trainer.add_callback(timed)
             trainer.add_callback(ProgressLines(row.row_name))
+        if short:
+            clock = StepClock()
+            trainer.add_callback(clock)
         with measured_run(earlier) as record:
             trainer.train(resume_from_checkpoint=checkpoint)
+        if short:
+            short.count(trainer, clock, steps)
         measured = {} if measure is None else {"measured": measure(trainer)}
     return {"num_parameters": sum(weight.numel() for weight in trainer.model.parameters()), **record, **measured}
 

@@ -26,6 +26,7 @@ _EPISODE = 5000  # bases per episode of the random genome
 
 class Drift(Experiment):
     name = "drift"
+    seeds = (0,)
     source = "Learning during use"
     claim = "After each switch a model that goes on learning predicts better than one that has stopped."
     note = (

@@ -11,12 +11,12 @@ MODELS: dict[str, Settings] = {
     "Hawk": {"preset": "hawk-tiny", "fields": {}},
     "Hawk without convolution": {"preset": "hawk-tiny", "fields": {"conv_kernel": 1}},
 }
-# At the small size. Size of the model, then amount of data, each the double of the first.
+# At the small size: a wider model, then more data.
 _WIDTHS = {"hidden_size": 64, "state_size": 96, "num_hidden_layers": 2}
 CONDITIONS: dict[str, Settings] = {
     "": {},
-    ", wider": {"widths": {"hidden_size": 128, "state_size": 192, "num_hidden_layers": 2}},
-    ", twice the data": {"bytes": 6_000_000},
+    ", wider": {"widths": {"hidden_size": 96, "state_size": 144, "num_hidden_layers": 2}},
+    ", twice the data": {"bytes": 1_000_000},
 }
 RATES = {"small": (1e-3, 3e-3, 1e-2), "paper": (1e-4, 3e-4, 1e-3)}
 
@@ -34,8 +34,8 @@ class HawkAblation(Experiment):
     reference = "Memora"
     sizes = {
         "small": {
-            "widths": _WIDTHS, "bytes": 3_000_000, "streams": 256, "block_size": 32,
-            "corpus": "python", "eval_bytes": 500_000,
+            "widths": _WIDTHS, "bytes": 500_000, "streams": 64, "block_size": 32,
+            "corpus": "python", "eval_bytes": 100_000,
         },
         # Appendix F.2, at T = 32.
         "paper": {
@@ -43,7 +43,7 @@ class HawkAblation(Experiment):
             "streams": 4096, "block_size": 32, "corpus": "hub:roneneldan/TinyStories", "eval_bytes": 10_000_000,
         },
     }  # fmt: skip
-    tuning = {"small": {"bytes": 1_000_000, "eval_bytes": 200_000}, "paper": {"bytes": 400_000_000}}
+    tuning = {"small": {"bytes": 150_000, "eval_bytes": 100_000}, "paper": {"bytes": 400_000_000}}
 
     def rows(self, size: str) -> list[Settings]:
         candidates = [{"learning_rate": rate} for rate in RATES[size]]

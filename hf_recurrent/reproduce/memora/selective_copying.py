@@ -17,9 +17,9 @@ MODELS = {
 }
 # At the small size these replace the presets' widths.
 SMALL_WIDTHS: dict[str, Settings] = {
-    "llama": {"hidden_size": 96, "intermediate_size": 256},
+    "llama": {"hidden_size": 72, "intermediate_size": 144},
     # Shorter chunks take less time in plain torch (docs/log.md).
-    "mamba2": {"hidden_size": 96, "num_heads": 3, "state_size": 64, "chunk_size": 64},
+    "mamba2": {"hidden_size": 64, "num_heads": 2, "state_size": 32, "chunk_size": 64},
     "hawk": {"hidden_size": 32, "state_size": 128},
     "memora": {"hidden_size": 32, "state_size": 128},
 }
@@ -42,7 +42,9 @@ class SelectiveCopyingTable(Experiment):
     paper = {label: printed for label, (_, _, printed) in MODELS.items()}
     shared = {"num_tested": 5000}
     sizes = {
-        "small": {"length": 512, "num_tokens": 4, "steps": 5000, "batch_size": 16, "learning_rate": 3e-3},
+        "small": {
+            "length": 192, "num_tokens": 4, "steps": 1200, "batch_size": 16, "learning_rate": 3e-3, "num_tested": 1000,
+        },
         "paper": {
             "length": 4096, "num_tokens": 16, "steps": 50_000, "batch_size": 64, "learning_rate": 3e-4,
             "arguments": CONSTANT_RATE,

@@ -17,12 +17,14 @@ from hf_recurrent.reproduce.engine.training import new_model
 _SINGLE_LAYER = {"num_hidden_layers": 1, "spacing": "learned", "mlp_layers": 0, "layer_norm": False}
 # Without MLP a TCN would be linear as a whole.
 _TCN = {"num_hidden_layers": 5, "spacing": "exponential", "recurrent_unit": None}
+# Left out of the small size: the other TCN sees more.
+_SHORT_VIEW = "TCN-EID, base dilation 1"
 # Label → fields of the configuration. The paper prints no number of taps. Base dilation 8, with which 4 taps see all
 # of 512 steps, is no baseline: it does not learn the training task (docs/log.md).
 MODELS: dict[str, Settings] = {
     "mGRADE-L, delays up to 2": _SINGLE_LAYER | {"conv_kernel": 3, "receptive_field": 2, "dilation": 1},
     "mGRADE-L, delays up to 64": _SINGLE_LAYER | {"conv_kernel": 8, "receptive_field": 64, "dilation": 9},
-    "TCN-EID, base dilation 1": _TCN | {"conv_kernel": 4, "dilation": 1},
+    _SHORT_VIEW: _TCN | {"conv_kernel": 4, "dilation": 1},
     "TCN-EID, base dilation 1, whole sequence in view": _TCN | {"conv_kernel": 18, "dilation": 1},
 }
 # TCNs need these instead to learn the training task.
@@ -58,7 +60,7 @@ class FlipFlopDistances(Experiment):
     }
 
     def rows(self, size: str) -> list[Settings]:
-        rows = super().rows(size)
+        rows = [row for row in super().rows(size) if size == "paper" or row["label"] != _SHORT_VIEW]
         return [row | _TCN_TRAINING[size] if row["label"].startswith("TCN") else row for row in rows]
 
     def run(self, settings: Settings) -> dict[str, Any]:

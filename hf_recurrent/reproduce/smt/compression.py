@@ -9,8 +9,8 @@ from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.smt.models import SMT_DMT, TEACHER
 from hf_recurrent.reproduce.smt.scaling import Scaling, with_value
 
-TOKENS = {"small": (1, 2, 4, 8), "paper": (1, 2, 4, 8, 16, 32)}
-STEPS = {"small": (150, 300, 600, 1200), "paper": (9_375, 18_750, 37_500, 75_000, 150_000)}
+TOKENS = {"small": (1, 2, 4), "paper": (1, 2, 4, 8, 16, 32)}
+STEPS = {"small": (100, 200, 400), "paper": (9_375, 18_750, 37_500, 75_000, 150_000)}
 
 
 class Compression(Scaling):

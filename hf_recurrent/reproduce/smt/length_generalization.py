@@ -17,6 +17,7 @@ from hf_recurrent.trainers.smt.metrics import measure_memories
 
 class LengthGeneralization(Experiment):
     name = "smt-length-generalization"
+    seeds = (0,)
     source = "SMT, section 3.7, sequence length"
     claim = (
         "At the training length the teacher answers at least as well as the RNN that it taught; on longer sequences "
@@ -35,7 +36,7 @@ class LengthGeneralization(Experiment):
     sizes = {
         "small": SIZES["small"]
         | LONG
-        | {"task": "stack_operations,vocab_size=4,max_depth=3,length=16", "num_tested": 200},
+        | {"task": "stack_operations,vocab_size=4,max_depth=3,length=8", "num_tested": 200},
         "paper": SIZES["paper"] | {"task": "stack_operations,length=64", "num_tested": 500},
     }
 

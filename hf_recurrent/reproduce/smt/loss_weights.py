@@ -15,7 +15,7 @@ from hf_recurrent.reproduce.smt.training import method_values
 from hf_recurrent.trainers.smt.losses import uniformity_loss
 
 DYNAMICS = {"small": (0.01, 0.1, 1.0), "paper": (0.0, 0.01, 0.1, 1.0, 10.0)}
-UNIFORMITY = {"small": (0.0, 0.001, 0.1), "paper": (0.0, 0.0001, 0.001, 0.01, 0.1)}
+UNIFORMITY = {"small": (0.0, 0.1), "paper": (0.0, 0.0001, 0.001, 0.01, 0.1)}
 _MEMORIES = 64
 
 

@@ -130,11 +130,11 @@ class PixelMethods(MethodComparison):
         "small": {
             # Heads that tell pixels side by side from pixels one above the other (docs/log.md).
             "sizes": SMALL_MODEL | {"num_attention_heads": 2, "rope_theta": 100.0},
-            "data": "data/mnist", "crop": 4, "pooling": 1, "levels": 2,
-            "steps": 1500, "dmt_steps": 500, "batch_size": 16,
+            "data": "data/mnist", "crop": 7, "pooling": 1, "levels": 2,
+            "steps": 300, "dmt_steps": 120, "batch_size": 16,
             "learning_rate": 5e-3, "dmt_learning_rate": 1e-3, "bptt_learning_rate": 3e-3,
             "context_length": 64, "future_length": 8,
-            "timesteps": 8, "dmt_timesteps": 16, "eval_windows": 32, "num_tested": 500,
+            "timesteps": 8, "dmt_timesteps": 16, "eval_windows": 32, "num_tested": 200,
         },
         "paper": {
             "sizes": PAPER_MODEL,

@@ -10,10 +10,10 @@ from hf_recurrent.reproduce.smt.text import TextMethods
 
 # Axis → size → values. The paper prints its ranges only in figures.
 AXES: dict[str, dict[str, tuple[int, ...]]] = {
-    "context Tc": {"small": (4, 8, 16, 32), "paper": (16, 32, 64, 128, 256, 512)},
-    "memory tokens": {"small": (1, 2, 4, 8), "paper": (1, 2, 4, 8, 16, 32)},
-    "width": {"small": (16, 32, 64), "paper": (64, 128, 256, 512)},
-    "layers": {"small": (1, 2, 4), "paper": (2, 4, 8, 16)},
+    "context Tc": {"small": (4, 32), "paper": (16, 32, 64, 128, 256, 512)},
+    "memory tokens": {"small": (1, 8), "paper": (1, 2, 4, 8, 16, 32)},
+    "width": {"small": (16, 64), "paper": (64, 128, 256, 512)},
+    "layers": {"small": (1, 4), "paper": (2, 4, 8, 16)},
 }
 _MODELS = {"small": SMALL_MODEL | {"num_readout_layers": 2}, "paper": PAPER_MODEL}
 
@@ -31,6 +31,7 @@ class Scaling(TextMethods):
 
     def rows(self, size: str) -> list[Settings]:
         shared = self.size_settings(size) | {"method": SMT_DMT, "sizes": _MODELS[size]}
+        shared |= {"steps": 400, "dmt_steps": 60} if size == "small" else {}
         rate = 3e-3 if size == "small" else 3e-4
         shared |= {"learning_rate": rate, "dmt_learning_rate": rate / 3 if size == "small" else 3e-5}
         return [

@@ -31,6 +31,7 @@ _CAT = (
 
 class SketchPixels(PixelMethods):
     name = "smt-sketches"
+    seeds = (0,)
     source = "SMT, section 3.2, Sketchy's format"
     claim = (
         "Trained by SMT→DMT on black and white patches of 2 by 2 pixels, an RNN draws strokes, which needs the "
@@ -45,7 +46,15 @@ class SketchPixels(PixelMethods):
     )
     sizes = {
         "small": PixelMethods.sizes["small"]
-        | {"sizes": SMALL_MODEL, "crop": 0, "patch": 2, "context_length": 64, "future_length": 16},
+        | {
+            "sizes": SMALL_MODEL,
+            "crop": 0,
+            "patch": 2,
+            "context_length": 64,
+            "future_length": 16,
+            "steps": 160,
+            "dmt_steps": 60,
+        },
         # The images of Sketchy are 1,024 patches long (section E.2), those of MNIST 196.
         "paper": PixelMethods.sizes["paper"] | {"sizes": PAPER_MODEL, "levels": 2, "patch": 2},
     }

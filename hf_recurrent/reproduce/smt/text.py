@@ -26,6 +26,7 @@ EQUAL_TIME_SHARE = {"small": 0.26, "paper": 0.07}
 
 class TextMethods(MethodComparison):
     name = "smt-text"
+    seeds = (0,)
     source = "SMT, section 3.3, text"
     claim = (
         "At equal sequential operations an RNN after SMT→DMT predicts text better than one after BPTT, at equal "
@@ -43,7 +44,7 @@ class TextMethods(MethodComparison):
     sizes = {
         "small": {
             "sizes": SMALL_MODEL | {"hidden_size": 64, "num_readout_layers": 4}, "corpus": "python",
-            "steps": 800, "dmt_steps": 120, "batch_size": 16,
+            "steps": 500, "dmt_steps": 80, "batch_size": 16,
             "context_length": 32, "future_length": 16, "rollout_length": 32,
             "timesteps": 1, "dmt_timesteps": 8, "eval_windows": 128, "eval_bytes": 20_000,
         },
@@ -55,7 +56,7 @@ class TextMethods(MethodComparison):
         },
     }  # fmt: skip
     tuning = {
-        "small": {"steps": 250, "dmt_steps": 40, "eval_bytes": 10_000},
+        "small": {"steps": 160, "dmt_steps": 25, "eval_bytes": 10_000},
         "paper": {"steps": 50_500, "dmt_steps": 500},
     }
 

@@ -25,7 +25,7 @@ MODELS: dict[str, Settings] = {
 }
 TASKS: dict[str, dict[str, Settings]] = {
     "small": {
-        "induction heads": {"length": 64, "vocab_size": 16},
+        "induction heads": {"length": 32, "vocab_size": 16},
         "associative recall": {"num_pairs": 4, "num_keys": 8, "num_values": 8, "num_queries": 8},
     },
     "paper": {
@@ -34,7 +34,7 @@ TASKS: dict[str, dict[str, Settings]] = {
     },
 }
 SIZES: dict[str, Settings] = {
-    "small": {"steps": 3000, "batch_size": 32, "learning_rate": 2e-3, "num_tested": 2000},
+    "small": {"steps": 1200, "batch_size": 32, "learning_rate": 2e-3, "num_tested": 2000},
     "paper": {"steps": 100_000, "batch_size": 64, "learning_rate": 1e-3, "num_tested": 2000},
 }
 # Label → accuracy in Table 6: induction heads, associative recall.

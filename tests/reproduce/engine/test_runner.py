@@ -233,9 +233,9 @@ def test_the_overview_has_recorded_and_estimated_times(halves, tmp_path):
     for path in tmp_path.glob("*.json"):
         path.write_text(re.sub(r'"core_seconds": [0-9.]+', '"core_seconds": 150.0', path.read_text()))
     text = overview({"halves": More(), "never": Tuned()}, "small", tmp_path)
-    assert "| halves | 6 | 2 | 5 min | 10 min |" in text
-    assert "| never | 2 | 0 | 0 s | ? |" in text and "Never run, so without an estimate: never." in text
-    assert "| together | | | 5 min | 10 min |" in text
+    assert "| halves | 6 | 2 | 5 min | 10 min | 15 min |" in text
+    assert "| never | 2 | 0 | 0 s | ? | ? |" in text and "Never run, so without an estimate: never." in text
+    assert "| together | | | 5 min | 10 min | 15 min |" in text
 
 
 def test_all_experiments_run_and_failures_are_named_at_the_end(tmp_path, monkeypatch, capsys):
