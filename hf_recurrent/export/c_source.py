@@ -30,7 +30,6 @@ from hf_recurrent.export.c_operations import HELPERS, MOVES, elementwise, litera
 from hf_recurrent.export.weight_types import quantize_rows
 
 aten = torch.ops.aten
-_IGNORED = {aten._assert_tensor_metadata.default}
 _COPIES = {aten._to_copy.default, aten.clone.default}
 _SUMS = {aten.sum.dim_IntList, aten.mean.dim}
 _NORMS = {aten.layer_norm.default: "layer_norm", aten.rms_norm.default: "rms_norm"}
@@ -270,16 +269,9 @@ class CWriter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         costly = isinstance(result, Expression) and re.sub(r"\{\d+\}", "", result.text) != ""
-        users = [user for user in n.users if user.op == "call_function" and user.target not in _IGNORED]
-        reused = len(n.users) > 1 and (len(users) != 1 or len(n.users) > len(users) + self._ignored(n))
-        return self._store(result) if costly and reused else result
-
-    def _ignored(self, n: fx.Node) -> int:
-        return sum(user.op == "call_function" and user.target in _IGNORED for user in n.users)
+        return self._store(result) if costly and len(n.users) > 1 else result
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
-        if target in _IGNORED:
-            return None
         if not holds(args):
             return super().call_function(target, args, kwargs)
         if target is operator.getitem:

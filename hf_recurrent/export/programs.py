@@ -105,14 +105,18 @@ def _in_real_numbers(module: StepModule, loader: WeightLoader, max_streams: int)
     if loader.type is not None or has_complex(program):
         real = RealModule(program, loader.bind(program))
         program = _trace(real, examples, blocks, max_streams).run_decompositions({})
-    _remove_places(program.graph_module)
+    _clean(program.graph_module)
     return program
 
 
-def _remove_places(graph_module: torch.fx.GraphModule) -> None:
-    for node in graph_module.graph.nodes:
+def _clean(graph_module: torch.fx.GraphModule) -> None:
+    """Remove places in the source, and assertions of types, a fifth of the nodes."""
+    for node in list(graph_module.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph_module.graph.erase_node(node)
         for name in _LOCAL_METADATA:
             node.meta.pop(name, None)
+    graph_module.recompile()
 
 
 def _trace(

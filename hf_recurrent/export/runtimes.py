@@ -113,11 +113,36 @@ def _split_by_slices(value: Tensor, size: int, dim: int = 0) -> list[Tensor]:
     return [value.narrow(dim, end - size, min(size, value.shape[dim] - end + size)) for end in ends]
 
 
+def _gru_cell_by_slices(
+    inputs: Tensor,
+    state: Tensor,
+    input_weight: Tensor,
+    state_weight: Tensor,
+    input_bias: Tensor | None = None,
+    state_bias: Tensor | None = None,
+) -> Tensor:
+    """torch's `gru_cell`, whose own form has splits."""
+    from_input = torch.nn.functional.linear(inputs, input_weight, input_bias)
+    from_state = torch.nn.functional.linear(state, state_weight, state_bias)
+    gates = (_split_by_slices(part, state.shape[-1], -1) for part in (from_input, from_state))
+    (reset, update, new), (state_reset, state_update, state_new) = gates
+    update = torch.sigmoid(update + state_update)
+    new = torch.tanh(new + torch.sigmoid(reset + state_reset) * state_new)
+    return new + update * (state - new)
+
+
+# ExecuTorch's lowering gives the results of a split fixed sizes, those of the example.
+_WITHOUT_SPLITS = {
+    torch.ops.aten.split.Tensor: _split_by_slices,
+    torch.ops.aten.gru_cell.default: _gru_cell_by_slices,
+}
+
+
 def _write_executorch(program: ExportedProgram, path: Path, names: list[str]) -> None:
     exir = importlib.import_module("executorch.exir")
     xnnpack = importlib.import_module("executorch.backends.xnnpack.partition.xnnpack_partitioner")
-    # Its lowering gives the results of a split fixed sizes, those of the example.
-    program = program.run_decompositions({torch.ops.aten.split.Tensor: _split_by_slices})
+    if any(node.target in _WITHOUT_SPLITS for node in program.graph.nodes):
+        program = program.run_decompositions(_WITHOUT_SPLITS)
     edge = exir.to_edge_transform_and_lower(program, partitioner=[xnnpack.XnnpackPartitioner()])
     path.write_bytes(edge.to_executorch().buffer)
 

@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 import torch
+from export_cases import BYTES, CASES
+from export_cases import build as build_case
 from torch import fx
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -37,14 +39,12 @@ MODELS = {
     "hawk": ("hawk-tiny", SIZES),
     "lru": ("lru-tiny", SIZES),
 }
+OTHER_CASES = [case for case in CASES if case not in MODELS and not case.startswith("smt-rnn")]
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="gcc is not installed")
 needs_cortex = pytest.mark.skipif(not (CORTEX_COMPILER and QEMU), reason="arm-none-eabi-gcc or QEMU is not installed")
 
 
-@functools.cache
-def build(name: str):
-    """(model, exported step, inputs of 60 steps)."""
-    preset, overrides = MODELS[name]
+def build_model(preset: str, overrides: dict):
     config = hf.config_from_preset(preset, **overrides)
     reads_values = getattr(config, "input_size", None) is not None
     auto = AutoModelForSequenceClassification if reads_values else AutoModelForCausalLM
@@ -53,7 +53,19 @@ def build(name: str):
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms are 0 and 1 at first
             parameter.add_(0.1 * torch.randn_like(parameter))
-    inputs = torch.rand(60, config.input_size) if reads_values else torch.randint(config.vocab_size, (60,))
+    return model
+
+
+@functools.cache
+def build(name: str):
+    """(model, exported step, inputs of some steps)."""
+    if name in MODELS:
+        model, count = build_model(*MODELS[name]), 60
+    else:
+        model, count = build_case(name), BYTES
+    config = model.config
+    reads_values = getattr(config, "input_size", None) is not None
+    inputs = torch.rand(count, config.input_size) if reads_values else torch.randint(config.vocab_size, (count,))
     if reads_values:
         inputs[::3] = 0
         inputs[1::6] *= 1e-5  # subnormal in half precision
@@ -148,13 +160,20 @@ def run(command: list[str], folder, **options) -> str:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CASES)])
 def test_c_equals_the_emulation(name, tmp_path):
     write(name, tmp_path)
     run([COMPILER, *STRICT, *SANITIZERS, "main.c", "-o", "main", "-lm"], tmp_path)
     found, expected = parse(run(["./main"], tmp_path), name), emulate(name)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
     assert expected.std(0).min() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("smt-rnn")])
+def test_models_without_a_form_in_c(case, tmp_path):
+    with pytest.raises(ValueError, match=r"The step has no form in C: it needs "):
+        save_exported_step(build_case(case), tmp_path / "c", runtime="c")
 
 
 def test_the_emulation_is_near_the_model():
