@@ -34,7 +34,8 @@ CASES = (
     "--model memora-s0 --config_overrides recurrent_unit=gru state_size=128 --method snap1 --block_size 8 "
     "--per_device_train_batch_size 32",
     "--method smt --model smt-rnn-tiny --context_length 128 --future_length 16 --eval_windows 0",
-    "--method dmt --model smt-rnn-tiny --context_length 32 --rollout_length 96 --eval_windows 0",
+    "--method dmt --model smt-rnn-tiny --config_overrides hidden_size=256 --context_length 32 --rollout_length 32 "
+    "--eval_windows 0 --per_device_train_batch_size 32",
 )
 COMMON = "--recipe none --use_cpu true --report_to none --save_strategy no --max_steps 3 --sample_every 0 --threads 1"
 ALLOWED = 0.1
