@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from benchmarking import markdown_table
@@ -33,21 +34,25 @@ CASES = (
     "--model memora-s0 --config_overrides recurrent_unit=gru state_size=128 --method snap1 --block_size 8 "
     "--per_device_train_batch_size 32",
     "--method smt --model smt-rnn-tiny --context_length 128 --future_length 16 --eval_windows 0",
-    "--method dmt --model smt-rnn-tiny --context_length 32 --rollout_length 96 --eval_windows 0",
+    "--method dmt --model smt-rnn-tiny --config_overrides hidden_size=256 --context_length 32 --rollout_length 32 "
+    "--eval_windows 0 --per_device_train_batch_size 32",
 )
 COMMON = "--recipe none --use_cpu true --report_to none --save_strategy no --max_steps 3 --sample_every 0 --threads 1"
 ALLOWED = 0.1
 
 
 def train(words: list[str], folder: str) -> None:
-    """Three steps of the trainer that `pretrain` builds, without evaluation."""
-    from hf_recurrent.cli.pretrain import prepare
+    """Three steps of the trainer that `pretrain` builds, without evaluation; DMT with a new teacher."""
+    from hf_recurrent.cli import pretrain
 
     corpus = Path(folder, "text.txt")
     if not corpus.exists():
         corpus.write_bytes(np.random.default_rng(0).integers(32, 127, 1 << 20, dtype=np.uint8).tobytes())
-    given = ["--corpus", str(corpus), "--output_dir", str(Path(folder, "run")), *COMMON.split()]
-    prepare([*words, *given]).trainer.train()
+    common = ["--corpus", str(corpus), "--output_dir", str(Path(folder, "run")), *COMMON.split()]
+    build_teacher = pretrain.build_teacher
+    with patch.object(pretrain, "build_teacher", lambda *given, is_new: build_teacher(*given, is_new=True)):
+        trainer = pretrain.prepare([*words, *common]).trainer
+    trainer.train()
 
 
 def measure(words: list[str]) -> int:

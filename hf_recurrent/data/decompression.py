@@ -1,6 +1,5 @@
 """Files as chunks of decompressed bytes, in constant memory; damage raises a ValueError that names the file."""
 
-import gzip
 import os
 import zlib
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK = 1 << 20
+_GZIP_PIECE = 1 << 16
 # A block of four bytes can hold 128 KiB of equal bytes, so a piece of this size unpacks to 16 MiB at most.
 _ZSTANDARD_PIECE = 1 << 9
 # Text compresses 3 to 20 times, repetitive logs up to some hundred times.
@@ -71,12 +71,24 @@ class _CountedFile:
 
 
 def _gzip_chunks(path: Path, file: _CountedFile) -> Iterator[bytes]:
-    source = gzip.GzipFile(fileobj=file, mode="rb")
+    # zlib itself, because `gzip.GzipFile` copies everything twice.
+    member, is_first = None, True
     try:
-        while chunk := source.read(_CHUNK):
-            yield chunk
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        while piece := file.read(_GZIP_PIECE):
+            while piece:
+                if member is None:
+                    if not is_first and not (piece := piece.lstrip(b"\0")):  # members may be padded
+                        break
+                    member, is_first = zlib.decompressobj(zlib.MAX_WBITS | 16), False
+                if chunk := member.decompress(piece, _CHUNK):
+                    yield chunk
+                piece = member.unconsumed_tail
+                if member.eof:
+                    piece, member = member.unused_data, None
+    except zlib.error as error:
         raise ValueError(f"{path} is damaged, not a whole gzip file: {error}") from error
+    if member is not None:
+        raise ValueError(f"{path} is damaged, not a whole gzip file: it ends within a member.")
 
 
 def check_installed(path: Path) -> None:

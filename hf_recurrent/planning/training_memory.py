@@ -22,7 +22,7 @@ from hf_recurrent.stock_models.stock_model import StockModelWithState
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 
-_ROLLOUTS = (2, 4)  # steps of DMT
+_ROLLOUTS = (8, 12)  # steps of DMT: with fewer, activations do not grow evenly yet
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ def undistributed(build: Callable[[], nn.Module], arguments: TrainingArguments, 
     """See [`training_memory`], for one process whatever the setting says about several.
 
     A rollout of DMT runs step by step, which takes long without memory too. Its activations are proportional to its
-    steps, and extrapolated from those of two short ones, in which the teacher reads one byte of context.
+    steps, and extrapolated from those of two short ones, in which the teacher reads one byte of context. There only
+    activations are counted: in short rollouts, gradients and optimizer need more, and hide how activations grow.
     """
     rollout = setting.block_size - setting.first_anchor
     short, long = _ROLLOUTS
@@ -99,22 +100,29 @@ def undistributed(build: Callable[[], nn.Module], arguments: TrainingArguments, 
         objective.context_length = 1
         return objective
 
-    def with_rollout(steps: int, build: Callable[[], nn.Module], anchors: int) -> Undistributed:
+    def with_rollout(steps: int, anchors: int) -> Setting:
         size = setting.first_anchor + steps
-        return _run(build, arguments, replace(setting, block_size=size, stride=size, anchors=min(anchors, size)))
+        return replace(setting, block_size=size, stride=size, anchors=anchors)
 
     labels_all = setting.anchors == rollout
     first, second = (
-        with_rollout(steps, build_without_context, steps if labels_all else 1).memory.activations
+        _run(
+            build_without_context,
+            arguments,
+            with_rollout(steps, steps if labels_all else setting.anchors),
+            activations_only=True,
+        ).memory.activations
         for steps in _ROLLOUTS
     )
     extrapolated = second + (second - first) * (rollout - long) // (long - short)
-    counted = with_rollout(short, build, setting.anchors)
+    counted = _run(build, arguments, with_rollout(short, setting.anchors))
     memory = replace(counted.memory, activations=max(counted.memory.activations, extrapolated))
     return replace(counted, memory=memory)
 
 
-def _run(build: Callable[[], nn.Module], arguments: TrainingArguments, setting: Setting) -> Undistributed:
+def _run(
+    build: Callable[[], nn.Module], arguments: TrainingArguments, setting: Setting, activations_only: bool = False
+) -> Undistributed:
     with imagined_memory() as memory, probes_with_values(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of names that older transformers need
         model = with_state(build()).train()
@@ -125,11 +133,15 @@ def _run(build: Callable[[], nn.Module], arguments: TrainingArguments, setting: 
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             optimizer, optimizer_bytes = _optimizer_with_state(model, trained, arguments, memory)
             steps = build_steps(model, setting)
-            _count_gradients(trained, memory)
+            if activations_only:
+                _drop_gradients(trained)
+            else:
+                _count_gradients(trained, memory)
             memory.peak = 0
             for group in range(setting.accumulation):
                 steps.run(group)
-            optimizer.step()
+            if not activations_only:
+                optimizer.step()
         gradients = sum(parameter.nbytes for parameter in trained)
         held = parameters + optimizer_bytes + steps.state_bytes + steps.sensitivity_bytes + memory.peak_gradients
     counted = TrainingMemory(
@@ -161,6 +173,14 @@ def _optimizer_with_state(
     optimizer.step()
     optimizer.zero_grad()
     return optimizer, memory.now - before
+
+
+def _drop_gradients(trained: list[nn.Parameter]) -> None:
+    def drop(parameter: nn.Parameter) -> None:
+        parameter.grad = None
+
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(drop)
 
 
 def _count_gradients(trained: list[nn.Parameter], memory: LiveMemory) -> None:

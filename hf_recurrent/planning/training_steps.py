@@ -88,8 +88,9 @@ class MemorySteps:
         """Forward and backward of one micro-batch; see [`NextTokenSteps.run`]."""
         setting, model = self.setting, self.model
         ids = torch.zeros(setting.streams, setting.block_size, dtype=torch.long, device=model.device)
-        # The last positions of each block: their contexts are full.
+        # The last positions of each block: their contexts are full. A shorter rollout has its first one several times.
         anchors = torch.arange(setting.block_size - setting.anchors, setting.block_size, device=model.device)
+        anchors = anchors.clamp(min=setting.first_anchor)
         inputs = {
             "input_ids": ids,
             "shift_labels": torch.zeros_like(ids),

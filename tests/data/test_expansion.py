@@ -64,6 +64,20 @@ def test_a_file_that_expands_needs_little_memory(tmp_path, suffix, monkeypatch):
     assert most < 100e6 and largest <= 1 << 20
 
 
+def test_gzip_files_of_several_members(tmp_path):
+    path = tmp_path / "members.gz"
+    members = [gzip.compress(b"one"), gzip.compress(b""), gzip.compress(bytes(3 << 20)), gzip.compress(b"four")]
+    content = b"one" + bytes(3 << 20) + b"four"
+    path.write_bytes(b"".join(members))
+    assert b"".join(read_chunks(path)) == content
+    path.write_bytes((bytes(70_000)).join(members) + bytes(9))  # padded with zeros, as on tapes
+    assert b"".join(read_chunks(path)) == content
+    for damaged in (b"".join(members)[:-1], b"".join(members) + b"x", bytes(9) + members[0], members[0][:5]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is damaged, not a whole gzip file"):
+            list(read_chunks(path))
+
+
 def anonymous_memory():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -47,7 +48,7 @@ def start(processes: int, sharded: bool, output_dir: str) -> subprocess.Popen:
     ]  # fmt: skip
     environment = (
         os.environ
-        | {"PYTHONFAULTHANDLER": "1"}
+        | {"PYTHONFAULTHANDLER": "1", "LOGLEVEL": "INFO"}  # torchrun reports restarts
         | ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if sharded else {})
     )
     return subprocess.Popen(
@@ -63,6 +64,7 @@ def workers(launcher: subprocess.Popen) -> list[psutil.Process]:
 
 
 def kill_all(launcher: subprocess.Popen) -> None:
+    launcher.send_signal(signal.SIGSTOP)  # else it starts others in between, which live on without it
     for part in [*workers(launcher), psutil.Process(launcher.pid)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             part.kill()
@@ -105,6 +107,23 @@ def end_of(launcher: subprocess.Popen) -> str | None:
     return None
 
 
+def failures_of(err: str) -> int:
+    """How many times torchrun saw a group fail."""
+    return err.count("; will restart worker group") + err.count("elastic.multiprocessing.errors.ChildFailedError")
+
+
+def explain(err: str, kills: int) -> str:
+    """The cause of a failed group: kills that used up its restarts, or the errors of its processes."""
+    failures = failures_of(err)
+    if 0 < failures <= kills:
+        return f"torchrun allows {_RESTARTS} restarts, and the group failed {failures} times by {kills} kills"
+    errors = Counter(
+        re.findall(r"^(?:\[rank\d+\]: *)?((?:[\w.]+Error|Fatal Python error|pretrain: error)\b.*)", err, re.M)
+    )
+    words = "; ".join(f"{number} x {line[:300]}" for line, number in errors.items()) or err[-_SHOWN:]
+    return f"the group failed {failures} times by {kills} kills: {words}"
+
+
 def seconds_of(processes: list[psutil.Process]) -> float:
     """CPU time of processes so far."""
     total = 0.0
@@ -121,6 +140,7 @@ def interrupt(sharded: bool, draw: random.Random, seconds: float, count: Counter
     for processes in (*_PROCESSES, *_PROCESSES):
         launcher = start(processes, sharded, str(directory))
         is_last = processes == _PROCESSES[-1] and draw.random() < 0.7
+        kills = 0
         for _ in range(_RESTARTS):
             end = time.monotonic() + draw.uniform(0.3, 1) * seconds
             while time.monotonic() < end and launcher.poll() is None:
@@ -130,6 +150,7 @@ def interrupt(sharded: bool, draw: random.Random, seconds: float, count: Counter
                 break
             with contextlib.suppress(psutil.NoSuchProcess):
                 draw.choice(alive).kill()
+            kills += 1
             count["kills of a rank"] += 1
             if not is_last and draw.random() < 0.5:
                 kill_all(launcher)
@@ -138,17 +159,22 @@ def interrupt(sharded: bool, draw: random.Random, seconds: float, count: Counter
         err = end_of(launcher)
         if err is None:
             return "a group waits forever"
+        if failures_of(err) > kills:
+            count["failures without a kill"] += 1
+            print(explain(err, kills), flush=True)
         if launcher.returncode == 0:
             count["finished runs"] += 1
             return None
-        if launcher.returncode > 0 and "SIGKILL" not in err and "Signal 9" not in err:
-            return f"a group ended with {launcher.returncode}: {err[-_SHOWN:]}"
+        if launcher.returncode > 0:
+            if not 0 < failures_of(err) <= kills:
+                return f"a group of {processes} ended with {launcher.returncode}: {explain(err, kills)}"
+            count["groups without restarts left"] += 1
     launcher = start(2, sharded, str(directory))
     err = end_of(launcher)
     if err is None:
         return "a group waits forever"
     count["finished runs"] += 1
-    return None if launcher.returncode == 0 else err[-_SHOWN:]
+    return None if launcher.returncode == 0 else explain(err, 0)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 The process must not have used threads of torch; tests run such programs in a process of their own.
 """
 
+import contextlib
 import os
 import socket
 import sys
@@ -10,7 +11,11 @@ import time
 import traceback
 from collections.abc import Callable
 
+import psutil
+
 _FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+_LEAST_SECONDS = 3  # of CPU time: processes that wait for each other use less
 
 
 def run_group(
@@ -20,7 +25,7 @@ def run_group(
 
     The status is that of a `SystemExit`, and 1 after any other exception.
 
-    All are killed if they have not ended after `seconds`: then they wait for each other.
+    All are killed if they use almost no CPU time for `seconds`: then they wait for each other.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -49,8 +54,10 @@ def run_group(
                 sys.stderr.flush()
                 os._exit(status)  # without the clean-up of gloo, which sometimes aborts
         children.append(child)
-    statuses, end = {}, time.monotonic() + seconds
+    statuses, spent, end = {}, 0.0, time.monotonic() + seconds
     while len(statuses) < processes:
+        if time.monotonic() > end and (now := _seconds_of(children)) > spent + _LEAST_SECONDS:
+            spent, end = now, time.monotonic() + seconds  # they work, on a busy machine
         for child in children:
             if child not in statuses:
                 ended, status = os.waitpid(child, os.WNOHANG)
@@ -61,3 +68,15 @@ def run_group(
                     statuses[child] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         time.sleep(0.02)
     return [statuses[child] for child in children]
+
+
+def _seconds_of(children: list[int]) -> float:
+    """CPU time of processes that have not ended, and of their own children: compilers, for example."""
+    total = 0.0
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(child)
+            for part in (process, *process.children(recursive=True)):
+                times = part.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+    return total

@@ -107,6 +107,15 @@ def disagree(rank, what):
         (FOLDER / f"disagree{rank}.json").write_text(json.dumps(str(error)))
 
 
+def disagree_about_data(rank):
+    """The sentence of every process, if one of them has another corpus."""
+    corpora = tiny_corpora()
+    try:
+        tiny_trainer(FOLDER / "disagree", corpora=corpora if rank == 0 else (corpora[1], corpora[1]))
+    except ValueError as error:
+        (FOLDER / f"disagree_about_data{rank}.json").write_text(json.dumps(str(error)))
+
+
 def refuse(rank, resume):
     """The sentence of every process, if a run cannot continue a checkpoint."""
     try:
@@ -136,6 +145,8 @@ SCENARIOS = {
     "bfloat16_fsdp": (2, True, lambda _: next_token("bfloat16_fsdp", 2, bf16=True), {}),
     "lora": (1, False, lambda _: next_token("lora", 4, lora=True), {}),
     "lora_fsdp": (2, True, lambda _: next_token("lora_fsdp", 2, lora=True, **_SAMPLES), {}),
+    "lora_resumed": (2, True, lambda _: next_token("lora_resumed", 2, "lora_fsdp/checkpoint-3", lora=True), {}),
+    "lora_one": (1, False, lambda _: next_token("lora_one", 4, "lora_fsdp/checkpoint-3", lora=True), {}),
     "compiled_fsdp": (2, True, lambda _: next_token("compiled_fsdp", 2, torch_compile=True), {}),
     "smt": (2, False, lambda _: memories("smt", 2, **_SMT), {}),
     "smt_fsdp": (2, True, lambda _: memories("smt_fsdp", 2, **_SMT), {}),
@@ -143,6 +154,7 @@ SCENARIOS = {
     "dmt_fsdp": (2, True, lambda _: memories("dmt_fsdp", 2, **_DMT), {}),
     "same_weights": (2, True, lambda _: same_weights(), {}),
     "disagree": (2, True, lambda rank: disagree(rank, "learning_rate"), {}),
+    "disagree_about_data": (2, True, disagree_about_data, {}),
     "refuse": (2, True, lambda rank: refuse(rank, "fsdp/checkpoint-3"), {}),
 }
 

@@ -11,11 +11,11 @@ import pytest
 from safetensors.torch import load_file
 
 PROGRAM = Path(__file__).with_name("sharding_program.py")
-QUICK = ["one", "fsdp+disagree+refuse"]
+QUICK = ["one", "fsdp+disagree+disagree_about_data+refuse"]
 LONG = ["fsdp+fsdp_resumed", "one_resumed+rtrl", "rtrl_fsdp+same_weights"]
 SLOW = [
     "one", "fsdp", "fsdp_from_one", "checkpointing", "four", "ddp", "twelve", "three", "bfloat16", "bfloat16_fsdp",
-    "lora", "lora_fsdp", "compiled_fsdp", "smt", "smt_fsdp", "dmt", "dmt_fsdp",
+    "lora", "lora_fsdp+lora_resumed", "lora_one", "compiled_fsdp", "smt", "smt_fsdp", "dmt", "dmt_fsdp",
 ]  # fmt: skip
 
 
@@ -102,6 +102,12 @@ def test_processes_that_disagree_end_with_one_sentence(quick):
     assert sentences[0] == sentences[1] and sentences[0].startswith(expected)
 
 
+def test_processes_with_different_data_end_with_one_sentence(quick):
+    sentences = [quick.read(f"disagree_about_data{rank}") for rank in (0, 1)]
+    assert sentences[0] == sentences[1] and sentences[0].startswith("`train_corpus")
+    assert sentences[0].endswith("all processes need the same arguments and data.")
+
+
 def test_a_checkpoint_of_other_streams_is_refused_by_all(quick):
     sentences = [quick.read(f"refuse{rank}") for rank in (0, 1)]
     assert sentences[0] == sentences[1] and "`data_seed`" in sentences[0]
@@ -117,6 +123,10 @@ def test_every_kind_of_sharded_run(tmp_path, environment):
         assert_close(read(name), read("twelve"))
     for name in ("lora", "smt", "dmt"):
         assert_close(read(f"{name}_fsdp"), read(name), 3e-6)
+    whole, resumed = read("lora_fsdp"), read("lora_resumed")
+    assert resumed.losses == whole.losses and resumed.evaluated == whole.evaluated
+    assert all((resumed.weights[name] == weight).all() for name, weight in whole.weights.items())
+    assert_close(read("lora_one"), whole)
     assert_close(read("bfloat16_fsdp"), read("bfloat16"), 1e-3)
 
 
