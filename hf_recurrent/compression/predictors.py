@@ -90,7 +90,7 @@ class FrozenPredictor:
 
     @torch.inference_mode()
     def read(self, tokens: np.ndarray) -> None:
-        input_ids = torch.as_tensor(tokens, dtype=torch.long, device=self._model.device).unsqueeze(1)
+        input_ids = torch.from_numpy(tokens.astype(np.int64)).to(self._model.device).unsqueeze(1)
         found = run_single_step(self._model, input_ids, self._state)  # without the checks of `forward`
         if found is None:
             output = self._model(input_ids, state=self._state, use_cache=True)
