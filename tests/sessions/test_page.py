@@ -215,7 +215,7 @@ def test_visitors_do_not_see_each_other_and_are_forgotten(served, monkeypatch):
         one.last_used -= 4000
         await visitors.get("other")
         assert len(visitors) == 1 and session not in served.scheduler.store._private
-        monkeypatch.setattr("hf_recurrent.sessions.page.visitor._MOST_VISITORS", 1)
+        monkeypatch.setattr("hf_recurrent.sessions.page.visitor.MOST_VISITORS", 1)
         with pytest.raises(ApiError, match="too many visitors"):
             await visitors.get("more", True)
 

@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 from starlette.routing import Route
 
 from hf_recurrent.sessions.page.connections import JoinRequests, PageConnections
+from hf_recurrent.sessions.page.visitor import MOST_VISITORS
 from hf_recurrent.sessions.server.served_model import ServedModel
 
 _JOIN = "/gradio_api/queue/join"
@@ -57,6 +58,8 @@ def mount_page(app: FastAPI, served: ServedModel) -> MountedPage:
         return _mount_sentence(app, error)
 
     page, inner = Page(served), FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    # Gradio keeps 140 kB for each visitor that it has seen, until there are so many, 10,000 by default.
+    page.blocks.state_session_capacity = MOST_VISITORS
     fonts = [gr.themes.Font(name) for name in ("system-ui", "sans-serif")]
     mono = [gr.themes.Font(name) for name in ("ui-monospace", "monospace")]
     gr.mount_gradio_app(

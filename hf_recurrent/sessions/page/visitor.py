@@ -21,7 +21,7 @@ from hf_recurrent.sessions.session import Session, Snapshot
 from hf_recurrent.sessions.session_store import SessionError
 
 _MOST_TEXTS, _MOST_MARKS = 12, 24
-_MOST_VISITORS = 512
+MOST_VISITORS = 512
 _IDLE_SECONDS, _BUSY_SECONDS = 3600, 300
 _DRAW_SECONDS = 0.15  # between two drawings of a text that grows
 
@@ -259,7 +259,7 @@ class Visitors:
             message = "The server has forgotten your texts: it was restarted, or the page was not used for an hour."
             raise ApiError(404, f"{message} Reload the page.")
         if key not in self._visitors:
-            if len(self._visitors) >= _MOST_VISITORS:
+            if len(self._visitors) >= MOST_VISITORS:
                 oldest = next(iter(self._visitors))
                 if now - self._visitors[oldest].last_used < _BUSY_SECONDS:
                     raise ApiError(429, "The page has too many visitors; try again later.")
