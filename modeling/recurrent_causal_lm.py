@@ -121,6 +121,13 @@ class RecurrentPreTrainedModel(SavedCode, PreTrainedModel):
         elif isinstance(module, nn.RMSNorm) and module.weight is not None:
             init.ones_(module.weight)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """Initialise a module once. Transformers skips those of other packages that have no parameters of their own,
+        but a unit also initialises its maps."""
+        if isinstance(module, RecurrentUnit) and next(module.parameters(recurse=False), None) is None:
+            is_custom_code = all(getattr(each, "_is_hf_initialized", False) for each in module.parameters())
+        super()._initialize_weights(module, is_custom_code)
+
     def parameters_without_weight_decay(self) -> set[str]:
         """Names of the parameters without a neutral value at zero, which trainers exclude from weight decay."""
         return {

@@ -23,7 +23,8 @@ from .gated_units import (
 from .nonlinear_units import ELSTM, SLSTM, SRU, IndRNN
 from .own_code import OWN_CODE, own_code_of
 from .recurrent_unit import RecurrentUnit
-from .time_invariant_units import LRU, S5, ComplexLRU, ComplexLRUConjugate, RealLRU
+from .state_space_units import GSS, H3, S5
+from .time_invariant_units import LRU, ComplexLRU, ComplexLRUConjugate, RealLRU
 
 _Unit = TypeVar("_Unit", bound=type[RecurrentUnit])
 
@@ -42,6 +43,8 @@ _UNITS: dict[str, type[RecurrentUnit]] = {
     "hgrn": HGRN,
     "qrnn": QRNN,
     "s5": S5,
+    "gss": GSS,
+    "h3": H3,
     "lru": LRU,
     "gateloop": GateLoop,
     "indrnn": IndRNN,

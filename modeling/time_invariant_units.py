@@ -4,9 +4,8 @@ import math
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
-from .parameter_values import copy_log, copy_values
+from .parameter_values import copy_log
 from .recurrent_state import upcast
 from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, StateReadOut, input_normalizer
 
@@ -116,44 +115,3 @@ class LRU(ComplexRecurrentUnit):
         real, imaginary = projection.chunk(2, -1)
         eigenvalue = self.eigenvalue(torch.exp(-torch.exp(nu)), torch.exp(theta))
         return eigenvalue, torch.complex(normalizer * real, normalizer * imaginary)
-
-
-class S5(ComplexRecurrentUnit):
-    """Diagonal state space with dense maps in and out (Smith et al. 2023), in S4D's parameters (Gu et al. 2022).
-
-    A = -e^α + i ω, step Δ = e^δ, zero-order hold:  λ = exp(Δ A),  h_t = λ ∘ h_{t-1} + (λ - 1) / A ∘ (B u),
-    y_t = Re(C h_t).  Starts as S4D-Lin: A_n = -1/2 + iπn in blocks of 32 channels, Δ log-uniform in [0.001, 0.1].
-    """
-
-    block_channels = 32
-    step_range = (0.001, 0.1)
-
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.input_projection = self.input_map()
-        self.log_rate = nn.Parameter(torch.empty(self.free_channels))
-        self.frequency = nn.Parameter(torch.empty(self.free_channels))
-        self.log_step = nn.Parameter(torch.empty(self.free_channels))
-        self.state_read_out = StateReadOut(state_size)
-
-    def reset_parameters(self) -> None:
-        channel = torch.arange(self.free_channels, dtype=torch.float32, device=self.frequency.device)
-        init.constant_(self.log_rate, math.log(0.5))
-        copy_values(self.frequency, math.pi * (channel % self.block_channels))
-        low, high = map(math.log, self.step_range)
-        init.uniform_(self.log_step, low, high)
-
-    def coefficients(self, projection):
-        projection, log_rate, frequency, log_step = map(
-            upcast, (projection, self.log_rate, self.frequency, self.log_step)
-        )
-        step, rate = torch.exp(log_step), torch.exp(log_rate)
-        log_decay, phase = -step * rate, step * frequency
-        # λ - 1 without cancellation.
-        decay = torch.exp(log_decay)
-        real = torch.expm1(log_decay) * torch.cos(phase) - 2 * torch.sin(phase / 2) ** 2
-        gain = torch.complex(real, decay * torch.sin(phase)) / torch.complex(-rate, frequency)
-        return self.eigenvalue(decay, phase), gain * torch.complex(*projection.chunk(2, -1))
-
-    def read_out(self, states, projection):
-        return self.state_read_out(states)

@@ -52,6 +52,7 @@ PRIVATE_NAMES = {
     "accelerate.Accelerator._models": "tells whether training has prepared the model, as Trainer.evaluation_loop asks",
     # Models
     "transformers.PreTrainedModel._init_weights": _HOOK,
+    "transformers.PreTrainedModel._initialize_weights": "it skips units without vectors; nothing public runs for all",
     "transformers.PreTrainedModel._is_hf_initialized": "weights are initialised after they are sharded",
     "transformers.PreTrainedModel._no_split_modules": _HOOK,
     "transformers.PreTrainedModel._tied_weights_keys": _HOOK,

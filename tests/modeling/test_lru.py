@@ -104,13 +104,14 @@ def test_counts_of_table_5():
     assert single - 135 * 8 + 135 * 1072 + 1073 * 14 == 269_488
 
 
-def test_count_of_the_linear_rnn_on_colour_images():
-    """Appendix B.2. The 1,063,178 that it prints for the LRU are 4 · 1,088 more than its own Table 6 gives."""
+def test_counts_of_appendix_b_2():
+    """The linear RNN reads colour images; the 1,063,178 printed beside it is the LRU with the 20 inputs of ListOps."""
     sizes = {"input_size": 3, "state_size": 128, "hidden_size": 294, "recurrent_unit": "dense_linear"}
     assert parameters_of(10, **sizes) == 1_068_086
+    assert parameters_of(10, input_size=20, state_size=256, hidden_size=256) == 1_063_178
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config_from_preset("lru-scifar"))
-    assert model.num_parameters() == 1_063_178 - 4 * 1088
+    assert model.num_parameters() == 1_063_178 - (20 - 3) * 256
 
 
 @pytest.mark.parametrize("row", ["copy", "scifar", "imdb", "listops"])

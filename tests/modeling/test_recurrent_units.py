@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from model_cases import tiny_config, tiny_model
-from torch.nn.functional import logsigmoid, silu, softplus
+from torch.nn.functional import gelu, logsigmoid, silu, softplus
 from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
@@ -140,6 +140,34 @@ def s5_step(u, x, h):
     eigenvalue = torch.exp(torch.exp(u.log_step) * a)
     h = eigenvalue * h + (eigenvalue - 1) / a * as_complex(u.input_projection(x))
     return h, real_part_of_readout(u, h)
+
+
+def held(rate, frequency, step):
+    """λ and (λ - 1) / A of a state space."""
+    a = -rate + 1j * frequency
+    eigenvalue = torch.exp(step * a)
+    return eigenvalue, (eigenvalue - 1) / a
+
+
+def gss_step(u, x, h):
+    narrow = gelu(u.input_projection(x))
+    eigenvalue, gain = held(torch.exp(u.log_rate), torch.exp(u.log_frequency), 1)
+    h = eigenvalue * h + gain * torch.cat([narrow, narrow])
+    real, imaginary = u.state_weight.chunk(2)
+    product = (torch.complex(real, -imaginary) * h).real
+    return h, u.expansion(product[: u.channels] + product[u.channels :] + u.skip_weight * narrow)
+
+
+def h3_step(u, x, state):
+    taps, h = state.chunk(2)
+    key, value = u.key(x), u.value(x)
+    shifted = u.shift_weight.unflatten(0, (2, -1))
+    product = (shifted[0] * key + shifted[1] * taps.real) * value
+    eigenvalue, gain = held(torch.exp(u.log_rate), u.frequency, torch.exp(u.log_step))
+    h = eigenvalue * h + gain * product
+    real, imaginary = u.state_weight.chunk(2)
+    output = u.query(x) * ((torch.complex(real, -imaginary) * h).real + u.skip_weight * product)
+    return torch.cat([torch.complex(key, taps.real), h]), output
 
 
 def indrnn_step(u, x, h):
@@ -279,6 +307,20 @@ def test_dense_linear_starts_as_a_rotation():
     torch.testing.assert_close(weight @ weight.T, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["memora", "lru"])
+def test_a_model_initialises_units_without_vectors(family, tmp_path):
+    model = tiny_model(family, recurrent_unit="dense_linear")
+    maps = [weight for name, weight in model.named_parameters() if "recurrent_map" in name]
+    for weight in maps:
+        torch.testing.assert_close(weight @ weight.T, 0.88**2 * torch.eye(24), rtol=1e-5, atol=1e-5)
+        torch.nn.init.ones_(weight)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert len(maps) == 2 and all(
+        (weight == 1).all() for n, weight in loaded.named_parameters() if "recurrent_map" in n
+    )
+
+
 def test_the_stabiliser_of_slstm_changes_no_output():
     """Against gates without it, in float64; and finite where exp(i) is not."""
     unit = initialised("slstm")
@@ -297,13 +339,45 @@ def test_the_stabiliser_of_slstm_changes_no_output():
     assert outputs.isfinite().all() and final.isfinite().all() and far.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("sru", 2), ("slstm", 4)])
+@pytest.mark.parametrize(("name", "numbers"), [("sru", 2), ("slstm", 4), ("h3", 4)])
 def test_states_of_several_numbers_a_channel(name, numbers):
     with pytest.raises(ValueError, match=f"`state_size` is 6|`state_size` is 7.*multiple of {numbers}"):
         build_recurrent_unit(name, 8, 6 if numbers == 4 else 7)
     assert build_recurrent_unit(name, 8, 16).output_size == 16 // numbers
     with pytest.raises(ValueError, match="must have 24, because the layer adds it"):
         tiny_model("mgrade", recurrent_unit=name)
+
+
+def test_gss_is_narrow_inside_and_wide_outside():
+    unit = build_recurrent_unit("gss", 6, 16)
+    assert (unit.channels, unit.output_size) == (4, 16)
+    assert {name: tuple(p.shape) for name, p in unit.named_parameters()} == {
+        "input_projection.weight": (4, 6), "log_rate": (8,), "log_frequency": (8,), "state_weight": (16,),
+        "skip_weight": (4,), "expansion.weight": (16, 4),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="`state_size` is 6; GSS needs a multiple of 4"):
+        build_recurrent_unit("gss", 6, 6)
+
+
+def test_h3_recalls_the_value_after_a_key():
+    """Set by hand: keys shifted by one step meet their values, h keeps the sum, and the query reads it."""
+    unit = build_recurrent_unit("h3", 3, 8)
+    keys = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
+    with torch.no_grad():
+        unit.reset_parameters()
+        for weights, values in ((unit.query, keys), (unit.key, keys), (unit.value, torch.tensor([[0, 0, 1.0]] * 2))):
+            weights.weight.copy_(values)
+        unit.shift_weight.copy_(torch.tensor([0.0, 0, 1, 1]))
+        unit.log_rate.fill_(-20)
+        unit.log_step.zero_()
+        unit.state_weight.copy_(torch.tensor([1.0, 1, 0, 0]))
+        unit.skip_weight.zero_()
+        # Key a, 5, key b, 7, then both keys again; the last column of an input is a value.
+        a, b = torch.tensor([1.0, 0, 0]), torch.tensor([0.0, 1, 0])
+        inputs = torch.stack([a, torch.tensor([0, 0, 5.0]), b, torch.tensor([0, 0, 7.0]), b, a])
+        outputs, _ = unit(inputs[None], torch.zeros(1, 8))
+    expected = torch.tensor([[0, 0], [0, 0], [0, 0], [0, 0], [0, 7], [5, 0.0]])
+    torch.testing.assert_close(outputs[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def radius_of(unit):
