@@ -6,13 +6,15 @@
 
 A step is a forward and a backward pass; an RTRL step also uses and advances the sensitivities. The bound is the time
 of reading all sensitivities once and writing them once, measured as an in-place multiplication of a tensor of their
-size. Kinds of steps take turns, and the best time of each counts. One CPU thread is measured in CPU time.
+size. Kinds of steps take turns, and the best time of each counts. One CPU thread is measured in CPU time. As in
+`hf-recurrent pretrain`, freed memory stays with the process.
 """
 
 import torch
 from benchmarking import CPU, build_model, option_parser, seconds_in_turns
 
 from hf_recurrent.learning_rules.rules import LearningRule, build_learning_rule
+from hf_recurrent.trainers.freed_memory import keep_freed_memory
 
 
 class Reader:
@@ -35,6 +37,7 @@ def main() -> None:
     parser = option_parser(__doc__, preset="memora-s0", **sizes, streams=[1, 64], block_size=1, rounds=8, device=CPU)
     parser.add_argument("--unit", default="glru", help="recurrent unit (default glru)")
     options = parser.parse_args()
+    keep_freed_memory()
     model = build_model(
         options.preset,
         options.device,

@@ -151,12 +151,12 @@ def test_the_compiled_kernel_is_plain_torch(dtype, threads, monkeypatch):
         def random(*shape, generator=generator):
             return torch.randn(*shape, generator=generator, dtype=dtype)
 
-        # Odd sizes, and two rows of the map in each group.
-        carried, gradient = random(5, 1, 2, 7, 19), random(2, 7, 19)
-        derivative = module.Derivative(random(5, 1, 1, 2, 7), random(5, 1, 19))
+        # Odd sizes, streams that go past by four, two and one, and two rows of the map in each group.
+        carried, gradient = random(7, 1, 2, 7, 19), random(2, 7, 19)
+        derivative = module.Derivative(random(7, 1, 1, 2, 7), random(7, 1, 19))
         for with_gradient in (gradient, None):
-            grad_state = None if with_gradient is None else random(5, 1, 7)
-            module._advance_matrix(carried, random(5, 1, 1, 7), derivative, grad_state, with_gradient)
+            grad_state = None if with_gradient is None else random(7, 1, 7)
+            module._advance_matrix(carried, random(7, 1, 1, 7), derivative, grad_state, with_gradient)
         results.append((carried, gradient))
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected)

@@ -17,6 +17,7 @@ CASES = [
     "memora+indrnn",
     "memora+sru",
     "memora+slstm",
+    "memora+h3",
     "lru",
     "memora+gru",
     "memora+dense_linear",
