@@ -65,8 +65,17 @@ def export_block(model: PreTrainedModel, *, weights: str | None = None) -> Expor
         except ValueError:
             pass  # the loop needs less of torch, and its error is that of the step
     step = export_step(model, weights=weights).module(check_guards=False)
+    _register_constants(step)
     with torch.no_grad(), quietly():
         return _trace(StepLoop(step), module.example_inputs(_STREAMS, _STEPS), takes_blocks=True)
+
+
+def _register_constants(module: nn.Module) -> None:
+    """Make buffers of all tensors that are plain attributes: torch's loop cannot be traced with others."""
+    for part in module.modules():
+        for name in [name for name, value in vars(part).items() if isinstance(value, Tensor)]:
+            value = part.__dict__.pop(name)
+            part.register_buffer(name, value)
 
 
 def _export(module: StepModule, weights: str | None, max_streams: int = MAX_STREAMS) -> ExportedProgram:

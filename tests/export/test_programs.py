@@ -27,14 +27,14 @@ def test_a_step_is_that_of_the_model(case):
 
 @pytest.mark.parametrize("case", cases("mgrade", "memora+indrnn"))
 def test_a_block_is_that_of_the_model(case):
-    model = build(case)
+    model = build(case).double()
     program, forward = export_block(model), StepModule(model, takes_blocks=True)
     module = program.module()
     for streams, steps in ((1, 1), (3, 1), (3, 2), (1, 5), (3, 50)):
         inputs, state = random_inputs(model, streams, steps), state_of(model, streams, 7)
         with torch.no_grad():
             found, expected = module(inputs, *state.values()), forward(inputs, *state.values())
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 33])
