@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hf_recurrent import AssociativeRecall, InductionHeads, config_from_preset
 from hf_recurrent.reproduce import load_experiment
+from hf_recurrent.reproduce.engine.durations import core_seconds
 from hf_recurrent.reproduce.engine.rows_file import read_rows, rows_path
 from hf_recurrent.tasks.task_names import task_from_name
 
@@ -52,8 +53,8 @@ def by_operations(operations: Callable[[Row], float]) -> Basis:
 
 
 def as_recorded(work: Callable[[Row], float]) -> Basis:
-    """The recorded seconds of the small size, times the ratio of the work."""
-    return lambda row, small: work(row) * sum(one["seconds"] for one in small) / sum(map(work, small))
+    """The recorded processor time of the small size, times the ratio of the work."""
+    return lambda row, small: work(row) * sum(map(core_seconds, small)) / sum(map(work, small))
 
 
 def num_bytes(row: Row) -> float:
@@ -103,6 +104,10 @@ def recall(row: Row) -> float:
     return examples(row) * task(**row["task_options"]).length
 
 
+def copied_strings(row: Row) -> float:
+    return num_parameters(row["preset"], **row["widths"]) * examples(row) * 2 * row["max_length"]
+
+
 def trajectories(row: Row) -> float:
     return row["num_trajectories"] * row["num_steps"] * row["epochs"]
 
@@ -111,7 +116,7 @@ def pixels(row: Row) -> float:
     is_small = row["pooling"] == 2
     images, length = (50_000, 1024) if row["dataset"] == "cifar" else (8_500, 196) if is_small else (60_000, 784)
     length = 1024 if row.get("padding") else length
-    parameters = num_parameters(row["preset"], AutoModelForSequenceClassification, num_labels=10)
+    parameters = num_parameters(row["preset"], AutoModelForSequenceClassification, **row["options"])
     return images * length * row["epochs"] * parameters
 
 
@@ -165,6 +170,8 @@ BASES: dict[str, tuple[str, Basis]] = {
     "online-long-range": (OPERATIONS, by_operations(long_range)),
     "parity": (RECORDED, as_recorded(examples)),
     "recall": (RECORDED, as_recorded(recall)),
+    "string-copying": (OPERATIONS, by_operations(copied_strings)),
+    "long-range-arena": (OPERATIONS, by_operations(long_range)),
     "online-memora": (RTRL, online),
     "online-copy": (RECORDED, as_recorded(examples)),
     "gradient-alignment": (RECORDED, as_recorded(examples)),
@@ -172,8 +179,10 @@ BASES: dict[str, tuple[str, Basis]] = {
     "mgrade-table1": (RECORDED, as_recorded(pixels)),
     "mgrade-table2": (RECORDED, as_recorded(pixels)),
     "mgrade-full-resolution": (OPERATIONS, by_operations(pixels)),
+    "mgrade-memory-accuracy": (RECORDED, as_recorded(pixels)),
     "flip-flop": (RECORDED, as_recorded(examples)),
     "lorenz": (RECORDED, as_recorded(trajectories)),
+    "lorenz-components": (RECORDED, as_recorded(trajectories)),
     "smt-gradients": (RECORDED, as_recorded(gradients)),
     **dict.fromkeys(
         (
@@ -185,11 +194,14 @@ BASES: dict[str, tuple[str, Basis]] = {
     ),
 }
 
+# Experiments whose estimates use the recorded rows of another one, of the same models and data.
+SAME_WORK = {"mgrade-memory-accuracy": "mgrade-table1"}
+
 
 def core_hours(name: str) -> list[float]:
     """Hours of one core for each row of an experiment at the paper's size, with one seed."""
     experiment = load_experiment(name)
-    recorded = read_rows(rows_path(experiment, "small", RESULTS))
+    recorded = read_rows(rows_path(load_experiment(SAME_WORK.get(name, name)), "small", RESULTS))
     return [BASES[name][1](row, recorded) / 3600 for row in experiment.rows("paper")]
 
 

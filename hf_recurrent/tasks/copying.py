@@ -1,4 +1,4 @@
-"""Copying: reproduce the tokens at the beginning."""
+"""Copying: reproduce the tokens at the beginning, at markers, or after a sentinel and reading one's own answer."""
 
 from dataclasses import dataclass
 
@@ -80,3 +80,60 @@ class Copying(Task):
 
     def token_name(self, token_id: int) -> str:
         return {0: "_", self.num_symbols + 1: "?"}.get(token_id, str(token_id - 1))
+
+
+@dataclass(frozen=True)
+class SentinelCopy(Task):
+    """A string, a sentinel, then the string again: each of its tokens is the target of the step before it.
+
+    Source: Jelassi et al., "Repeat After Me" (2024), as in the survey's figure 20. The answer is read as it grows, so
+    that a model whose targets are all right (`exact_match`) writes the string without an error in greedy decoding.
+
+    Lengths of strings are uniform from `min_length` to `max_length`; after shorter ones the rest of the
+    2 · `max_length` steps is empty. Letters are uniform. Ids: 0 for empty steps, 1..num_letters for letters, then the
+    sentinel.
+
+    Args:
+        max_length: letters of the longest string.
+        min_length: letters of the shortest one; None for strings of one length.
+        num_letters: number of different letters.
+
+    Raises:
+        ValueError: a number that is too small, or `min_length` is above `max_length`.
+    """
+
+    max_length: int = 16
+    min_length: int | None = None
+    num_letters: int = 26
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("max_length", self.max_length, 1)
+        check_integer("num_letters", self.num_letters, 2, 26)
+        if self.min_length is not None:
+            check_integer("min_length", self.min_length, 1, self.max_length)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.num_letters + 2
+
+    @property
+    def length(self) -> int:
+        return 2 * self.max_length
+
+    def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
+        least = self.max_length if self.min_length is None else self.min_length
+        lengths = least + draws.integers("length", 1, self.max_length - least + 1)
+        string = draws.integers("string", self.max_length, self.num_letters) + 1
+        place = np.arange(self.length)[None]
+        after = place - lengths  # 0 at the sentinel
+        first = np.pad(string, ((0, 0), (0, self.max_length)))
+        again = np.take_along_axis(string, np.clip(after, 0, self.max_length - 1), axis=1)
+        targets = np.where((after >= 0) & (after < lengths), again, IGNORE_INDEX)
+        # Each token of the answer is the last step's target.
+        answer = np.where((after > 0) & (after < lengths), np.roll(again, 1, axis=1), 0)
+        inputs = np.where(after < 0, first, np.where(after == 0, self.num_letters + 1, answer))
+        return inputs, targets
+
+    def token_name(self, token_id: int) -> str:
+        return {0: "_", self.num_letters + 1: "|"}.get(token_id, chr(ord("a") + token_id - 1))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from hf_recurrent.own_parts import OwnParts, hint_for_unknown
 from hf_recurrent.tasks.associative_recall import AssociativeRecall, InductionHeads
-from hf_recurrent.tasks.copying import Copying
+from hf_recurrent.tasks.copying import Copying, SentinelCopy
 from hf_recurrent.tasks.flip_flop import FlipFlop
 from hf_recurrent.tasks.phonebook import Phonebook
 from hf_recurrent.tasks.selective_copying import SelectiveCopying
@@ -29,6 +29,7 @@ _TASKS: dict[str, type[Task]] = {
         Phonebook,
         Retrieval,
         SelectiveCopying,
+        SentinelCopy,
         StackOperations,
         StringCopy,
     )

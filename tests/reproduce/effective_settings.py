@@ -24,6 +24,7 @@ _DATA = {
     "levels": "MNIST, {:,} grey levels",
     "num_tokens": "{:,} tokens",
     "length": "T {:,}",
+    "max_length": "strings of up to {:,}",
     "num_examples": "{:,} examples",
     "num_trajectories": "{:,}",
 }
@@ -118,6 +119,7 @@ def arguments_of(experiment: Any, row: dict[str, Any]) -> tuple[list[TrainingArg
         "CopiedBits": lambda *options: None,
         "load_sequences": lambda settings: (range(_EXAMPLES[settings["task"]]), None),
         "RuleClassifier": lambda model, rule: model,
+        "freeze_convolutions": lambda model: None,
         "layer_cosines": lambda *options: [],
         "LorenzTrajectories": lambda count, *options, **others: range(count),
         "DigitPixels": lambda **options: SimpleNamespace(vocab_size=options["levels"] + 1, length=784),

@@ -29,11 +29,16 @@ SHORT = {
     "drift": {"segment_bytes": 80, "window": 40},
     "parity": {"steps": 2, "batch_size": 4, "longest": 80, "num_tested": 20},
     "recall": {"steps": 2, "batch_size": 4, "num_tested": 20},
+    "string-copying": {"steps": 2, "batch_size": 4, "lengths": [4, 6], "num_tested": 20},
+    "long-range-arena": {"steps": 2, "batch_size": 4, "num_tested": 20, "num_examples": 20, "length": 16},
     "mgrade-table1": {"epochs": 1, "batch_size": 8},
     "mgrade-table2": {"epochs": 1, "batch_size": 8},
     "mgrade-full-resolution": {"epochs": 1, "batch_size": 8},
+    "mgrade-memory": {},
+    "mgrade-memory-accuracy": {"epochs": 1, "batch_size": 16},
     "flip-flop": {"steps": 2, "batch_size": 4, "length": 32, "num_tested": 20},
     "lorenz": {"epochs": 1, "batch_size": 4, "num_trajectories": 8, "num_steps": 40, "num_tested": 4},
+    "lorenz-components": {"epochs": 1, "batch_size": 4, "num_trajectories": 8, "num_steps": 40, "num_tested": 6},
     "smt-tasks": _SMT,
     "smt-pixels": _SMT | {"crop": 1},
     "smt-text": _SMT | {"eval_bytes": 2000},
@@ -69,17 +74,19 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
     experiment = load_experiment(name)
     rows, seen = [], set()
     for settings in experiment.rows("small"):
-        # One row per line of the table; those of SMT's experiments differ only in their data.
+        # One row per line of the table, or per grid of a figure; those of SMT's experiments differ only in their data.
+        kind = settings.get("architecture", settings["label"])
         if (
-            settings["label"] in seen
+            kind in seen
             or settings["label"].endswith("of the bytes")
             or (name.startswith("smt-") and len(seen) == 2)
             or settings.get("layers") in (2, 3)
             or settings.get("r_min") in (0.5, 0.75)
             or (name == "online-long-range" and settings["rule"] not in ("rtrl", "snap1"))
+            or (name == "long-range-arena" and not settings["label"].endswith(("(Llama)", "LRU")))
         ):
             continue
-        seen.add(settings["label"])
+        seen.add(kind)
         settings = untuned({**settings, **SHORT[name], "seed": 0})
         if "corpus" in settings:
             settings["corpus"] = corpus

@@ -18,6 +18,7 @@ from hf_recurrent import (
     PermutationComposition,
     Phonebook,
     SelectiveCopying,
+    SentinelCopy,
 )
 from hf_recurrent.tasks.example_draws import ExampleDraws
 
@@ -26,6 +27,8 @@ TASKS = [
     SelectiveCopying(length=8, num_tokens=4, vocab_size=3),
     Copying(num_tokens=4, delay=6, num_symbols=8),
     Copying(num_tokens=1, delay=0, num_symbols=2),
+    SentinelCopy(max_length=7, num_letters=4),
+    SentinelCopy(max_length=9, min_length=2),
     AssociativeRecall(num_pairs=4, num_keys=6, num_values=3, num_queries=3),
     InductionHeads(length=12, vocab_size=5),
     InductionHeads(length=3, vocab_size=3),
@@ -61,6 +64,16 @@ def solve_copying(task, row):
     assert all(1 <= token <= task.num_symbols for token in row[:k])
     assert row[k:] == [0] * task.delay + [task.num_symbols + 1] * k
     return [None] * (k + task.delay) + row[:k]
+
+
+def solve_sentinel_copy(task, row):
+    sentinel = row.index(task.num_letters + 1)
+    string = row[:sentinel]
+    assert (task.min_length or task.max_length) <= sentinel <= task.max_length
+    assert all(1 <= letter <= task.num_letters for letter in string)
+    empty = len(row) - 2 * sentinel
+    assert row[sentinel + 1 :] == string[:-1] + [0] * empty
+    return [None] * sentinel + string + [None] * empty
 
 
 def solve_associative_recall(task, row):
@@ -249,6 +262,7 @@ def test_show_is_readable():
         (lambda: SelectiveCopying(length=10, num_tokens=6), "`num_tokens` is 6; it must be an integer from 1 to 5"),
         (lambda: SelectiveCopying(vocab_size=2), "`vocab_size` is 2"),
         (lambda: Copying(delay=-1), "`delay` is -1; it must be an integer of at least 0"),
+        (lambda: SentinelCopy(min_length=9, max_length=8), "`min_length` is 9; it must be an integer from 1 to 8"),
         (lambda: AssociativeRecall(num_pairs=5, num_keys=4), "`num_pairs` is 5; it must be an integer from 1 to 4"),
         (lambda: InductionHeads(length=2), "`length` is 2"),
         (lambda: Phonebook(num_entries=5, name_length=2, num_letters=2), "`num_entries` is 5"),

@@ -91,10 +91,18 @@ class _Values(list):
         return " or ".join(dict.fromkeys(format(value, spec) for value in self)) or "-"
 
 
+class _ValuesByName(dict):
+    """Setting → its values; no values of those that only rows of another size have."""
+
+    def __missing__(self, key: str) -> _Values:
+        return _Values([])
+
+
 def filled_note(experiment: Experiment, rows: Sequence[Settings]) -> str:
     """The experiment's note with the settings of its rows."""
     keys = {key for row in rows for key in row}
-    return experiment.note.format_map({key: _Values(row[key] for row in rows if key in row) for key in keys})
+    values = {key: _Values(row[key] for row in rows if key in row) for key in keys}
+    return experiment.note.format_map(_ValuesByName(values))
 
 
 def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str, command: str) -> str:

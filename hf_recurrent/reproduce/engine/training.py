@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 from hf_recurrent import (
     Corpus,
@@ -48,6 +56,12 @@ def build_model(preset: str, vocab_size: int, seed: int, **overrides: Any) -> Pr
     return new_model(AutoModelForCausalLM, config_from_preset(preset, vocab_size=vocab_size, **overrides), seed)
 
 
+def new_classifier(settings: Settings) -> PreTrainedModel:
+    """A new sequence classifier by a row's `preset`, `options` and `seed`."""
+    config = config_from_preset(settings["preset"], **settings["options"])
+    return new_model(AutoModelForSequenceClassification, config, settings["seed"])
+
+
 def split_corpus(settings: Settings) -> tuple[Corpus, Corpus]:
     """Training and held-out text by a row's `corpus` and `eval_bytes`, cut to `episode_bytes` where it has them.
 
@@ -83,11 +97,17 @@ def cut_documents(corpus: Corpus, num_bytes: int) -> Corpus:
     )
 
 
-def train(model: PreTrainedModel, data: EpisodeSource, settings: Settings, **arguments: Any) -> dict[str, Any]:
+def train(
+    model: PreTrainedModel,
+    data: EpisodeSource,
+    settings: Settings,
+    held_out: EpisodeSource | None = None,
+    **arguments: Any,
+) -> dict[str, Any]:
     """Train with [`MultiStreamTrainer`] by a row's `learning_rate`, `seed` and `arguments`, which are other fields
-    of its arguments; see [`run_trainer`] for the rest."""
+    of its arguments; see [`run_trainer`] for the rest. `held_out` is evaluated if the arguments ask for it."""
     return run_trainer(
-        lambda args: MultiStreamTrainer(model, args, train_corpus=data),
+        lambda args: MultiStreamTrainer(model, args, train_corpus=data, eval_corpus=held_out),
         MultiStreamTrainingArguments,
         learning_rate=settings["learning_rate"],
         seed=settings["seed"],
@@ -96,10 +116,14 @@ def train(model: PreTrainedModel, data: EpisodeSource, settings: Settings, **arg
     )
 
 
-def train_on_task(model: PreTrainedModel, task: Task, settings: Settings) -> dict[str, Any]:
-    """Train on a task, one example per block, by a row's `steps`, `batch_size`, `learning_rate` and `seed`."""
+def train_on_task(model: PreTrainedModel, task: Task, settings: Settings, **options: Any) -> dict[str, Any]:
+    """Train on a task, one example per block, by a row's `steps`, `batch_size`, `learning_rate` and `seed`.
+
+    Args:
+        options: further arguments of [`train`].
+    """
     sizes = {"per_device_train_batch_size": settings["batch_size"], "block_size": task.length}
-    return train(model, task, settings, steps=settings["steps"], **sizes)
+    return train(model, task, settings, steps=settings["steps"], **sizes, **options)
 
 
 def run_trainer(

@@ -14,7 +14,7 @@ from hf_recurrent.reproduce.engine.supervised import train_supervised
 from hf_recurrent.reproduce.engine.training import new_model
 
 # Section 4: without MLP and LayerNorm, ten hidden states.
-_SIZES = {"input_size": 1, "hidden_size": 10, "mlp_layers": 0, "layer_norm": False}
+SIZES = {"input_size": 1, "hidden_size": 10, "mlp_layers": 0, "layer_norm": False}
 # Label → fields of the configuration.
 MODELS: dict[str, Settings] = {
     "mGRADE-L, one layer": {"num_hidden_layers": 1, "spacing": "learned", "conv_kernel": 8, "receptive_field": 16},
@@ -64,7 +64,7 @@ class LorenzReconstruction(Experiment):
         )
     }  # fmt: skip
     lines = {
-        f"{label}, dt {dt}": {"options": _SIZES | options, "dt": dt}
+        f"{label}, dt {dt}": {"options": SIZES | options, "dt": dt}
         for dt in TIME_STEPS
         for label, options in _models(dt).items()
     }
@@ -75,16 +75,28 @@ class LorenzReconstruction(Experiment):
     }
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        options = {key: settings[key] for key in ("seed", "dt", "noise")}
-        train = LorenzTrajectories(settings["num_trajectories"], settings["num_steps"], "train", **options)
-        test = LorenzTrajectories(settings["num_tested"], settings["num_steps"], "test", **options)
-        model = NextStepRegressor(new_model(AutoModel, MgradeConfig(**settings["options"]), settings["seed"]))
-        results = train_supervised(model, train, settings, warmup_share=0.1)
+        model, train, test, results = train_regressor(settings)
         return {**results, **measure(model, train, test)}
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         overlap = statistics.fmean(100 * row["neighbour_overlap"] for row in rows)
         return {**super().details(rows), "neighbours kept, %": f"{overlap:.1f}"}
+
+
+def trajectories(settings: Settings, count: int, split: str) -> LorenzTrajectories:
+    """The first `count` trajectories of a row's split."""
+    options = {key: settings[key] for key in ("seed", "dt", "noise")}
+    return LorenzTrajectories(count, settings["num_steps"], split, **options)
+
+
+def train_regressor(
+    settings: Settings,
+) -> tuple["NextStepRegressor", LorenzTrajectories, LorenzTrajectories, dict[str, Any]]:
+    """Train a row's model. Returns it, its trajectories, those of the test, and the results of the training."""
+    train = trajectories(settings, settings["num_trajectories"], "train")
+    test = trajectories(settings, settings["num_tested"], "test")
+    model = NextStepRegressor(new_model(AutoModel, MgradeConfig(**settings["options"]), settings["seed"]))
+    return model, train, test, train_supervised(model, train, settings, warmup_share=0.1)
 
 
 class NextStepRegressor(nn.Module):
@@ -113,9 +125,9 @@ def measure(model: NextStepRegressor, train: Any, test: Any) -> dict[str, Any]:
     """Errors on the observed dimension and, by readouts fitted to the training states, on the others; and the share
     of nearest neighbours that the hidden states keep."""
     model.eval()
-    states, targets, observed = _states(model, train)
+    states, targets, _ = states_and_targets(model, train)
     fits = {kind: fit_readout(features(states), targets) for kind, features in FEATURES.items()}
-    states, targets, observed = _states(model, test)
+    states, targets, observed = states_and_targets(model, test)
     labels = torch.from_numpy(test.clean[:, 1:, test.observed : test.observed + 1])
     overlap = neighbour_overlap(torch.from_numpy(test.clean[:, :-1]).flatten(0, 1), states.flatten(0, 1))
     errors = {OBSERVED: mean_absolute_scaled_error(observed, labels).item()}
@@ -124,7 +136,8 @@ def measure(model: NextStepRegressor, train: Any, test: Any) -> dict[str, Any]:
     return {"value": errors, "neighbour_overlap": overlap}
 
 
-def _states(model: NextStepRegressor, data: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@torch.no_grad()
+def states_and_targets(model: NextStepRegressor, data: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Hidden states, the unobserved dimensions one step later and the predicted observed one, in float64."""
     device = model.readout.weight.device
     items = [data[index] for index in range(len(data))]

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification
 
-from hf_recurrent import PixelSequences, config_from_preset
+from hf_recurrent import PixelSequences
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.images import average_pooled, load_images, padded
 from hf_recurrent.reproduce.engine.supervised import train_supervised
-from hf_recurrent.reproduce.engine.training import new_model
+from hf_recurrent.reproduce.engine.training import new_classifier
 from hf_recurrent.reproduce.engine.tuning import is_tuning
 
 
@@ -36,11 +35,14 @@ class PixelClassification(Experiment):
             train, test = (average_pooled(data, settings["pooling"]) for data in (train, test))
         if settings.get("padding"):
             train, test = (padded(data, settings["padding"]) for data in (train, test))
-        config = config_from_preset(settings["preset"], **settings["options"])
-        model = new_model(AutoModelForSequenceClassification, config, settings["seed"])
+        model = self.build(settings)
         results = train_supervised(model, train, settings, warmup_share=settings["warmup_share"])
         memory = model.memory_footprint().total
         return {**results, "value": accuracy(model, test), "data_used": words, "total_memory": memory}
+
+    def build(self, settings: Settings) -> Any:
+        """A row's new model."""
+        return new_classifier(settings)
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         return {**super().details(rows), "floats at inference": f"{rows[-1]['total_memory']:,}"}

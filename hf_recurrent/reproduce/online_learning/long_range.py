@@ -5,15 +5,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
-from transformers import AutoModelForSequenceClassification
 
-from hf_recurrent import SequenceRule, collate_sequences, config_from_preset
+from hf_recurrent import SequenceRule
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
-from hf_recurrent.reproduce.engine.supervised import train_supervised
-from hf_recurrent.reproduce.engine.training import new_model
+from hf_recurrent.reproduce.engine.labelled_sequences import DATA, train_and_test
+from hf_recurrent.reproduce.engine.training import new_classifier
 from hf_recurrent.reproduce.online_learning.bit_copier import WITHOUT_CLIPPING
-from hf_recurrent.reproduce.online_learning.long_range_data import load_sequences
 
 RULES = {"spatial": "spatial", "truncated": "truncated", "ours": "rtrl", "BPTT": "bptt"}
 # Table 3 has no BPTT.
@@ -29,37 +26,28 @@ _SMALL_MODEL: Settings = {"hidden_size": 64, "state_size": 64, "num_hidden_layer
 # Size → task → its settings. The paper's are those of Table 6, where a grid was searched the candidates.
 TASKS: dict[str, dict[str, Settings]] = {
     "small": {
-        "sCIFAR": {
-            "task": "pixels", "dataset": "mnist", "data": "data/mnist", "pooling": 2,
-            "preset": "lru-scifar", "options": _SMALL_MODEL | {"input_size": 1},
-        },
-        "IMDB": {
-            "task": "texts", "texts": "packages", "length": 128, "preset": "lru-imdb", "options": _SMALL_MODEL,
-        },
-        "ListOps": {
-            "task": "list_ops", "list_ops": {"min_length": 5, "max_length": 60, "max_depth": 4, "max_args": 4},
-            "num_examples": 10_000, "preset": "lru-listops", "options": _SMALL_MODEL,
-        },
+        "sCIFAR": {**DATA["small"]["pixels"], "preset": "lru-scifar", "options": _SMALL_MODEL | {"input_size": 1}},
+        "IMDB": {**DATA["small"]["texts"], "preset": "lru-imdb", "options": _SMALL_MODEL},
+        "ListOps": {**DATA["small"]["list_ops"], "preset": "lru-listops", "options": _SMALL_MODEL},
     },
     "paper": {
         "sCIFAR": {
-            "task": "pixels", "dataset": "cifar-colour", "data": "data/cifar10", "pooling": 1,
-            "preset": "lru-scifar", "options": {}, "epochs": 180, "warmup_share": 0.1, "batch_size": 100,
+            **DATA["paper"]["pixels"], "preset": "lru-scifar", "options": {},
+            "epochs": 180, "warmup_share": 0.1, "batch_size": 100,
             "candidates": [
                 {"learning_rate": rate, "weight_decay": decay} for rate, decay in product((1e-3, 4e-3), (0.1, 0.5))
             ],
         },
         "IMDB": {
-            "task": "texts", "texts": "data/aclImdb", "length": 4000, "preset": "lru-imdb", "options": {},
+            **DATA["paper"]["texts"], "preset": "lru-imdb", "options": {},
             "epochs": 40, "warmup_share": 0.1, "batch_size": 32, "weight_decay": 0.05,
             "candidates": [
                 {"learning_rate": rate, "options": {"r_min": low}} for rate, low in product((1e-3, 3e-3), (0.0, 0.9))
             ],
         },
         "ListOps": {
-            "task": "list_ops", "list_ops": {}, "num_examples": 96_000, "preset": "lru-listops", "options": {},
-            "epochs": 35,
-            "warmup_share": 0.0, "batch_size": 32, "weight_decay": 0.05,
+            **DATA["paper"]["list_ops"], "preset": "lru-listops", "options": {},
+            "epochs": 35, "warmup_share": 0.0, "batch_size": 32, "weight_decay": 0.05,
             "candidates": [
                 {"learning_rate": rate, "options": {"r_min": low}} for rate, low in product((1e-3, 3e-3), (0.0, 0.9))
             ],
@@ -117,18 +105,8 @@ class LongRange(Experiment):
         return rows
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        train, test = load_sequences(settings)
-        config = config_from_preset(settings["preset"], **settings["options"])
-        model = new_model(AutoModelForSequenceClassification, config, settings["seed"])
-        results = train_supervised(
-            RuleClassifier(model, settings["rule"]),
-            train,
-            settings,
-            warmup_share=settings["warmup_share"],
-            weight_decay=settings["weight_decay"],
-            collator=collate_sequences,
-        )
-        return {**results, "value": accuracy(model, test, settings["num_tested"])}
+        model = new_classifier(settings)
+        return train_and_test(model, settings, RuleClassifier(model, settings["rule"]))
 
 
 class RuleClassifier(nn.Module):
@@ -158,17 +136,3 @@ class RuleClassifier(nn.Module):
     def parameter_learning_rate_factors(self) -> dict[str, float]:
         """The classifier's, by their names in this model."""
         return {f"model.{name}": factor for name, factor in self.model.parameter_learning_rate_factors().items()}
-
-
-@torch.no_grad()
-def accuracy(model: Any, data: Dataset, num_tested: int, batch_size: int = 100) -> float:
-    """Share of sequences whose label has the largest logit, among `num_tested` spread over the data."""
-    model.eval()
-    count = min(num_tested, len(data))
-    chosen = Subset(data, [index * len(data) // count for index in range(count)])
-    right = 0
-    for batch in DataLoader(chosen, batch_size, collate_fn=collate_sequences):
-        labels = batch.pop("labels")
-        logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits
-        right += int((logits.argmax(-1).cpu() == labels).sum())
-    return right / count

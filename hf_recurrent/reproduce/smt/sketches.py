@@ -10,6 +10,7 @@ import torch
 
 from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.pictures import image_sheet, pack, split_axes, unpack
+from hf_recurrent.reproduce.engine.projections import as_colours, project
 from hf_recurrent.reproduce.smt.models import PAPER_MODEL, SMALL_MODEL
 from hf_recurrent.reproduce.smt.pixels import (
     DigitPixels,
@@ -19,7 +20,6 @@ from hf_recurrent.reproduce.smt.pixels import (
     to_patches,
     train_on_pixels,
 )
-from hf_recurrent.reproduce.smt.projections import as_colours, project
 
 _SHOWN, _COLUMNS, _CANVAS = 3, 8, 64
 # Corners of a sleeping cat, straight lines between points of high curvature as in Attneave (1954); our own drawing.

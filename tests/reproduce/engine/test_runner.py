@@ -99,6 +99,7 @@ def test_notes_name_the_settings_of_all_rows():
     rows = [{"factor": 1, "sizes": {"width": 8}}, {"factor": [1, 2], "sizes": {}}, {"sizes": {"width": 1000}}]
     assert filled_note(Halves(), rows) == "Factor 1 or 2, widths 8 or 1,000."
     assert filled_note(Halves(), [{"factor": 3, "sizes": {}}]) == "Factor 3, widths -."
+    assert filled_note(Halves(), [{"factor": 3}]) == "Factor 3, widths -.", "rows of another size have other settings"
 
 
 def test_parts_of_a_value_are_lines_and_details_are_columns():

@@ -8,7 +8,8 @@ import torch
 from transformers import TrainingArguments
 
 from hf_recurrent import LorenzTrajectories, MgradeConfig, MgradeModel
-from hf_recurrent.reproduce.mgrade import lorenz
+from hf_recurrent.reproduce.engine.projections import project
+from hf_recurrent.reproduce.mgrade import lorenz, lorenz_components
 from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
 
@@ -37,6 +38,16 @@ def test_neighbours():
     assert lorenz.neighbour_overlap(points, 3 * points.flip(1)) == 1
     other = torch.randn(300, 5, generator=torch.Generator().manual_seed(1))
     assert lorenz.neighbour_overlap(points, other) == pytest.approx(20 / 299, abs=0.03)
+
+
+def test_explained_variance_is_a_share_of_all_states():
+    generator = np.random.default_rng(0)
+    states = generator.normal(size=(50, 40, 5)) * [3, 0, 2, 0, 1] + 7
+    components = project(states.reshape(-1, 5), 3)
+    shares = lorenz_components.explained_variance(components, states)
+    assert list(shares) == ["1", "2", "3"] and sum(shares.values()) == pytest.approx(1)
+    assert list(shares.values()) == pytest.approx([9 / 14, 4 / 14, 1 / 14], abs=0.03)
+    assert sum(lorenz_components.explained_variance(components[:, :1], states).values()) == pytest.approx(shares["1"])
 
 
 def test_positions_and_biases_are_not_decayed(tmp_path):

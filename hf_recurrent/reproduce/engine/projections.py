@@ -1,4 +1,4 @@
-"""Projections of memories to two or three dimensions, to draw them."""
+"""Projections of memories and hidden states to two or three dimensions, to draw them."""
 
 import numpy as np
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hf_recurrent.reproduce.engine.projections import as_colours, project
 from hf_recurrent.reproduce.smt.models import build_pair
-from hf_recurrent.reproduce.smt.projections import as_colours, project
 
 SHAPE = {
     "hidden_size": 8, "num_memory_tokens": 2, "num_attention_heads": 2, "num_hidden_layers": 1, "num_readout_layers": 1
