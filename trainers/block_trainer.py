@@ -376,11 +376,14 @@ class BlockTrainer(GuardedTrainer):
 
 
 def _facts(args: MultiStreamTrainingArguments, model: torch.nn.Module, sources: dict[str, Any]) -> dict[str, Any]:
-    """Everything about a run that all of its processes need to have alike, by name."""
-    facts = {name: value for name, value in shareable_arguments(args).items() if name not in _OF_A_PROCESS}
-    config = getattr(model, "config", None)
-    facts |= {} if config is None else {f"{name} of the model": value for name, value in config.to_dict().items()}
+    """Everything about a run that all of its processes need to have alike, by name.
+
+    Data come first: arguments may be derived from them.
+    """
+    facts = {}
     for argument, source in sources.items():
         parts = source.items() if isinstance(source, dict) else [("", source)]
         facts |= {f"{argument} {name}".strip(): part and (part.name, part.fingerprint) for name, part in parts}
-    return facts
+    facts |= {name: value for name, value in shareable_arguments(args).items() if name not in _OF_A_PROCESS}
+    config = model.config.to_dict() if hasattr(model, "config") else {}
+    return facts | {f"{name} of the model": value for name, value in config.items()}

@@ -51,6 +51,7 @@ from hf_recurrent.provenance.records import Provenance
 from hf_recurrent.trainers.agreement import same_error
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
+from hf_recurrent.trainers.freed_memory import keep_freed_memory
 from hf_recurrent.trainers.guarded_trainer import TrainingInterrupted
 from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
@@ -220,6 +221,8 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
             teacher = (build_teacher(arguments.teacher, model, arguments.model.model, is_new=kind is SmtTrainer),)
     trainer = kind(model, *teacher, training, train_corpus, eval_corpus, processing_class=tokenizer)
     use_threads(arguments.threads, checkpoint=checkpoint)
+    if not trainer.sharding.is_sharded:
+        keep_freed_memory()
     if training.bf16 and training.process_index == 0 and is_bfloat16_emulated(training.device):
         print("bfloat16: this processor has no instructions for it; --bf16 false is faster", file=sys.stderr)
     return Run(arguments, trainer, checkpoint)
