@@ -97,7 +97,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.tasks.example_draws": ("ExampleDraws",),
     "hf_recurrent.evaluation.answers": ("evaluate_task",),
     "hf_recurrent.tasks.selective_copying": ("SelectiveCopying",),
-    "hf_recurrent.tasks.copying": ("Copying",),
+    "hf_recurrent.tasks.copying": ("Copying", "SentinelCopy"),
     "hf_recurrent.tasks.adding": ("AddingProblem",),
     "hf_recurrent.tasks.associative_recall": ("AssociativeRecall", "InductionHeads"),
     "hf_recurrent.tasks.flip_flop": ("FlipFlop",),

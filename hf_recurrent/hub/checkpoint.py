@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCard
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_recurrent.hub.local_paths import check_no_local_paths
@@ -25,6 +26,8 @@ def save_checkpoint_for_hub(
     tokenizer: PreTrainedTokenizerBase,
     directory: str | os.PathLike,
     card: ModelCard | str | None = None,
+    *,
+    state_dict: dict[str, Tensor] | None = None,
 ) -> list[str]:
     """Write everything that a repository on the Hub needs, and check that it is complete.
 
@@ -35,6 +38,7 @@ def save_checkpoint_for_hub(
         tokenizer: written with its code.
         directory: created if missing. Files of the same name are replaced one by one, after all have been written.
         card: the model card, by default [`create_model_card`]`(model)`. Secrets in it are redacted.
+        state_dict: the weights to write, by default the model's; in another type, they are loaded as the model's.
 
     Returns:
         The names of the files written, sorted.
@@ -50,7 +54,7 @@ def save_checkpoint_for_hub(
         card = create_model_card(model, provenance=provenance, curve=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as partial:
-        model.save_pretrained(partial)
+        model.save_pretrained(partial, state_dict=state_dict)
         tokenizer.save_pretrained(partial)
         write_provenance(provenance, partial)
         text = redact_secrets(str(card))

@@ -103,6 +103,25 @@ _PAPERS: dict[str, tuple[str, dict[str, str]]] = {
             "year": "2023",
         },
     ),
+    "mehta2022long": (
+        "article",
+        {
+            "title": "Long Range Language Modeling via Gated State Spaces",
+            "author": "Mehta, Harsh and Gupta, Ankit and Cutkosky, Ashok and Neyshabur, Behnam",
+            "journal": "arXiv:2206.13947",
+            "year": "2022",
+        },
+    ),
+    "fu2023hungry": (
+        "inproceedings",
+        {
+            "title": "Hungry Hungry Hippos: Towards Language Modeling with State Space Models",
+            "author": "Fu, Daniel Y. and Dao, Tri and Saab, Khaled K. and Thomas, Armin W. and Rudra, Atri and "
+            "R{\\'e}, Christopher",
+            "booktitle": "International Conference on Learning Representations",
+            "year": "2023",
+        },
+    ),
     "lei2018simple": (
         "inproceedings",
         {
@@ -243,6 +262,8 @@ _OF_UNITS = {
     "hgrn": ["qin2023hierarchically"],
     "qrnn": ["bradbury2017quasi"],
     "s5": ["smith2023simplified"],
+    "gss": ["mehta2022long"],
+    "h3": ["fu2023hungry"],
     "indrnn": ["li2018independently"],
     "minlstm": ["feng2024rnns"],
     "gateloop": ["katsch2023gateloop"],

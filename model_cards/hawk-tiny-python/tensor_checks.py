@@ -1,0 +1,112 @@
+"""Checks of tensors that a caller gives, before anything computes with them.
+
+Kernels do not check the memory that they read, and neither do many operations of torch: both end in a segmentation
+fault on a tensor whose storage was freed or shrunk.
+
+Shape letters: B streams or batch, T steps, M model width.
+"""
+
+import torch
+from torch import nn
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+_ID_TYPES = (torch.int64, torch.int32)  # those that an embedding reads
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """True for strided tensors with a storage; not for subclasses and wrappers, which are left to torch."""
+    return (
+        type(tensor) in _PLAIN
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and tensor.layout is torch.strided
+    )
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """True where Python can look at the numbers: not on the meta device, in `FakeTensorMode` or in compiled code."""
+    return has_memory(tensor) and not tensor.is_meta
+
+
+def required_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a strided tensor needs its storage to have."""
+    if tensor.is_contiguous():
+        elements = tensor.numel()
+    else:  # not empty: an empty tensor is contiguous
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + elements) * tensor.element_size() if elements else 0
+
+
+def check_memory(name: str, tensor: torch.Tensor) -> None:
+    """Raise a ValueError unless the storage of a tensor that [`has_memory`] holds all of its elements."""
+    needed, held = required_bytes(tensor), tensor.untyped_storage().nbytes()
+    if held < needed:
+        raise ValueError(f"`{name}` needs {needed} bytes, but its storage has {held}: its memory was freed or shrunk.")
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Raise a TypeError unless `tensor` is one, and a ValueError unless it is strided and its storage holds it."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"`{name}` is of type {type(tensor).__name__}; it must be a torch.Tensor.")
+    if has_memory(tensor):
+        check_memory(name, tensor)
+    elif tensor.layout is not torch.strided:
+        raise ValueError(f"`{name}` has layout {tensor.layout}; it must be torch.strided.")
+
+
+def check_not_meta(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Raise a ValueError if `tensor` is on the meta device and the model, on `device`, is not.
+
+    torch itself refuses all other mixtures of devices.
+    """
+    if tensor.is_meta and device.type != "meta":
+        raise ValueError(f"`{name}` is on the meta device, but the model is on {device}.")
+
+
+def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None:
+    """Raise a ValueError unless `token_ids` is (B, T), B ≥ 1, T ≥ 1, and, on a CPU, every id is in the vocabulary."""
+    check_tensor(name, token_ids)
+    if token_ids.dtype not in _ID_TYPES:
+        raise ValueError(f"`{name}` has type {token_ids.dtype}; it must be torch.int64 or torch.int32.")
+    if len(shape := token_ids.shape) != 2 or shape[0] < 1 or shape[1] < 1:
+        raise ValueError(f"`{name}` has shape {tuple(shape)}; it must be (B, T) with B ≥ 1 and T ≥ 1.")
+    if token_ids.is_cpu and has_values(token_ids):
+        for extreme in (token_ids.item(),) if token_ids.numel() == 1 else map(int, token_ids.aminmax()):
+            if not 0 <= extreme < vocab_size:
+                raise ValueError(f"`{name}` holds {extreme}, but the vocabulary has {vocab_size} tokens, from 0 on.")
+
+
+def check_embeddings(name: str, embeddings: torch.Tensor, width: int) -> None:
+    """Raise a ValueError unless `embeddings` is real, (B, T, M), with B ≥ 1, T ≥ 1 and M = `width`."""
+    check_tensor(name, embeddings)
+    shape = tuple(embeddings.shape)
+    if len(shape) != 3 or shape[0] < 1 or shape[1] < 1 or shape[2] != width:
+        raise ValueError(f"`{name}` has shape {shape}; it must be (B, T, {width}) with B ≥ 1 and T ≥ 1.")
+    if not embeddings.is_floating_point():
+        raise ValueError(f"`{name}` has type {embeddings.dtype}; it must be a floating-point type.")
+
+
+def check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> torch.Tensor:
+    """`mask`; raises a ValueError unless it is (B, T)."""
+    check_tensor(name, mask)
+    if mask.shape != (batch_size, steps):
+        raise ValueError(f"`{name}` has shape {tuple(mask.shape)}; the inputs need {(batch_size, steps)}.")
+    return mask
+
+
+def kept_steps(logits_to_keep: int | torch.Tensor) -> slice | torch.Tensor:
+    """The index of the steps to keep: the last `logits_to_keep` ones, all for 0, or those that a tensor names."""
+    if isinstance(logits_to_keep, (int, torch.SymInt)):
+        if logits_to_keep < 0:
+            raise ValueError(f"`logits_to_keep` is {logits_to_keep}; it must be at least 0, or a tensor of indices.")
+        return slice(-logits_to_keep, None)
+    if not isinstance(logits_to_keep, torch.Tensor):
+        kind = type(logits_to_keep).__name__
+        raise TypeError(f"`logits_to_keep` is of type {kind}; it must be an int, or a tensor of indices.")
+    check_tensor("logits_to_keep", logits_to_keep)
+    if logits_to_keep.dim() != 1 or logits_to_keep.dtype not in (*_ID_TYPES, torch.bool):
+        raise ValueError(
+            f"`logits_to_keep` is {logits_to_keep.dtype} of shape {tuple(logits_to_keep.shape)}; "
+            "a tensor must hold indices in one dimension, as integers or bool."
+        )
+    return logits_to_keep

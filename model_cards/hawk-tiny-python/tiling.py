@@ -1,0 +1,32 @@
+"""Tiling: tensors in slices that stay in a CPU's cache from the first operation to the last."""
+
+from collections.abc import Iterator
+
+import torch
+
+# Elements of a tile. Half a dozen tensors are in use at a time; smaller tiles cost more calls than cache misses.
+CPU_TILE_ELEMENTS = 1 << 17
+# Intermediate results up to this size are kept: they take little memory, and each function call costs time.
+RECOMPUTED_ELEMENTS = 1 << 19
+
+
+def tiles(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one shape (…, width), cut alike: views (n, width) where they are contiguous.
+
+    Small tensors and tensors on other devices are not cut.
+    """
+    first = tensors[0]
+    if first.device.type != "cpu" or first.numel() <= CPU_TILE_ELEMENTS:
+        yield tensors
+        return
+    size = max(1, CPU_TILE_ELEMENTS // first.shape[-1])
+    yield from zip(*(tensor.reshape(-1, tensor.shape[-1]).split(size) for tensor in tensors), strict=True)
+
+
+def should_recompute(tensor: torch.Tensor) -> bool:
+    """True where a hand-written backward pass that recomputes intermediate results is better than autograd's.
+
+    Never for a compiler and torch.func, which need plain operations.
+    """
+    plain = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return not plain and tensor.numel() > RECOMPUTED_ELEMENTS

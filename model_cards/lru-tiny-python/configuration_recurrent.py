@@ -1,0 +1,106 @@
+"""Base class of the configurations of all recurrent families, and checks of their fields."""
+
+import math
+from dataclasses import fields
+from typing import get_args, get_origin
+
+from transformers import PreTrainedConfig
+
+# Widths: torch's kernels count in 32 bits. Parts, such as layers and taps, are made one by one.
+MOST_WIDTH, MOST_PARTS = 2**31 - 1, 2**16
+_CHECKED_TYPES = {bool, int, float, str, list, type(None)}
+
+
+def check_types(config: PreTrainedConfig) -> None:
+    """Raise a ValueError that names the first field that is not of its annotated type, or not finite."""
+    for field in fields(config):
+        kinds = tuple(get_origin(kind) or kind for kind in get_args(field.type) or [field.type])
+        if not _CHECKED_TYPES.issuperset(kinds):
+            continue
+        value = getattr(config, field.name)
+        if isinstance(value, bool):
+            matches = bool in kinds
+        else:
+            matches = isinstance(value, kinds) or (isinstance(value, int) and float in kinds)
+        if not matches:
+            names = ("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise ValueError(f"`{field.name}` is {value!r}; it must be {' or '.join(names)}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"`{field.name}` is {value!r}; it must be finite.")
+
+
+def check_positive(config: PreTrainedConfig, *names: str, most: int = MOST_WIDTH) -> None:
+    """Raise a ValueError that names the first of these fields that is not an integer from 1 to `most`."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1.")
+        if value > most:
+            raise ValueError(f"`{name}` is {value}; it must be at most {most}.")
+
+
+def check_token_ids(config: PreTrainedConfig) -> None:
+    """Raise a ValueError that names the first special token whose id is outside the vocabulary."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        ids = getattr(config, name)
+        for token in ids if isinstance(ids, list) else [ids]:
+            if token is not None and not (isinstance(token, int) and 0 <= token < config.vocab_size):
+                raise ValueError(f"`{name}` is {ids!r}; it must be from 0 to {config.vocab_size - 1}, or None.")
+
+
+POOLINGS = ("mean", "last")
+
+
+class RecurrentConfig(PreTrainedConfig):
+    """Base class of the configurations of recurrent byte-level models.
+
+    Defaults that differ from transformers': the vocabulary is the 256 bytes, byte 0 ends an episode and pads, the
+    embedding is tied to the head, no biases, no dropout (paper, Table 3).
+
+    Args:
+        vocab_size: V.
+        hidden_size: M, model width.
+        state_size: S, width of each layer's recurrent state.
+        num_hidden_layers: N.
+        intermediate_size: width inside the gated MLP; 3·M by default.
+        recurrent_unit: name of the recurrent unit in every block, one of `RECURRENT_UNITS`; yours by
+            [`register_recurrent_unit`].
+        allow_negative_eigenvalues: let decays lie in (-1, 1) instead of (0, 1), for units with real eigenvalues.
+        pooling: input of a sequence classifier's head, the "mean" over the steps or the "last" step.
+        norm_eps: added to the variance in every norm.
+        use_cache: return the state from `forward` by default.
+
+    Raises:
+        ValueError: a field has a wrong type, a size is below 1 or too large, a token id is outside the vocabulary,
+            `norm_eps` is negative, or `pooling` is unknown.
+    """
+
+    keys_to_ignore_at_inference = ["state"]  # noqa: RUF012 (transformers' own name and form)
+
+    vocab_size: int = 256
+    hidden_size: int = 128
+    state_size: int = 192
+    num_hidden_layers: int = 6
+    intermediate_size: int | None = None
+    allow_negative_eigenvalues: bool = False
+    pooling: str = "mean"
+    norm_eps: float = 1e-6
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 0
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs):
+        check_positive(self, "vocab_size", "hidden_size", "state_size")
+        check_positive(self, "num_hidden_layers", most=MOST_PARTS)
+        check_types(self)
+        check_token_ids(self)
+        if self.norm_eps < 0:
+            raise ValueError(f"`norm_eps` is {self.norm_eps!r}; it must be at least 0.")
+        if self.intermediate_size is None:
+            self.intermediate_size = 3 * self.hidden_size
+        check_positive(self, "intermediate_size")
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"`pooling` is {self.pooling!r}; it must be one of {', '.join(POOLINGS)}.")
+        super().__post_init__(**kwargs)

@@ -1,0 +1,49 @@
+"""The loss of a language model.
+
+Shape letters: B streams or batch, T steps, V vocabulary.
+"""
+
+import torch
+from torch import nn
+
+from .recurrent_state import upcast
+from .tensor_checks import check_tensor
+
+IGNORE_INDEX = -100  # a label without a loss, as in torch and transformers
+
+
+def causal_lm_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor | None,
+    shift_labels: torch.Tensor | None = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Cross-entropy in nats, computed in float32, or in float64 for float64 logits; targets of -100 are ignored.
+
+    Args:
+        logits: (B, T, V).
+        labels: (B, T), shifted here; ignored if there are `shift_labels`.
+        shift_labels: (B, T), the target of every step.
+        num_items_in_batch: divides the sum; by default the mean over the targets.
+
+    Raises:
+        TypeError: the targets are not a tensor.
+        ValueError: the targets are not integers, or not (B, T).
+    """
+    name, targets = ("labels", labels) if shift_labels is None else ("shift_labels", shift_labels)
+    check_tensor(name, targets)
+    if targets.dim() != 2 or targets.is_floating_point():
+        raise ValueError(f"`{name}` is {targets.dtype} of shape {tuple(targets.shape)}; it must be integers, (B, T).")
+    if shift_labels is None:
+        shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+    if logits.shape[:2] != shift_labels.shape:
+        raise ValueError(
+            f"The targets have shape {tuple(shift_labels.shape)}, but there are logits for {tuple(logits.shape[:2])}."
+        )
+    loss = nn.functional.cross_entropy(
+        upcast(logits).flatten(0, 1),
+        shift_labels.flatten().to(logits.device),
+        ignore_index=IGNORE_INDEX,
+        reduction="mean" if num_items_in_batch is None else "sum",
+    )
+    return loss if num_items_in_batch is None else loss / num_items_in_batch

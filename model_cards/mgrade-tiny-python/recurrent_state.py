@@ -1,0 +1,106 @@
+"""The state of a recurrent model, its memory, as a flat dictionary of tensors.
+
+The state goes into `forward` and comes out; it never lives on a module. Every tensor's first dimension is the
+batch (B streams), so that selecting, reordering and storing streams is one line for every family.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from .tensor_checks import check_tensor
+
+RecurrentState = dict[str, torch.Tensor]
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of states: float64 for a float64 model, float32 for every narrower one."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def upcast(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in [`state_dtype`], the type of gates, states and losses."""
+    return tensor.to(state_dtype(tensor.dtype))
+
+
+def supports_recurrent_state(model: torch.nn.Module) -> bool:
+    """True for models whose `forward` takes and returns a [`RecurrentState`]; stock models do not."""
+    return bool(getattr(model, "supports_recurrent_state", False))
+
+
+def detach_state(state: RecurrentState) -> RecurrentState:
+    """The same state cut from the graph, to carry to the next block (truncated backpropagation)."""
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def select_state(state: RecurrentState, index: torch.Tensor | Sequence[int] | int) -> RecurrentState:
+    """The streams `index` (any number, in any order, repeats allowed) of a state; one stream for an int.
+
+    Raises:
+        IndexError: there is no such stream; negative numbers are not allowed.
+    """
+    if not isinstance(index, torch.Tensor):
+        index = torch.tensor([index] if isinstance(index, int) else list(index), dtype=torch.long)
+    return {name: tensor.index_select(0, index.to(tensor.device)) for name, tensor in state.items()}
+
+
+def split_state(state: RecurrentState) -> list[RecurrentState]:
+    """A state of B streams as B states of one stream each, in memory of their own."""
+    streams = len(next(iter(state.values()), ()))
+    return [select_state(state, stream) for stream in range(streams)]
+
+
+def join_states(states: Sequence[RecurrentState]) -> RecurrentState:
+    """States of any numbers of streams as one, in the given order: the reverse of [`split_state`].
+
+    Raises:
+        ValueError: there is none, or they are of different models.
+    """
+    if not states:
+        raise ValueError("`states` is empty; it must have at least one state.")
+    shapes = {name: tensor.shape[1:] for name, tensor in states[0].items()}
+    for number, state in enumerate(states):
+        if {name: tensor.shape[1:] for name, tensor in state.items()} != shapes:
+            raise ValueError(f"`states[{number}]` has other tensors than `states[0]`; all must be of one model.")
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]}
+
+
+def state_size(state: RecurrentState) -> int:
+    """Bytes that one stream's state takes."""
+    return sum(tensor[0].numel() * tensor.element_size() for tensor in state.values())
+
+
+def check_state(state: RecurrentState, expected: Mapping[str, torch.Size]) -> None:
+    """Raise an error that names the first part of `state` that is not as `expected`.
+
+    Raises:
+        TypeError: the state is not a dictionary, or a part is not a tensor.
+        ValueError: a part is missing, unknown or of another shape.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"`state` is of type {type(state).__name__}; it must be a dictionary of tensors.")
+    for name, shape in expected.items():
+        if name not in state:
+            raise ValueError(f"`state` has no `{name}`; this model's state holds {sorted(expected)}.")
+        tensor = state[name]
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"`state['{name}']` is of type {type(tensor).__name__}; it must be a torch.Tensor.")
+        if tensor.shape != shape:
+            raise ValueError(
+                f"`state['{name}']` has shape {tuple(tensor.shape)}, but batch and model need {tuple(shape)}."
+            )
+    if unknown := sorted(map(str, state.keys() - expected.keys())):
+        raise ValueError(f"`state` holds {unknown}, which this model does not have; it needs {sorted(expected)}.")
+
+
+def check_state_memory(state: RecurrentState, device: torch.device) -> None:
+    """Raise a ValueError that names the first part of `state` that inputs on `device` cannot be combined with.
+
+    Parts have real numbers in memory that was not freed. Layers may be on several devices: only meta is refused here.
+    """
+    for name, tensor in state.items():
+        check_tensor(f"state['{name}']", tensor)
+        if not tensor.is_floating_point():
+            raise ValueError(f"`state['{name}']` has type {tensor.dtype}; it must be a floating-point type.")
+        if tensor.is_meta and device.type != "meta":
+            raise ValueError(f"`state['{name}']` is on the meta device, but the inputs are on {device}.")
