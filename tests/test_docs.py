@@ -56,6 +56,7 @@ def test_commands_run(page, tmp_path):
     (tmp_path / "stories.jsonl").write_text('{"text": "Once upon a time."}\n{"text": "The end of it."}\n' * 300)
     (tmp_path / "book.txt").write_text("It was a dark night, and the café was closed. " * 50, encoding="utf-8")
     shutil.copy(ROOT / "examples/leaky_unit.py", tmp_path)
+    (tmp_path / "model_cards").symlink_to(ROOT / "model_cards")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with ExitStack() as stack:
         server = None

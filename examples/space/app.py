@@ -1,6 +1,6 @@
 """A Space: the page of `hf-recurrent serve`, for a checkpoint that the variable MODEL names.
 
-MODEL=runs/hawk python app.py
+MODEL=../../model_cards/memora-s0-python python app.py
 """
 
 import os

@@ -13,10 +13,10 @@ PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text(encoding="utf-8
 def test_the_page(tmp_path, capsys):
     (example,) = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
     (script,) = (code for code in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "curl" in code)
-    with running_server(name="hawk") as server:
+    with running_server(name="memora-s0-python") as server:
         exec(example.replace(":8000", f":{server.port}"), {})
         expected = server.post(
-            "/v1/completions", {"model": "hawk", "prompt": "def main(", "max_tokens": 100, "seed": 1}
+            "/v1/completions", {"model": "memora-s0-python", "prompt": "def main(", "max_tokens": 100, "seed": 1}
         )
         assert capsys.readouterr().out == expected["choices"][0]["text"]
         # Every answer on a line of its own.
