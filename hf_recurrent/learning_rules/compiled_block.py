@@ -16,7 +16,8 @@ from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncomp
 from hf_recurrent.learning_rules.rules import LearningRule, NonFiniteLossError
 from hf_recurrent.modeling.recurrent_state import RecurrentState, upcast
 
-_TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
+# Norms and √(1 - a²) amplify rounding, by 1,000 in one of 1,000 small models; a wrong program is wrong by its values.
+_TOLERANCES = {torch.float32: 1e-2, torch.float64: 1e-8}
 Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # input_ids, shift_labels and reset_mask, (1, T) each
 
 

@@ -218,6 +218,8 @@ class _UnitBlock(UnitRecorder):
                 self.advance(name, past)
                 past = past.to(parameter.dtype)
                 parameter.grad = past if parameter.grad is None else parameter.grad + past
+        # The graph references this block, and a pass that records keeps tensors of the graph: a cycle that stays.
+        del self.advance_sensitivities
 
 
 class _CarriedState(torch.autograd.Function):

@@ -86,6 +86,7 @@ def exercise(folder: Path, cases: int) -> None:
 
     for kernel in (block_cpu, context_mixture_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu):
         assert kernel._library._name.startswith(str(folder)), kernel._library
+    torch.manual_seed(0)
     torch.set_num_threads(3)
     counts = scan_everything(linear_scan_cpu), run_programs(step_cpu), advance_everything(sensitivities_cpu)
     torch.set_num_threads(1)

@@ -1,5 +1,7 @@
 """Blocks in the compiled kernel, against the learning rule in plain torch, in float64."""
 
+import gc
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, set_seed
@@ -81,6 +83,13 @@ def test_every_rule(unit, rule):
 @pytest.mark.parametrize("family", ["hawk", "lru"])
 def test_other_families(family):
     check(build(family), "rtrl", 6)
+
+
+@pytest.mark.parametrize(("unit", "rule"), [("glru", "rtrl"), ("gru", "snap1"), ("glru", "truncated")])
+def test_nothing_of_a_recording_stays_in_memory(unit, rule):
+    CompiledBlock(build_learning_rule(rule, build(recurrent_unit=unit)), 3, 3)
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one).__name__ in ("BlockTrace", "_UnitBlock")]
 
 
 def test_long_blocks_in_float32():
