@@ -23,11 +23,10 @@ _ON_REQUEST = {"slow": "takes minutes", "long": "takes many seconds, and .ci/run
 
 
 def pytest_collection_modifyitems(config, items):
-    for marker, reason in _ON_REQUEST.items():
-        if marker not in config.option.markexpr:
-            for item in items:
-                if item.get_closest_marker(marker):
-                    item.add_marker(pytest.mark.skip(reason=f"{reason}: pytest -m {marker}"))
+    for item in items:
+        marker = next((name for name in _ON_REQUEST if item.get_closest_marker(name)), None)
+        if marker and marker not in config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason=f"{_ON_REQUEST[marker]}: pytest -m {marker}"))
     ranks = {name: rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 

@@ -48,7 +48,7 @@ def test_the_guide_has_commands():
     assert len(commands("docs/guide.md")) >= 8
 
 
-LONG = ("docs/guide.md", "docs/fine_tuning.md")
+LONG = ("docs/compression.md", "docs/fine_tuning.md", "docs/guide.md")
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.long] * (page in LONG)) for page in PAGES])

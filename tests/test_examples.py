@@ -17,6 +17,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
+@pytest.mark.long
 @each_notebook
 def test_it_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)

@@ -215,6 +215,7 @@ def cut(generator: random.Random, data: bytes) -> list[bytes]:
     return chunks
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_a_document(model):
     loaded = AutoModelForCausalLM.from_pretrained(model).eval()
 

@@ -7,6 +7,7 @@ from hub_process import TOKEN, run_program
 from huggingface_hub import ModelCard
 from loopback_hub import LoopbackHub
 
+pytestmark = pytest.mark.long
 REPOSITORIES = ["memora-whole", "hawk-parts", "hawk-command", "memora-trained", "memora-own", "smt_rnn-whole"]
 PRIVATE = "hawk-command"
 
@@ -24,12 +25,10 @@ def hub(work):
         yield hub
 
 
-@pytest.mark.long
 def test_public_checkpoints_load_without_package_and_without_token(hub, work):
     run_program("load_program.py", hub, work, *(name for name in REPOSITORIES if name != PRIVATE), token=False)
 
 
-@pytest.mark.long
 def test_a_private_checkpoint_loads_without_the_package(hub, work):
     run_program("load_program.py", hub, work, PRIVATE)
 

@@ -207,6 +207,7 @@ def test_resume_on_two_processes(two_processes, launch, tmp_path):
     assert_same(again.weights, two_processes.weights)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accumulation", [2, 1])
 def test_resume_of_two_processes_on_one(two_processes, tmp_path, accumulation):
     trainer = tiny_trainer(

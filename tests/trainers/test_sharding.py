@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.long
 PROGRAM = Path(__file__).with_name("sharding_program.py")
-QUICK = ["one", "fsdp+disagree+disagree_about_data+refuse"]
-LONG = ["fsdp+fsdp_resumed", "one_resumed+rtrl", "rtrl_fsdp+same_weights"]
+LONG = ["one", "fsdp+disagree+disagree_about_data+refuse+fsdp_resumed", "one_resumed+rtrl", "rtrl_fsdp+same_weights"]
 SLOW = [
     "one", "fsdp", "fsdp_from_one", "checkpointing", "four", "ddp", "twelve", "three", "bfloat16", "bfloat16_fsdp",
     "lora", "lora_fsdp+lora_resumed", "lora_one", "compiled_fsdp", "smt", "smt_fsdp", "dmt", "dmt_fsdp",
@@ -36,8 +36,8 @@ def run(folder, environment, scenarios):
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory, environment):
-    return run(tmp_path_factory.mktemp("sharding"), environment, QUICK)
+def runs(tmp_path_factory, environment):
+    return run(tmp_path_factory.mktemp("sharding"), environment, LONG)
 
 
 def assert_close(one, other, tolerance=1e-6):
@@ -56,13 +56,13 @@ def assert_trained_as_one(one, sharded):
     assert_close(sharded, one)
 
 
-def test_two_sharded_processes_train_as_one(quick):
-    assert_trained_as_one(quick.read("one"), quick.read("fsdp"))
+def test_two_sharded_processes_train_as_one(runs):
+    assert_trained_as_one(runs.read("one"), runs.read("fsdp"))
 
 
-def test_a_checkpoint_is_that_of_one_process(quick):
+def test_a_checkpoint_is_that_of_one_process(runs):
     def content(name):
-        return {path.name: path for path in (quick.folder / name / "checkpoint-6").iterdir()}
+        return {path.name: path for path in (runs.folder / name / "checkpoint-6").iterdir()}
 
     one, sharded = content("one"), content("fsdp")
     assert set(sharded) - set(one) == {f"{kind}_rank1.safetensors" for kind in ("process", "streams")} | {
@@ -73,43 +73,36 @@ def test_a_checkpoint_is_that_of_one_process(quick):
         assert {key: value.shape for key, value in tensors.items()} == {
             key: value.shape for key, value in one_tensors.items()
         }
-    assert (quick.folder / "fsdp" / "README.md").is_file()
-    assert quick.output.count("sample after") == 6  # two prompts at three steps, by the first process alone
+    assert (runs.folder / "fsdp" / "README.md").is_file()
+    assert runs.output.count("sample after") == 6  # two prompts at three steps, by the first process alone
 
 
-@pytest.fixture(scope="module")
-def long(tmp_path_factory, environment):
-    return run(tmp_path_factory.mktemp("sharding"), environment, LONG)
-
-
-@pytest.mark.long
-def test_a_resumed_run_is_the_uninterrupted_one(long):
-    whole, resumed = long.read("fsdp"), long.read("fsdp_resumed")
+def test_a_resumed_run_is_the_uninterrupted_one(runs):
+    whole, resumed = runs.read("fsdp"), runs.read("fsdp_resumed")
     assert resumed.losses == whole.losses and resumed.evaluated == whole.evaluated
     assert all((resumed.weights[name] == weight).all() for name, weight in whole.weights.items())
-    assert_close(long.read("one_resumed"), whole)
+    assert_close(runs.read("one_resumed"), whole)
 
 
-@pytest.mark.long
-def test_sensitivities_and_weights_built_in_parts_are_those_of_one_process(long):
-    assert_trained_as_one(long.read("rtrl"), long.read("rtrl_fsdp"))
-    assert long.read("same_weights") == []
+def test_sensitivities_and_weights_built_in_parts_are_those_of_one_process(runs):
+    assert_trained_as_one(runs.read("rtrl"), runs.read("rtrl_fsdp"))
+    assert runs.read("same_weights") == []
 
 
-def test_processes_that_disagree_end_with_one_sentence(quick):
+def test_processes_that_disagree_end_with_one_sentence(runs):
     expected = "`learning_rate` is 0.1 in process 0 and 0.2 in process 1"
-    sentences = [quick.read(f"disagree{rank}") for rank in (0, 1)]
+    sentences = [runs.read(f"disagree{rank}") for rank in (0, 1)]
     assert sentences[0] == sentences[1] and sentences[0].startswith(expected)
 
 
-def test_processes_with_different_data_end_with_one_sentence(quick):
-    sentences = [quick.read(f"disagree_about_data{rank}") for rank in (0, 1)]
+def test_processes_with_different_data_end_with_one_sentence(runs):
+    sentences = [runs.read(f"disagree_about_data{rank}") for rank in (0, 1)]
     assert sentences[0] == sentences[1] and sentences[0].startswith("`train_corpus")
     assert sentences[0].endswith("all processes need the same arguments and data.")
 
 
-def test_a_checkpoint_of_other_streams_is_refused_by_all(quick):
-    sentences = [quick.read(f"refuse{rank}") for rank in (0, 1)]
+def test_a_checkpoint_of_other_streams_is_refused_by_all(runs):
+    sentences = [runs.read(f"refuse{rank}") for rank in (0, 1)]
     assert sentences[0] == sentences[1] and "`data_seed`" in sentences[0]
 
 
