@@ -11,8 +11,8 @@ from torch.export import ExportedProgram
 
 WEIGHT_TYPES = ("bfloat16", "int8")
 aten = torch.ops.aten
-# Place of the weight among the arguments.
-_READERS = {aten.linear.default: 1, aten.embedding.default: 0}
+# Places of the weights among the arguments.
+_READERS = {aten.linear.default: (1,), aten.embedding.default: (0,), aten.gru_cell.default: (2, 3)}
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,13 +91,13 @@ class WeightLoader(nn.Module):
         state, names = program.state_dict, program.graph_signature.inputs_to_parameters
         by_memory: dict[int, int] = {}
         for node in program.graph.nodes:
-            place = _READERS.get(node.target) if node.op == "call_function" else None
-            if place is None or (name := names.get(node.args[place].name)) is None:
-                continue
-            weight = state[name].detach()
-            if weight.data_ptr() not in by_memory:  # an embedding may be tied to the head
-                by_memory[weight.data_ptr()] = len(self.narrow)
-                self.narrow.append(_NarrowWeight(weight, self.type))
+            for place in _READERS.get(node.target, ()) if node.op == "call_function" else ():
+                if (name := names.get(node.args[place].name)) is None:
+                    continue
+                weight = state[name].detach()
+                if weight.data_ptr() not in by_memory:  # an embedding may be tied to the head
+                    by_memory[weight.data_ptr()] = len(self.narrow)
+                    self.narrow.append(_NarrowWeight(weight, self.type))
         # By all names that a weight has.
         places = {name: by_memory.get(weight.data_ptr()) for name, weight in state.items()}
         self._places = {name: place for name, place in places.items() if place is not None}
