@@ -108,7 +108,8 @@ def filled_note(experiment: Experiment, rows: Sequence[Settings]) -> str:
 def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str, command: str) -> str:
     """An experiment's section in the page of results: claim, command, note, table, picture."""
     seeds = len({row["seed"] for row in rows})
-    minutes = sum(row["seconds"] for row in rows) / 60
+    # Of the processor where that was measured: next to other programs, or interrupted, a row takes any time.
+    minutes = sum(row.get("core_seconds", row["seconds"]) for row in rows) / 60
     devices = ", ".join(sorted({row["device"] for row in rows}))
     metric = experiment.metric + (", per cent" if experiment.percent else "")
     spread = f"{seeds} seeds, mean ± half the range" if seeds > 1 else "1 seed"
