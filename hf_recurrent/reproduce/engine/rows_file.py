@@ -33,8 +33,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def find_row(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The finished row with these settings, or None."""
-    return next((row for row in rows if settings.items() <= row.items()), None)
+    """The finished row with these settings, or None; settings that its candidates replace may have any value."""
+    chosen = {name for candidate in settings.get("candidates", ()) for name in candidate}
+    given = {name: value for name, value in settings.items() if name not in chosen}
+    return next((row for row in rows if given.items() <= row.items()), None)
 
 
 def add_row(row: dict[str, Any], path: Path, lock: Path) -> list[dict[str, Any]]:

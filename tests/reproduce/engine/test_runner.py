@@ -172,7 +172,7 @@ class Tuned(Halves):
 
     def rows(self, size):
         candidates = [{"rate": rate} for rate in (1, 2, 3)]
-        shared = {"factor": 1, "candidates": candidates}
+        shared = {"factor": 1, "rate": 2, "candidates": candidates}  # a rate that is replaced
         return [{"label": label, "best": best, **shared} for label, best in (("a", 3), ("b", 1))]
 
     def run(self, settings):
