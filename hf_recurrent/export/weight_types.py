@@ -91,7 +91,7 @@ class WeightLoader(nn.Module):
         state, names = program.state_dict, program.graph_signature.inputs_to_parameters
         by_memory: dict[int, int] = {}
         for node in program.graph.nodes:
-            for place in _READERS.get(node.target, ()) if node.op == "call_function" else ():
+            for place in _READERS.get(node.target, ()):
                 if (name := names.get(node.args[place].name)) is None:
                     continue
                 weight = state[name].detach()

@@ -100,7 +100,7 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
         assert values
         assert all(math.isfinite(value) for value in values)
         assert row["num_parameters"] > 0
-        assert row["seconds"] >= 0
+        assert row["seconds"] > 0 or name == "mgrade-memory"  # counted, in less than the hundredth that is kept
         if "images" in row:  # the start token is no pixel
             assert unpack(row["images"]).max() < row["levels"]
     assert len(experiment.curves(rows)) >= len(seen)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_recurrent.plotting import require_pyplot
+from hf_recurrent.reproduce.engine.durations import core_seconds
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.rows_file import write_text
 
@@ -108,8 +109,7 @@ def filled_note(experiment: Experiment, rows: Sequence[Settings]) -> str:
 def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str, command: str) -> str:
     """An experiment's section in the page of results: claim, command, note, table, picture."""
     seeds = len({row["seed"] for row in rows})
-    # Of the processor where that was measured: next to other programs, or interrupted, a row takes any time.
-    minutes = sum(row.get("core_seconds", row["seconds"]) for row in rows) / 60
+    minutes = sum(map(core_seconds, rows)) / 60  # next to other programs, or interrupted, a row takes any time
     devices = ", ".join(sorted({row["device"] for row in rows}))
     metric = experiment.metric + (", per cent" if experiment.percent else "")
     spread = f"{seeds} seeds, mean ± half the range" if seeds > 1 else "1 seed"
