@@ -19,6 +19,7 @@ from hf_recurrent import AssociativeRecall, InductionHeads, config_from_preset
 from hf_recurrent.reproduce import load_experiment
 from hf_recurrent.reproduce.engine.durations import core_seconds
 from hf_recurrent.reproduce.engine.rows_file import read_rows, rows_path
+from hf_recurrent.reproduce.engine.tuning import tuning_rows
 from hf_recurrent.tasks.task_names import task_from_name
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -137,20 +138,13 @@ def online(row: Row, _: Sequence[Row]) -> float:
 
 
 def memories(row: Row, _: Sequence[Row]) -> float:
-    """SMT on each timestep, then DMT, whose RNN is unrolled as in BPTT; BPTT once per learning rate."""
+    """SMT on each timestep, then DMT, whose RNN is unrolled as in BPTT."""
     digits = 784 // row.get("patch", 1) ** 2 if "crop" in row else None
     length = task_from_name(row["task"]).length if "task" in row else None
     context, future = length or row["context_length"], row.get("future_length", length)
     if row["method"] == "BPTT":
         steps = length or digits or context + future
-        return (
-            row["steps"]
-            * row.get("bptt_share", 1)
-            * row["batch_size"]
-            * steps
-            * BPTT_STEP
-            * len(row.get("bptt_learning_rates", [0]))
-        )
+        return row["steps"] * row.get("bptt_share", 1) * row["batch_size"] * steps * BPTT_STEP
     unrolled = length or digits or row["rollout_length"]
     timestep = SMT_TIMESTEP * (context + future + row["sizes"]["num_memory_tokens"]) / SMT_TOKENS
     smt = (row["timesteps"] or length) * timestep
@@ -198,11 +192,16 @@ BASES: dict[str, tuple[str, Basis]] = {
 SAME_WORK = {"mgrade-memory-accuracy": "mgrade-table1"}
 
 
-def core_hours(name: str) -> list[float]:
-    """Hours of one core for each row of an experiment at the paper's size, with one seed."""
+def core_hours(name: str) -> tuple[list[float], list[float]]:
+    """Hours of one core for each row of an experiment at the paper's size, with one seed, and for each candidate that
+    is compared before."""
     experiment = load_experiment(name)
     recorded = read_rows(rows_path(load_experiment(SAME_WORK.get(name, name)), "small", RESULTS))
-    return [BASES[name][1](row, recorded) / 3600 for row in experiment.rows("paper")]
+    rows = experiment.rows("paper")
+    # Rows that share candidates compare them once.
+    trials = {str(trial): trial for row in rows for trial in tuning_rows(experiment, "paper", row)}
+    of_rows, of_trials = ([BASES[name][1](row, recorded) / 3600 for row in each] for each in (rows, trials.values()))
+    return of_rows, of_trials
 
 
 def rounded(hours: float) -> str:
@@ -226,8 +225,9 @@ def table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, (basis, _) in BASES.items():
-        hours = core_hours(name)
-        cells = (name, f"{len(hours)}", rounded(sum(hours)), rounded(max(hours)), basis, hardware(hours))
+        rows, trials = core_hours(name)
+        hours = rows + trials
+        cells = (name, f"{len(rows)}", rounded(sum(hours)), rounded(max(hours)), basis, hardware(hours))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,9 +1,13 @@
 """Helpers for figures: several axes, sheets of images, arrays in rows."""
 
 import base64
-from typing import Any
+import statistics
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import numpy as np
+
+Place = TypeVar("Place", float, tuple)
 
 
 def split_axes(axes: Any, rows: int, columns: int, size: tuple[float, float]) -> list[Any]:
@@ -12,6 +16,14 @@ def split_axes(axes: Any, rows: int, columns: int, size: tuple[float, float]) ->
     axes.remove()
     figure.set_size_inches(size)
     return list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def mean_points(points: Iterable[tuple[Place, float]]) -> list[tuple[Place, float]]:
+    """Points (place, value), such as those of several seeds, as one for each place with the mean, by place."""
+    values: dict[Place, list[float]] = {}
+    for place, value in points:
+        values.setdefault(place, []).append(value)
+    return [(place, statistics.fmean(values[place])) for place in sorted(values)]
 
 
 def pack(array: np.ndarray) -> dict[str, Any]:

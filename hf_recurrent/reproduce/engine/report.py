@@ -116,7 +116,7 @@ def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture
     return (
         f"## {experiment.source}: {experiment.name}\n\nClaim to be checked: {experiment.claim}\n\n"
         f"<!-- not run in the tests: minutes -->\n```bash\n{command}\n```\n\n"
-        f"{metric[0].upper()}{metric[1:]}; {spread}; {size} size, {minutes:.0f} minutes of training on {devices}. "
+        f"{metric[0].upper()}{metric[1:]}; {spread}; {size} size, {minutes:.0f} min of training on {devices}. "
         f"{filled_note(experiment, rows)}\n\n{markdown_table(experiment, rows)}\n![{experiment.name}]({picture})\n"
     )
 

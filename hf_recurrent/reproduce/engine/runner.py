@@ -118,8 +118,10 @@ def _run_missing(
             print(f"{name}: another process has it", flush=True)
             continue
         stored = add_row({**settings, **results}, path, unfinished / "rows.lock")
-        left = [row for row in missing if find_row(stored, row) is None]
-        rest = f"; about {in_words(estimate(experiment, left, stored) / workers.processes)} left" if left else ""
+        left = [row for row in rows if find_row(stored, row) is None]
+        # Stored rows with other settings, such as those of another size, say nothing about these.
+        finished = [row for settings in rows if (row := find_row(stored, settings)) is not None]
+        rest = f"; about {in_words(estimate(experiment, left, finished) / workers.processes)} left" if left else ""
         measured = f"{_short(results['value'])} {experiment.metric}"
         print(f"{name}: {measured}, {results['seconds']} s{rest}", flush=True)
     _remove_empty(unfinished)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from hf_recurrent.reproduce.engine.experiment import Settings
+from hf_recurrent.reproduce.engine.pictures import mean_points
 from hf_recurrent.reproduce.smt.models import SMT_DMT, TEACHER
 from hf_recurrent.reproduce.smt.scaling import Scaling, with_value
 
@@ -17,7 +18,7 @@ class Compression(Scaling):
     name = "smt-compression"
     source = "SMT, section 3.5"
     claim = "Trained for longer, the teacher reaches the same loss with a smaller memory."
-    note = Scaling.note.partition("; where")[0] + "; Tc {context_length}. Without DMT."
+    note = Scaling.note.partition(". Where")[0] + "; Tc {context_length}. Without DMT."
     metric = "teacher's held-out bits per byte"
     x_label = "steps"
     x_key = "steps"
@@ -44,10 +45,8 @@ class Compression(Scaling):
         tokens = sorted({row["sizes"]["num_memory_tokens"] for row in rows})
         if min(len(steps), len(tokens)) < 2:
             return False
-        cells: dict[tuple[int, int], list[float]] = {}
-        for row in rows:
-            cells.setdefault((row["sizes"]["num_memory_tokens"], row["steps"]), []).append(row["value"])
-        loss = [[np.mean(cells.get((count, step), np.nan)) for step in steps] for count in tokens]
+        cells = dict(mean_points(((row["sizes"]["num_memory_tokens"], row["steps"]), row["value"]) for row in rows))
+        loss = [[cells.get((count, step), np.nan) for step in steps] for count in tokens]
         lines = axes.contour(steps, tokens, loss, levels=8, cmap="viridis")
         axes.clabel(lines, fontsize="small")
         axes.set_xscale("log", base=2)

@@ -6,7 +6,7 @@ from typing import Any
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.pictures import split_axes
 from hf_recurrent.reproduce.smt.models import SMT, SMT_DMT
-from hf_recurrent.reproduce.smt.tasks import WITHOUT_BPTT, SyntheticTasks, train_on_task
+from hf_recurrent.reproduce.smt.tasks import SIZES, SyntheticTasks, train_on_task
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
 
 # λ_dyn, λ_unif; the paper's choice first.
@@ -16,7 +16,6 @@ _MOMENTS = {SMT: "measured_smt", SMT_DMT: "measured"}
 
 class DriftBeforeAndAfter(Experiment):
     name = "smt-drift"
-    seeds = (0,)
     source = "SMT, section 3.6, impact of DMT"
     claim = (
         "An RNN that runs on its own memories drifts from its teacher's after SMT; DMT lowers the drift and raises "
@@ -33,9 +32,9 @@ class DriftBeforeAndAfter(Experiment):
     }
     shared = {"method": SMT_DMT}
     sizes = {
-        "small": WITHOUT_BPTT["small"]
+        "small": SIZES["small"]
         | {"task": "stack_operations,vocab_size=4,max_depth=3,length=12", "steps": 600, "dmt_steps": 150},
-        "paper": WITHOUT_BPTT["paper"] | {"task": "stack_operations,length=64"},
+        "paper": SIZES["paper"] | {"task": "stack_operations,length=64"},
     }
 
     def run(self, settings: Settings) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt.models import SMT, SMT_DMT, TEACHER
-from hf_recurrent.reproduce.smt.tasks import WITHOUT_BPTT, train_on_task
+from hf_recurrent.reproduce.smt.tasks import SIZES as TASK_SIZES
+from hf_recurrent.reproduce.smt.tasks import train_on_task
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, method_values
 
 FUTURES = {"small": (1, 8), "paper": (1, 2, 4, 8, 16, 32, 64)}
@@ -33,7 +34,7 @@ class FutureLength(Experiment):
     percent = True
 
     def rows(self, size: str) -> list[Settings]:
-        shared = {"method": SMT_DMT, **WITHOUT_BPTT[size], **SIZES[size]}
+        shared = {"method": SMT_DMT, **TASK_SIZES[size], **SIZES[size]}
         return [
             {"label": kind, "x": length, "future_length": length, "smt": {"detached": kind == "detached"}, **shared}
             for kind in ("joint", "detached")

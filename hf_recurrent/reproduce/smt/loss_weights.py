@@ -8,6 +8,7 @@ import torch
 
 from hf_recurrent import Corpus, SmtTeacherModel
 from hf_recurrent.reproduce.engine.experiment import Settings
+from hf_recurrent.reproduce.engine.pictures import mean_points
 from hf_recurrent.reproduce.smt.models import SMT_DMT
 from hf_recurrent.reproduce.smt.scaling import Scaling
 from hf_recurrent.reproduce.smt.text import train_on_text
@@ -26,8 +27,8 @@ class LossWeights(Scaling):
         "The RNN needs a moderate weight of the dynamics loss and a very small one of the uniformity loss; without "
         "the latter, its predictions stay good but the memories collapse (a uniformity loss near 0)."
     )
-    note = Scaling.note.partition("; where")[0] + (
-        "; Tc {context_length}. The figure has the last seed, with the uniformity loss of {corpus}'s held-out text."
+    note = Scaling.note.partition(". Where")[0] + (
+        "; Tc {context_length}. The figure has the uniformity loss of {corpus}'s held-out text, too."
     )
     x_label = "λ_unif"
     x_key = "uniformity"
@@ -61,9 +62,10 @@ class LossWeights(Scaling):
         columns = sorted({row["uniformity"] for row in rows})
         lines = sorted({row["smt"]["dynamics_weight"] for row in rows})
         grid = np.full((2, len(lines), len(columns)), np.nan)
-        for row in rows:  # the last seed
-            place = lines.index(row["smt"]["dynamics_weight"]), columns.index(row["uniformity"])
-            grid[:, *place] = row["value"], row["uniformity_loss"]
+        for number, measure in enumerate(("value", "uniformity_loss")):
+            cells = (((row["smt"]["dynamics_weight"], row["uniformity"]), row[measure]) for row in rows)
+            for (dynamics, uniformity), mean in mean_points(cells):
+                grid[number, lines.index(dynamics), columns.index(uniformity)] = mean
         axes.imshow(grid[0], cmap="Blues", alpha=0.6)
         for (line, column), bits in np.ndenumerate(grid[0]):
             text = f"{bits:.3f}\n{grid[1, line, column]:.2f}"

@@ -10,7 +10,7 @@ from hf_recurrent import SmtRnnForCausalLM, SmtTeacherModel
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.engine.pictures import pack, split_axes, unpack
 from hf_recurrent.reproduce.smt.models import SMT_DMT, TEACHER
-from hf_recurrent.reproduce.smt.tasks import WITHOUT_BPTT, train_on_task
+from hf_recurrent.reproduce.smt.tasks import SIZES, train_on_task
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 
@@ -51,7 +51,7 @@ class MemorySpace(Experiment):
     percent = True
 
     def rows(self, size: str) -> list[Settings]:
-        shared = WITHOUT_BPTT[size] | (_STEPS if size == "small" else {}) | {"timesteps": 0}
+        shared = SIZES[size] | (_STEPS if size == "small" else {}) | {"timesteps": 0}
         shared["sizes"] = shared["sizes"] | _POINT
         return [{"label": name, "method": SMT_DMT, "task": task, **shared} for name, task in TASKS[size].items()]
 

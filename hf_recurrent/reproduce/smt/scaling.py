@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_recurrent.reproduce.engine.experiment import Settings
-from hf_recurrent.reproduce.engine.pictures import split_axes
+from hf_recurrent.reproduce.engine.pictures import mean_points, split_axes
 from hf_recurrent.reproduce.smt.models import PAPER_MODEL, SMALL_MODEL, SMT_DMT, TEACHER
 from hf_recurrent.reproduce.smt.text import TextMethods
 
@@ -48,8 +48,8 @@ class Scaling(TextMethods):
         swept = list(dict.fromkeys(row["axis"] for row in rows))
         for panel, axis in zip(split_axes(axes, 1, len(swept), (4 * len(swept), 4)), swept, strict=True):
             for kind in (SMT_DMT, TEACHER):
-                places = [(row["swept"], row["value"][kind]) for row in rows if row["axis"] == axis]
-                panel.plot(*zip(*sorted(places), strict=True), "o-", label=kind)
+                places = mean_points((row["swept"], row["value"][kind]) for row in rows if row["axis"] == axis)
+                panel.plot(*zip(*places, strict=True), "o-", label=kind)
             panel.set_xscale("log", base=2)
             panel.set(xlabel=axis, ylabel=self.metric)
             panel.legend(fontsize="small")

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hf_recurrent.reproduce.engine.experiment import Settings
-from hf_recurrent.reproduce.engine.pictures import split_axes
+from hf_recurrent.reproduce.engine.pictures import mean_points, split_axes
 from hf_recurrent.reproduce.smt.models import BPTT, SMT_DMT, TEACHER
-from hf_recurrent.reproduce.smt.tasks import WITHOUT_BPTT, train_on_task
+from hf_recurrent.reproduce.smt.tasks import SIZES, learning_rates, train_on_task
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, MethodComparison, method_values
 
 # Sweep → size → (value, task, memory tokens or None for the default). The paper prints its values in figures only.
@@ -28,14 +28,10 @@ SWEEPS: dict[str, dict[str, list[tuple[float, str, int | None]]]] = {
         "paper": [(n, f"keys_values,num_pairs=8,key_length={n},value_length={n}", None) for n in (1, 2, 4)],
     },
 }
-# Factors of the learning rates of SMT and DMT, and learning rates of BPTT: as many for both.
-_FACTORS = (0.3, 1.0)
-_BPTT_RATES = {"small": (1e-3, 3e-3), "paper": (1e-4, 3e-4)}
 
 
 class TaskSweeps(MethodComparison):
     name = "smt-task-sweeps"
-    seeds = (0,)
     source = "SMT, section 3.1, figure 3"
     claim = (
         "At equal optimizer steps an RNN after SMT→DMT answers at least as well as one after BPTT at each level of "
@@ -47,12 +43,13 @@ class TaskSweeps(MethodComparison):
     )
     metric = "accuracy of answers"
     percent = True
-    tuning = {"small": {"steps": 150, "dmt_steps": 40, "num_tested": 300}}
+    tuning = {
+        "small": {"steps": 150, "dmt_steps": 40, "num_tested": 300},
+        "paper": {"steps": 6700, "dmt_steps": 500},
+    }
 
     def rows(self, size: str) -> list[Settings]:
-        shared = WITHOUT_BPTT[size] | ({"steps": 600, "dmt_steps": 150} if size == "small" else {})
-        smt = [{key: shared[key] * factor for key in ("learning_rate", "dmt_learning_rate")} for factor in _FACTORS]
-        bptt = [{"bptt_learning_rate": rate} for rate in _BPTT_RATES[size]]
+        shared = SIZES[size] | ({"steps": 600, "dmt_steps": 150} if size == "small" else {})
         return [
             {
                 "label": f"{name} {value:g}: {method}",
@@ -62,7 +59,7 @@ class TaskSweeps(MethodComparison):
                 **shared,
                 **own,
                 "sizes": shared["sizes"] | ({"num_memory_tokens": tokens} if tokens else {}),
-                "candidates": bptt if method == BPTT else smt,
+                "candidates": learning_rates(method, size),
             }
             for name, sizes in SWEEPS.items()
             for value, task, tokens in sizes[size]
@@ -73,9 +70,6 @@ class TaskSweeps(MethodComparison):
         results, _, _ = train_on_task(settings)
         return {**results, "value": method_values(results, "accuracy")}
 
-    def tuning_loss(self, row: Settings) -> float:
-        return -row["value"][row["method"]]
-
     def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
         for kind, accuracy in row["value"].items():
             yield row["label"].rpartition(": ")[0] + f": {kind}", None, accuracy
@@ -84,7 +78,7 @@ class TaskSweeps(MethodComparison):
         names = list(dict.fromkeys(row["sweep"] for row in rows))
         for panel, name in zip(split_axes(axes, 1, len(names), (4 * len(names), 4)), names, strict=True):
             for kind in (BPTT, SMT_DMT, TEACHER):
-                places = sorted(
+                places = mean_points(
                     (row["swept"], 100 * row["value"][kind])
                     for row in rows
                     if row["sweep"] == name and kind in row["value"]

@@ -26,7 +26,6 @@ EQUAL_TIME_SHARE = {"small": 0.26, "paper": 0.07}
 
 class TextMethods(MethodComparison):
     name = "smt-text"
-    seeds = (0,)
     source = "SMT, section 3.3, text"
     claim = (
         "At equal sequential operations an RNN after SMT→DMT predicts text better than one after BPTT, at equal "
@@ -74,9 +73,6 @@ class TextMethods(MethodComparison):
     def run(self, settings: Settings) -> dict[str, Any]:
         results, _, _ = train_on_text(settings)
         return {**results, "value": method_values(results, "bits_per_byte")}
-
-    def tuning_loss(self, row: Settings) -> float:
-        return row["value"][row["method"]]
 
     def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
         for part, value in row["value"].items():

@@ -34,6 +34,10 @@ class MethodComparison(Experiment):
 
     lines = {BPTT: {"method": BPTT}, SMT_DMT: {"method": SMT_DMT}}
 
+    def tuning_loss(self, row: Settings) -> float:
+        value = row["value"][row["method"]]
+        return -value if self.percent else value
+
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         costs = {"sequential operations": "sequential_operations", "tokens": "tokens"}
         return {**super().details(rows), **{column: f"{rows[-1][key]:,}" for column, key in costs.items()}}
