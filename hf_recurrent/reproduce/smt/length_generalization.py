@@ -10,8 +10,8 @@ import torch
 from hf_recurrent import SmtRnnForCausalLM, SmtTeacherModel, Task, evaluate_task
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
 from hf_recurrent.reproduce.smt.models import BPTT, SMT_DMT, TEACHER
-from hf_recurrent.reproduce.smt.tasks import LONG, SIZES, learning_rates, train_on_task
-from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
+from hf_recurrent.reproduce.smt.tasks import LONG, SIZES, train_on_task
+from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, learning_rates
 from hf_recurrent.trainers.smt.metrics import measure_memories
 
 
@@ -45,7 +45,7 @@ class LengthGeneralization(Experiment):
     }
 
     def rows(self, size: str) -> list[Settings]:
-        return [row | {"candidates": learning_rates(row["method"], size)} for row in super().rows(size)]
+        return [row | {"candidates": learning_rates(row["method"], size, row)} for row in super().rows(size)]
 
     def run(self, settings: Settings) -> dict[str, Any]:
         results, (rnn, teacher), task = train_on_task(settings)

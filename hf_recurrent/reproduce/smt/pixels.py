@@ -14,8 +14,15 @@ from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.images import average_pooled, load_images
 from hf_recurrent.reproduce.engine.pictures import image_sheet, pack, split_axes, unpack
 from hf_recurrent.reproduce.engine.report import draw_table
+from hf_recurrent.reproduce.engine.tuning import is_tuning
 from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, TEACHER, build_pair
-from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, MethodComparison, train_bptt, train_smt_dmt
+from hf_recurrent.reproduce.smt.training import (
+    TRAINING_NOTE,
+    MethodComparison,
+    learning_rates,
+    train_bptt,
+    train_smt_dmt,
+)
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws
 
 _SAMPLES, _COLUMNS = 32, 8
@@ -36,6 +43,7 @@ class DigitPixels(Task):
         levels: number of grey levels, evenly spaced; 2 for black and white.
         patch: side of the squares of black and white pixels that are one token each (the paper's Sketchy: 2), read as
             a binary number row by row; with `levels` 2 only.
+        is_tuning: the other splits are of a part of the training images, too.
 
     Raises:
         FileNotFoundError: files are missing; the message names the setting.
@@ -47,6 +55,7 @@ class DigitPixels(Task):
     pooling: int = 1
     levels: int = 256
     patch: int = 1
+    is_tuning: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -55,7 +64,7 @@ class DigitPixels(Task):
 
     @cached_property
     def _images(self) -> tuple[np.ndarray, np.ndarray, str]:
-        train, test, words = load_images("mnist", self.data)
+        train, test, words = load_images("mnist", self.data, self.is_tuning)
         pixels = []
         for images in (train, test):
             side = math.isqrt(images.images.shape[1])
@@ -120,8 +129,9 @@ class PixelMethods(MethodComparison):
     )
     note = (
         "{data_used}; {crop} pixels left out at each side, squares of side {pooling} averaged, {levels} "
-        "grey levels; " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT); Tc = {context_length}, Tf = "
-        "{future_length}, DMT unrolls whole images. Tested on {num_tested:,} draws of the other images. Sequential "
+        "grey levels; " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each method "
+        "on images held out from training that do not judge; Tc = {context_length}, Tf = {future_length}, DMT unrolls "
+        "whole images. Tested on {num_tested:,} draws of the other images. Sequential "
         "operations and tokens are those of the whole training."
     )
     metric = "held-out bits per pixel"
@@ -132,7 +142,7 @@ class PixelMethods(MethodComparison):
             "sizes": SMALL_MODEL | {"num_attention_heads": 2, "rope_theta": 100.0},
             "data": "data/mnist", "crop": 7, "pooling": 1, "levels": 2,
             "steps": 300, "dmt_steps": 120, "batch_size": 16,
-            "learning_rate": 5e-3, "dmt_learning_rate": 1e-3, "bptt_learning_rate": 3e-3,
+            "learning_rate": 5e-3, "dmt_learning_rate": 1e-3,
             "context_length": 64, "future_length": 8,
             "timesteps": 8, "dmt_timesteps": 16, "eval_windows": 32, "num_tested": 200,
         },
@@ -140,11 +150,15 @@ class PixelMethods(MethodComparison):
             "sizes": PAPER_MODEL,
             "data": "data/mnist", "crop": 0, "pooling": 1, "levels": 256,
             "steps": 151_500, "dmt_steps": 1500, "batch_size": 128, "dmt_batch_size": 32,
-            "learning_rate": 3e-4, "dmt_learning_rate": 3e-5, "bptt_learning_rate": 3e-4,
+            "learning_rate": 3e-4, "dmt_learning_rate": 3e-5,
             "context_length": 256, "future_length": 64,
             "timesteps": 1, "dmt_timesteps": 16, "eval_windows": 256, "num_tested": 10_000,
         },
     }  # fmt: skip
+    tuning = {"small": {"steps": 100, "dmt_steps": 40}, "paper": {"steps": 50_500, "dmt_steps": 500}}
+
+    def rows(self, size: str) -> list[Settings]:
+        return [row | {"candidates": learning_rates(row["method"], size, row)} for row in super().rows(size)]
 
     def run(self, settings: Settings) -> dict[str, Any]:
         results, (rnn, _), task = train_on_pixels(settings)
@@ -166,7 +180,7 @@ class PixelMethods(MethodComparison):
 def train_on_pixels(settings: Settings) -> tuple[dict[str, Any], tuple[Any, Any], DigitPixels]:
     """Train an RNN on a row's digits by its `method`: results, (RNN, teacher), task."""
     options = {key: settings[key] for key in ("data", "crop", "pooling", "levels", "patch", "seed") if key in settings}
-    task = DigitPixels(**options, num_validation_examples=settings["num_tested"])
+    task = DigitPixels(**options, num_validation_examples=settings["num_tested"], is_tuning=is_tuning(settings))
     pair = build_pair(settings["sizes"], task.vocab_size, settings["seed"])
     if settings["method"] == BPTT:
         return train_bptt(pair[0], task, task, settings, block_size=task.length), pair, task

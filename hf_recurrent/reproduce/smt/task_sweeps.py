@@ -6,8 +6,8 @@ from typing import Any
 from hf_recurrent.reproduce.engine.experiment import Settings
 from hf_recurrent.reproduce.engine.pictures import mean_points, split_axes
 from hf_recurrent.reproduce.smt.models import BPTT, SMT_DMT, TEACHER
-from hf_recurrent.reproduce.smt.tasks import SIZES, learning_rates, train_on_task
-from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, MethodComparison, method_values
+from hf_recurrent.reproduce.smt.tasks import SIZES, train_on_task
+from hf_recurrent.reproduce.smt.training import TRAINING_NOTE, MethodComparison, learning_rates, method_values
 
 # Sweep → size → (value, task, memory tokens or None for the default). The paper prints its values in figures only.
 SWEEPS: dict[str, dict[str, list[tuple[float, str, int | None]]]] = {
@@ -59,7 +59,7 @@ class TaskSweeps(MethodComparison):
                 **shared,
                 **own,
                 "sizes": shared["sizes"] | ({"num_memory_tokens": tokens} if tokens else {}),
-                "candidates": learning_rates(method, size),
+                "candidates": learning_rates(method, size, shared),
             }
             for name, sizes in SWEEPS.items()
             for value, task, tokens in sizes[size]

@@ -14,6 +14,7 @@ from hf_recurrent.reproduce.smt.models import BPTT, PAPER_MODEL, SMALL_MODEL, SM
 from hf_recurrent.reproduce.smt.training import (
     TRAINING_NOTE,
     MethodComparison,
+    learning_rates,
     method_values,
     train_bptt,
     train_smt_dmt,
@@ -55,9 +56,6 @@ SIZES: dict[str, Settings] = {
         "timesteps": 0, "dmt_timesteps": 0, "eval_windows": 256, "num_tested": 5000,
     },
 }  # fmt: skip
-# Learning rates to choose from: factors of those of SMT and DMT above, and as many of BPTT. The paper prints none.
-_FACTORS = {"small": (0.3, 1.0), "paper": (0.3, 1.0, 3.0)}
-_BPTT_RATES = {"small": (1e-3, 3e-3), "paper": (1e-4, 3e-4, 1e-3)}
 _COLOURS = {SMT_DMT: "tab:blue", SMT: "tab:cyan", TEACHER: "tab:gray", BPTT: "tab:red"}
 
 
@@ -90,7 +88,7 @@ class SyntheticTasks(MethodComparison):
                 "label": f"{name}, {method}",
                 "x": task_from_name(task).length,
                 "task": task,
-                "candidates": learning_rates(method, size),
+                "candidates": learning_rates(method, size, SIZES[size]),
                 **own,
                 **SIZES[size],
                 **special,
@@ -130,14 +128,6 @@ class SyntheticTasks(MethodComparison):
             draw_table(self, [row for row in rows if row["label"].startswith(f"{name}, ")], panel)
             panel.set(title=name, ylim=(0, 105))
         return True
-
-
-def learning_rates(method: str, size: str) -> list[Settings]:
-    """Candidates of a method's row: learning rates of SMT and DMT, or of BPTT."""
-    if method == BPTT:
-        return [{"bptt_learning_rate": rate} for rate in _BPTT_RATES[size]]
-    rates = ("learning_rate", "dmt_learning_rate")
-    return [{key: SIZES[size][key] * factor for key in rates} for factor in _FACTORS[size]]
 
 
 def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCausalLM, SmtTeacherModel], Task]:

@@ -25,6 +25,9 @@ TRAINING_NOTE = (
     "{timesteps} timesteps of each sequence (0: all); learning rates {learning_rate:g} (SMT), {dmt_learning_rate:g} "
     "(DMT)"
 )
+# Learning rates to choose from: factors of a row's for SMT and DMT, and as many for BPTT. The paper prints none.
+_FACTORS = {"small": (0.3, 1.0), "paper": (0.3, 1.0, 3.0)}
+_BPTT_RATES = {"small": (1e-3, 3e-3), "paper": (1e-4, 3e-4, 1e-3)}
 # Appendix "Algorithms", for every method.
 _OPTIMIZER = {"weight_decay": 0.01, "adam_beta2": 0.999, "max_grad_norm": 1.0}
 
@@ -41,6 +44,15 @@ class MethodComparison(Experiment):
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         costs = {"sequential operations": "sequential_operations", "tokens": "tokens"}
         return {**super().details(rows), **{column: f"{rows[-1][key]:,}" for column, key in costs.items()}}
+
+
+def learning_rates(method: str, size: str, settings: Settings) -> list[Settings]:
+    """Candidates of a row: for BPTT learning rates, for SMT→DMT factors of the row's `learning_rate` and
+    `dmt_learning_rate`."""
+    if method == BPTT:
+        return [{"bptt_learning_rate": rate} for rate in _BPTT_RATES[size]]
+    rates = ("learning_rate", "dmt_learning_rate")
+    return [{key: settings[key] * factor for key in rates} for factor in _FACTORS[size]]
 
 
 def train_bptt(

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from hf_recurrent.reproduce.engine.pictures import image_sheet, pack, unpack
+from hf_recurrent.reproduce.engine.pictures import image_sheet, mean_points, pack, unpack
 
 
 def test_arrays_in_rows():
@@ -14,3 +14,9 @@ def test_arrays_in_rows():
         assert np.allclose(again, array, rtol=1e-3)
     sheet = image_sheet(np.arange(4 * 4).reshape(4, 2, 2), 2)
     assert sheet.tolist()[:3] == [[0, 1, 15, 4, 5, 15], [2, 3, 15, 6, 7, 15], [15] * 6]
+
+
+def test_points_at_one_place_become_their_mean():
+    points = [(2, 1.0), (1, 4.0), (2, 3.0)]
+    assert mean_points(points) == [(1, 4.0), (2, 2.0)]
+    assert mean_points([((1, 2), 1.0), ((0, 5), 2.0)]) == [((0, 5), 2.0), ((1, 2), 1.0)]

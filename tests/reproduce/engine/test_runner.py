@@ -58,6 +58,14 @@ def test_rows_run_once(halves, tmp_path):
     assert (tmp_path / "halves_small.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_time_left_is_that_of_rows_with_the_same_settings(halves, tmp_path, capsys):
+    slow = {"label": "first", "factor": 5, "sizes": {"width": 8}, "seed": 0, "value": 1.0, "seconds": 36_000.0}
+    (tmp_path / "halves_small.json").write_text(json.dumps([slow]))
+    halves.run = lambda settings: {"value": 0.5, "seconds": 60.0, "core_seconds": 60.0, "device": "paper"}
+    reproduce(halves, "small", [0], tmp_path)
+    assert re.search(r"\[1/2\] first, seed 0: .*, 60.0 s; about 0 s left", capsys.readouterr().out)
+
+
 def test_overrides_are_other_rows(halves, tmp_path):
     reproduce(halves, "small", [0], tmp_path)
     rows = reproduce(halves, "small", [0], tmp_path, overrides={"factor": 3}, only=["sec"])

@@ -30,6 +30,16 @@ def test_digits_are_read_pixel_after_pixel(write_digits):
     assert samples.shape == (3, 16) and samples.max() < 4
 
 
+def test_candidates_are_compared_on_training_images(write_digits):
+    folder = write_digits("t10k", 40, side=8)
+    judged, tuning = DigitPixels(data=folder), DigitPixels(data=folder, is_tuning=True)
+    parts = [
+        {tuple(row) for row in task.examples(np.arange(300), split)[1].tolist()}
+        for task, split in ((judged, "validation"), (tuning, "train"), (tuning, "validation"))
+    ]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 40
+
+
 def test_missing_digits_are_named(tmp_path):
     experiment = load_experiment("smt-pixels")
     settings = {**experiment.rows("small")[0], "data": str(tmp_path / "nothing"), "seed": 0}
