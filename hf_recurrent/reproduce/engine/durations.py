@@ -80,7 +80,9 @@ def _estimated(times: Mapping[str, Any], row: Settings, key: str) -> float | Non
     """The estimate for a row, or the mean of the estimates of others; None if there are none."""
     if row_key(row) in times:
         return times[row_key(row)][key]
-    return statistics.fmean(entry[key] for entry in times.values()) if times else None
+    # Estimates of rows that had no candidates then have no `candidate_seconds`.
+    others = [entry[key] for entry in times.values() if key in entry]
+    return statistics.fmean(others) if others else None
 
 
 def overview(experiments: Mapping[str, Experiment], size: str, output_dir: Path) -> str:

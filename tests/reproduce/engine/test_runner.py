@@ -12,6 +12,7 @@ from hf_recurrent.reproduce.engine.durations import overview
 from hf_recurrent.reproduce.engine.experiment import Experiment
 from hf_recurrent.reproduce.engine.report import command_line, filled_note, markdown_table, section, update_section
 from hf_recurrent.reproduce.engine.row_checkpoints import row_checkpoints
+from hf_recurrent.reproduce.engine.row_times import write_times
 from hf_recurrent.reproduce.engine.rows_file import read_rows
 from hf_recurrent.reproduce.engine.runner import reproduce
 from hf_recurrent.reproduce.engine.tuning import TUNING_SEED
@@ -245,6 +246,11 @@ def test_the_overview_has_recorded_and_estimated_times(halves, tmp_path):
     assert "| halves | 6 | 2 | 5 min | 10 min | 15 min |" in text
     assert "| never | 2 | 0 | 0 s | ? | ? |" in text and "Never run, so without an estimate: never." in text
     assert "| together | | | 5 min | 10 min | 15 min |" in text
+
+
+def test_the_overview_reads_estimates_of_rows_that_had_no_candidates(tmp_path):
+    write_times({"never": {"another": {"row": "a", "seconds": 30.0}}}, "small", tmp_path)
+    assert "| never | 2 | 0 | 0 s | ? | ? |" in overview({"never": Tuned()}, "small", tmp_path)
 
 
 def test_all_experiments_run_and_failures_are_named_at_the_end(tmp_path, monkeypatch, capsys):
