@@ -10,6 +10,7 @@ FORMATS = {"28 by 28": ("mnist", 0), "32 by 32, as grey sCIFAR": ("cifar", 2)}
 
 class FullResolution(PixelClassification):
     name = "mgrade-full-resolution"
+    seeds = (0,)
     source = "mGRADE, Table 1, lengths of the paper"
     claim = (
         "Where the receptive field of a TCN with exponential dilation, 190 steps, is shorter than the sequence, "

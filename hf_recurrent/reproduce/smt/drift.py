@@ -16,6 +16,7 @@ _MOMENTS = {SMT: "measured_smt", SMT_DMT: "measured"}
 
 class DriftBeforeAndAfter(Experiment):
     name = "smt-drift"
+    seeds = (0,)
     source = "SMT, section 3.6, impact of DMT"
     claim = (
         "An RNN that runs on its own memories drifts from its teacher's after SMT; DMT lowers the drift and raises "

@@ -26,6 +26,7 @@ SIZES: dict[str, Settings] = {
 
 class GradientNorms(Experiment):
     name = "smt-gradients"
+    seeds = (0,)
     source = "SMT, section 3.7, vanishing gradients"
     claim = (
         "With the loss at the last step, the gradient that BPTT gives a memory vanishes or explodes with its distance "

@@ -32,6 +32,7 @@ SWEEPS: dict[str, dict[str, list[tuple[float, str, int | None]]]] = {
 
 class TaskSweeps(MethodComparison):
     name = "smt-task-sweeps"
+    seeds = (0,)
     source = "SMT, section 3.1, figure 3"
     claim = (
         "At equal optimizer steps an RNN after SMT→DMT answers at least as well as one after BPTT at each level of "
