@@ -140,7 +140,8 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
     if not experiment.draw(axes, rows):
         draw_table(experiment, rows, axes)
     for each in figure.axes:
-        each.grid(alpha=0.3)
+        if not each.images:
+            each.grid(alpha=0.3)
     figure.suptitle(experiment.source, fontsize="medium")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

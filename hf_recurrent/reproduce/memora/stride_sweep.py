@@ -28,6 +28,7 @@ NAMES = {"memora": "Memora", "hawk": "Hawk", "llama": "Llama", "mamba2": "Mamba2
 WITH_STATE = ("memora", "hawk", "mamba2")
 # Memora in streams also after a part of the bytes.
 BUDGETS = {"": 1, ", half of the bytes": 2, ", a quarter of the bytes": 4}
+_MARKERS = {", half of the bytes": "s", ", a quarter of the bytes": "^"}
 STATE_CARRIED, STATE_ZERO = "state carried", "state zero at each block"
 
 
@@ -121,7 +122,8 @@ class StrideSweep(Experiment):
     def line_style(self, label: str) -> dict[str, Any]:
         colours = {"Memora": "tab:blue", "Hawk": "tab:orange", "Llama": "tab:green", "Mamba2": "tab:red"}
         line = "-" if "streams" in label else "--" if label.endswith(STATE_CARRIED) else ":"
-        return {"color": colours[label.split(",")[0]], "linestyle": line}
+        marker = next((_MARKERS[words] for words in BUDGETS if words and label.endswith(words)), "o")
+        return {"color": colours[label.split(",")[0]], "linestyle": line, "marker": marker}
 
 
 def measure(model: Any, held_out: Any, regime: str, stride: int) -> dict[str, float]:
