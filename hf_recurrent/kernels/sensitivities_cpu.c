@@ -3,13 +3,14 @@
  *
  * Plain C without Python.h: sensitivities_cpu.py checks the tensors and passes pointers. Sensitivities are the
  * largest tensors of real-time recurrent learning, and plain torch goes over them three times; here every number is
- * read once and written once. Four streams go past together, so that their numbers, four sequential reads, share one
- * load and one store of the gradient: with that, the pass takes as long as reading and writing the sensitivities alone.
+ * read once and written once. Two streams go past together, so that their numbers, two sequential reads, share one load
+ * and one store of the gradient: with that, the pass takes as long as reading and writing the sensitivities alone. Four
+ * share more, but take as long with one thread and longer with two.
  */
 #include "kernel.h"
 
-#define TOGETHER 4
-#define VERSION 1 /* of the struct; raise it with every change */
+#define TOGETHER 2
+#define VERSION 2 /* of the struct; raise it with every change */
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define VECTOR __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -19,7 +20,8 @@
 
 /* All contiguous: B streams, R rows, I columns, G groups; row r belongs to group r mod G. Pointers are integers. */
 struct pass {
-    int64_t batch, rows, columns, groups, first_row, end_row;
+    int64_t batch, rows, columns, groups;
+    struct team team;        /* each thread advances a part of the rows */
     int64_t sensitivities;   /* (B, R, I) */
     int64_t transition;      /* J (B, G) */
     int64_t of_rows, inputs; /* e (B, R), x (B, I) */
@@ -40,25 +42,20 @@ EXPORT int64_t hf_sensitivities_version(void) { return VERSION; }
             s[i] = j * before + e * x[i];                                                                             \
         }                                                                                                             \
     }                                                                                                                 \
-    /* The same row of four streams, with the sums in the same order. */                                              \
+    /* The same row of two streams, with the sums in the same order. */                                               \
     VECTOR static void rows_##SUFFIX(                                                                                 \
-        int64_t n, NUMBER *restrict s0, NUMBER *restrict s1, NUMBER *restrict s2, NUMBER *restrict s3,                \
-        NUMBER *restrict gradient, const NUMBER *restrict x, const NUMBER *j, const NUMBER *e, const NUMBER *d)       \
+        int64_t n, NUMBER *restrict s0, NUMBER *restrict s1, NUMBER *restrict gradient, const NUMBER *restrict x,     \
+        const NUMBER *j, const NUMBER *e, const NUMBER *d)                                                            \
     {                                                                                                                 \
-        const NUMBER j0 = j[0], j1 = j[1], j2 = j[2], j3 = j[3], e0 = e[0], e1 = e[1], e2 = e[2], e3 = e[3];          \
-        const NUMBER d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];                                                      \
+        const NUMBER j0 = j[0], j1 = j[1], e0 = e[0], e1 = e[1], d0 = d[0], d1 = d[1];                                \
         for (int64_t i = 0; i < n; i++) {                                                                             \
-            const NUMBER before0 = s0[i], before1 = s1[i], before2 = s2[i], before3 = s3[i];                          \
+            const NUMBER before0 = s0[i], before1 = s1[i];                                                            \
             NUMBER sum = gradient[i];                                                                                 \
             sum += d0 * before0;                                                                                      \
             sum += d1 * before1;                                                                                      \
-            sum += d2 * before2;                                                                                      \
-            sum += d3 * before3;                                                                                      \
             gradient[i] = sum;                                                                                        \
             s0[i] = j0 * before0 + e0 * x[i];                                                                         \
             s1[i] = j1 * before1 + e1 * x[n + i];                                                                     \
-            s2[i] = j2 * before2 + e2 * x[2 * n + i];                                                                 \
-            s3[i] = j3 * before3 + e3 * x[3 * n + i];                                                                 \
         }                                                                                                             \
     }                                                                                                                 \
     VECTOR static void row_without_gradient_##SUFFIX(                                                                 \
@@ -73,10 +70,12 @@ EXPORT int64_t hf_sensitivities_version(void) { return VERSION; }
         const NUMBER *j = (const NUMBER *)p->transition, *d = (const NUMBER *)p->grad_state;                          \
         const NUMBER *e = (const NUMBER *)p->of_rows, *x = (const NUMBER *)p->inputs;                                 \
         NUMBER *gradient = (NUMBER *)p->gradient;                                                                     \
+        int64_t first_row, end_row;                                                                                   \
+        own_part(&p->team, p->rows, &first_row, &end_row);                                                            \
         for (int64_t first = 0, count; first < p->batch; first += count) {                                            \
             const int64_t left = p->batch - first;                                                                    \
-            count = left == 1 ? 1 : !gradient || left < TOGETHER ? 2 : TOGETHER;                                      \
-            for (int64_t r = p->first_row; r < p->end_row; r++) {                                                     \
+            count = left < TOGETHER ? left : TOGETHER;                                                                \
+            for (int64_t r = first_row; r < end_row; r++) {                                                           \
                 NUMBER *s = (NUMBER *)p->sensitivities + first * of_stream + r * m;                                   \
                 NUMBER js[TOGETHER], es[TOGETHER], ds[TOGETHER];                                                      \
                 for (int64_t k = 0; k < count; k++) {                                                                 \
@@ -85,10 +84,8 @@ EXPORT int64_t hf_sensitivities_version(void) { return VERSION; }
                     es[k] = e[(first + k) * p->rows + r];                                                             \
                     ds[k] = gradient ? d[group] : 0;                                                                  \
                 }                                                                                                     \
-                if (count == TOGETHER) {                                                                              \
-                    rows_##SUFFIX(                                                                                    \
-                        m, s, s + of_stream, s + 2 * of_stream, s + 3 * of_stream, gradient + r * m, x + first * m,   \
-                        js, es, ds);                                                                                  \
+                if (gradient && count == TOGETHER) {                                                                  \
+                    rows_##SUFFIX(m, s, s + of_stream, gradient + r * m, x + first * m, js, es, ds);                  \
                     continue;                                                                                         \
                 }                                                                                                     \
                 for (int64_t k = 0; k < count; k++) {                                                                 \

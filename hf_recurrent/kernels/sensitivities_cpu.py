@@ -9,16 +9,15 @@ outputs of a map in a group.
 """
 
 import ctypes
-import itertools
 import struct
-import threading
 
 import torch
 
 from .addresses import address, check_shapes
 from .compiled import load_library
+from .openmp import TEAM, call_on_threads
 
-_VERSION = 1  # of the struct in sensitivities_cpu.c
+_VERSION = 2  # of the struct in sensitivities_cpu.c
 # Below this, a second thread costs more than it takes over.
 _SERIAL_ELEMENTS = 1 << 22
 
@@ -77,14 +76,4 @@ def advance(
     pointers = [address(name, tensor, carried.dtype, tensor.numel()) for name, tensor in tensors.items()]
     pointers += [0, 0] if gradient is None else []
     threads = min(torch.get_num_threads(), rows) if carried.numel() >= _SERIAL_ELEMENTS else 1
-    edges = [rows * number // threads for number in range(threads + 1)]
-    calls = [
-        _pack(batch_size, rows, columns, groups, first, end, *pointers) for first, end in itertools.pairwise(edges)
-    ]
-    function = _functions[carried.dtype]
-    others = [threading.Thread(target=function, args=(call,)) for call in calls[1:]]
-    for thread in others:
-        thread.start()
-    function(calls[0])
-    for thread in others:
-        thread.join()
+    call_on_threads(_functions[carried.dtype], _pack(batch_size, rows, columns, groups, *TEAM, *pointers), threads)

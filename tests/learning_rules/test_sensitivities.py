@@ -1,6 +1,10 @@
 """Real-time recurrent learning against automatic differentiation through all of the time, in float64."""
 
+import ctypes
 import gc
+import importlib
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -151,7 +155,7 @@ def test_the_compiled_kernel_is_plain_torch(dtype, threads, monkeypatch):
         def random(*shape, generator=generator):
             return torch.randn(*shape, generator=generator, dtype=dtype)
 
-        # Odd sizes, streams that go past by four, two and one, and two rows of the map in each group.
+        # Odd sizes, streams that go past by two and one, and two rows of the map in each group.
         carried, gradient = random(7, 1, 2, 7, 19), random(2, 7, 19)
         derivative = module.Derivative(random(7, 1, 1, 2, 7), random(7, 1, 19))
         for with_gradient in (gradient, None):
@@ -160,6 +164,44 @@ def test_the_compiled_kernel_is_plain_torch(dtype, threads, monkeypatch):
         results.append((carried, gradient))
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+def test_threads_change_no_bit_of_the_compiled_kernel(monkeypatch):
+    """With torch's own threads, without them, and called from several threads at once."""
+    kernel = pytest.importorskip("hf_recurrent.kernels.sensitivities_cpu")
+    openmp = importlib.import_module("hf_recurrent.kernels.openmp")
+    monkeypatch.setattr(kernel, "_SERIAL_ELEMENTS", 0)
+
+    def advance(_=None):
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(8, 1, 2, 300, 64), (8, 1, 1, 300), (8, 1, 1, 2, 300), (8, 1, 64), (8, 1, 300), (2, 300, 64)]
+        carried, *others, gradient = (torch.randn(shape, generator=generator) for shape in shapes)
+        for _ in range(5):
+            kernel.advance(carried, *others, gradient)
+        return carried, gradient
+
+    def same(results):
+        return all(map(torch.equal, results, expected))
+
+    torch.set_num_threads(1)
+    expected = advance()
+    for threads in (2, 3, 16):
+        torch.set_num_threads(threads)
+        assert same(advance()), threads
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(same, pool.map(advance, range(20))))
+    monkeypatch.setattr(openmp, "_parallel", None)
+    assert same(advance())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other OpenMP libraries may lack GOMP_parallel")
+def test_kernels_run_on_the_threads_of_torch():
+    openmp = importlib.import_module("hf_recurrent.kernels.openmp")
+    number = ctypes.CFUNCTYPE(ctypes.c_int)(openmp.TEAM[0])
+    seen = []
+    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(number()))
+    openmp.call_on_threads(called, b"", 3)
+    assert sorted(seen) == [0, 1, 2]
 
 
 def test_what_the_compiled_kernel_leaves_to_torch():
