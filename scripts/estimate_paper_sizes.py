@@ -30,8 +30,8 @@ CORE = 6 * 1_657_472 * 5_332
 # and for one step of BPTT through a sequence.
 SMT_TIMESTEP, SMT_TOKENS, BPTT_STEP = 1.4647 / 4, 256 + 64 + 16, 21.7076 / 4 / 256
 # "A step of real-time recurrent learning", 26.1 million parameters: seconds of a step of one stream, and of 64.
-RTRL_PARAMETERS, RTRL_SECONDS = 26_100_000, {("rtrl", 1): 0.0691, ("rtrl", 64): 0.2489}
-RTRL_SECONDS |= {("truncated", 1): 0.0560, ("truncated", 64): 0.1133}
+RTRL_PARAMETERS, RTRL_SECONDS = 26_100_000, {("rtrl", 1): 0.0320, ("rtrl", 64): 0.2225}
+RTRL_SECONDS |= {("truncated", 1): 0.0236, ("truncated", 64): 0.1320}
 # Bytes of an epoch of TinyStories, for rows that count epochs.
 EPOCH = 2.0e9
 # Assumed: a tenth of the bfloat16 peak of an H100. Small operations one after another are slower than that.
