@@ -7,6 +7,7 @@ topics hold 160 kB, and are repeated after that.
 
 import itertools
 import re
+import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -83,8 +84,11 @@ class Drift(Experiment):
         }
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
-        windows = zip(rows[0]["after_switch"], rows[0]["before_switch"], strict=True)
-        cells = ", ".join(f"{first:.2f} → {last:.2f}" for first, last in windows)
+        first, last = (
+            [statistics.fmean(seeds) for seeds in zip(*(row[name] for row in rows), strict=True)]
+            for name in ("after_switch", "before_switch")
+        )
+        cells = ", ".join(f"{before:.2f} → {after:.2f}" for before, after in zip(first, last, strict=True))
         return {**super().details(rows), "first → last window of each segment": cells}
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:

@@ -1,10 +1,11 @@
 """Drift of an RNN from its teacher before and after DMT, by the weights of SMT's losses (SMT, section 3.6)."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
-from hf_recurrent.reproduce.engine.pictures import split_axes
+from hf_recurrent.reproduce.engine.pictures import mean_points, split_axes
 from hf_recurrent.reproduce.smt.models import SMT, SMT_DMT
 from hf_recurrent.reproduce.smt.tasks import SIZES, SyntheticTasks, train_on_task
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
@@ -43,21 +44,28 @@ class DriftBeforeAndAfter(Experiment):
         return {**results, "value": {kind: results[name]["drift"] for kind, name in _MOMENTS.items()}}
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
-        before, after = (rows[-1][name] for name in _MOMENTS.values())
+        def mean(moment: str, measure: str) -> str:
+            return f"{statistics.fmean(row[_MOMENTS[moment]][measure] for row in rows):.1%}"
+
         return {
             **super().details(rows),
-            "accuracy before → after DMT": f"{before['accuracy']:.1%} → {after['accuracy']:.1%}",
-            "of the teacher": f"{after['teacher_accuracy']:.1%}",
+            "accuracy before → after DMT": f"{mean(SMT, 'accuracy')} → {mean(SMT_DMT, 'accuracy')}",
+            "of the teacher": mean(SMT_DMT, "teacher_accuracy"),
         }
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
-        """The three parts of the paper's figure: drift, accuracy, and drift against that of one step."""
+        """The three parts of the paper's figure: drift, accuracy, and drift against that of one step in all seeds."""
         panels = split_axes(axes, 1, 3, (12, 4))
         labels = {"drift": self.metric, "accuracy": SyntheticTasks.metric}
         for panel, (measure, label) in zip(panels, labels.items(), strict=False):
-            for row in rows:
-                values = [row[name][measure] for name in _MOMENTS.values()]
-                panel.plot(list(_MOMENTS), values, "o-", label=row["label"])
+            for line in self.lines:
+                points = (
+                    (place, row[name][measure])
+                    for row in rows
+                    if row["label"] == line
+                    for place, name in enumerate(_MOMENTS.values())
+                )
+                panel.plot(list(_MOMENTS), [mean for _, mean in mean_points(points)], "o-", label=line)
             panel.set(ylabel=label)
         panels[0].legend(fontsize="small")
         for kind, name in _MOMENTS.items():

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
+from hf_recurrent.reproduce.engine.pictures import mean_points
 from hf_recurrent.reproduce.smt.models import SMT, SMT_DMT, TEACHER
 from hf_recurrent.reproduce.smt.tasks import SIZES as TASK_SIZES
 from hf_recurrent.reproduce.smt.tasks import train_on_task
@@ -46,8 +47,8 @@ class FutureLength(Experiment):
         return {**results, "value": method_values(results, "accuracy")}
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
-        drifts = {row["x"]: f"{row['measured_smt']['drift']:.3f}" for row in rows}
-        return {**super().details(rows), "drift before DMT": ", ".join(drifts.values())}
+        drifts = mean_points((row["x"], row["measured_smt"]["drift"]) for row in rows)
+        return {**super().details(rows), "drift before DMT": ", ".join(f"{drift:.3f}" for _, drift in drifts)}
 
     def line_style(self, label: str) -> dict[str, Any]:
         kind = label.rpartition(", ")[2]
