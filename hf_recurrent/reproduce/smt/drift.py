@@ -58,7 +58,7 @@ class DriftBeforeAndAfter(Experiment):
         panels = split_axes(axes, 1, 3, (12, 4))
         labels = {"drift": self.metric, "accuracy": SyntheticTasks.metric}
         for panel, (measure, label) in zip(panels, labels.items(), strict=False):
-            for line in self.lines:
+            for line in dict.fromkeys(row["label"] for row in rows):
                 points = (
                     (place, row[name][measure])
                     for row in rows
