@@ -119,3 +119,27 @@ def test_each_method_has_as_many_candidates(name, size):
     for row in load_experiment(name).rows(size):  # of a figure with panels, those of a panel are compared
         panels.setdefault(row.get("panel"), set()).add(len(row.get("candidates", [])))
     assert all(len(counts) == 1 for counts in panels.values())
+
+
+@pytest.mark.parametrize(
+    "name, of_seed, cell",
+    [
+        ("flip-flop", lambda seed: {"right_sets": {"100": 0.5 + seed / 10}}, "60.00"),
+        (
+            "drift",
+            lambda seed: {"after_switch": [3.0 + seed, 2.0], "before_switch": [1.0, 1.0 + seed]},
+            "4.00 → 1.00, 2.00 → 2.00",
+        ),
+        ("smt-future-length", lambda seed: {"x": 8, "measured_smt": {"drift": seed / 10}}, "0.100"),
+        (
+            "smt-drift",
+            lambda seed: {
+                key: {"accuracy": seed / 4, "teacher_accuracy": 1.0} for key in ("measured_smt", "measured")
+            },
+            "25.0% → 25.0%",
+        ),
+    ],
+)
+def test_cells_beside_the_values_are_means_of_the_seeds(name, of_seed, cell):
+    rows = [{"seed": seed, **of_seed(seed)} for seed in (0, 2)]
+    assert cell in load_experiment(name).details(rows).values()
