@@ -1,9 +1,9 @@
 """Calls of compiled kernels on the threads that torch itself computes with.
 
-After an operation, the threads of OpenMP wait in a loop for the next one, for milliseconds. Threads of our own would
-share the cores with that loop: on two cores, a pass over sensitivities between matrix products took 1.6 times as long.
-So a kernel runs on the same threads, by the function that compilers call for a parallel region. Where the OpenMP
-library has no such function, as on macOS, it runs on one thread.
+After an operation, the threads of OpenMP wait in a loop for the next one: milliseconds, unless `GOMP_SPINCOUNT` is
+small, as it is in `hf-recurrent`. Threads of our own would share the cores with that loop. So a kernel runs on the
+same threads, by the function that compilers call for a parallel region. Where the OpenMP library has no such function,
+as on macOS, it runs on one thread.
 """
 
 import ctypes
@@ -36,4 +36,4 @@ def call_on_threads(function: Callable[[bytes], None], argument: bytes, threads:
     if _parallel is None or threads == 1:
         function(argument)
     else:
-        _parallel(ctypes.cast(function, ctypes.c_void_p), argument, threads, 0)
+        _parallel(function, argument, threads, 0)

@@ -122,7 +122,7 @@ class StrideSweep(Experiment):
     def line_style(self, label: str) -> dict[str, Any]:
         colours = {"Memora": "tab:blue", "Hawk": "tab:orange", "Llama": "tab:green", "Mamba2": "tab:red"}
         line = "-" if "streams" in label else "--" if label.endswith(STATE_CARRIED) else ":"
-        marker = next((_MARKERS[words] for words in BUDGETS if words and label.endswith(words)), "o")
+        marker = next((marker for words, marker in _MARKERS.items() if label.endswith(words)), "o")
         return {"color": colours[label.split(",")[0]], "linestyle": line, "marker": marker}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_recurrent.reproduce.engine.experiment import Experiment, Settings
-from hf_recurrent.reproduce.engine.pictures import mean_points, split_axes
+from hf_recurrent.reproduce.engine.pictures import split_axes
 from hf_recurrent.reproduce.smt.models import SMT, SMT_DMT
 from hf_recurrent.reproduce.smt.tasks import SIZES, SyntheticTasks, train_on_task
 from hf_recurrent.reproduce.smt.training import TRAINING_NOTE
@@ -44,13 +44,11 @@ class DriftBeforeAndAfter(Experiment):
         return {**results, "value": {kind: results[name]["drift"] for kind, name in _MOMENTS.items()}}
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
-        def mean(moment: str, measure: str) -> str:
-            return f"{statistics.fmean(row[_MOMENTS[moment]][measure] for row in rows):.1%}"
-
+        before, after = _means(rows, "accuracy")
         return {
             **super().details(rows),
-            "accuracy before → after DMT": f"{mean(SMT, 'accuracy')} → {mean(SMT_DMT, 'accuracy')}",
-            "of the teacher": mean(SMT_DMT, "teacher_accuracy"),
+            "accuracy before → after DMT": f"{before:.1%} → {after:.1%}",
+            "of the teacher": f"{_means(rows, 'teacher_accuracy')[-1]:.1%}",
         }
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
@@ -59,13 +57,8 @@ class DriftBeforeAndAfter(Experiment):
         labels = {"drift": self.metric, "accuracy": SyntheticTasks.metric}
         for panel, (measure, label) in zip(panels, labels.items(), strict=False):
             for line in dict.fromkeys(row["label"] for row in rows):
-                points = (
-                    (place, row[name][measure])
-                    for row in rows
-                    if row["label"] == line
-                    for place, name in enumerate(_MOMENTS.values())
-                )
-                panel.plot(list(_MOMENTS), [mean for _, mean in mean_points(points)], "o-", label=line)
+                of_line = [row for row in rows if row["label"] == line]
+                panel.plot(list(_MOMENTS), _means(of_line, measure), "o-", label=line)
             panel.set(ylabel=label)
         panels[0].legend(fontsize="small")
         for kind, name in _MOMENTS.items():
@@ -73,3 +66,8 @@ class DriftBeforeAndAfter(Experiment):
         panels[2].set(xlabel="drift of one step from the teacher's memory", ylabel=self.metric)
         panels[2].legend(fontsize="small")
         return True
+
+
+def _means(rows: Sequence[Settings], measure: str) -> list[float]:
+    """Means over the rows before and after DMT."""
+    return [statistics.fmean(row[name][measure] for row in rows) for name in _MOMENTS.values()]
