@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hf_recurrent import RecurrentUnit, register_recurrent_unit
-from hf_recurrent.modeling.parameter_values import copy_log
-from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.modeling.block.recurrent_state import upcast
+from hf_recurrent.modeling.units.parameter_values import copy_log
 
 
 @register_recurrent_unit("leaky")

@@ -26,9 +26,15 @@ _FAMILIES = {
 }
 
 
+def _folder(family: str) -> str:
+    return f"hf_recurrent.modeling.{family.partition('_')[0]}"
+
+
 def _families():
     for family, (prefix, endings) in _FAMILIES.items():
-        configuration = importlib.import_module(f"hf_recurrent.modeling.configuration_{family}")
+        configuration = importlib.import_module(
+            f"hf_recurrent.modeling.{family.partition('_')[0]}.configuration_{family}"
+        )
         classes = {auto_class: prefix + ending for auto_class, ending in endings.items()}
         yield family, getattr(configuration, f"{prefix}Config"), classes
 
@@ -40,14 +46,14 @@ def _register_configurations(auto) -> None:
 
 def _register_models(auto) -> None:
     for family, config_class, classes in _families():
-        modeling = importlib.import_module(f"hf_recurrent.modeling.modeling_{family}")
+        modeling = importlib.import_module(f"{_folder(family)}.modeling_{family}")
         for auto_class, name in classes.items():
             getattr(auto, auto_class).register(config_class, getattr(modeling, name), exist_ok=True)
 
 
 def _register_tokenizers(auto) -> None:
-    from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
-    from hf_recurrent.modeling.tokenization_dna import DNATokenizer
+    from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
+    from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
 
     # A checkpoint names its tokenizer class, which transformers looks up among these two.
     for _, config_class, _ in _families():

@@ -34,7 +34,7 @@ import step_peers as peers
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 _UNITS = [
     f"memora-{row}+{unit}" for row in ("tiny", "s4") for unit in RECURRENT_UNITS if unit not in ("glru", "rg_lru")

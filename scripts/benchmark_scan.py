@@ -32,7 +32,7 @@ import scan_peers
 import torch
 from scan_peers import PEERS
 
-from hf_recurrent.modeling.linear_scan import available_backends, linear_scan
+from hf_recurrent.modeling.scan.linear_scan import available_backends, linear_scan
 
 # The forward pass reads a and b and writes h; the backward pass reads a, h and the gradient and writes da and db.
 PASSES = 8

@@ -22,11 +22,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import hf_recurrent
-from hf_recurrent.modeling.recurrent_state import state_size
-from hf_recurrent.sessions.model_steps import ModelSteps
-from hf_recurrent.sessions.session import Session, Snapshot
-from hf_recurrent.sessions.session_database import SessionDatabase
-from hf_recurrent.sessions.session_store import SessionStore
+from hf_recurrent.modeling.block.recurrent_state import state_size
+from hf_recurrent.server.model_steps import ModelSteps
+from hf_recurrent.server.session import Session, Snapshot
+from hf_recurrent.server.session_database import SessionDatabase
+from hf_recurrent.server.session_store import SessionStore
 
 _ROUNDS = 5
 

@@ -12,7 +12,7 @@ import statistics
 import torch
 from benchmarking import CPU, build_model, option_parser, seconds_in_turns
 
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ from benchmarking import build_model
 from transformers import PreTrainedModel
 
 from hf_recurrent import save_exported_step
+from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.export.exported_step import read_specification
 from hf_recurrent.export.runtimes import RUNTIMES
-from hf_recurrent.modeling.single_step import find_single_step, plain_forward
-from hf_recurrent.weight_hashing import weights_hash
+from hf_recurrent.modeling.step.single_step import find_single_step, plain_forward
 
 Step = Callable[[], object]
 OURS = ("compiled", "direct", "forward")

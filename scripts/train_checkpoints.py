@@ -20,6 +20,10 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import ByteTokenizer
+from hf_recurrent.checkpoints.data_facts import describe_data
+from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
+from hf_recurrent.checkpoints.provenance_files import find_provenance, remember_provenance
+from hf_recurrent.checkpoints.records import Sample
 from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_source
 from hf_recurrent.data.episode_source import EvaluationShare
 from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
@@ -27,10 +31,6 @@ from hf_recurrent.evaluation.samples import generate_samples
 from hf_recurrent.export.weight_types import round_weights
 from hf_recurrent.hub.checkpoint import save_checkpoint_for_hub
 from hf_recurrent.hub.model_card import create_model_card
-from hf_recurrent.provenance.data_facts import describe_data
-from hf_recurrent.provenance.files import find_provenance, remember_provenance
-from hf_recurrent.provenance.records import Sample
-from hf_recurrent.provenance.weights import weights_fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "model_cards"

@@ -14,11 +14,11 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from hf_recurrent.checkpoints.records import Provenance, from_json
 from hf_recurrent.cli.recipes import load_recipe, recipe_names
 from hf_recurrent.hub.model_card import create_model_card, describe_model
 from hf_recurrent.hub.model_card_phases import hub_dataset_names
 from hf_recurrent.presets import config_from_preset, preset_names
-from hf_recurrent.provenance.records import Provenance, from_json
 
 FOLDER = Path(__file__).resolve().parents[1] / "model_cards"
 OWNER = "hf-recurrent"

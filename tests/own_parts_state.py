@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hf_recurrent.data import sources
-from hf_recurrent.modeling import own_code, recurrent_units
+from hf_recurrent.modeling.units import own_code, recurrent_units
 from hf_recurrent.tasks import task_names
 
 

@@ -98,7 +98,7 @@ def test_the_wheel_and_the_editable_installation_hold_the_folders(clone, tmp_pat
         run_python(copy, copy, "-c", without_compiler + build.format(kind))
     wheel, editable = sorted(Path(copy, "wheels").glob("*.whl"), key=lambda path: "editable" in path.name)
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"hf_recurrent/modeling/linear_scan.py", "hf_recurrent/trainers/__init__.py"} <= names
+    assert {"hf_recurrent/modeling/scan/linear_scan.py", "hf_recurrent/trainers/__init__.py"} <= names
     assert not {f"hf_recurrent/{name}" for name in LINKS} & names
     with zipfile.ZipFile(editable) as archive:
         (finder,) = (name for name in archive.namelist() if name.endswith("finder.py"))

@@ -12,13 +12,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
+from hf_recurrent.checkpoints.privacy import redact
+from hf_recurrent.checkpoints.records import Sample
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_window
 from hf_recurrent.evaluation.samples import generate_samples, prompt_from
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
-from hf_recurrent.provenance.privacy import redact
-from hf_recurrent.provenance.records import Sample
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.agreement import check_same, same_error
 from hf_recurrent.trainers.carried_state import CarriedState

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state, join_states, select_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_state, join_states, select_state
 
 
 class CarriedState:

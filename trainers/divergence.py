@@ -2,8 +2,8 @@
 
 from torch import nn
 
+from hf_recurrent.checkpoints.sharded_tensors import is_finite
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
-from hf_recurrent.sharded_tensors import is_finite
 
 
 def check_finite_weights(model: nn.Module, step: int) -> None:

@@ -10,11 +10,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints
+from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints
+from hf_recurrent.checkpoints.output_lock import output_lock
+from hf_recurrent.checkpoints.sharded_tensors import whole
 from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
-from hf_recurrent.output_lock import output_lock
-from hf_recurrent.sharded_tensors import whole
 from hf_recurrent.trainers.agreement import same_error
 from hf_recurrent.trainers.divergence import check_finite_weights, divergence_error
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments

@@ -36,9 +36,9 @@ class HubTrainer(RecordingTrainer):
         """Write README.md from `provenance`, and provenance.json; `Trainer` would write "fine-tuned version of"."""
         if not self.takes_part_in_saving:
             return
+        from hf_recurrent.checkpoints.privacy import last_part
+        from hf_recurrent.checkpoints.provenance_files import write_provenance
         from hf_recurrent.hub.model_card import save_model_card
-        from hf_recurrent.provenance.files import write_provenance
-        from hf_recurrent.provenance.privacy import last_part
 
         provenance = self.record()
         if recipe is not None and provenance.phases and provenance.phases[-1].recipe is None:

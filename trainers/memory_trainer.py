@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
+from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
+from hf_recurrent.checkpoints.provenance_files import base_of, find_provenance
+from hf_recurrent.checkpoints.records import Phase, Teacher
 from hf_recurrent.data.episode_source import EpisodeSource
 from hf_recurrent.learning_rules.optimizers import frozen
-from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM, check_readout_match
-from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
-from hf_recurrent.provenance.files import base_of, find_provenance
-from hf_recurrent.provenance.records import Phase, Teacher
-from hf_recurrent.provenance.weights import weights_fingerprint
+from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM, check_readout_match
+from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.smt.metrics import measure_memories
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher

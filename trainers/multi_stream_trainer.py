@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, supports_recurrent_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state, supports_recurrent_state
 from hf_recurrent.stock_models.stock_model import CHECKPOINTING_ERROR, StockModelWithState
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.block_trainer import BlockTrainer

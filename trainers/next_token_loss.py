@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.recurrent_state import supports_recurrent_state, upcast
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state, upcast
 from hf_recurrent.stock_models.stock_model import StockModelWithState
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.learning_rules.rules import build_learning_rule
-from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state, supports_recurrent_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state, supports_recurrent_state
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.carried_state import CarriedState
 from hf_recurrent.trainers.next_token_loss import next_token_loss

@@ -4,14 +4,20 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoint_files import checkpoint_number
+from hf_recurrent.checkpoints.data_facts import describe_data
+from hf_recurrent.checkpoints.files import checkpoint_number
+from hf_recurrent.checkpoints.fingerprints import adapter_weights, weights_fingerprint
+from hf_recurrent.checkpoints.provenance_files import (
+    CHANGED,
+    base_of,
+    find_provenance,
+    read_provenance,
+    remember_provenance,
+)
+from hf_recurrent.checkpoints.rates import schedule_settings
+from hf_recurrent.checkpoints.recorder import PhaseRecorder
+from hf_recurrent.checkpoints.records import Phase, Provenance, thin_out
 from hf_recurrent.data.episode_source import EpisodeSource
-from hf_recurrent.provenance.data_facts import describe_data
-from hf_recurrent.provenance.files import CHANGED, base_of, find_provenance, read_provenance, remember_provenance
-from hf_recurrent.provenance.rates import schedule_settings
-from hf_recurrent.provenance.recorder import PhaseRecorder
-from hf_recurrent.provenance.records import Phase, Provenance, thin_out
-from hf_recurrent.provenance.weights import adapter_weights, weights_fingerprint
 from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
 
 # Results of an evaluation that tell about the machine.

@@ -20,7 +20,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import logging
 
-from hf_recurrent.checkpoint_files import (
+from hf_recurrent.checkpoints.files import (
     checkpoint_number,
     list_checkpoints,
     load_tree,
@@ -35,11 +35,11 @@ from hf_recurrent.checkpoint_files import (
     write_json,
     writing_checkpoint,
 )
-from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, check_manifest, read_manifest, write_manifest
-from hf_recurrent.checkpoint_weights import load_weights, save_weights
+from hf_recurrent.checkpoints.fingerprints import adapter_parameters, weights_fingerprint
+from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, check_manifest, read_manifest, write_manifest
+from hf_recurrent.checkpoints.provenance_files import write_provenance
+from hf_recurrent.checkpoints.weights import load_weights, save_weights
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state, own_part_of_state
-from hf_recurrent.provenance.files import write_provenance
-from hf_recurrent.provenance.weights import adapter_parameters, weights_fingerprint
 from hf_recurrent.trainers.agreement import check_same, same_error
 from hf_recurrent.trainers.hub_trainer import HubTrainer
 from hf_recurrent.trainers.resumed_arguments import (

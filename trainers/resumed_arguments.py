@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from hf_recurrent.checkpoint_files import read_json
+from hf_recurrent.checkpoints.files import read_json
 from hf_recurrent.trainers.trainer_state import TRAINER_STATE_FILE, shareable_arguments
 
 ARGUMENTS_FILE = "training_args.json"

@@ -2,8 +2,8 @@
 
 import torch
 
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state
 from hf_recurrent.trainers.carried_state import CarriedState
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from hf_recurrent.checkpoint_files import read_json, write_json
-from hf_recurrent.modeling.recurrent_state import RecurrentState
-from hf_recurrent.tensor_files import open_tensors
+from hf_recurrent.checkpoints.files import read_json, write_json
+from hf_recurrent.checkpoints.tensor_files import open_tensors
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 STREAMS_FILE = "streams.json"
 _STATE = "state."

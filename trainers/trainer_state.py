@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerState, TrainingArguments
 
-from hf_recurrent.checkpoint_files import reading_checkpoint
+from hf_recurrent.checkpoints.files import reading_checkpoint
 
 TRAINER_STATE_FILE = "trainer_state.json"
 _LOCAL = {"output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "local_rank"}

@@ -10,10 +10,10 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_recurrent  # noqa: F401  the Auto classes know its models then, and run no code of a repository
-from hf_recurrent.sessions.server.app import run_server
-from hf_recurrent.sessions.server.served_model import ServedModel
-from hf_recurrent.sessions.server.settings import ServerSettings
-from hf_recurrent.sessions.serving import serving_scheduler
+from hf_recurrent.server.routes.app import run_server
+from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.routes.settings import ServerSettings
+from hf_recurrent.server.serving import serving_scheduler
 
 
 def main() -> None:

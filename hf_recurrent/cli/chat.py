@@ -50,8 +50,8 @@ def _chat(arguments: argparse.Namespace) -> None:
     model, tokenizer = load_model_and_tokenizer(arguments)
 
     from hf_recurrent.cli.chat_loop import ChatLoop
-    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
-    from hf_recurrent.sessions.conversation import Conversation, ConversationPartner
+    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
+    from hf_recurrent.server.conversation import Conversation, ConversationPartner
     from hf_recurrent.stock_models.with_state import with_state
 
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)

@@ -11,8 +11,8 @@ from hf_recurrent.cli.chat_commands import COMMANDS, ChatSettings, command_table
 from hf_recurrent.cli.parsing import did_you_mean
 from hf_recurrent.data.episode_source import count_of
 from hf_recurrent.interruption import stop_on_signals
-from hf_recurrent.modeling.byte_streamer import ByteStreamer
-from hf_recurrent.sessions.conversation import Conversation, ConversationPartner
+from hf_recurrent.modeling.tokenizer.byte_streamer import ByteStreamer
+from hf_recurrent.server.conversation import Conversation, ConversationPartner
 
 _MAIN = "main"
 

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _print_environment() -> None:
     import torch
 
-    from hf_recurrent.modeling.linear_scan import available_backends, how_to_install
+    from hf_recurrent.modeling.scan.linear_scan import available_backends, how_to_install
 
     lines = {"python": platform.python_version(), "platform": platform.platform()}
     lines |= {package: _version(package) for package in PACKAGES}

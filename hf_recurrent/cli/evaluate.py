@@ -68,10 +68,10 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     data = DataArguments(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(DataArguments)})
     is_text = token_vocabulary(data.corpus) is None
 
-    from hf_recurrent.checkpoint_files import write_json
+    from hf_recurrent.checkpoints.files import write_json
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
-    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
     model, tokenizer = load_model_and_tokenizer(arguments)

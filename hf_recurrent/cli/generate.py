@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hf_recurrent.generation.constraints import Constraint
-    from hf_recurrent.sessions.text_state import TextState
+    from hf_recurrent.server.text_state import TextState
 
 # Logits divided by less would be infinite, and their differences NaN.
 _LEAST_TEMPERATURE = 1e-6
@@ -72,7 +72,7 @@ def _generate(arguments: argparse.Namespace) -> None:
 
     from transformers import set_seed
 
-    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
     if arguments.seed is not None:
@@ -149,8 +149,8 @@ def _constraint(arguments: argparse.Namespace) -> "Constraint | None":
 def _generate_recurrent(
     arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any, constraint: "Constraint | None"
 ) -> None:
-    from hf_recurrent.modeling.byte_streamer import ByteStreamer
-    from hf_recurrent.sessions import text_state
+    from hf_recurrent.modeling.tokenizer.byte_streamer import ByteStreamer
+    from hf_recurrent.server import text_state
 
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
     text = _read(arguments, model, tokenizer)
@@ -176,7 +176,7 @@ def _generate_recurrent(
 
 def _read(arguments: argparse.Namespace, model: "PreTrainedModel", tokenizer: Any) -> "TextState":
     """The state, then the file, then the prompts, read by the model."""
-    from hf_recurrent.sessions import text_state
+    from hf_recurrent.server import text_state
 
     text = text_state.load_text_state(model, arguments.state) if arguments.state else None
     progress = not arguments.quiet
@@ -207,7 +207,7 @@ def _continue_with_draft(
     import torch
 
     from hf_recurrent.generation.speculative import generate_speculative
-    from hf_recurrent.sessions.text_state import TextState
+    from hf_recurrent.server.text_state import TextState
 
     draft, _ = load_model_and_tokenizer(argparse.Namespace(**vars(arguments) | {"model": arguments.draft}))
     options = _generation_arguments(arguments, None) | {"constraint": constraint}
@@ -239,8 +239,8 @@ def _generate_stock(
     import torch
     from transformers import TextStreamer
 
-    from hf_recurrent.modeling.byte_streamer import ByteStreamer
-    from hf_recurrent.sessions.text_state import until_end
+    from hf_recurrent.modeling.tokenizer.byte_streamer import ByteStreamer
+    from hf_recurrent.server.text_state import until_end
 
     for name in ("state", "save_state", "draft"):
         if getattr(arguments, name) is not None:

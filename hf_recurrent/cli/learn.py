@@ -46,13 +46,13 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
 
     from transformers.utils import logging
 
-    from hf_recurrent.checkpoint_files import remove_staging
+    from hf_recurrent.checkpoints.files import remove_staging
+    from hf_recurrent.checkpoints.output_lock import output_lock
     from hf_recurrent.cli.learn_directory import RECORDS_FILE, check_checkpoint, find_checkpoint, remove_run
     from hf_recurrent.cli.learn_run import LearnRun
     from hf_recurrent.cli.learn_source import continue_source
     from hf_recurrent.data.loading import load_corpus
     from hf_recurrent.online.prequential import check_records
-    from hf_recurrent.output_lock import output_lock
 
     logging.disable_progress_bar()  # of saving, because it breaks the line of progress
     find_checkpoint(directory, arguments.resume, arguments.restart)
@@ -111,7 +111,7 @@ def _build_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "On
 
 
 def _load_learner(arguments: argparse.Namespace, checkpoint: str, settings: dict[str, Any]) -> "OnlineLearner":
-    from hf_recurrent.checkpoint_files import checkpoint_number
+    from hf_recurrent.checkpoints.files import checkpoint_number
     from hf_recurrent.cli.learn_source import check_metadata
     from hf_recurrent.online.learner import OnlineLearner
     from hf_recurrent.online.saved_learner import load_saved_model

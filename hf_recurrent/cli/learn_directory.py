@@ -4,9 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
-from hf_recurrent.checkpoint_files import STAGING_PREFIX, list_checkpoints
+from hf_recurrent.checkpoints.files import STAGING_PREFIX, list_checkpoints
+from hf_recurrent.checkpoints.output_lock import LOCK_FILE
 from hf_recurrent.online.saved_learner import check_files, is_saved_learner
-from hf_recurrent.output_lock import LOCK_FILE
 
 RECORDS_FILE, STATE_FILE = "records.jsonl", "state.safetensors"
 

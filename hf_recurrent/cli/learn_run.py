@@ -11,7 +11,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hf_recurrent.checkpoint_files import list_checkpoints, new_staging_directory, publish_files, staging_path
+from hf_recurrent.checkpoints.data_facts import describe_data
+from hf_recurrent.checkpoints.files import list_checkpoints, new_staging_directory, publish_files, staging_path
 from hf_recurrent.cli.interruption import read_until
 from hf_recurrent.cli.learn_arguments import PLOT_FILE
 from hf_recurrent.cli.learn_directory import RECORDS_FILE, STATE_FILE
@@ -27,8 +28,7 @@ from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.online.learner import OnlineLearner, is_saved_learner
 from hf_recurrent.online.prequential import PrequentialRecord, RecordFile, plot_records, read_records
 from hf_recurrent.online.sources import Source
-from hf_recurrent.provenance.data_facts import describe_data
-from hf_recurrent.sessions.text_state import TextState, read_texts, save_text_state
+from hf_recurrent.server.text_state import TextState, read_texts, save_text_state
 
 # A slow stream is saved after this many seconds, however few bytes were read.
 _SAVE_SECONDS = 600.0

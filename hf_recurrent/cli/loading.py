@@ -59,7 +59,7 @@ def load_or_build(arguments: argparse.Namespace, argument: str = "MODEL") -> "tu
     import torch
     from transformers import AutoModelForCausalLM, set_seed
 
-    from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
+    from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
 
     set_seed(arguments.seed)
     model = build_new_model(AutoModelForCausalLM, arguments.model, argument)

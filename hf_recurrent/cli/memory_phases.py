@@ -7,9 +7,9 @@ from transformers import AutoModel, PreTrainedModel, TrainingArguments
 from hf_recurrent.cli.loading import build_new_model
 from hf_recurrent.cli.pretrain_arguments import TeacherArguments
 from hf_recurrent.hub.loading import load_model
-from hf_recurrent.modeling.configuration_smt_rnn import SmtRnnConfig
-from hf_recurrent.modeling.modeling_smt_rnn import teacher_fields
-from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
+from hf_recurrent.modeling.smt.configuration_smt_rnn import SmtRnnConfig
+from hf_recurrent.modeling.smt.modeling_smt_rnn import teacher_fields
+from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.presets import preset_names
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.memory_trainer import TEACHER_FOLDER, MemoryTrainer

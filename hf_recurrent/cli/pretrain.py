@@ -21,7 +21,10 @@ from accelerate.utils import broadcast
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
-from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints
+from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints
+from hf_recurrent.checkpoints.privacy import last_part, public_name
+from hf_recurrent.checkpoints.provenance_files import read_provenance
+from hf_recurrent.checkpoints.records import Provenance
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.flags import name_typed, normalize
 from hf_recurrent.cli.loading import build_new_model, check_byte_tokenizer
@@ -42,12 +45,9 @@ from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.evaluation.samples import check_prompts, prompt_from
 from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
-from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
-from hf_recurrent.modeling.tokenization_dna import DNATokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import preset_names
-from hf_recurrent.provenance.files import read_provenance
-from hf_recurrent.provenance.privacy import last_part, public_name
-from hf_recurrent.provenance.records import Provenance
 from hf_recurrent.trainers.agreement import same_error
 from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer

@@ -12,8 +12,8 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
+from hf_recurrent.checkpoints.privacy import hub_name
 from hf_recurrent.cli.parsing import CommandParser, check_checkpoint, check_file, run_command
-from hf_recurrent.provenance.privacy import hub_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,7 +59,7 @@ def _push(arguments: argparse.Namespace) -> None:
     from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
     from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
-    from hf_recurrent.hub_repositories import is_connection_error, unreachable
+    from hf_recurrent.checkpoints.hub_repositories import is_connection_error, unreachable
 
     trust = arguments.trust_remote_code
     model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH", trust_remote_code=trust)

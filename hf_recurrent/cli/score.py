@@ -78,7 +78,7 @@ def _score(arguments: argparse.Namespace) -> None:
 
     from hf_recurrent.data.episode_source import count_of, with_unit
     from hf_recurrent.evaluation.scores import score_blocks
-    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
@@ -156,7 +156,7 @@ def _output(path: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    from hf_recurrent.checkpoint_files import atomic_file
+    from hf_recurrent.checkpoints.files import atomic_file
 
     with atomic_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         yield file

@@ -13,7 +13,7 @@ from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
-    from hf_recurrent.sessions.serving import Learning
+    from hf_recurrent.server.serving import Learning
 
 _KEY_VARIABLE = "HF_RECURRENT_API_KEY"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -80,15 +80,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _serve(arguments: argparse.Namespace) -> None:
     api_key = _check(arguments)
     try:
-        from hf_recurrent.sessions.server import app, served_model, settings
+        from hf_recurrent.server.routes import app, served_model, settings
     except ImportError as error:
         raise ImportError(f'serve needs more packages: pip install "hf-recurrent[serve]" ({error}).') from error
     learning = _learning(arguments)
     model, tokenizer = load_model_and_tokenizer(arguments)
     use_threads(arguments.threads, quiet=arguments.quiet)
 
-    from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
-    from hf_recurrent.sessions.serving import serving_scheduler
+    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
+    from hf_recurrent.server.serving import serving_scheduler
     from hf_recurrent.stock_models.with_state import with_state
 
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
@@ -151,7 +151,7 @@ def _learning(arguments: argparse.Namespace) -> "Learning | None":
     if not arguments.learn:
         return None
     from hf_recurrent.online.settings import LearnerSettings
-    from hf_recurrent.sessions.serving import Learning
+    from hf_recurrent.server.serving import Learning
 
     settings = LearnerSettings(rule=arguments.method, stride=arguments.stride, learning_rate=arguments.learning_rate)
     return Learning(settings, arguments.output_dir, arguments.save_every)

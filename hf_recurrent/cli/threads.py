@@ -109,7 +109,7 @@ def describe_threads() -> str:
 
 def recorded_threads(checkpoint: str | os.PathLike | None) -> int | None:
     """The number of threads of the run that wrote a checkpoint; None if it is not known."""
-    from hf_recurrent.checkpoint_manifest import read_manifest
+    from hf_recurrent.checkpoints.manifest import read_manifest
 
     try:
         count = read_manifest(checkpoint).get("num_threads") if checkpoint is not None else None

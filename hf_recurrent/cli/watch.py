@@ -42,9 +42,9 @@ def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "WatchRun":
     import torch
     from transformers.utils import logging
 
-    from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints, remove_staging
+    from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints, remove_staging
+    from hf_recurrent.checkpoints.output_lock import output_lock
     from hf_recurrent.cli.watch_run import WatchedLog, WatchRun, load_logs
-    from hf_recurrent.output_lock import output_lock
     from hf_recurrent.watch.log_sources import LogFile, StandardInput
     from hf_recurrent.watch.log_watcher import LogWatcher, WatchSettings
     from hf_recurrent.watch.saved_watch import folder_names, is_watch

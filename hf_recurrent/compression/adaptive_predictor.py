@@ -16,7 +16,7 @@ from hf_recurrent.learning_rules.compiled_program import Uncompilable as Uncompi
 from hf_recurrent.learning_rules.compiled_reading import CompiledReading
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
-from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state
 
 _LARGEST = 1 << 16
 _RATES = 100  # steps in which the learning rate falls

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, AdaptiveSettings, Uncompilable
 from hf_recurrent.compression.archive import ArchiveError, Header
 from hf_recurrent.compression.mixed_predictor import MixedPredictor, can_mix
 from hf_recurrent.compression.predictors import FrozenPredictor, Predictor, arithmetic_fingerprint, check_model
-from hf_recurrent.weight_hashing import weights_hash
 
 _LARGEST_STREAMS = 256
 _PROBE_STRIDE = 8  # so that the fingerprint includes updates of the weights

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
-from hf_recurrent.modeling.single_step import run_single_step
+from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
+from hf_recurrent.modeling.step.single_step import run_single_step
 
 _BYTES = 256
 _PROBE = b"def main():\n    print('0')\n"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from hf_recurrent.checkpoint_files import (
+from hf_recurrent.checkpoints.files import (
     load_tree,
     new_staging_directory,
     publish_directory,
@@ -15,8 +15,8 @@ from hf_recurrent.checkpoint_files import (
     remove_staging,
     save_tree,
 )
+from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.compression.predictors import Predictor
-from hf_recurrent.output_lock import output_lock
 
 _CONTENT = "content"
 _NAME = "progress"

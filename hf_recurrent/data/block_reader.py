@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus

@@ -8,7 +8,7 @@ import torch
 
 from hf_recurrent.data.readers import Document
 from hf_recurrent.data.token_encoding import TokenEncoding
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 
 
 @dataclass

@@ -14,8 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_recurrent.data.evaluation_streams import EvaluationStreams
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.recurrent_state import detach_state, select_state, upcast
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.recurrent_state import detach_state, select_state, upcast
 
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus

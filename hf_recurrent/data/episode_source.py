@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel, TrainingArguments
 
-from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 
 
 @dataclass(frozen=True)

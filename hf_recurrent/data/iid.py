@@ -10,7 +10,7 @@ from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.block_reader import Block, to_batch
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.stream_arguments import worker_share
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 
 # Up to this T, blocks are gathered with one indexing operation; above it, with one slice each.
 _GATHERED = 64

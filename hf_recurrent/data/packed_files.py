@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_recurrent.checkpoint_files import write_json
+from hf_recurrent.checkpoints.files import write_json
 
 FORMAT = 1
 TOKENS, OFFSETS, METADATA = "tokens.bin", "offsets.npy", "corpus.json"

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.export.formats import FORMATS
 from hf_recurrent.export.step_module import StepModule
-from hf_recurrent.modeling.recurrent_state import RecurrentState, check_state
-from hf_recurrent.weight_hashing import weights_hash
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_state
 
 FORMAT = "hf_recurrent.export.3"  # raise the number with every change of the folder's content
 

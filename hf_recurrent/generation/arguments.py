@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.modeling.recurrent_state import RecurrentState
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 if TYPE_CHECKING:
     from hf_recurrent.generation.constraints import Constraint

@@ -8,7 +8,7 @@ import torch
 
 from hf_recurrent.generation.state_reader import StateReader
 from hf_recurrent.generation.token_choice import TokenChoice
-from hf_recurrent.modeling.recurrent_state import RecurrentState
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 # How many of the last tokens are looked up, the most first.
 _LOOKUP_LENGTHS = (16, 8, 4)

@@ -23,7 +23,7 @@ from hf_recurrent.generation.constraints import Constraint
 from hf_recurrent.generation.drafts import Draft, ModelDraft, PromptLookup
 from hf_recurrent.generation.state_reader import Reading, StateReader
 from hf_recurrent.generation.token_choice import Greedy, Sampling, TokenChoice
-from hf_recurrent.modeling.recurrent_state import RecurrentState
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 # Without a state after every byte, accepted bytes are read again until a whole draft is accepted, or until here.
 _MOST_UNREAD = 32

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.modeling.compiled_step import CompiledStep
-from hf_recurrent.modeling.recurrent_causal_lm import RecurrentForCausalLM
-from hf_recurrent.modeling.recurrent_state import RecurrentState, supports_recurrent_state
-from hf_recurrent.modeling.single_step import find_single_step
+from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentForCausalLM
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
+from hf_recurrent.modeling.step.compiled_step import CompiledStep
+from hf_recurrent.modeling.step.single_step import find_single_step
 
 # Of drafts. Longer blocks may be read faster by `forward`, whose scan is parallel.
 _MOST_CHAINED = 24

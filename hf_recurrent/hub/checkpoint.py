@@ -10,12 +10,12 @@ from huggingface_hub import HfApi, ModelCard
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_recurrent.checkpoints.privacy import redact_secrets
+from hf_recurrent.checkpoints.provenance_files import find_provenance, write_provenance
 from hf_recurrent.hub.local_paths import check_no_local_paths
 from hf_recurrent.hub.model_card import create_model_card
 from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
-from hf_recurrent.modeling.own_code import AUTO_MAP_KEY, OWN_CODE
-from hf_recurrent.provenance.files import find_provenance, write_provenance
-from hf_recurrent.provenance.privacy import redact_secrets
+from hf_recurrent.modeling.units.own_code import AUTO_MAP_KEY, OWN_CODE
 
 _SIBLING_IMPORT = re.compile(r"^\s*from\s+\.(\w+)\s+import\b", re.MULTILINE)
 _CURVE_LINE = re.compile(rf"^!\[[^]]*\]\({re.escape(CURVE_FILE)}\)\n\n?", re.MULTILINE)

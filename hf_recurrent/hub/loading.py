@@ -24,9 +24,9 @@ from transformers.utils import (
     logging,
 )
 
-from hf_recurrent.checkpoint_files import read_json
-from hf_recurrent.hub_repositories import check_repository
-from hf_recurrent.provenance.files import remember_place
+from hf_recurrent.checkpoints.files import read_json
+from hf_recurrent.checkpoints.provenance_files import remember_place
+from hf_recurrent.checkpoints.hub_repositories import check_repository
 
 logger = logging.get_logger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hf_recurrent.provenance.files import PROVENANCE_FILE
-from hf_recurrent.provenance.privacy import find_local_path
+from hf_recurrent.checkpoints.privacy import find_local_path
+from hf_recurrent.checkpoints.provenance_files import PROVENANCE_FILE
 
 # Files whose values are names and numbers. The others are vocabularies, weights and our own code.
 _CONFIGURATIONS = (

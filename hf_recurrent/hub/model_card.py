@@ -17,6 +17,11 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel, TrainingArguments
 
+from hf_recurrent.checkpoints.environment import describe_hardware
+from hf_recurrent.checkpoints.fingerprints import adapter_weights
+from hf_recurrent.checkpoints.privacy import hub_name, last_part, public_data_name, redact_secrets
+from hf_recurrent.checkpoints.provenance_files import find_provenance
+from hf_recurrent.checkpoints.records import Data, Provenance, Result
 from hf_recurrent.hub.model_card_citations import citations
 from hf_recurrent.hub.model_card_phases import (
     data_label,
@@ -30,11 +35,6 @@ from hf_recurrent.hub.model_card_phases import (
     split_of,
 )
 from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
-from hf_recurrent.provenance.environment import describe_hardware
-from hf_recurrent.provenance.files import find_provenance
-from hf_recurrent.provenance.privacy import hub_name, last_part, public_data_name, redact_secrets
-from hf_recurrent.provenance.records import Data, Provenance, Result
-from hf_recurrent.provenance.weights import adapter_weights
 from hf_recurrent.stock_models.stock_model import StockModelWithState
 
 # Attributes of given training arguments that a card shows, and their labels. All others stay private.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from hf_recurrent.provenance.records import Data, Phase, Provenance, Rate, Result, Segment
+from hf_recurrent.checkpoints.records import Data, Phase, Provenance, Rate, Result, Segment
 
 METHODS = {
     "bptt": "backpropagation through each block",

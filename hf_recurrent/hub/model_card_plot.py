@@ -2,8 +2,8 @@
 
 import os
 
+from hf_recurrent.checkpoints.records import Phase, Provenance
 from hf_recurrent.plotting import require_pyplot
-from hf_recurrent.provenance.records import Phase, Provenance
 
 CURVE_FILE = "training_curve.png"
 _OF_TRAINING = {"smt": "teacher's prediction", "dmt": "readout", "bptt": "training"}

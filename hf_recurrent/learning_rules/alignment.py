@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.learning_rules.rules import RULES, LearningRule, build_learning_rule
-from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 
 REFERENCE = "bptt"
 

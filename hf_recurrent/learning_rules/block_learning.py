@@ -11,7 +11,7 @@ from hf_recurrent.learning_rules.compiled_block import Block, CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.compiled_update import CompiledUpdate, GradientMemory
 from hf_recurrent.learning_rules.rules import LearningRule
-from hf_recurrent.modeling.recurrent_state import RecurrentState, upcast
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
 
 logger = logging.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncompilable, block_cpu
 from hf_recurrent.learning_rules.rules import LearningRule, NonFiniteLossError
-from hf_recurrent.modeling.recurrent_state import RecurrentState, upcast
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
 
 # Norms and √(1 - a²) amplify rounding, by 1,000 in one of 1,000 small models; a wrong program is wrong by its values.
 _TOLERANCES = {torch.float32: 1e-2, torch.float64: 1e-8}

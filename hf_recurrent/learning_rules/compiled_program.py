@@ -7,7 +7,7 @@ from operator import attrgetter
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.modeling.module_watch import ModuleWatch
+from hf_recurrent.modeling.step.module_watch import ModuleWatch
 
 try:
     from hf_recurrent.kernels import block_cpu

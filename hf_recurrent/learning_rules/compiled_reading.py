@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncompilable, block_cpu
-from hf_recurrent.modeling.recurrent_state import RecurrentState
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
 

@@ -17,9 +17,9 @@ from transformers.utils import ModelOutput
 from hf_recurrent.learning_rules.sensitivities import SensitivityEngine
 from hf_recurrent.learning_rules.snap1 import diagonal_recurrence
 from hf_recurrent.learning_rules.traced_unit import shadowed
-from hf_recurrent.modeling.dense_units import DenseUnit
-from hf_recurrent.modeling.recurrent_state import RecurrentState, detach_state
-from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state
+from hf_recurrent.modeling.units.dense_units import DenseUnit
+from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 
 
 class NonFiniteLossError(ValueError):

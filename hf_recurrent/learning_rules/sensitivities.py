@@ -26,8 +26,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.learning_rules.traced_unit import TracedUnit, UnitRecorder, differentiable, find_traced_parameters
-from hf_recurrent.modeling.recurrent_state import RecurrentState, state_dtype
-from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, state_dtype
+from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 
 try:
     from hf_recurrent.kernels import sensitivities_cpu

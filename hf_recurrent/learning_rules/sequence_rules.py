@@ -18,8 +18,8 @@ from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.learning_rules.rules import SpatialLearning, build_learning_rule
 from hf_recurrent.learning_rules.snap1 import diagonal_recurrence, states_before
 from hf_recurrent.learning_rules.traced_unit import shadowed
-from hf_recurrent.modeling.dense_units import DenseUnit
-from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
+from hf_recurrent.modeling.units.dense_units import DenseUnit
+from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 
 SEQUENCE_RULES = ("bptt", "rtrl", "snap1", "truncated", "spatial")
 

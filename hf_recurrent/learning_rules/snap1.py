@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import torch
 
-from hf_recurrent.modeling.dense_units import DenseUnit
-from hf_recurrent.modeling.linear_scan import linear_scan
-from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.modeling.block.recurrent_state import upcast
+from hf_recurrent.modeling.scan.linear_scan import linear_scan
+from hf_recurrent.modeling.units.dense_units import DenseUnit
 
 
 def diagonal_recurrence(unit: DenseUnit, *, temporal: bool = True) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:

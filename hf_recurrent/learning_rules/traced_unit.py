@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
+from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 
 
 @dataclass

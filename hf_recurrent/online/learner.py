@@ -13,14 +13,16 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoint_files import new_staging_directory, publish_directory, save_tree, writing_checkpoint
-from hf_recurrent.checkpoint_manifest import write_manifest
-from hf_recurrent.checkpoint_weights import check_weights
+from hf_recurrent.checkpoints.files import new_staging_directory, publish_directory, save_tree, writing_checkpoint
+from hf_recurrent.checkpoints.manifest import write_manifest
+from hf_recurrent.checkpoints.provenance_files import write_provenance
+from hf_recurrent.checkpoints.records import Provenance
+from hf_recurrent.checkpoints.weights import check_weights
 from hf_recurrent.learning_rules.block_learning import BlockLearning
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
-from hf_recurrent.modeling.recurrent_state import (
+from hf_recurrent.modeling.block.recurrent_state import (
     RecurrentState,
     detach_state,
     supports_recurrent_state,
@@ -37,8 +39,6 @@ from hf_recurrent.online.saved_learner import (
     read_saved_learner,
 )
 from hf_recurrent.online.settings import LearnerSettings
-from hf_recurrent.provenance.files import write_provenance
-from hf_recurrent.provenance.records import Provenance
 
 # Bytes that are encoded at a time.
 _PIECE = 1 << 16

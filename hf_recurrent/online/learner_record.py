@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
+from hf_recurrent.checkpoints.privacy import public_name
+from hf_recurrent.checkpoints.provenance_files import base_of, find_provenance, read_provenance, remember_provenance
+from hf_recurrent.checkpoints.recorder import PhaseRecorder
+from hf_recurrent.checkpoints.records import Data, Phase, Provenance, thin_out
 from hf_recurrent.online.settings import LearnerSettings
-from hf_recurrent.provenance.files import base_of, find_provenance, read_provenance, remember_provenance
-from hf_recurrent.provenance.privacy import public_name
-from hf_recurrent.provenance.recorder import PhaseRecorder
-from hf_recurrent.provenance.records import Data, Phase, Provenance, thin_out
-from hf_recurrent.provenance.weights import weights_fingerprint
 
 _UNNAMED = "a stream of bytes"
 _CRC = "crc32:"

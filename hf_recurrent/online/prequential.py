@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_recurrent.checkpoint_files import atomic_file
+from hf_recurrent.checkpoints.files import atomic_file
 from hf_recurrent.plotting import require_pyplot
 
 # More points than a plot of this width can show are left out.

@@ -13,9 +13,9 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from hf_recurrent.checkpoint_files import load_tree, read_json, reading_checkpoint
-from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, check_manifest
-from hf_recurrent.checkpoint_weights import check_weights
+from hf_recurrent.checkpoints.files import load_tree, read_json, reading_checkpoint
+from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, check_manifest
+from hf_recurrent.checkpoints.weights import check_weights
 from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.online.settings import LearnerSettings
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hf_recurrent.learning_rules.rules import build_learning_rule
-from hf_recurrent.modeling.recurrent_state import RecurrentState, supports_recurrent_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
 from hf_recurrent.planning.setting import BPTT, Setting
 from hf_recurrent.trainers.next_token_loss import next_token_loss
 from hf_recurrent.trainers.smt.dmt_objective import DmtObjective

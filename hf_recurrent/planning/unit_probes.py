@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hf_recurrent.learning_rules import sensitivities
 from hf_recurrent.learning_rules.snap1 import diagonal_recurrence
 from hf_recurrent.learning_rules.traced_unit import TracedUnit, find_traced_parameters
-from hf_recurrent.modeling.recurrent_unit import RecurrentUnit
+from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 
 
 @contextmanager

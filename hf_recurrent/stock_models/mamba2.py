@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.models.mamba2.modeling_mamba2 import Mamba2ForCausalLM, Mamba2Mixer
 
-from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.stock_models.chunks import MOST_STEPS, same_episode
 from hf_recurrent.stock_models.selective_scan import ConvolutionPart
 from hf_recurrent.stock_models.stock_model import Block, StockModelWithState

@@ -18,8 +18,8 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
     apply_rotary_pos_emb,
 )
 
-from hf_recurrent.modeling.linear_scan import linear_scan
-from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.modeling.block.recurrent_state import upcast
+from hf_recurrent.modeling.scan.linear_scan import linear_scan
 from hf_recurrent.stock_models.selective_scan import ConvolutionPart
 from hf_recurrent.stock_models.stock_model import Block, StatePart, StockModelWithState
 

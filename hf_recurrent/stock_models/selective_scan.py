@@ -6,9 +6,9 @@ Shape letters: B streams or batch, T steps, M model width, K convolution taps.
 import torch
 from torch import nn
 
-from hf_recurrent.modeling.linear_scan import linear_scan
-from hf_recurrent.modeling.recurrent_blocks import temporal_convolution
-from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.modeling.block.recurrent_blocks import temporal_convolution
+from hf_recurrent.modeling.block.recurrent_state import upcast
+from hf_recurrent.modeling.scan.linear_scan import linear_scan
 from hf_recurrent.stock_models.stock_model import Block, StatePart
 
 

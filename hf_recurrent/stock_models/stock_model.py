@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from hf_recurrent.modeling.causal_lm_loss import causal_lm_loss
-from hf_recurrent.modeling.generated_state import GeneratedStateMixin
-from hf_recurrent.modeling.packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
-from hf_recurrent.modeling.recurrent_blocks import Padding
-from hf_recurrent.modeling.recurrent_causal_lm import RecurrentCausalLMOutput
-from hf_recurrent.modeling.recurrent_state import (
+from hf_recurrent.modeling.block.causal_lm_loss import causal_lm_loss
+from hf_recurrent.modeling.block.generated_state import GeneratedStateMixin
+from hf_recurrent.modeling.block.packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
+from hf_recurrent.modeling.block.recurrent_blocks import Padding
+from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentCausalLMOutput
+from hf_recurrent.modeling.block.recurrent_state import (
     RecurrentState,
     check_state,
     check_state_memory,
     select_state,
     state_dtype,
 )
-from hf_recurrent.modeling.tensor_checks import check_mask, check_tensor, check_token_ids, kept_steps
+from hf_recurrent.modeling.block.tensor_checks import check_mask, check_tensor, check_token_ids, kept_steps
 
 CHECKPOINTING_ERROR = (
     "`gradient_checkpointing` is True, but the layers of a stock model drop their state then; set it to False, or "

@@ -5,7 +5,7 @@ import importlib
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 
 # `model_type` → module with the classes of the family.
 _FAMILIES = {

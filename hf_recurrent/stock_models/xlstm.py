@@ -12,7 +12,7 @@ from torch import nn
 from transformers.models.xlstm import modeling_xlstm
 from transformers.models.xlstm.modeling_xlstm import xLSTMForCausalLM
 
-from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.stock_models.chunks import MOST_STEPS, same_episode
 from hf_recurrent.stock_models.stock_model import Block, StatePart, StockModelWithState
 

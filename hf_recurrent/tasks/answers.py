@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from hf_recurrent.data.episode_losses import evaluation_mode
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.recurrent_state import detach_state, supports_recurrent_state, upcast
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state, upcast
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.tasks.example_draws import check_integer
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
 from hf_recurrent.tasks.task import Task
 

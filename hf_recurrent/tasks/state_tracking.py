@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
 from hf_recurrent.tasks.task import Task
 

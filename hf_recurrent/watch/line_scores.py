@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.online.learner import OnlineLearner
 
 LINE_END = b"\n"

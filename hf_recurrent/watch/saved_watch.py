@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_recurrent.checkpoint_files import (
+from hf_recurrent.checkpoints.files import (
     list_checkpoints,
     load_tree,
     new_staging_directory,
@@ -17,7 +17,7 @@ from hf_recurrent.checkpoint_files import (
     save_tree,
     writing_checkpoint,
 )
-from hf_recurrent.checkpoint_manifest import check_manifest, write_manifest
+from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
 from hf_recurrent.online.learner import OnlineLearner
 
 _FILES = "watch"

@@ -14,13 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM, Trainer
 
 from hf_recurrent import ByteTokenizer, MultiStreamTrainer, MultiStreamTrainingArguments, load_corpus, load_splits
+from hf_recurrent.checkpoints.fingerprints import base_weights_fingerprint, weights_fingerprint
+from hf_recurrent.checkpoints.provenance_files import read_provenance
 from hf_recurrent.cli.learn import main as learn
 from hf_recurrent.cli.pretrain import main as pretrain
 from hf_recurrent.cli.push_to_hub import main as push_to_hub
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
 from hf_recurrent.learning_rules.compiled_update import CompiledUpdate
-from hf_recurrent.provenance.files import read_provenance
-from hf_recurrent.provenance.weights import base_weights_fingerprint, weights_fingerprint
 
 RUN = [
     "--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--sample_every", "0", "--sample_bytes", "4",

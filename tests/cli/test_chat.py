@@ -13,7 +13,7 @@ from hf_recurrent.cli import chat, chat_loop
 from hf_recurrent.cli.chat_commands import COMMANDS, ChatSettings
 from hf_recurrent.cli.chat_loop import ChatLoop
 from hf_recurrent.cli.main import main
-from hf_recurrent.sessions.conversation import Conversation, ConversationPartner
+from hf_recurrent.server.conversation import Conversation, ConversationPartner
 
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
 NEVER = threading.Event()

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import ByteTokenizer, OnlineLearner, config_from_preset
-from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, write_manifest
+from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, write_manifest
+from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.cli.learn import main
-from hf_recurrent.output_lock import output_lock
 
 STREAM = b"".join(b"line %d of the log\n" % (number * 37 % 101) for number in range(9))
 HALF = STREAM[:80]

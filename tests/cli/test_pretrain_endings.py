@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 import hf_recurrent
+from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.cli import pretrain
-from hf_recurrent.output_lock import output_lock
 
 ARGUMENTS = [
     "--use_cpu", "--disable_tqdm", "true", "--sample_every", "0", "--sample_bytes", "8", "--max_steps", "8",
@@ -188,7 +188,7 @@ def test_other_errors_of_torch_are_not_called_bad_input(capsys, monkeypatch):
 
 
 def test_two_runs_in_one_directory(capsys, tmp_path):
-    program = "import sys, time\nfrom hf_recurrent.output_lock import output_lock\n"
+    program = "import sys, time\nfrom hf_recurrent.checkpoints.output_lock import output_lock\n"
     program += "with output_lock('run'):\n    print('locked', flush=True)\n    time.sleep(600)"
     environment = os.environ | {"PYTHONPATH": os.fspath(Path(hf_recurrent.__file__).parent.parent)}
     holder = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment)

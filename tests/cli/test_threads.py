@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from hf_recurrent.checkpoint_manifest import write_manifest
+from hf_recurrent.checkpoints.manifest import write_manifest
 from hf_recurrent.cli import evaluate, generate, learn_arguments, pretrain_arguments, reproduce, threads
 
 Times = namedtuple("Times", "user system idle iowait guest")

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from hf_recurrent import task_from_name
 from hf_recurrent.cli.main import COMMANDS, main
 from hf_recurrent.cli.user_code import import_user_code
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = (ROOT / "examples/leaky_unit.py").read_text()

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.modeling import single_step
+from hf_recurrent.modeling.step import single_step
 
 peft = pytest.importorskip("peft")
 

@@ -14,8 +14,8 @@ from hf_recurrent.data import packing
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.loading import load_corpus
 from hf_recurrent.data.streams import MultiStreamDataset
-from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
-from hf_recurrent.modeling.tokenization_dna import DNATokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
 
 STORIES = ["Once upon a time.", "", "The cat sät and so on.\n", "Ende"]
 WANTED = [story.encode() for story in STORIES if story]

@@ -7,8 +7,8 @@ from hf_recurrent.data import readers
 from hf_recurrent.data.parquet_columns import is_text, largest_repeated_value, text_values
 from hf_recurrent.data.readers import reader_of
 from hf_recurrent.data.token_encoding import TokenEncoding
-from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
-from hf_recurrent.modeling.tokenization_dna import DNATokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -12,7 +12,7 @@ from export_cases import build, check_step, run_card
 from safetensors.torch import load_file, save_file
 
 from hf_recurrent import ByteTokenizer, ExportedStep, save_exported_step
-from hf_recurrent.checkpoint_manifest import write_manifest
+from hf_recurrent.checkpoints.manifest import write_manifest
 from hf_recurrent.export.runtimes import RUNTIMES
 
 ROOT = Path(__file__).resolve().parents[2]

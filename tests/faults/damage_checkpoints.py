@@ -24,7 +24,7 @@ from damages import Damage, accidents, attacks, copy_with
 from forked import Outcome, run_forked
 from tqdm import tqdm
 
-from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, read_manifest, write_manifest
+from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, read_manifest, write_manifest
 
 COMMON = [
     "--use_cpu", "--max_steps", "6", "--save_steps", "4", "--disable_tqdm", "true", "--report_to", "none",

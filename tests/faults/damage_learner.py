@@ -29,7 +29,7 @@ from forked import Outcome, run_forked
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, write_manifest
+from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, write_manifest
 from hf_recurrent.data.packed_files import METADATA, OFFSETS, TOKENS, content_fingerprint
 
 SETTINGS = ["--stride", "8", "--update_every", "2", "--learning_rate", "1e-2", "--window", "30", "--quiet"]

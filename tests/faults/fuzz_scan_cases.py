@@ -8,7 +8,7 @@ from hostile_tensors import same_values, unreadable
 from torch import Tensor
 
 from hf_recurrent.learning_rules import sensitivities
-from hf_recurrent.modeling.linear_scan import available_backends, linear_scan, linear_scan_reference
+from hf_recurrent.modeling.scan.linear_scan import available_backends, linear_scan, linear_scan_reference
 
 _TYPES = (*[torch.float32] * 3, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 _SHAPES = ((1, 1, 1), (2, 1, 5), (1, 7, 1), (2, 9, 3), (3, 5, 70), (1, 40, 16), (2, 300, 3), (1, 1100, 2), (25, 2, 33))

@@ -10,7 +10,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from hf_recurrent.modeling import linear_scan, single_step
+from hf_recurrent.modeling.scan import linear_scan
+from hf_recurrent.modeling.step import single_step
 
 _OWN_FOLDERS = ("/modeling/", "/hf_recurrent/")
 _REFUSALS = (ValueError, TypeError, RuntimeError, IndexError)

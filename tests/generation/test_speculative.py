@@ -12,7 +12,7 @@ from hf_recurrent import config_from_preset, generate_speculative
 from hf_recurrent.generation import state_reader
 from hf_recurrent.generation.drafts import PromptLookup
 from hf_recurrent.generation.token_choice import Greedy, Sampling, draw, sampling_probabilities
-from hf_recurrent.modeling import compiled_step
+from hf_recurrent.modeling.step import compiled_step
 
 PROMPT = torch.tensor([list(b"def main(")])
 

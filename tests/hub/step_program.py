@@ -9,7 +9,7 @@ from huggingface_hub import create_repo, upload_folder
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import ByteTokenizer, ExportedStep, config_from_preset, save_exported_step
-from hf_recurrent.checkpoint_manifest import write_manifest
+from hf_recurrent.checkpoints.manifest import write_manifest
 
 work = Path(sys.argv[1])
 config = config_from_preset("memora-tiny", hidden_size=8, state_size=8, num_hidden_layers=1)

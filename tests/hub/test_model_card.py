@@ -3,8 +3,8 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from hf_recurrent import config_from_preset
+from hf_recurrent.checkpoints.privacy import REDACTED, redact_secrets
 from hf_recurrent.hub.model_card import create_model_card
-from hf_recurrent.provenance.privacy import REDACTED, redact_secrets
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_recurrent.modeling
+from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
+from hf_recurrent.checkpoints.provenance_files import read_provenance
 from hf_recurrent.hub.checkpoint import check_self_contained
-from hf_recurrent.provenance.files import read_provenance
-from hf_recurrent.provenance.weights import weights_fingerprint
 
 ROOT = Path(__file__).parents[2]
 CODE = Path(hf_recurrent.modeling.__file__).parent

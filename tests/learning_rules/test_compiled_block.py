@@ -11,7 +11,7 @@ from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.compiled_update import CompiledUpdate, GradientMemory
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 pytest.importorskip("hf_recurrent.kernels.block_cpu")
 

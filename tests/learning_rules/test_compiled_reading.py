@@ -8,8 +8,8 @@ from hf_recurrent import config_from_preset
 from hf_recurrent.learning_rules import compiled_program
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.compiled_reading import CompiledReading
-from hf_recurrent.modeling.recurrent_state import detach_state
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
+from hf_recurrent.modeling.block.recurrent_state import detach_state
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 pytest.importorskip("hf_recurrent.kernels.block_cpu")
 

@@ -6,7 +6,7 @@ from model_cases import relative_difference, tiny_model
 
 from hf_recurrent import GradientAlignment, gradient_alignment
 from hf_recurrent.learning_rules.rules import SpatialLearning, build_learning_rule
-from hf_recurrent.modeling.recurrent_units import build_recurrent_unit
+from hf_recurrent.modeling.units.recurrent_units import build_recurrent_unit
 
 UNIT = "recurrent_unit"
 

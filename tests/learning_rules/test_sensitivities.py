@@ -13,10 +13,10 @@ from torch import nn
 
 from hf_recurrent.learning_rules import sensitivities as module
 from hf_recurrent.learning_rules.sensitivities import SensitivityEngine
-from hf_recurrent.modeling.dense_units import DenseUnit
-from hf_recurrent.modeling.nonlinear_units import SequentialUnit
-from hf_recurrent.modeling.recurrent_state import detach_state
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS, build_recurrent_unit
+from hf_recurrent.modeling.block.recurrent_state import detach_state
+from hf_recurrent.modeling.units.dense_units import DenseUnit
+from hf_recurrent.modeling.units.nonlinear_units import SequentialUnit
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS, build_recurrent_unit
 
 STREAMS, LENGTH = 3, 12
 # What the units of a layer read is made before them: its gradient knows of the block only.

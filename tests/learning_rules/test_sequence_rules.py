@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification
 from hf_recurrent import config_from_preset
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.learning_rules.sequence_rules import SEQUENCE_RULES, SequenceRule
-from hf_recurrent.modeling.recurrent_state import detach_state
+from hf_recurrent.modeling.block.recurrent_state import detach_state
 
 CASES = [
     "memora+glru",

@@ -9,8 +9,8 @@ from test_sensitivities import batch as model_batch
 from hf_recurrent import gradient_alignment
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.learning_rules.snap1 import diagonal_recurrence
-from hf_recurrent.modeling.recurrent_state import detach_state
-from hf_recurrent.modeling.recurrent_units import build_recurrent_unit
+from hf_recurrent.modeling.block.recurrent_state import detach_state
+from hf_recurrent.modeling.units.recurrent_units import build_recurrent_unit
 
 M, S, STEPS = 4, 6, 9
 DENSE = ["gru", "dense_linear"]

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import leaky_unit  # noqa: F401 (a user's own unit, registered as "leaky", passes the tests of all units)

@@ -33,7 +33,7 @@ WITHOUT_TORCH = {
     "transformers first": "import transformers, hf_recurrent; assert 'torch' not in sys.modules",
 }
 WITH_TORCH = {
-    "a model first": "from hf_recurrent.modeling.modeling_hawk import HawkModel; import hf_recurrent",
+    "a model first": "from hf_recurrent.modeling.hawk.modeling_hawk import HawkModel; import hf_recurrent",
     "a tokenizer first": "from hf_recurrent import DNATokenizer; import hf_recurrent",
     "a trainer first": "from hf_recurrent import MultiStreamTrainer; import hf_recurrent",
     "auto classes first": "from transformers import AutoModelForCausalLM, AutoTokenizer; import hf_recurrent",

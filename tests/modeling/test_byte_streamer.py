@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from operation_counts import count_operations
 from transformers import TextStreamer
 
-from hf_recurrent.modeling.byte_streamer import ByteIteratorStreamer, ByteStreamer
-from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
-from hf_recurrent.modeling.tokenization_dna import DNATokenizer
+from hf_recurrent.modeling.tokenizer.byte_streamer import ByteIteratorStreamer, ByteStreamer
+from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
 
 TOKENIZER = ByteTokenizer()
 TEXT = "né 中文\n😀 ok"

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline, set_seed
 
 from hf_recurrent import ByteTokenizer
-from hf_recurrent.modeling.recurrent_blocks import Contraction
+from hf_recurrent.modeling.block.recurrent_blocks import Contraction
 
 
 def batch(rows: int = 2, steps: int = 12) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_cases import relative_difference
 
-from hf_recurrent.modeling.delay_convolution import DelayConvolution, causal_convolution
+from hf_recurrent.modeling.mgrade.delay_convolution import DelayConvolution, causal_convolution
 
 H, T = 3, 21
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hf_recurrent.modeling.gate_coefficients import gate_coefficients
-from hf_recurrent.modeling.recurrent_unit import input_normalizer
-from hf_recurrent.modeling.tiling import CPU_TILE_ELEMENTS
+from hf_recurrent.modeling.scan.tiling import CPU_TILE_ELEMENTS
+from hf_recurrent.modeling.units.gate_coefficients import gate_coefficients
+from hf_recurrent.modeling.units.recurrent_unit import input_normalizer
 
 LARGE = (3, CPU_TILE_ELEMENTS // 96, 96)  # three blocks and a bit
 
@@ -14,7 +14,7 @@ LARGE = (3, CPU_TILE_ELEMENTS // 96, 96)  # three blocks and a bit
 def size_from_which_results_are_recomputed(request, monkeypatch):
     """Both ways at every size."""
     elements = 0 if request.param == "recomputed" else 1 << 62
-    monkeypatch.setattr("hf_recurrent.modeling.tiling.RECOMPUTED_ELEMENTS", elements)
+    monkeypatch.setattr("hf_recurrent.modeling.scan.tiling.RECOMPUTED_ELEMENTS", elements)
 
 
 def plainly(recurrence_gate, rate, input_gate, inputs):

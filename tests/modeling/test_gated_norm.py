@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from hf_recurrent.modeling.gated_norm import gated_norm
-from hf_recurrent.modeling.recurrent_blocks import layer_norm
-from hf_recurrent.modeling.tiling import CPU_TILE_ELEMENTS
+from hf_recurrent.modeling.block.gated_norm import gated_norm
+from hf_recurrent.modeling.block.recurrent_blocks import layer_norm
+from hf_recurrent.modeling.scan.tiling import CPU_TILE_ELEMENTS
 
 SHAPES = {"small": (2, 5, 7), "blocks": (3, CPU_TILE_ELEMENTS // 96, 96), "one step": (4, 1, 24)}
 
@@ -15,7 +15,7 @@ SHAPES = {"small": (2, 5, 7), "blocks": (3, CPU_TILE_ELEMENTS // 96, 96), "one s
 def size_from_which_results_are_recomputed(request, monkeypatch):
     """Both ways at every size."""
     elements = 0 if request.param == "recomputed" else 1 << 62
-    monkeypatch.setattr("hf_recurrent.modeling.tiling.RECOMPUTED_ELEMENTS", elements)
+    monkeypatch.setattr("hf_recurrent.modeling.scan.tiling.RECOMPUTED_ELEMENTS", elements)
 
 
 def plainly(gate, value):

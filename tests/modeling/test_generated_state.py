@@ -5,8 +5,8 @@ import torch
 from model_cases import each_family, relative_difference, tiny_model
 from transformers import StoppingCriteria
 
-from hf_recurrent.modeling.generated_state import RecurrentGenerateBeamOutput, RecurrentGenerateOutput
-from hf_recurrent.modeling.recurrent_state import select_state
+from hf_recurrent.modeling.block.generated_state import RecurrentGenerateBeamOutput, RecurrentGenerateOutput
+from hf_recurrent.modeling.block.recurrent_state import select_state
 
 PROMPTS = [b"def", b"import os\n", b"class Stream:"]
 MORE = torch.tensor([list(b"\nand so on")])

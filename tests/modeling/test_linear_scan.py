@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from hf_recurrent.modeling import linear_scan as linear_scan_module
-from hf_recurrent.modeling.linear_scan import available_backends, linear_scan, linear_scan_reference
+from hf_recurrent.modeling.scan import linear_scan as linear_scan_module
+from hf_recurrent.modeling.scan.linear_scan import available_backends, linear_scan, linear_scan_reference
 
 # Narrow types: outputs and gradients are rounded once from float32 (half a unit in the last place), and da is built
 # from the rounded h, which adds as much again; four units cover both. float32: errors of a decaying sum stay at a few

@@ -14,10 +14,10 @@ from own_parts_state import forget_unit, restored_parts
 from transformers import AutoModel, AutoModelForCausalLM
 
 from hf_recurrent import MemoraForCausalLM, RecurrentUnit, register_recurrent_unit
-from hf_recurrent.checkpoint_weights import load_weights
-from hf_recurrent.modeling import own_code, own_unit_loading
-from hf_recurrent.modeling.own_code import with_relative_imports
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS
+from hf_recurrent.checkpoints.weights import load_weights
+from hf_recurrent.modeling.units import own_code, own_unit_loading
+from hf_recurrent.modeling.units.own_code import with_relative_imports
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 UNIT = Path(leaky_unit.__file__).read_text()
 IDS = torch.arange(1, 13)[None]
@@ -45,7 +45,7 @@ def test_imports_of_the_package_become_relative():
     text = (
         "import torch\n"
         "from hf_recurrent import (\n    RecurrentUnit as Base,\n    register_recurrent_unit,\n)\n"
-        "from hf_recurrent.modeling.recurrent_state import upcast  # é\n"
+        "from hf_recurrent.modeling.block.recurrent_state import upcast  # é\n"
         "\n\ndef late():\n    from hf_recurrent import DenseUnit, RecurrentUnit; return DenseUnit\n"
     )
     assert with_relative_imports(text, "unit.py") == (
@@ -78,7 +78,7 @@ def test_files_that_need_no_change(text):
         ("def f():\n    from einops import rearrange\n", "line 2: `einops` is imported"),
         ("import math, my_helpers\n", "`my_helpers` is imported"),
         ("import hf_recurrent as hf\n", "write `from hf_recurrent import NAME` in place of `import hf_recurrent`"),
-        ("import hf_recurrent.modeling.recurrent_unit\n", "write `from hf_recurrent import NAME`"),
+        ("import hf_recurrent.modeling.units.recurrent_unit\n", "write `from hf_recurrent import NAME`"),
         (
             "from hf_recurrent import RecurrentUnit, Task\n",
             "`Task` of `hf_recurrent` is imported, but .* its own file",

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import config_from_preset, preset_names
-from hf_recurrent.modeling.modeling_smt_rnn import check_readout_match
+from hf_recurrent.modeling.smt.modeling_smt_rnn import check_readout_match
 
 # Table 4, appendix F.2 and Table 2. Not listed: Llama2-S8 and Mamba2-S0, which are misprints.
 PRINTED = {

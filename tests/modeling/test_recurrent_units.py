@@ -10,11 +10,11 @@ from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.modeling.gated_units import GLRU, HGRN, RGLRU
-from hf_recurrent.modeling.modeling_memora import MemoraForCausalLM
-from hf_recurrent.modeling.nonlinear_units import SequentialUnit
-from hf_recurrent.modeling.recurrent_unit import RING_RADIUS, input_normalizer
-from hf_recurrent.modeling.recurrent_units import RECURRENT_UNITS, build_recurrent_unit
+from hf_recurrent.modeling.memora.modeling_memora import MemoraForCausalLM
+from hf_recurrent.modeling.units.gated_units import GLRU, HGRN, RGLRU
+from hf_recurrent.modeling.units.nonlinear_units import SequentialUnit
+from hf_recurrent.modeling.units.recurrent_unit import RING_RADIUS, input_normalizer
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS, build_recurrent_unit
 
 WIDTH, STEPS = 8, 9
 UNITS = sorted(RECURRENT_UNITS)

@@ -14,7 +14,7 @@ from model_cases import tiny_model
 from operation_counts import count_operations
 from transformers import AutoTokenizer, pipeline
 
-from hf_recurrent.modeling.tokenization_byte import AlphabetTokenizer, ByteTokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_byte import AlphabetTokenizer, ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 

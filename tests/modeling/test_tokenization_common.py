@@ -20,8 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from hf_recurrent.modeling.tokenization_byte import ByteTokenizer
-from hf_recurrent.modeling.tokenization_dna import DNATokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
+from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
 
 # Two texts of different length that each alphabet can hold.
 TEXTS = {

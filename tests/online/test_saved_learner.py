@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import ByteTokenizer, OnlineLearner, config_from_preset
-from hf_recurrent.checkpoint_manifest import MANIFEST_FILE, write_manifest
+from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, write_manifest
 
 STREAM = b"the first line of a stream\n\0the second\n" * 2
 

@@ -10,7 +10,7 @@ from stock_cases import CASES, Float64, stock_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hf_recurrent import select_state, with_state
-from hf_recurrent.modeling.recurrent_state import detach_state
+from hf_recurrent.modeling.block.recurrent_state import detach_state
 
 CUTS = (1, 1, 30, 2, 66, 10)  # more than a chunk, single steps, and less than the taps
 STEPS = sum(CUTS)

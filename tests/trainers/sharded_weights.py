@@ -17,8 +17,8 @@ from sharding_memory import peak
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.checkpoint_weights import load_weights
-from hf_recurrent.tensor_files import write_tensors
+from hf_recurrent.checkpoints.tensor_files import write_tensors
+from hf_recurrent.checkpoints.weights import load_weights
 from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.sharding import FullSharding, ShardingSettings
 

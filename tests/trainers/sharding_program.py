@@ -25,8 +25,8 @@ from hf_recurrent import (
     SmtTrainingArguments,
     config_from_preset,
 )
-from hf_recurrent.sharded_tensors import is_sharded, whole
-from hf_recurrent.tensor_files import write_tensors
+from hf_recurrent.checkpoints.sharded_tensors import is_sharded, whole
+from hf_recurrent.checkpoints.tensor_files import write_tensors
 from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.sharding import FullSharding, ShardingSettings
 

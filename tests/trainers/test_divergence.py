@@ -11,7 +11,7 @@ from tiny_run import logged, tiny_corpora, tiny_trainer
 from transformers import TrainerCallback
 
 from hf_recurrent import SmtTrainer, SmtTrainingArguments
-from hf_recurrent.checkpoint_files import list_checkpoints
+from hf_recurrent.checkpoints.files import list_checkpoints
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 
 PARAMETER = "model.layers.1.mlp.down_proj.weight"

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from tiny_run import PROGRAM, Noise, logged, tiny_trainer
 from transformers import TrainerCallback
 
-from hf_recurrent.checkpoint_files import list_checkpoints
-from hf_recurrent.output_lock import output_lock
+from hf_recurrent.checkpoints.files import list_checkpoints
+from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.trainers.guarded_trainer import TrainingInterrupted
 
 

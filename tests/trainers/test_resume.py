@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tiny_run import MAX_STEPS, PROGRAM, Noise, logged, tiny_corpora, tiny_model, tiny_trainer
 
 from hf_recurrent import ByteTokenizer, Corpus
-from hf_recurrent.checkpoint_files import checkpoint_number, list_checkpoints, load_tree, save_tree
-from hf_recurrent.checkpoint_manifest import write_manifest
+from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints, load_tree, save_tree
+from hf_recurrent.checkpoints.manifest import write_manifest
 
 ALLOWED = {".safetensors", ".json", ".py"}
 

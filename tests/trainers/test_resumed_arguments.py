@@ -7,7 +7,7 @@ import pytest
 from tiny_run import logged, tiny_trainer
 
 from hf_recurrent import MultiStreamTrainingArguments
-from hf_recurrent.checkpoint_files import list_checkpoints
+from hf_recurrent.checkpoints.files import list_checkpoints
 from hf_recurrent.cli.pretrain_arguments import METHODS, build_parser
 from hf_recurrent.cli.resumed_arguments import EFFECTS, SourceEffect
 from hf_recurrent.trainers import resumed_arguments

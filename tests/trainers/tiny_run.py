@@ -23,7 +23,7 @@ from hf_recurrent import (
     OnlineTrainingArguments,
     config_from_preset,
 )
-from hf_recurrent.tensor_files import write_tensors
+from hf_recurrent.checkpoints.tensor_files import write_tensors
 
 MAX_STEPS = 12
 PROGRAM = os.path.abspath(__file__)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
-from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
+from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
+from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.smt.losses import decoder_loss, dynamics_loss, unexplained_variance
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import episode_bounds

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.recurrent_state import upcast
 
 
 def decoder_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_recurrent.data.episode_losses import evaluation_mode
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
-from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
-from hf_recurrent.modeling.recurrent_state import upcast
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.recurrent_state import upcast
+from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
+from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import episode_bounds
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
-from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
+from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
+from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.smt.losses import decoder_loss, dynamics_loss, uniformity_loss
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 from hf_recurrent.trainers.smt.windows import episode_bounds, gather_futures

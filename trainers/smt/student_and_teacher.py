@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from hf_recurrent.modeling.modeling_smt_rnn import SmtRnnForCausalLM
-from hf_recurrent.modeling.modeling_smt_teacher import SmtTeacherModel
+from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
+from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.trainers.smt.windows import gather_contexts
 
 

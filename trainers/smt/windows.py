@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_recurrent.data.document_order import hash_integers
-from hf_recurrent.modeling.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 
 # Makes the random choices for one block independent of each other.
 _ANCHORS, _CUTS, _LENGTHS = range(3)

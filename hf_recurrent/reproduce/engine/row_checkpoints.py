@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from transformers import TrainerCallback
 
-from hf_recurrent.checkpoint_files import atomic_file
+from hf_recurrent.checkpoints.files import atomic_file
 
 # Short rows write none.
 SECONDS_BETWEEN_CHECKPOINTS = 600.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from hf_recurrent.checkpoint_files import atomic_file
+from hf_recurrent.checkpoints.files import atomic_file
 from hf_recurrent.reproduce.engine.experiment import Experiment
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hf_recurrent import evaluate_bits_per_byte, with_state
-from hf_recurrent.modeling.recurrent_state import supports_recurrent_state
+from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 from hf_recurrent.reproduce.engine.experiment import Curves, Experiment, Settings
 from hf_recurrent.reproduce.engine.training import CONSTANT_RATE, build_model, split_corpus, steps_of, train
 

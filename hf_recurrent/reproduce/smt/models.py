@@ -3,7 +3,7 @@
 from transformers import set_seed
 
 from hf_recurrent import SmtRnnConfig, SmtRnnForCausalLM, SmtTeacherConfig, SmtTeacherModel
-from hf_recurrent.modeling.modeling_smt_rnn import teacher_fields
+from hf_recurrent.modeling.smt.modeling_smt_rnn import teacher_fields
 from hf_recurrent.reproduce.engine.experiment import Settings
 
 BPTT, SMT, DMT, SMT_DMT, TEACHER = "BPTT", "SMT", "DMT", "SMT→DMT", "teacher"

@@ -1,0 +1,1 @@
+"""Checkpoints: files, hashes, checks, positions, records, saved states."""

@@ -1,0 +1,140 @@
+"""Files of states: safetensors with the hash of the weights that they belong to.
+
+Shape letters: B streams.
+"""
+
+import os
+import warnings
+from collections.abc import Container, Mapping
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_recurrent.checkpoints.files import atomic_file, pack_tensors, unpack_tensors
+from hf_recurrent.checkpoints.weight_hashing import weights_hash
+from hf_recurrent.generation.state_reader import check_recurrent
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_state
+from hf_recurrent.stock_models.with_state import with_state
+
+_FORMAT = "hf_recurrent.state.2"  # the format of files, independent of the module's name
+
+
+def save_state(state: RecurrentState, path: str | os.PathLike, model: PreTrainedModel) -> None:
+    """Write a state to one safetensors file, through a temporary file that is renamed.
+
+    Args:
+        state: of any number of streams.
+        path: of the file.
+        model: the one that the state is of; the hash of its weights is saved too ([`weights_hash`]).
+
+    Raises:
+        TypeError: the model has no recurrent state, or `state` is not a dictionary of tensors.
+        ValueError: the state is not of this model.
+    """
+    write_state(state, path, model)
+
+
+def load_state(
+    path: str | os.PathLike, model: PreTrainedModel, device: torch.device | str | None = None
+) -> RecurrentState:
+    """Read a state that [`save_state`] or `hf-recurrent generate --save_state` wrote.
+
+    Args:
+        path: of the file.
+        model: with the weights that the state belongs to.
+        device: of the tensors; that of the model by default.
+
+    Raises:
+        FileNotFoundError: `path` does not exist.
+        TypeError: the model has no recurrent state.
+        ValueError: the file is damaged or not a saved state, or it belongs to other weights.
+
+    Warns:
+        UserWarning: the file is of an earlier version, without a hash; nothing tells whether it is of this model.
+    """
+    return read_state(path, model, device)[0]
+
+
+def write_state(
+    state: RecurrentState, path: str | os.PathLike, model: PreTrainedModel, metadata: Mapping[str, str] | None = None
+) -> None:
+    """As [`save_state`], with more `metadata`."""
+    with atomic_file(path) as partial:
+        partial.write_bytes(pack_state(state, model, metadata))
+
+
+def read_state(
+    path: str | os.PathLike, model: PreTrainedModel, device: torch.device | str | None = None
+) -> tuple[RecurrentState, dict[str, str]]:
+    """As [`load_state`], with the metadata."""
+    check_recurrent("model", with_state(model))
+    name = os.fspath(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no saved state at `{name}`.")
+    state, metadata = unpack_state(Path(path).read_bytes(), name, model, device)
+    if not has_weights_hash(metadata):
+        warnings.warn(
+            f"`{name}` was saved by an earlier version, without a hash of the weights; nothing tells whether it "
+            "belongs to this model.",
+            stacklevel=3,
+        )
+    return state, metadata
+
+
+def pack_state(state: RecurrentState, model: PreTrainedModel, metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of a file of [`save_state`], with more `metadata`."""
+    _check(state, model)
+    return pack_tensors(state, {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)})
+
+
+def unpack_state(
+    data: bytes,
+    name: str,
+    model: PreTrainedModel,
+    device: torch.device | str | None = None,
+    other_weights: Container[str] = (),
+) -> tuple[RecurrentState, dict[str, str]]:
+    """The state in the content of a file, and its metadata; without a hash of weights, they lack the present format.
+
+    Args:
+        data: the content.
+        name: of the file or argument, for errors.
+        model: with the weights that the state belongs to.
+        device: of the tensors; that of the model by default.
+        other_weights: hashes of other weights whose states are allowed.
+
+    Raises:
+        ValueError: the content is damaged or not a saved state, or it belongs to other weights.
+    """
+    state, metadata = unpack_tensors(data, name)
+    if metadata.get("format") == _FORMAT:
+        weights = metadata.get("weights")
+        if weights != weights_hash(model) and weights not in other_weights:
+            raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
+    try:
+        _check(state, model)
+        for key, tensor in state.items():
+            if not tensor.is_floating_point() and not tensor.is_complex():
+                raise ValueError(f"`state[{key!r}]` has the type {tensor.dtype}, which is not a floating type.")
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"`state[{key!r}]` has NaN or infinite values.")
+    except ValueError as error:
+        problem = "is damaged" if metadata.get("format") == _FORMAT else "is not a state of this model"
+        raise ValueError(f"`{name}` {problem}: {error}") from error
+    target = model.device if device is None else device
+    return {key: tensor.to(target) for key, tensor in state.items()}, metadata
+
+
+def has_weights_hash(metadata: Mapping[str, str]) -> bool:
+    """False for files of earlier versions, of which nothing tells which model they belong to."""
+    return metadata.get("format") == _FORMAT
+
+
+def _check(state: RecurrentState, model: PreTrainedModel) -> None:
+    model = with_state(model)
+    check_recurrent("model", model)
+    first = next(iter(state.values()), None) if isinstance(state, Mapping) else None
+    streams = len(first) if isinstance(first, torch.Tensor) and first.dim() else 1
+    zero = model.init_state(max(streams, 1), "meta")
+    check_state(state, {name: tensor.shape for name, tensor in zero.items()})

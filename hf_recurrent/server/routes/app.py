@@ -1,0 +1,114 @@
+"""The app: all routes behind the guards, and the server that runs it."""
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from hf_recurrent.server.page.access import PageAccess
+from hf_recurrent.server.page.mounting import mount_page
+from hf_recurrent.server.routes.errors import add_error_handlers
+from hf_recurrent.server.routes.guards import Guards
+from hf_recurrent.server.routes.learning_api import learning_routes
+from hf_recurrent.server.routes.metrics import ServerMetrics
+from hf_recurrent.server.routes.openai_api import openai_routes
+from hf_recurrent.server.routes.protocol import TimedProtocol
+from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.routes.session_api import session_routes
+
+_MOST_CONNECTIONS = 1024
+_KEEP_ALIVE_SECONDS = 15
+_SHUTDOWN_SECONDS = 5
+
+
+def build_app(served: ServedModel) -> Guards:
+    """The ASGI app of a model, which closes the scheduler when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with page.life:
+            yield
+        served.scheduler.close()
+
+    app = FastAPI(title="hf-recurrent", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    add_error_handlers(app)
+    page = mount_page(app, served)
+    access = PageAccess(served.settings.api_key, page.paths)
+    guards, registry = Guards(app, served.settings, access, page.stop), CollectorRegistry()
+    registry.register(ServerMetrics(served, guards))
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        is_alive = served.scheduler.is_alive
+        return JSONResponse({"status": "ok" if is_alive else "stopped"}, 200 if is_alive else 503)
+
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    app.include_router(access.routes())
+    if served.settings.has_api:
+        app.add_api_route("/metrics", metrics)
+        for routes in (openai_routes, session_routes, learning_routes):
+            app.include_router(routes(served))
+    return guards
+
+
+class _Server(uvicorn.Server):
+    """A server that does not wait for browsers in which the page is open."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the connections."""
+        self.config.app.stop_page()
+        await super().shutdown(sockets)
+
+
+def http_server(app: Guards) -> uvicorn.Server:
+    """The server of an app."""
+    config = uvicorn.Config(
+        app,
+        http=TimedProtocol,
+        ws="none",
+        access_log=False,
+        server_header=False,
+        log_level="warning",
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    return _Server(config)
+
+
+def run_server(served: ServedModel, host: str, port: int, report: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        served: the model.
+        host: address to listen on.
+        port: 0 for any free one.
+        report: receives a line once clients can connect.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    listener = listen(host, port)
+    app = build_app(served)
+    if report:
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        parts = [f"{address}/v1"] if served.settings.has_api else []
+        parts += [f"{address}/"] if app.has_page else []
+        report(f"{served.settings.name} is served on {', with a page on '.join(parts)}")
+    with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again, after a graceful end
+        http_server(app).run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; raises an OSError that names the arguments."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(f"`--host` is {host!r} and `--port` {port}; that address cannot be used: {error}.") from error

@@ -1,0 +1,87 @@
+"""Errors as OpenAI's API writes them: one sentence in JSON, never a traceback."""
+
+import logging
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from hf_recurrent.server.scheduler import TimeIsUp
+from hf_recurrent.server.session_store import SessionBusy, SessionError, TooMany, UnknownSession
+
+_log = logging.getLogger(__name__)
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_STATUS_OF = {UnknownSession: 404, SessionBusy: 409, TooMany: 429, TimeIsUp: 503}
+
+
+class ApiError(Exception):
+    """A request that is refused.
+
+    Args:
+        status: of HTTP.
+        message: one sentence.
+        param: the argument at fault.
+        code: a word for programs.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+
+def value_error(found: Sequence[Any]) -> ApiError:
+    """The first of pydantic's errors about a body."""
+    first = found[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    name = (place[0] if place else "body")[:80]
+    if first["type"] == "json_invalid":
+        return ApiError(400, "The body is not valid JSON.")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"`{name}` is not allowed: {message}.".replace("..", "."), name)
+
+
+def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
+    """The status and the JSON of an error; one that is not the client's fault is logged and says nothing."""
+    if isinstance(error, ApiError):
+        return _body(error.status, error.message, error.param, error.code)
+    if isinstance(error, SessionError | TimeIsUp):
+        return _body(_STATUS_OF.get(type(error), 400), str(error))
+    _log.error("A request failed.", exc_info=error)
+    if isinstance(error, OSError | sqlite3.Error):
+        return _body(507, "The session cannot be written: the disk of the server is full or damaged.")
+    return _body(500, "The server failed at this request; its log says more.")
+
+
+def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response of an error."""
+    status, body = error_body(error)
+    return JSONResponse(body, status, headers)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error of an app in this form."""
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_values(request: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(value_error(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def refuse(request: Request, error: HTTPException) -> JSONResponse:
+        message = {404: "There is no such address.", 405: "The address does not allow this method."}
+        found = ApiError(error.status_code, message.get(error.status_code, str(error.detail)))
+        return error_response(found, error.headers)
+
+    async def refuse_any(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    for kind in (ApiError, SessionError, TimeIsUp, OSError, sqlite3.Error, Exception):
+        app.add_exception_handler(kind, refuse_any)
+
+
+def _body(status: int, message: str, param: str | None = None, code: str | None = None) -> tuple[int, dict[str, Any]]:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,133 @@
+"""The checks before the app sees a request: host, key, and the limits of its body."""
+
+import asyncio
+import hmac
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hf_recurrent.server.page.access import PageAccess
+from hf_recurrent.server.routes.errors import ApiError, error_response
+from hf_recurrent.server.routes.settings import ServerSettings
+
+
+class Guards:
+    """An ASGI app around another one.
+
+    Args:
+        app: the other one.
+        settings: of the server.
+        access: who may see the page.
+        stop_page: ends the connections that browsers with the page hold open.
+
+    Attributes:
+        responses: (method, path as it is declared, status) → how many; for [`ServerMetrics`].
+    """
+
+    def __init__(self, app: Any, settings: ServerSettings, access: PageAccess, stop_page: Callable[[], None]):
+        self.stop_page = stop_page
+        self._app, self._settings, self._access, self._buffered = app, settings, access, 0
+        self.responses: Counter[tuple[str, str, int]] = Counter()
+
+    @property
+    def has_page(self) -> bool:
+        """True if people can use the server in a browser."""
+        return self._access.has_page
+
+    async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
+        """Answer one request, or the events of the server's life."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":  # websockets: there are none
+            return None
+
+        async def send_counted(message: dict) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                path = getattr(route, "path", "other")
+                self.responses[scope["method"] if route else "other", path, message["status"]] += 1
+            await send(message)
+
+        held = [0]
+        try:
+            self._check_host(scope)
+            self._check_key(scope)
+            body = await self._read_body(scope, receive, held)
+            if body is None:  # the client has gone
+                return None
+            await self._app(scope, _replayed(body, receive), send_counted)
+        except ApiError as error:
+            if error.status == 401 and self._access.wants_login(scope):
+                return await self._access.login_response()(scope, receive, send_counted)
+            # Nothing of the rest of the body will be read.
+            await error_response(error, {"connection": "close"})(scope, receive, send_counted)
+        finally:
+            self._buffered -= held[0]
+
+    def _check_host(self, scope: dict) -> None:
+        hosts = self._settings.hosts
+        if hosts is None:
+            return
+        host = next(_headers(scope, b"host"), b"").decode("latin-1")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if name not in hosts:
+            raise ApiError(403, "The `Host` header is not one of this server; address it as 127.0.0.1 or localhost.")
+        origin = next(_headers(scope, b"origin"), None)
+        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+            raise ApiError(403, "The `Origin` header is that of another site; pages of other sites may not come here.")
+
+    def _check_key(self, scope: dict) -> None:
+        key = self._settings.api_key
+        if key is None or scope["path"] in self._access.open_paths or self._access.admits(scope):
+            return
+        given = next(_headers(scope, b"authorization"), b"")
+        kind, _, value = given.partition(b" ")
+        # Compared in constant time, also when the lengths differ.
+        if kind.lower() != b"bearer" or not hmac.compare_digest(value.strip(), key.encode()):
+            message = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
+            raise ApiError(401, message, code="invalid_api_key")
+
+    async def _read_body(self, scope: dict, receive: Any, held: list[int]) -> bytes | None:
+        length = next(_headers(scope, b"content-length"), b"0")
+        if length.isdigit() and int(length[:20]) > self._settings.max_body:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    piece = message.get("body", b"")
+                    if len(body) + len(piece) > self._settings.max_body:
+                        raise self._too_large()
+                    if self._buffered + len(piece) > self._settings.max_buffered:
+                        raise ApiError(503, "The server is busy: too many bodies at a time; try again later.")
+                    self._buffered += len(piece)
+                    held[0] += len(piece)
+                    body += piece
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(408, f"The body did not arrive within {self._settings.body_seconds:g} seconds.") from None
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"The body is too large; this server reads at most {self._settings.max_body} bytes.")
+
+
+def _headers(scope: dict, name: bytes) -> Iterator[bytes]:
+    return (value for key, value in scope["headers"] if key == name)
+
+
+def _replayed(body: bytes, receive: Any) -> Any:
+    """A `receive` that gives the body, then what the connection has."""
+    is_given = False
+
+    async def replay() -> dict:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

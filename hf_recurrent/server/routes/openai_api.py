@@ -1,0 +1,185 @@
+"""OpenAI's /v1/models and /v1/completions, with one more argument: `session`."""
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from hf_recurrent.server.job import Job, Scores
+from hf_recurrent.server.routes.completion_texts import CompletionChoice
+from hf_recurrent.server.routes.errors import ApiError, error_body
+from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
+from hf_recurrent.server.routes.schemas import CompletionRequest
+from hf_recurrent.server.routes.served_model import ServedModel
+
+_DEFAULT_TOKENS = 16  # of OpenAI
+
+
+@dataclass
+class _Completion:
+    """A completion that is being made.
+
+    Args:
+        body: the request.
+        choices: one for each new text.
+        prompts: the tokens of each prompt.
+    """
+
+    body: CompletionRequest
+    choices: list[CompletionChoice]
+    prompts: list[np.ndarray]
+
+    def __post_init__(self) -> None:
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.body.model,
+        }
+        if self.body.session is not None:
+            self._head["session"] = self.body.session
+
+    def json(self, choices: Sequence[dict[str, Any]], with_usage: bool = False) -> dict[str, Any]:
+        """A response or a part of one."""
+        prompt = sum(map(len, self.prompts))
+        new = sum(len(choice.job.output) for choice in self.choices)
+        usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        return self._head | {"choices": list(choices)} | ({"usage": usage} if with_usage else {})
+
+
+def openai_routes(served: ServedModel) -> APIRouter:
+    """The routes of this API."""
+    routes = APIRouter(prefix="/v1")
+    about = {"id": served.settings.name, "object": "model", "created": served.created, "owned_by": "hf-recurrent"}
+
+    @routes.get("/models")
+    async def list_models() -> dict:
+        return {"object": "list", "data": [about]}
+
+    @routes.get("/models/{name:path}")
+    async def get_model(name: str) -> dict:
+        _check_name(served, name)
+        return about
+
+    @routes.post("/chat/completions")
+    async def refuse_chat() -> None:
+        raise ApiError(404, "There is no chat: the models continue texts; use /v1/completions.")
+
+    @routes.post("/completions", response_model=None)
+    async def complete(body: CompletionRequest, request: Request) -> dict | Response:
+        _check_name(served, body.model)
+        prompts = _prompts(served, body)
+        _check(served, body, prompts)
+        completion, jobs = await _begin(served, body, prompts, request)
+        running = RunningJobs(served.scheduler, jobs, bool(body.stream))
+        await running.submit()
+        if body.stream:
+            return JobsResponse(running, _stream(running, completion, served.send_interval))
+        await running.wait(request)
+        return completion.json([choice.take() for choice in completion.choices], with_usage=True)
+
+    return routes
+
+
+def _check_name(served: ServedModel, name: str) -> None:
+    if name != served.settings.name:
+        message = f"`model` is {name[:80]!r}; this server has {served.settings.name!r}."
+        raise ApiError(404, message, "model", "model_not_found")
+
+
+def _prompts(served: ServedModel, body: CompletionRequest) -> list[np.ndarray]:
+    """The tokens of each prompt."""
+    given = body.prompt
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        given = [given]
+    if not given:
+        raise ApiError(400, "`prompt` is an empty list; it must have at least one prompt.", "prompt")
+    return [_tokens(served, prompt) for prompt in given]
+
+
+def _tokens(served: ServedModel, prompt: str | list[int]) -> np.ndarray:
+    if isinstance(prompt, str):
+        return served.encode(prompt, "prompt")
+    if wrong := next((token for token in prompt if not 0 <= token < served.vocab_size), None):
+        known = served.vocab_size
+        raise ApiError(400, f"`prompt` has the token {str(wrong)[:40]}; it must be from 0 to {known - 1}.", "prompt")
+    return np.array(prompt, dtype=np.int64)
+
+
+def _check(served: ServedModel, body: CompletionRequest, prompts: Sequence[np.ndarray]) -> None:
+    limits, count = served.settings, len(prompts) * (body.n or 1)
+    served.check_limit("n", count, limits.max_choices)
+    served.check_limit("max_tokens", count * _max_tokens(body), limits.max_new_tokens)
+    if body.session is not None and count > 1:
+        name = "n" if (body.n or 1) > 1 else "prompt"
+        raise ApiError(400, f"`session` continues one text, but `{name}` asks for {count}.", name)
+    if not _max_tokens(body) and not body.echo and body.session is None:
+        raise ApiError(400, "`max_tokens` is 0, so there is nothing to do; set `echo` or `session`.", "max_tokens")
+    if body.logprobs is not None:
+        scored = count * _max_tokens(body) + (sum(map(len, prompts)) * (body.n or 1) if body.echo else 0)
+        served.check_limit("logprobs", scored, limits.max_scored)
+
+
+def _max_tokens(body: CompletionRequest) -> int:
+    return _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+
+
+async def _begin(
+    served: ServedModel, body: CompletionRequest, prompts: Sequence[np.ndarray], request: Request
+) -> tuple[_Completion, list[Job]]:
+    """The completion with its jobs, which are not yet submitted. A prompt with several choices is read here, once."""
+    seed, repeats = body.seed_or_random(), body.n or 1
+    wants_prompt_scores = bool(body.echo) and body.logprobs is not None
+    choices: list[CompletionChoice] = []
+    for prompt in prompts:
+        read = None
+        if repeats > 1 and len(prompt):
+            read = served.job(prompt, scores=Scores(body.logprobs or 0) if wants_prompt_scores else None)
+            reading = RunningJobs(served.scheduler, [read])
+            await reading.submit()
+            await reading.wait(request)
+        for _ in range(repeats):
+            scores = read.scores if read else Scores(body.logprobs or 0) if wants_prompt_scores else None
+            job = served.job(
+                prompt if read is None else prompt[:0],
+                session=body.session,
+                start=read and read.snapshot,
+                max_new_tokens=_max_tokens(body),
+                sampling=body.sampling,
+                seed=seed + len(choices),
+                stops=body.stops,
+                scores=scores if read is None else None,
+                output_scores=None if body.logprobs is None else Scores(body.logprobs),
+            )
+            repeated = prompt.tolist() if body.echo else []
+            choices.append(CompletionChoice(served, job, len(choices), repeated, scores, body.logprobs))
+    return _Completion(body, choices, list(prompts)), [choice.job for choice in choices]
+
+
+async def _stream(running: RunningJobs, completion: _Completion, interval: Callable[[], float]) -> AsyncIterator[str]:
+    """Server-sent events."""
+    options = completion.body.stream_options
+    try:
+        async for _ in running.updates(interval):
+            running.check()
+            for choice in completion.choices:
+                if choice.job.released or choice.job.is_done:
+                    piece = choice.take()
+                    # A piece of a character is no text yet.
+                    if piece and (piece["text"] or piece["finish_reason"] or piece["logprobs"]):
+                        yield _event(completion.json([piece]))
+        if options is not None and options.include_usage:
+            yield _event(completion.json([], with_usage=True))
+    except Exception as error:
+        yield _event(error_body(error)[1])
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,125 @@
+"""Jobs of one request, awaited by the event loop while the scheduler works on them in its thread."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from hf_recurrent.server.job import Job
+from hf_recurrent.server.routes.errors import ApiError
+from hf_recurrent.server.scheduler import Scheduler
+
+# Between two looks whether the client is still there.
+_POLL_SECONDS = 1.0
+
+
+async def call(scheduler: Scheduler, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function in the thread that owns model and sessions."""
+    if not scheduler.is_alive:
+        raise ApiError(503, "The server is stopping.")
+    return await asyncio.wrap_future(scheduler.call(function, *arguments))
+
+
+class RunningJobs:
+    """Some jobs, accepted by the scheduler together or not at all.
+
+    Args:
+        scheduler: runs them.
+        jobs: not yet submitted.
+        is_streamed: results are taken as they come, not only at the end.
+    """
+
+    def __init__(self, scheduler: Scheduler, jobs: Sequence[Job], is_streamed: bool = False):
+        self.jobs, self._scheduler, self._is_streamed = jobs, scheduler, is_streamed
+        self._loop, self._event, self._is_awaited = asyncio.get_running_loop(), asyncio.Event(), False
+        self._seen = (0, 0)
+        for job in jobs:
+            job.wake = self._wake
+
+    async def submit(self) -> None:
+        """Begin; raises the error of the first job that is refused."""
+        if not self._scheduler.is_alive:
+            raise ApiError(503, "The server is stopping.")
+        try:
+            futures = [asyncio.wrap_future(self._scheduler.submit(job)) for job in self.jobs]
+            await asyncio.gather(*futures)
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def wait(self, request: Request) -> None:
+        """Until all jobs are done; they end if the client leaves. Raises the error of a job that failed."""
+        try:
+            while not self.are_done:
+                await self._next_results()
+                if not self.are_done and await request.is_disconnected():
+                    raise ApiError(499, "The client has gone.")
+            self.check()
+        finally:
+            self.cancel()
+
+    async def updates(self, interval: Callable[[], float]) -> AsyncIterator[None]:
+        """Yields when there are new results, at most once in an interval, and at the end."""
+        try:
+            while not self.are_done:
+                await self._next_results()
+                yield
+                if not self.are_done:
+                    await asyncio.sleep(interval())
+            yield
+        finally:
+            self.cancel()
+
+    @property
+    def are_done(self) -> bool:
+        """True if all jobs have ended."""
+        return all(job.is_done for job in self.jobs)
+
+    def check(self) -> None:
+        """Raise the error of the first job that failed."""
+        for job in self.jobs:
+            if job.error is not None:
+                raise job.error
+
+    def cancel(self) -> None:
+        """End those that are not done."""
+        for job in self.jobs:
+            job.cancel()
+
+    def _progress(self) -> tuple[int, int]:
+        return sum(job.released for job in self.jobs), sum(job.is_done for job in self.jobs)
+
+    async def _next_results(self) -> None:
+        self._event.clear()
+        self._is_awaited = True
+        if self._progress() == self._seen:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._event.wait()
+        self._is_awaited = False
+        self._seen = self._progress()
+
+    def _wake(self) -> None:
+        """Called in the scheduler's thread."""
+        if self._is_awaited and (self._is_streamed or self.are_done):
+            self._is_awaited = False
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._event.set)
+
+
+class JobsResponse(StreamingResponse):
+    """A stream whose jobs end with it, also where the client has gone."""
+
+    def __init__(self, running: RunningJobs, content: AsyncIterator[str]):
+        super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._running = running
+
+    async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._running.cancel()

@@ -1,0 +1,146 @@
+"""The bodies of requests. Values of other types, unknown fields, NaN and infinities are refused."""
+
+import base64
+import binascii
+import secrets
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from hf_recurrent.server.sampling import Sampling
+
+_MOST_SEED = 2**63 - 1 - (1 << 16)  # further choices take the next seeds
+_MOST_TOKENS = 1 << 31
+_LEAST_TEMPERATURE = 1e-6  # logits divided by less would be infinite
+_Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_Id = Annotated[str, Field(max_length=100)]
+
+
+class Body(BaseModel):
+    """Base of all bodies."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SamplingFields(Body):
+    """How new text is chosen."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=_MOST_SEED)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _can_divide(cls, value: float | None) -> float | None:
+        if value and value < _LEAST_TEMPERATURE:
+            raise ValueError(f"it must be 0 or at least {_LEAST_TEMPERATURE}")
+        return value
+
+    @property
+    def sampling(self) -> Sampling:
+        """With the defaults of OpenAI: temperature 1, no top_p, no top_k."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return Sampling(temperature, self.top_k or 0, self.top_p or 1.0)
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def seed_or_random(self) -> int:
+        """The seed that was given, or an unpredictable one."""
+        return secrets.randbits(62) if self.seed is None else self.seed
+
+
+class StreamOptions(Body):
+    """`stream_options` of a completion."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class CompletionRequest(SamplingFields):
+    """`POST /v1/completions`. Arguments that the models do not have may be given with their neutral value."""
+
+    model: str
+    prompt: str | list[int] | list[str] | list[list[int]] = ""
+    session: _Id | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+
+class SessionRequest(Body):
+    """`POST /v1/sessions`."""
+
+    source: Annotated[_Id | None, Field(alias="from")] = None
+    learns: bool | None = None
+
+
+class ChangeRequest(Body):
+    """`PATCH /v1/sessions/ID`."""
+
+    learns: bool
+
+
+class MarkRequest(Body):
+    """`POST /v1/sessions/ID/marks` and `.../rewind`."""
+
+    mark: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class CheckpointRequest(Body):
+    """`POST /v1/learning/unlearn`."""
+
+    checkpoint: Annotated[str, Field(max_length=100)]
+
+
+class TextFields(Body):
+    """A text, or any bytes in base64."""
+
+    text: str | None = None
+    base64: str | None = None
+
+    @field_validator("base64")
+    @classmethod
+    def _is_base64(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                base64.b64decode(value, validate=True)
+            except (binascii.Error, ValueError):
+                raise ValueError("it is not valid base64") from None
+        return value
+
+    @property
+    def content(self) -> str | bytes:
+        """The text, or the bytes."""
+        return (self.text or "") if self.base64 is None else base64.b64decode(self.base64)
+
+
+class ReadRequest(TextFields):
+    """`POST /v1/sessions/ID/read`."""
+
+    bits: bool = True
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "ReadRequest":
+        if (self.text is None) == (self.base64 is None):
+            raise ValueError("give either `text` or `base64`")
+        return self
+
+
+class GenerateRequest(SamplingFields):
+    """`POST /v1/sessions/ID/generate`."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] = 16

@@ -1,0 +1,160 @@
+"""Sessions: texts that stay, are read and continued piece by piece, forked, rewound, and moved as files."""
+
+import base64
+import math
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from hf_recurrent.server.job import Scores
+from hf_recurrent.server.routes.errors import ApiError
+from hf_recurrent.server.routes.running_jobs import RunningJobs, call
+from hf_recurrent.server.routes.schemas import (
+    ChangeRequest,
+    GenerateRequest,
+    MarkRequest,
+    ReadRequest,
+    SessionRequest,
+)
+from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.routes.session_states import session_of_state, state_of_session
+from hf_recurrent.server.session import Session, Snapshot
+
+
+def session_routes(served: ServedModel) -> APIRouter:
+    """The routes of this API."""
+    routes = APIRouter(prefix="/v1/sessions")
+    scheduler, store = served.scheduler, served.scheduler.store
+
+    @routes.post("")
+    async def create(body: SessionRequest | None = None) -> dict:
+        """A new session, empty or a copy of another one."""
+        learns = body and body.learns
+        if learns:
+            _check_learning(served)
+        if body is None or body.source is None:
+            session = await call(scheduler, store.add, Session(Snapshot(store.zero), learns=bool(learns)))
+            return _about(session)
+        session = await call(scheduler, store.fork, body.source)
+        if learns is not None:
+            await call(scheduler, store.set_learns, session.id, learns)
+        return _about(session)
+
+    @routes.post("/from_state")
+    async def create_from_state(request: Request) -> dict:
+        """A new session from the bytes of a state file."""
+        data = await request.body()
+        return _about(await call(scheduler, session_of_state, served, data))
+
+    @routes.get("")
+    async def list_sessions(
+        after: Annotated[str | None, Query(max_length=100)] = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    ) -> dict:
+        """Ids of sessions, the oldest first."""
+        found = await call(scheduler, store.ids, after, limit + 1)
+        return {"object": "list", "data": found[:limit], "has_more": len(found) > limit}
+
+    @routes.get("/{session_id}")
+    async def get_session(session_id: str) -> dict:
+        """A session."""
+        return _about(await call(scheduler, store.get, session_id))
+
+    @routes.patch("/{session_id}")
+    async def change(session_id: str, body: ChangeRequest) -> dict:
+        """Switch learning from this session on or off."""
+        if body.learns:
+            _check_learning(served)
+        return _about(await call(scheduler, store.set_learns, session_id, body.learns))
+
+    @routes.delete("/{session_id}")
+    async def delete(session_id: str) -> dict:
+        """Forget a session."""
+        await call(scheduler, store.delete, session_id)
+        return {"id": session_id, "object": "session.deleted", "deleted": True}
+
+    @routes.post("/{session_id}/fork")
+    async def fork(session_id: str) -> dict:
+        """Another session at the same place."""
+        return _about(await call(scheduler, store.fork, session_id))
+
+    @routes.post("/{session_id}/marks")
+    async def set_mark(session_id: str, body: MarkRequest) -> dict:
+        """Remember this place."""
+        return _about(await call(scheduler, store.set_mark, session_id, body.mark))
+
+    @routes.delete("/{session_id}/marks/{mark}")
+    async def delete_mark(session_id: str, mark: str) -> dict:
+        """Forget a mark."""
+        return _about(await call(scheduler, store.delete_mark, session_id, mark))
+
+    @routes.post("/{session_id}/rewind")
+    async def rewind(session_id: str, body: MarkRequest) -> dict:
+        """Go back to a mark."""
+        return _about(await call(scheduler, store.rewind, session_id, body.mark))
+
+    @routes.get("/{session_id}/state")
+    async def download(session_id: str) -> Response:
+        """The state as a file, which `generate --state` and `chat --state` read too."""
+        data = await call(scheduler, state_of_session, served, session_id)
+        headers = {"content-disposition": 'attachment; filename="state.safetensors"'}
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+    @routes.post("/{session_id}/read")
+    async def read(session_id: str, body: ReadRequest, request: Request) -> dict:
+        """Read a text; returns the bits of every byte."""
+        tokens = served.encode(body.content, "base64" if body.text is None else "text")
+        job = served.job(tokens, session=session_id, scores=Scores() if body.bits else None)
+        await _run(served, job, request)
+        result: dict[str, Any] = {"bytes_read": job.snapshot.bytes_read}
+        if job.scores is not None:
+            bits = [None if math.isnan(value) else value for value in job.scores.bits()]
+            known = [value for value in bits if value is not None]
+            result |= {"bits": bits, "bits_per_byte": sum(known) / len(known) if known else None}
+        return result
+
+    @routes.post("/{session_id}/generate")
+    async def generate(session_id: str, body: GenerateRequest, request: Request) -> dict:
+        """Continue the session."""
+        served.check_limit("max_tokens", body.max_tokens, served.settings.max_new_tokens)
+        job = served.job(
+            served.encode(b"", "text"),
+            session=session_id,
+            max_new_tokens=body.max_tokens,
+            sampling=body.sampling,
+            seed=body.seed_or_random(),
+            stops=body.stops,
+        )
+        await _run(served, job, request)
+        data = served.decode(job.output[: job.released])
+        return {
+            "text": data.decode("utf-8", "replace"),
+            "base64": base64.b64encode(data).decode(),
+            "finish_reason": job.finish_reason,
+            "bytes_read": job.snapshot.bytes_read,
+        }
+
+    return routes
+
+
+async def _run(served: ServedModel, job: Any, request: Request) -> None:
+    running = RunningJobs(served.scheduler, [job])
+    await running.submit()
+    await running.wait(request)
+
+
+def _about(session: Session) -> dict[str, Any]:
+    """A session as clients see it."""
+    return {
+        "id": session.id,
+        "object": "session",
+        "created": session.created,
+        "bytes_read": session.snapshot.bytes_read,
+        "learns": session.learns,
+        "marks": {name: mark.bytes_read for name, mark in session.marks.items()},
+    }
+
+
+def _check_learning(served: ServedModel) -> None:
+    if served.scheduler.learner is None:
+        raise ApiError(400, "`learns` is true, but this server does not learn; start it with --learn.", "learns")

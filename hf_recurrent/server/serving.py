@@ -1,0 +1,120 @@
+"""Putting a server together: model, sessions on disk, learner, scheduler."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_recurrent.checkpoints.files import list_checkpoints
+from hf_recurrent.checkpoints.output_lock import output_lock
+from hf_recurrent.checkpoints.weight_hashing import weights_hash
+from hf_recurrent.checkpoints.weights import load_weights
+from hf_recurrent.generation.arguments import end_token_list
+from hf_recurrent.online.learner import OnlineLearner
+from hf_recurrent.online.settings import LearnerSettings
+from hf_recurrent.server.model_steps import ModelSteps
+from hf_recurrent.server.scheduler import Scheduler
+from hf_recurrent.server.session_database import SessionDatabase
+from hf_recurrent.server.session_learner import SessionLearner
+from hf_recurrent.server.session_store import SessionStore
+
+_WEIGHTS = "weights"  # property of a database: the hash of the weights of its states
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a served model learns.
+
+    Args:
+        settings: of the learner.
+        directory: of its checkpoints; the last one is continued.
+        save_every: bytes between two checkpoints.
+    """
+
+    settings: LearnerSettings
+    directory: Path
+    save_every: int = 100_000
+
+
+@contextmanager
+def serving_scheduler(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    *,
+    session_dir: Path | None = None,
+    learning: Learning | None = None,
+    max_states: int = 20_000,
+    max_resident: int = 1000,
+    max_rows: int = 64,
+    max_jobs: int = 512,
+) -> Iterator[Scheduler]:
+    """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
+
+    Args:
+        model: a recurrent language model, in evaluation mode.
+        tokenizer: its byte tokenizer.
+        session_dir: where sessions are kept; None to forget them at the end.
+        learning: None for a model that does not change.
+        max_states, max_resident: see [`SessionStore`].
+        max_rows, max_jobs: see [`Scheduler`].
+
+    Raises:
+        TypeError: the model has no recurrent state.
+        ValueError: the sessions belong to other weights, or another process uses a directory.
+        OSError: a directory cannot be written.
+    """
+    steps = ModelSteps(model, learns=learning is not None)
+    zero = steps.model.init_state(1)
+    with _locked(session_dir), _locked(learning and learning.directory):
+        learner = None if learning is None else _learner(model, tokenizer, learning)
+        database = None
+        if session_dir is not None:
+            database = SessionDatabase(session_dir, zero)
+            _check_weights(database, model, learner, session_dir)
+
+        ends = end_token_list(model.generation_config.eos_token_id)
+        begin = model.generation_config.bos_token_id
+        scheduler = Scheduler(
+            steps,
+            SessionStore(zero, database, steps.continue_from, max_states=max_states, max_resident=max_resident),
+            learner=learner,
+            begin_token=begin if begin is not None else next(iter(ends), None),
+            end_tokens=frozenset(ends),
+            max_rows=max_rows,
+            max_jobs=max_jobs,
+        )
+        try:
+            yield scheduler
+        finally:
+            if scheduler.is_alive:
+                scheduler.close()
+
+
+def _locked(directory: Path | None) -> AbstractContextManager:
+    return nullcontext() if directory is None else output_lock(directory)
+
+
+def _learner(model: PreTrainedModel, tokenizer: Any, learning: Learning) -> SessionLearner:
+    """The learner of the last checkpoint in the directory, whose weights the model gets, or a new one."""
+    checkpoints = list_checkpoints(learning.directory)
+    if checkpoints:
+        load_weights(model, checkpoints[-1])
+        learner = OnlineLearner.load(checkpoints[-1], model, tokenizer, **asdict(learning.settings))
+    else:
+        learner = OnlineLearner(model, tokenizer, **asdict(learning.settings))
+    return SessionLearner(learner, learning.directory, save_every=learning.save_every)
+
+
+def _check_weights(
+    database: SessionDatabase, model: PreTrainedModel, learner: SessionLearner | None, directory: Path
+) -> None:
+    own, stored = weights_hash(model), database.get_property(_WEIGHTS)
+    if stored not in (None, own) and (learner is None or stored not in learner.known_weights):
+        raise ValueError(
+            f"The sessions in {str(directory)!r} belong to other weights; a state works only with the model that "
+            "saved it. Serve that model, or choose another directory."
+        )
+    database.set_property(_WEIGHTS, own)

@@ -1,0 +1,52 @@
+"""A session: a text that is read and continued piece by piece, and marks in it to go back to."""
+
+import secrets
+import time
+from dataclasses import dataclass, field, replace
+
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A session at one moment. It never changes, so that sessions, forks and marks share it.
+
+    Args:
+        state: of one stream, after everything but the pending token.
+        pending: the last token, not yet fed to the model; None at the beginning and after the end token.
+        bytes_read: bytes read and generated so far.
+    """
+
+    state: RecurrentState
+    pending: int | None = None
+    bytes_read: int = 0
+
+
+@dataclass(eq=False)
+class Session:
+    """One text of one user.
+
+    Args:
+        snapshot: where it is.
+        id: unguessable, chosen by the server.
+        created: seconds since 1970.
+        learns: the model learns from what is read.
+        marks: name → place to go back to.
+        is_private: kept in memory only and not listed; such are the sessions of the page.
+    """
+
+    snapshot: Snapshot
+    id: str = field(default_factory=lambda: f"sess_{secrets.token_urlsafe(18)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    learns: bool = False
+    marks: dict[str, Snapshot] = field(default_factory=dict)
+    is_private: bool = False
+
+    def fork(self) -> "Session":
+        """Another session at the same place, with the same marks; copies no state."""
+        return Session(self.snapshot, learns=self.learns, marks=dict(self.marks), is_private=self.is_private)
+
+
+def after_end(snapshot: Snapshot, zero: RecurrentState) -> Snapshot:
+    """After the end token, a new episode begins with a zero state."""
+    return replace(snapshot, state=zero, pending=None)

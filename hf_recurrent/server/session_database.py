@@ -1,0 +1,198 @@
+"""Sessions on disk: one SQLite database, which a killed process leaves whole.
+
+A session's record is its state at some moment and a journal of the tokens that it has read since. Reading them again
+gives the state bit for bit, because a token is fed in the same way whatever is read together with it.
+
+Every commit survives the end of the process. After a power failure the last ones may be missing.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.server.session import Session, Snapshot
+
+_FORMAT = 1
+_FILE = "sessions.sqlite"
+_TABLES = """
+create table if not exists properties (name text primary key, value text not null);
+create table if not exists sessions (
+    id text primary key, created integer not null, learns integer not null,
+    bytes_read integer not null, pending integer, state blob not null
+);
+create table if not exists marks (
+    session text not null, name text not null, bytes_read integer not null, pending integer, state blob not null,
+    primary key (session, name)
+);
+create table if not exists journal (number integer primary key, session text not null, tokens blob not null);
+create index if not exists journal_sessions on journal (session);
+"""
+
+
+class StatePacking:
+    """States of one model as plain bytes, without names and shapes.
+
+    Args:
+        zero: a state of one stream.
+    """
+
+    def __init__(self, zero: RecurrentState):
+        self._shapes = {name: tensor.shape for name, tensor in zero.items()}
+        self._sizes = [shape.numel() for shape in self._shapes.values()]
+        first = next(iter(zero.values()))
+        self._dtype, self._device = first.dtype, first.device
+        self.nbytes = sum(self._sizes) * first.element_size()
+
+    def pack(self, state: RecurrentState) -> bytes:
+        """The numbers of a state."""
+        return torch.cat([state[name].reshape(-1) for name in self._shapes]).cpu().numpy().tobytes()
+
+    def unpack(self, data: bytes) -> RecurrentState:
+        """The state of such numbers.
+
+        Raises:
+            ValueError: it is not of this model.
+        """
+        if len(data) != self.nbytes:
+            raise ValueError(f"A stored state has {len(data)} bytes; this model needs {self.nbytes}.")
+        numbers = torch.frombuffer(bytearray(data), dtype=self._dtype).split(self._sizes)
+        # Cloned to memory aligned like that of a new tensor.
+        parts = (part.view(shape).clone() for part, shape in zip(numbers, self._shapes.values(), strict=True))
+        return {name: part.to(self._device) for name, part in zip(self._shapes, parts, strict=True)}
+
+
+class SessionDatabase:
+    """The database of a directory. One thread uses it.
+
+    Args:
+        directory: of the database, which is created.
+        zero: a zero state of the model.
+
+    Raises:
+        ValueError: the file is damaged, or of a later version.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, directory: Path, zero: RecurrentState):
+        self._packing = StatePacking(zero)
+        path = Path(directory, _FILE)
+        try:
+            # Its thread is that of the scheduler; it is opened before that thread runs.
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._connection.execute("pragma journal_mode = wal")
+            self._connection.execute("pragma synchronous = normal")
+            self._connection.executescript(_TABLES)
+        except sqlite3.OperationalError as error:
+            raise OSError(f"The sessions in {str(path)!r} cannot be opened: {error}.") from error
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"The file {str(path)!r} is damaged or not a database of sessions: {error}.") from error
+        known = self.get_property("format") or self.set_property("format", str(_FORMAT)) or str(_FORMAT)
+        if known != str(_FORMAT):
+            raise ValueError(f"The file {str(path)!r} has the format {known:.40}; this version reads {_FORMAT}.")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def get_property(self, name: str) -> str | None:
+        """A property of the whole database; None if it was never set."""
+        row = self._connection.execute("select value from properties where name = ?", (name,)).fetchone()
+        return None if row is None else row[0]
+
+    def set_property(self, name: str, value: str) -> None:
+        """Set a property."""
+        self._connection.execute("insert or replace into properties values (?, ?)", (name, value))
+
+    def ids(self) -> Iterator[str]:
+        """The ids of all sessions, the oldest first."""
+        return (row[0] for row in self._connection.execute("select id from sessions order by created, rowid"))
+
+    def count_marks(self) -> int:
+        """How many marks all sessions have together."""
+        return self._connection.execute("select count(*) from marks").fetchone()[0]
+
+    def write(self, session: Session) -> None:
+        """Write a session, with its state, in place of its former record and journal."""
+        place = self._place(session.snapshot)
+        with self._transaction():
+            self._connection.execute(
+                "insert into sessions values (?, ?, ?, ?, ?, ?) on conflict (id) do update set "
+                "learns = excluded.learns, bytes_read = excluded.bytes_read, pending = excluded.pending, "
+                "state = excluded.state",
+                (session.id, session.created, session.learns, *place),
+            )
+            self._connection.execute("delete from journal where session = ?", (session.id,))
+
+    def write_marks(self, session: Session, marks: Mapping[str, Snapshot]) -> None:
+        """Write marks of a session, each in place of one of the same name."""
+        rows = [(session.id, name, *self._place(snapshot)) for name, snapshot in marks.items()]
+        with self._transaction():
+            self._connection.executemany("insert or replace into marks values (?, ?, ?, ?, ?)", rows)
+
+    def delete_mark(self, session: Session, name: str) -> None:
+        """Delete a mark."""
+        self._connection.execute("delete from marks where session = ? and name = ?", (session.id, name))
+
+    def delete(self, session_id: str) -> None:
+        """Delete a session with its marks and journal."""
+        with self._transaction():
+            for table, column in (("sessions", "id"), ("marks", "session"), ("journal", "session")):
+                self._connection.execute(f"delete from {table} where {column} = ?", (session_id,))
+
+    def append(self, tokens: Iterable[tuple[str, list[int]]]) -> None:
+        """Add tokens to the journals of sessions, in one commit."""
+        rows = [(session_id, np.array(ids, dtype=np.int32).tobytes()) for session_id, ids in tokens]
+        with self._transaction():
+            self._connection.executemany("insert into journal (session, tokens) values (?, ?)", rows)
+
+    def read(self, session_id: str) -> tuple[Session, list[int]] | None:
+        """A session as its record has it, and the tokens of its journal; None for an unknown id.
+
+        Raises:
+            ValueError: the record is damaged.
+        """
+        query = "select created, learns, state, pending, bytes_read from sessions where id = ?"
+        row = self._connection.execute(query, (session_id,)).fetchone()
+        if row is None:
+            return None
+        created, learns, *place = row
+        marks = self._connection.execute(
+            "select name, state, pending, bytes_read from marks where session = ?", (session_id,)
+        )
+        session = Session(
+            self._snapshot(*place),
+            session_id,
+            created,
+            bool(learns),
+            {name: self._snapshot(*of_mark) for name, *of_mark in marks},
+        )
+        journal = self._connection.execute(
+            "select tokens from journal where session = ? order by number", (session_id,)
+        )
+        return session, [token for (data,) in journal for token in np.frombuffer(data, np.int32).tolist()]
+
+    def _place(self, snapshot: Snapshot) -> tuple[int, int | None, bytes]:
+        return snapshot.bytes_read, snapshot.pending, self._packing.pack(snapshot.state)
+
+    def _snapshot(self, state: bytes, pending: int | None, bytes_read: int) -> Snapshot:
+        return Snapshot(self._packing.unpack(state), pending, bytes_read)
+
+    def _transaction(self) -> "_Transaction":
+        return _Transaction(self._connection)
+
+
+class _Transaction:
+    """One commit, or none of it after an exception."""
+
+    def __init__(self, connection: sqlite3.Connection):
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("begin immediate")
+
+    def __exit__(self, error_type: type | None, *_) -> None:
+        self._connection.execute("commit" if error_type is None else "rollback")

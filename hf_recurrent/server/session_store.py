@@ -1,0 +1,283 @@
+"""All sessions of a server: those in use in memory, all of them on disk if there is a directory.
+
+Private sessions stay in memory and are not listed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.server.session import Session, Snapshot
+from hf_recurrent.server.session_database import SessionDatabase
+
+# Tokens that are fed again, at most, when a session of a killed process is used.
+_LONGEST_JOURNAL = 256
+
+
+class SessionError(ValueError):
+    """A request for a session that cannot be met."""
+
+
+class UnknownSession(SessionError):
+    """There is no session or mark of that name."""
+
+
+class SessionBusy(SessionError):
+    """The session reads or generates at the moment."""
+
+
+class NothingToContinue(SessionError):
+    """The text is empty, and the model has no byte to begin it with."""
+
+
+class TooMany(SessionError):
+    """A limit of the server is reached."""
+
+
+class SessionStore:
+    """Sessions by id. One thread uses it.
+
+    Args:
+        zero: the state of a new session.
+        database: where sessions are kept; None to keep them in memory only.
+        replay: feeds tokens to a snapshot, for sessions that a killed process left with a journal.
+        max_states: how many sessions and marks there may be together.
+        max_resident: with a database, how many sessions stay in memory; the longest unused leave first.
+    """
+
+    def __init__(
+        self,
+        zero: RecurrentState,
+        database: SessionDatabase | None = None,
+        replay: Callable[[Snapshot, Sequence[int]], Snapshot] | None = None,
+        *,
+        max_states: int = 20_000,
+        max_resident: int = 1000,
+    ):
+        self.zero, self._database, self._replay = zero, database, replay
+        self._max_states, self._max_resident = max_states, max_resident
+        self._resident: OrderedDict[str, Session] = OrderedDict()
+        self._private: dict[str, Session] = {}
+        self._busy: set[str] = set()
+        self._journaled: dict[str, int] = {}
+        # Ids in the order of creation.
+        self._ids: dict[str, None] = dict.fromkeys(database.ids() if database else ())
+        self._marks = database.count_marks() if database else 0
+
+    def __len__(self) -> int:
+        return len(self._ids) + len(self._private)
+
+    @property
+    def resident(self) -> int:
+        """How many sessions are in memory."""
+        return len(self._resident) + len(self._private)
+
+    def ids(self, after: str | None = None, limit: int = 100) -> list[str]:
+        """Ids of sessions that are not private, the oldest first, those that follow `after`.
+
+        Raises:
+            UnknownSession: there is no session `after`.
+        """
+        found = iter(self._ids)
+        if after is not None:
+            if after not in self._ids:
+                raise UnknownSession("There is no such session.")
+            next(each for each in found if each == after)
+        return list(islice(found, limit))
+
+    def add(self, session: Session) -> Session:
+        """Keep a new session.
+
+        Raises:
+            TooMany: there are as many as there may be.
+        """
+        self._check_room(1 + len(session.marks))
+        if database := self._database_of(session):
+            database.write(session)
+            database.write_marks(session, session.marks)
+        self._marks += len(session.marks)
+        if session.is_private:
+            self._private[session.id] = session
+            return session
+        self._ids[session.id] = None
+        self._resident[session.id] = session
+        self._evict(session.id)
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """A session, from memory or disk.
+
+        Raises:
+            UnknownSession: there is none of that id.
+        """
+        if session_id in self._private:
+            return self._private[session_id]
+        if session_id not in self._ids:
+            raise UnknownSession("There is no such session.")
+        session = self._resident.get(session_id)
+        if session is None:
+            session, journal = self._database.read(session_id)
+            if journal:
+                session.snapshot = self._replay(session.snapshot, journal)
+                self._database.write(session)
+            self._resident[session_id] = session
+            self._evict(session_id)
+        self._resident.move_to_end(session_id)
+        return session
+
+    def fork(self, session_id: str) -> Session:
+        """A copy of a session as it is now, with its marks.
+
+        Raises:
+            UnknownSession, SessionBusy, TooMany: see those.
+        """
+        return self.add(self._idle(session_id).fork())
+
+    def set_mark(self, session_id: str, name: str) -> Session:
+        """Remember the present place of a session; a mark of the same name moves there.
+
+        Raises:
+            UnknownSession, SessionBusy, TooMany: see those.
+        """
+        session = self._idle(session_id)
+        is_new = name not in session.marks
+        self._check_room(is_new)
+        if database := self._database_of(session):
+            database.write_marks(session, {name: session.snapshot})
+        session.marks[name] = session.snapshot
+        self._marks += is_new
+        return session
+
+    def delete_mark(self, session_id: str, name: str) -> Session:
+        """Forget a mark.
+
+        Raises:
+            UnknownSession: there is no such session or mark.
+            SessionBusy: it reads or generates.
+        """
+        session = self._idle(session_id)
+        self._mark(session, name)
+        if database := self._database_of(session):
+            database.delete_mark(session, name)
+        del session.marks[name]
+        self._marks -= 1
+        return session
+
+    def rewind(self, session_id: str, name: str) -> Session:
+        """Go back to a mark, as if nothing had been read since.
+
+        Raises:
+            UnknownSession: there is no such session or mark.
+            SessionBusy: it reads or generates.
+        """
+        session = self._idle(session_id)
+        self._replace(session, self._mark(session, name))
+        return session
+
+    def set_learns(self, session_id: str, learns: bool) -> Session:
+        """Choose whether the model learns from what a session reads.
+
+        Raises:
+            UnknownSession, SessionBusy: see those.
+        """
+        session = self._idle(session_id)
+        session.learns = learns
+        self._replace(session, session.snapshot)
+        return session
+
+    def delete(self, session_id: str) -> None:
+        """Forget a session with its marks.
+
+        Raises:
+            UnknownSession, SessionBusy: see those.
+        """
+        session = self._idle(session_id)
+        if database := self._database_of(session):
+            database.delete(session_id)
+        for sessions in (self._resident, self._ids, self._private):
+            sessions.pop(session_id, None)
+        self._marks -= len(session.marks)
+
+    def acquire(self, session_id: str) -> Session:
+        """A session for one reader or generator, until [`release`].
+
+        Raises:
+            UnknownSession, SessionBusy: see those.
+        """
+        session = self._idle(session_id)
+        self._busy.add(session_id)
+        return session
+
+    def release(self, session: Session, snapshot: Snapshot) -> None:
+        """The session is idle again, at another place; it is on disk when this returns."""
+        try:
+            self._replace(session, snapshot)
+        finally:
+            self._busy.discard(session.id)
+            self._evict()
+
+    def journal(self, generated: Iterable[tuple[Session, list[int], Callable[[], Snapshot]]]) -> None:
+        """Make tokens durable that sessions have generated since the last call, each with the place after them."""
+        if not self._database:
+            return
+        short = []
+        for session, tokens, snapshot in generated:
+            if session.is_private:
+                continue
+            length = self._journaled.get(session.id, 0) + len(tokens)
+            if length > _LONGEST_JOURNAL:
+                self._replace(session, snapshot())
+            else:
+                self._journaled[session.id] = length
+                short.append((session.id, tokens))
+        if short:
+            self._database.append(short)
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._database:
+            self._database.close()
+
+    def _database_of(self, session: Session) -> SessionDatabase | None:
+        return None if session.is_private else self._database
+
+    def _replace(self, session: Session, snapshot: Snapshot) -> None:
+        before, session.snapshot = session.snapshot, snapshot
+        database = self._database_of(session)
+        if database is None:
+            return
+        try:
+            database.write(session)
+        except BaseException:
+            session.snapshot = before
+            raise
+        self._journaled.pop(session.id, None)
+
+    def _check_room(self, more: int) -> None:
+        count = len(self) + self._marks
+        if more and count + more > self._max_states:
+            raise TooMany(f"There are {count} sessions and marks; this server allows {self._max_states}; delete some.")
+
+    def _idle(self, session_id: str) -> Session:
+        self._check_idle(session_id)
+        return self.get(session_id)
+
+    def _check_idle(self, session_id: str) -> None:
+        if session_id in self._busy:
+            raise SessionBusy("The session is busy: it reads or generates; wait for that to end.")
+
+    @staticmethod
+    def _mark(session: Session, name: str) -> Snapshot:
+        try:
+            return session.marks[name]
+        except KeyError:
+            raise UnknownSession(f"The session has no mark {name!r:.80}.") from None
+
+    def _evict(self, keep: str | None = None) -> None:
+        """Every idle session is on disk as it is: it only has to be forgotten here."""
+        excess = len(self._resident) - self._max_resident if self._database else 0
+        if excess > 0:
+            idle = (each for each in self._resident if each not in self._busy and each != keep)
+            for session_id in list(islice(idle, excess)):
+                del self._resident[session_id]

@@ -1,0 +1,216 @@
+"""States of texts that a recurrent model reads and continues, in memory and in files.
+
+A state comes with each row's pending token: the last one, read or generated but not yet fed to the model. Continuing
+feeds it first, so that an interrupted run gives the same result as a single one.
+"""
+
+import json
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from hf_recurrent.checkpoints.state_files import has_weights_hash, pack_state, read_state, unpack_state, write_state
+from hf_recurrent.generation.arguments import end_token_list
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, select_state
+from hf_recurrent.stock_models.with_state import with_state
+
+CHUNK = 4096
+
+
+@dataclass
+class TextState:
+    """B texts, read up to but without their pending token.
+
+    Args:
+        state: the recurrent state, B rows.
+        pending: the last token of each text; None if the text has ended or is empty.
+    """
+
+    state: RecurrentState
+    pending: list[int | None]
+
+
+def save_text_state(model: PreTrainedModel, text: TextState, path: str | Path) -> None:
+    """Write texts to a file of [`save_state`], with the pending tokens as metadata."""
+    write_state(text.state, path, model, _pending_metadata(text))
+
+
+def pack_text_state(model: PreTrainedModel, text: TextState) -> bytes:
+    """The content of a file of [`save_text_state`]."""
+    return pack_state(text.state, model, _pending_metadata(text))
+
+
+def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
+    """Read a file of [`save_text_state`], for the same model.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, is not a saved text, or belongs to other weights.
+
+    Warns:
+        UserWarning: the file is of an earlier version; nothing tells whether it is of this model.
+    """
+    return _text_of(model, str(path), *read_state(path, model))
+
+
+def unpack_text_state(model: PreTrainedModel, data: bytes, name: str, other_weights: Container[str] = ()) -> TextState:
+    """The texts in the content of a file, as [`load_text_state`]; without a hash of weights, it is refused.
+
+    Args:
+        model: with the weights that the states belong to.
+        data: the content.
+        name: of the argument, for errors.
+        other_weights: hashes of other weights whose states are allowed.
+
+    Raises:
+        ValueError: the content is damaged, is not a saved text, or belongs to other weights.
+    """
+    state, metadata = unpack_state(data, name, model, other_weights=other_weights)
+    if not has_weights_hash(metadata):
+        raise ValueError(f"`{name}` has no hash of the weights that it belongs to; it must be saved by this version.")
+    return _text_of(model, name, state, metadata)
+
+
+def _pending_metadata(text: TextState) -> dict[str, str]:
+    return {"pending": json.dumps(text.pending)}
+
+
+def _text_of(model: PreTrainedModel, name: str, state: RecurrentState, metadata: dict[str, str]) -> TextState:
+    """The texts of a state file."""
+    if "pending" not in metadata:
+        raise ValueError(f"`{name}` is not the state of a text; it must be written by `--save_state`.")
+    try:
+        pending = json.loads(metadata["pending"])
+        if not isinstance(pending, list) or len(pending) != len(next(iter(state.values()))):
+            raise ValueError("it has not one pending token for each text.")
+        vocab_size = model.config.vocab_size
+        if not all(token is None or (type(token) is int and 0 <= token < vocab_size) for token in pending):
+            raise ValueError("a pending token is outside the vocabulary.")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"`{name}` is damaged: {error}") from error
+    return TextState(state, pending)
+
+
+def repeat_text(text: TextState, times: int) -> TextState:
+    """One text, repeated as `times` rows."""
+    rows = {name: tensor.repeat_interleave(times, 0) for name, tensor in text.state.items()}
+    return TextState(rows, text.pending * times)
+
+
+def read_texts(
+    model: PreTrainedModel,
+    texts: Sequence[np.ndarray],
+    start: TextState | None = None,
+    *,
+    chunk: int = CHUNK,
+    progress: bool = False,
+) -> TextState:
+    """Read token ids into the state, in constant memory whatever their length.
+
+    Args:
+        model: a recurrent model.
+        texts: B rows of token ids of any lengths, in memory or mapped from a file.
+        start: B texts to continue; new ones by default. A text that has ended begins anew.
+        chunk: T, tokens of each row per call of the model.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: a text is empty or has a token outside the vocabulary, or `start` has another number of rows.
+    """
+    vocab_size = model.config.vocab_size
+    model = with_state(model)
+    if start is None:
+        start = TextState(model.init_state(len(texts)), [None] * len(texts))
+    if len(start.pending) != len(texts):
+        raise ValueError(f"`texts` has {len(texts)} rows; `start` has {len(start.pending)}.")
+    if any(token is None and not len(ids) for token, ids in zip(start.pending, texts, strict=True)):
+        raise ValueError("A text is empty; it must have at least one byte, because there is nothing to continue.")
+    # Each row is its pending token and all of its tokens but the last, aligned on the right.
+    lengths = np.array([len(ids) - (token is None) for token, ids in zip(start.pending, texts, strict=True)])
+    longest, state = int(lengths.max()), start.state
+    with (
+        torch.inference_mode(),
+        tqdm(total=int(lengths.sum()), unit="B", unit_scale=True, disable=not progress) as bar,
+    ):
+        bar.set_description("reading")
+        for begin in range(0, longest, chunk):
+            end = min(begin + chunk, longest)
+            mask = np.arange(begin, end) >= longest - lengths[:, None]
+            ids = np.zeros(mask.shape, dtype=np.int64)
+            for row in mask.any(1).nonzero()[0]:
+                offset, token, tokens = int(longest - lengths[row]), start.pending[row], texts[row]
+                first, last = max(begin - offset, 0), end - offset  # in this row
+                if token is None:
+                    ids[row, mask[row]] = tokens[first:last]
+                else:
+                    ids[row, mask[row]] = tokens[first - 1 : last - 1] if first else [token, *tokens[: last - 1]]
+            if ids.max() >= vocab_size:
+                raise ValueError(
+                    f"A text has the token {ids.max()}; it must be below the vocabulary size {vocab_size}."
+                )
+            inputs = torch.from_numpy(ids).to(model.device)
+            attention_mask = None if mask.all() else torch.from_numpy(mask.astype(np.int64)).to(model.device)
+            state = model(
+                input_ids=inputs, attention_mask=attention_mask, state=state, use_cache=True, logits_to_keep=1
+            ).state
+            bar.update(int(mask.sum()))
+    # A row without new tokens keeps its pending one, which was not fed.
+    pending = [int(ids[-1:][0]) if len(ids) else token for token, ids in zip(start.pending, texts, strict=True)]
+    if (last := max(pending)) >= vocab_size:
+        raise ValueError(f"A text has the token {last}; it must be below the vocabulary size {vocab_size}.")
+    return TextState(state, pending)
+
+
+def continue_texts(
+    model: PreTrainedModel, text: TextState, *, streamer: Any = None, **generation_arguments: Any
+) -> tuple[list[torch.Tensor], TextState]:
+    """Generate after each text.
+
+    Args:
+        model: a recurrent model.
+        text: B texts; one that has ended is left unchanged.
+        streamer: receives each new token at once; for one text and one beam.
+        generation_arguments: arguments of `generate()`, such as `max_new_tokens` and `do_sample`.
+
+    Returns:
+        The new tokens of each text, including the end token, and the texts after them.
+    """
+    rows = [row for row, token in enumerate(text.pending) if token is not None]
+    new = [torch.empty(0, dtype=torch.long) for _ in text.pending]
+    if not rows:
+        return new, text
+    start = TextState(select_state(text.state, torch.tensor(rows)), [text.pending[row] for row in rows])
+    inputs = torch.tensor(start.pending, device=model.device).unsqueeze(1)
+    output = with_state(model).generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        state=start.state,
+        streamer=streamer,
+        return_dict_in_generate=True,
+        **generation_arguments,
+    )
+    end = model.generation_config.eos_token_id
+    generated = [until_end(sequence[1:].cpu(), end) for sequence in output.sequences]
+    ended = [bool(len(ids)) and int(ids[-1]) in end_token_list(end) for ids in generated]
+    after = output.pending_state
+    state = {name: tensor.clone() for name, tensor in text.state.items()}
+    pending = list(text.pending)
+    for place, row in enumerate(rows):
+        new[row] = generated[place]
+        pending[row] = None if ended[place] else int(generated[place][-1])
+        for name, tensor in state.items():
+            # After the end token, a new episode begins with a zero state.
+            tensor[row] = 0 if ended[place] else after[name][place]
+    return new, TextState(state, pending)
+
+
+def until_end(ids: torch.Tensor, end: int | list[int] | None) -> torch.Tensor:
+    """The tokens up to and including the first end token; the others are padding."""
+    places = torch.isin(ids, torch.tensor(end_token_list(end), dtype=ids.dtype)).nonzero()
+    return ids[: int(places[0]) + 1] if len(places) else ids

@@ -1,0 +1,1 @@
+"""Parts that all families share: embedding, layers, head, state, loss, generation."""

@@ -1,0 +1,470 @@
+"""Model and language-model head that all recurrent families share.
+
+`forward` is the same call for a block of T steps, a prompt and one byte. The state goes in and comes out as a flat
+dictionary with one entry a layer and part, such as `layers.0.recurrent`; it never lives on the module.
+
+Shape letters: B streams or batch, T steps, M model width, N layers, V vocabulary.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import ModelOutput
+
+from ..step.module_watch import check_weights
+from ..step.single_step import choose_step_weights, run_single_step
+from ..units.recurrent_unit import RecurrentUnit, lecun_std
+from .causal_lm_loss import causal_lm_loss
+from .packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
+from .recurrent_blocks import Contraction, Padding, TemporalConvolution
+from .recurrent_generation import RecurrentGenerationMixin
+from .recurrent_state import RecurrentState, check_state, check_state_memory, state_dtype
+from .saved_code import SavedCode
+from .tensor_checks import (
+    check_embeddings,
+    check_mask,
+    check_not_meta,
+    check_tensor,
+    check_token_ids,
+    has_values,
+    kept_steps,
+)
+
+
+class LayerInputs(NamedTuple):
+    """Inputs of a layer in addition to its hidden states."""
+
+    state: RecurrentState
+    reset_mask: torch.Tensor | None
+    padding_mask: torch.Tensor | None
+    lengths: torch.Tensor | None
+
+
+class RecurrentOutput(ModelOutput):
+    """A `ModelOutput` that stores a field where it is set, in a fifth of the time of transformers' own."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if value is not None and name in type(self).__dataclass_fields__:
+            OrderedDict.__setitem__(self, name, value)
+        object.__setattr__(self, name, value)
+
+    def __post_init__(self) -> None:
+        # Accelerate makes outputs from a dictionary of all fields in place of the first one.
+        if not isinstance(next(iter(self.values()), None), torch.Tensor):
+            super().__post_init__()
+
+
+@dataclass
+class RecurrentModelOutput(RecurrentOutput):
+    """Output of a recurrent model without a head.
+
+    Args:
+        last_hidden_state: (B, T, M), after the final norm; fewer steps with `logits_to_keep`.
+        state: the state after the last real step of every row, with `use_cache`.
+        hidden_states: N + 1 tensors (B, T, M), with `output_hidden_states`: the embedding, then every layer's
+            output, the last one after the final norm.
+    """
+
+    last_hidden_state: torch.Tensor | None = None
+    state: RecurrentState | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class RecurrentCausalLMOutput(RecurrentOutput):
+    """Output of a recurrent language model.
+
+    Args:
+        loss: nats per target byte, if there are labels.
+        logits: (B, T, V), or fewer steps with `logits_to_keep`.
+        state: the state after the last real step of every row, with `use_cache`.
+        hidden_states: N + 1 tensors (B, T, M), with `output_hidden_states`.
+    """
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    state: RecurrentState | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+
+
+class RecurrentPreTrainedModel(SavedCode, PreTrainedModel):
+    """Initialisation, loading and saving of recurrent models."""
+
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    supports_recurrent_state = True
+    _is_stateful = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """LeCun normal; maps back to the residual stream with std 1/sqrt(2 · fan-in · N) (Memora, appendix F)."""
+        if isinstance(module, Contraction):
+            std = lecun_std(2 * module.in_features * self.config.num_hidden_layers)
+            init.normal_(module.weight, mean=0.0, std=std)
+        elif isinstance(module, nn.Linear):
+            init.normal_(module.weight, mean=0.0, std=lecun_std(module.in_features))
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            # As the head that it is tied to, with the model width as fan-in.
+            init.normal_(module.weight, mean=0.0, std=lecun_std(module.embedding_dim))
+        elif isinstance(module, TemporalConvolution):
+            init.normal_(module.weight, mean=0.0, std=lecun_std(module.kernel_size))
+        elif isinstance(module, RecurrentUnit):
+            module.reset_parameters()
+        elif isinstance(module, nn.RMSNorm) and module.weight is not None:
+            init.ones_(module.weight)
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """Initialise a module once. Transformers skips those of other packages that have no parameters of their own,
+        but a unit also initialises its maps."""
+        if isinstance(module, RecurrentUnit) and next(module.parameters(recurse=False), None) is None:
+            is_custom_code = all(getattr(each, "_is_hf_initialized", False) for each in module.parameters())
+        super()._initialize_weights(module, is_custom_code)
+
+    def parameters_without_weight_decay(self) -> set[str]:
+        """Names of the parameters without a neutral value at zero, which trainers exclude from weight decay."""
+        return {
+            f"{prefix}.{name}"
+            for prefix, module in self.named_modules()
+            for name in getattr(module, "no_weight_decay", ())
+        }
+
+
+class RecurrentBackbone(RecurrentPreTrainedModel):
+    """Inputs and state of every recurrent model; a model gives `embed_tokens`, `state_shapes` and `read_block`."""
+
+    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
+        """Name and shape of every tensor of the state."""
+        raise NotImplementedError
+
+    def read_single_step(
+        self, hidden: torch.Tensor, state: RecurrentState
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """The output and the new state of one step, or None where [`read_block`] has to run.
+
+        The state is not checked yet.
+        """
+        return run_single_step(self, hidden, state)
+
+    def read_block(
+        self,
+        hidden: torch.Tensor,
+        state: RecurrentState,
+        reset_mask: torch.Tensor | None,
+        padding: Padding | None,
+        kept: slice | torch.Tensor,
+        output_hidden_states: bool,
+    ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor] | None]:
+        """Read a block of embedded inputs.
+
+        Args:
+            hidden: (B, T, M), the embedded inputs.
+            state: of these streams, already checked.
+            reset_mask: (B, T) bool, or None.
+            padding: None without padding.
+            kept: the steps whose output is returned.
+            output_hidden_states: return the hidden states of all layers and steps.
+
+        Returns:
+            The outputs (B, kept steps, M), the state after the last real step of every row, and the hidden states or
+            None.
+        """
+        raise NotImplementedError
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
+        """The zero state of `batch_size` streams, the start of every episode."""
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
+        options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
+        return {name: torch.zeros(shape, **options) for name, shape in self.state_shapes(batch_size).items()}
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        state: RecurrentState | None = None,
+        reset_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> RecurrentModelOutput | tuple:
+        """Read a block. See [`RecurrentForCausalLM.forward`] for the arguments.
+
+        `logits_to_keep` selects the steps of `last_hidden_state` here; 0 for all.
+        """
+        check_arguments(kwargs)
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        hidden = self._embed(input_ids, inputs_embeds)
+        batch_size, steps = hidden.shape[:2]
+        if state is None:
+            state = self.init_state(batch_size, hidden.device)
+        if reset_mask is not None:
+            reset_mask = check_mask("reset_mask", reset_mask, batch_size, steps).bool()
+        padding = self._padding(attention_mask, batch_size, steps)
+        if packing := {name: kwargs[name] for name in PACKING_ARGUMENTS if kwargs.get(name) is not None}:
+            real = None if padding is None else padding.real
+            reset_mask = packed_resets(reset_mask, real, (batch_size, steps), **packing)
+        kept = kept_steps(logits_to_keep)
+
+        single_step = None
+        if steps == 1 and reset_mask is None and padding is None and not output_hidden_states:
+            single_step = self.read_single_step(hidden, state)
+        if single_step is None:
+            check_state(state, self.state_shapes(batch_size))
+            check_state_memory(state, hidden.device)
+            check_weights(self, hidden.device)
+            hidden, new_state, hidden_states = self.read_block(
+                hidden, state, reset_mask, padding, kept, output_hidden_states
+            )
+        else:
+            hidden, new_state = single_step
+            hidden, hidden_states = hidden[:, kept], None
+        output = RecurrentModelOutput(
+            last_hidden_state=hidden,
+            state=new_state if use_cache else None,
+            hidden_states=tuple(hidden_states) if output_hidden_states else None,
+        )
+        return output if return_dict else output.to_tuple()
+
+    def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
+        if inputs_embeds is None:
+            check_token_ids("input_ids", input_ids, self.config.vocab_size)
+            if input_ids.is_meta:
+                check_not_meta("input_ids", input_ids, self.device)
+            return self.embed_tokens(input_ids)
+        check_embeddings("inputs_embeds", inputs_embeds, self.config.hidden_size)
+        check_not_meta("inputs_embeds", inputs_embeds, self.device)
+        return inputs_embeds
+
+    @staticmethod
+    def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
+        if attention_mask is None:
+            return None
+        check_tensor("attention_mask", attention_mask)
+        if attention_mask.dim() == 2:
+            # In generation, the mask covers the prompt too: the last T columns are those of this call.
+            attention_mask = attention_mask[:, -steps:]
+        mask = check_mask("attention_mask", attention_mask, batch_size, steps)
+        if has_values(mask) and bool((mask != 0).all()):
+            return None
+        return Padding(mask)
+
+
+class RecurrentLayer(GradientCheckpointingLayer):
+    """x + Block(RMSNorm(x)), twice: first a recurrent block, then a gated MLP (Memora, section 4; De et al. 2024).
+
+    Args:
+        recurrent_block: (hidden, [`LayerInputs`]) → (output, state parts).
+        mlp: hidden → output.
+    """
+
+    def __init__(self, config, recurrent_block: nn.Module, mlp: nn.Module):
+        super().__init__()
+        self.recurrent_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.recurrent_block = recurrent_block
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = mlp
+
+    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+        output, state = self.recurrent_block(self.recurrent_norm(hidden), inputs)
+        hidden = hidden + output
+        return hidden + self.mlp(self.mlp_norm(hidden)), state
+
+
+class RecurrentModel(RecurrentBackbone):
+    """Embedding, N layers, final norm. A family gives its layer, its final norm and the parts of its state."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([self.build_layer(config, index) for index in range(config.num_hidden_layers)])
+        self.norm = self.build_final_norm(config)
+        self.layer_shapes = [self.layer_state_shapes(index) for index in range(config.num_hidden_layers)]
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def build_layer(self, config, layer_index: int) -> nn.Module:
+        """One layer, counted from 0: `forward(hidden, LayerInputs) → (hidden, state parts)`."""
+        raise NotImplementedError
+
+    def build_final_norm(self, config) -> nn.Module:
+        """The norm before the head."""
+        raise NotImplementedError
+
+    def layer_state_shapes(self, layer_index: int) -> dict[str, tuple[int, ...]]:
+        """Shape of every part of that layer's state, without the batch."""
+        return {"recurrent": (self.config.state_size,)}
+
+    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
+        return {
+            f"layers.{layer}.{part}": torch.Size((batch_size, *shape))
+            for layer, shapes in enumerate(self.layer_shapes)
+            for part, shape in shapes.items()
+        }
+
+    def read_block(self, hidden, state, reset_mask, padding, kept, output_hidden_states):
+        if padding is not None:
+            hidden = padding.pack(hidden)
+            reset_mask = None if reset_mask is None else padding.pack(reset_mask) & ~padding.mask
+        hidden, new_state, hidden_states = self.read_layers(hidden, state, reset_mask, padding)
+        if padding is not None:
+            hidden = padding.unpack(hidden)
+            hidden_states = [padding.unpack(tensor) for tensor in hidden_states] if output_hidden_states else []
+        return hidden[:, kept], new_state, hidden_states
+
+    def read_layers(
+        self,
+        hidden: torch.Tensor,
+        state: RecurrentState,
+        reset_mask: torch.Tensor | None = None,
+        padding: Padding | None = None,
+    ) -> tuple[torch.Tensor, RecurrentState, list[torch.Tensor]]:
+        """All layers and the final norm, on packed inputs.
+
+        Returns:
+            The output (B, T, M), the new state, and the hidden states of all layers.
+        """
+        hidden_states = [hidden]
+        new_state: RecurrentState = {}
+        padding_mask, lengths = (None, None) if padding is None else (padding.mask, padding.lengths)
+        for number, layer in enumerate(self.layers):
+            layer_state = {part: state[f"layers.{number}.{part}"] for part in self.layer_shapes[number]}
+            hidden, layer_state = layer(hidden, LayerInputs(layer_state, reset_mask, padding_mask, lengths))
+            new_state |= {f"layers.{number}.{part}": tensor for part, tensor in layer_state.items()}
+            hidden_states.append(hidden)
+        hidden_states[-1] = hidden = self.norm(hidden)
+        return hidden, new_state, hidden_states
+
+
+class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
+    """A recurrent model with a head tied to its embedding. A family gives its `backbone_class`."""
+
+    backbone_class: type[RecurrentBackbone]
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own form)
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = self.backbone_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
+        """The zero state of `batch_size` streams, the start of every episode."""
+        return self.model.init_state(batch_size, device)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        state: RecurrentState | None = None,
+        reset_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> RecurrentCausalLMOutput | tuple:
+        """Read a block of T bytes, a prompt, or one byte.
+
+        `shift_labels` is a keyword outside the signature, as in transformers: its `Trainer` wants every label that the
+        signature has in each batch.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, T) or longer, of which the last T columns count; 0 where a step is padding, anywhere,
+                and leaves the state unchanged.
+            state: from an earlier call for these streams; zeros by default.
+            reset_mask: (B, T) bool, true where a byte is the first of its episode: the state before it is zero.
+            inputs_embeds: (B, T, M), instead of `input_ids`.
+            labels: (B, T), the same bytes as `input_ids`; shifted inside, -100 is ignored.
+            use_cache: return the state; `config.use_cache` by default.
+            output_hidden_states: return the hidden states of all layers.
+            logits_to_keep: number of last steps with logits, or their indices; 0 for all.
+            return_dict: False for a plain tuple.
+            kwargs: `shift_labels` (B, T), already the next bytes, so that T = 1 trains too, instead of `labels`;
+                `num_items_in_batch`, by which the summed loss is divided; `position_ids`, `seq_idx` or `cu_seq_lens_q`
+                of packed documents, whose starts are resets ([`packed_resets`]).
+
+        Raises:
+            TypeError: an unknown argument.
+            ValueError: a shape does not match, a token id is outside the vocabulary, or two arguments disagree about
+                where documents begin.
+        """
+        config = vars(self.config)  # its own way to an attribute takes as long as the step of a small model
+        return_dict = config["return_dict"] if return_dict is None else return_dict
+        shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
+        single_step = hidden_states = loss = None
+        given = (attention_mask, reset_mask, inputs_embeds, output_hidden_states, *kwargs.values())
+        if given.count(None) == len(given):
+            single_step = self._read_token(input_ids, state, logits_to_keep)
+        if single_step is None:
+            outputs = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                state=state,
+                reset_mask=reset_mask,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                output_hidden_states=output_hidden_states,
+                logits_to_keep=logits_to_keep,
+                return_dict=True,
+                **kwargs,
+            )
+            logits, new_state = self.lm_head(outputs.last_hidden_state), outputs.state
+            hidden_states = outputs.hidden_states
+        else:
+            logits, new_state = single_step
+            if not (config["use_cache"] if use_cache is None else use_cache):
+                new_state = None
+        if labels is not None or shift_labels is not None:
+            loss = causal_lm_loss(logits, labels, shift_labels, num_items)
+        output = RecurrentCausalLMOutput(loss, logits, new_state, hidden_states)
+        return output if return_dict else output.to_tuple()
+
+    def compile_step(self, weights: str | None = None) -> None:
+        """Compile the step of single tokens now, with its weights in another type. Blocks and gradients are as before.
+
+        A float32 model's step on a CPU is compiled by itself at its first use. With "bfloat16" or "int8" (symmetric,
+        a scale for each output) it keeps a copy of all matrices in that type and reads less memory for every token.
+
+        Args:
+            weights: "bfloat16", "int8", or None for the model's own type.
+
+        Raises:
+            ValueError: `weights` is unknown, or the model has an operation that cannot be compiled.
+            RuntimeError: the kernel was not built, or the model is not float32 on the CPU.
+        """
+        choose_step_weights(self, weights)
+
+    def _read_token(
+        self, input_ids: torch.Tensor | None, state: RecurrentState | None, kept: int | torch.Tensor
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """Logits (B, 1, V) and new state of one token per stream, or None where the whole `forward` has to run."""
+        if torch.is_grad_enabled() or not isinstance(input_ids, torch.Tensor) or not input_ids.is_cpu:
+            return None
+        shape = input_ids.shape
+        if len(shape) != 2 or shape[1] != 1 or not isinstance(kept, int) or kept < 0:
+            return None
+        config = vars(self.config)
+        if config["output_hidden_states"]:
+            return None
+        check_token_ids("input_ids", input_ids, config["vocab_size"])
+        state = self.init_state(shape[0], input_ids.device) if state is None else state
+        return run_single_step(self, input_ids, state)

@@ -1,0 +1,120 @@
+"""The code that travels with a checkpoint: the classes that it names, and the files that hold them."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils import logging
+
+from ..units.own_code import AUTO_MAP_KEY, OWN_CODE, OwnCode
+from ..units.own_unit_loading import HUB_ARGUMENTS, find_own_unit
+from ..units.own_units import OWN_UNITS  # noqa: F401 (in a checkpoint, this registers the user's unit)
+
+logger = logging.get_logger(__name__)
+
+
+def defining_class(model: nn.Module) -> type[nn.Module]:
+    """The class that somebody wrote: wrappers of torch, such as FSDP's, derive a class from that of the model."""
+    return next(cls for cls in type(model).__mro__ if not cls.__module__.startswith("torch."))
+
+
+def auto_classes(model_class: type[nn.Module]) -> dict[str, str]:
+    """`auto_map` of all models that the module of a class registers for the same configuration.
+
+    So an Auto class finds a base model, a language model and a classifier in the files of each of them.
+    """
+    module = sys.modules[model_class.__module__]
+    return {
+        cls._auto_class: f"{module.__name__.rpartition('.')[2]}.{cls.__name__}"
+        for cls in vars(module).values()
+        if isinstance(cls, type)
+        and cls.__module__ == module.__name__
+        and vars(cls).get("_auto_class")
+        and cls.config_class is model_class.config_class
+    }
+
+
+@contextmanager
+def named_as(wrapper: type, module: str, name: str) -> Iterator[None]:
+    """Inside the block, a class has another module and name, by which transformers finds its code."""
+    before = wrapper.__module__, wrapper.__name__
+    wrapper.__module__, wrapper.__name__ = module, name
+    try:
+        yield
+    finally:
+        wrapper.__module__, wrapper.__name__ = before
+
+
+@contextmanager
+def module_with(unit: OwnCode, module_name: str) -> Iterator[str]:
+    """Inside the block, the name of a module like another one, whose files import a user's own unit."""
+    original = sys.modules[module_name]
+    with tempfile.TemporaryDirectory() as folder:
+        for path in Path(original.__file__).parent.glob("*.py"):
+            shutil.copyfile(path, Path(folder, path.name))
+        Path(folder, unit.file).write_text(unit.text, encoding="utf-8")
+        Path(folder, "own_units.py").write_text(
+            '"""The recurrent unit of the user who saved this checkpoint, which importing it registers."""\n\n'
+            f"from .{unit.file.removesuffix('.py')} import {unit.class_name}\n\nOWN_UNITS = ({unit.class_name},)\n",
+            encoding="utf-8",
+        )
+        # transformers copies the files that its file imports, and takes the last part of its name.
+        staged = ModuleType(f"{__package__}._{Path(folder).name}.{module_name.rpartition('.')[2]}")
+        staged.__file__ = os.path.join(folder, os.path.basename(original.__file__))
+        sys.modules[staged.__name__] = staged
+        try:
+            yield staged.__name__
+        finally:
+            del sys.modules[staged.__name__]
+
+
+class SavedCode:
+    """For a `PreTrainedModel`: saves its own code, not that of a wrapper, and names all classes of its family.
+
+    The code of a user's own recurrent unit is part of it.
+    """
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *arguments: Any, config=None, **kwargs: Any) -> Any:
+        """As `transformers.PreTrainedModel.from_pretrained`; the code of a user's own unit must be trusted.
+
+        Raises:
+            ValueError: the checkpoint has code of a recurrent unit, which is neither trusted nor registered.
+        """
+        if pretrained_model_name_or_path is not None:
+            hub_arguments = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
+            fields = config
+            if not isinstance(config, PreTrainedConfig):
+                fields, _ = PreTrainedConfig.get_config_dict(config or pretrained_model_name_or_path, **hub_arguments)
+            trusted = bool(kwargs.get("trust_remote_code"))
+            find_own_unit(fields, pretrained_model_name_or_path, trusted, **hub_arguments)
+        return super().from_pretrained(pretrained_model_name_or_path, *arguments, config=config, **kwargs)
+
+    def save_pretrained(self, save_directory, *arguments: Any, **kwargs: Any) -> Any:
+        """As `transformers.PreTrainedModel.save_pretrained`."""
+        model_class, unit = defining_class(self), OWN_CODE.get(getattr(self.config, "recurrent_unit", None))
+        module = model_class.__module__
+        if self._auto_class is not None and module != "__main__":
+            names = {**(getattr(self.config, "auto_map", None) or {}), **auto_classes(model_class)}
+            names.pop(AUTO_MAP_KEY, None)
+            if unit is not None and unit.reference is not None:
+                names[AUTO_MAP_KEY] = unit.reference
+            self.config.auto_map = names
+        source = nullcontext(module)
+        if unit is not None and unit.file is not None:
+            source = module_with(unit, module)
+        elif unit is not None:
+            logger.warning(
+                f"The recurrent unit {self.config.recurrent_unit!r} is not defined in a file: its code is not saved, "
+                "and the checkpoint loads only where it is registered. To save it, move it to a file."
+            )
+        with source as module, named_as(type(self), module, model_class.__name__):
+            return super().save_pretrained(save_directory, *arguments, **kwargs)

@@ -1,0 +1,1 @@
+"""Hawk: a temporal convolution and RG-LRU."""

@@ -1,0 +1,96 @@
+"""Hawk: gated recurrent blocks of a temporal convolution and RG-LRU, and gated MLPs (De et al. 2024, section 2).
+
+In the sizes of the Memora paper: no biases, dense gates, MLP of width 3 M, embedding tied to the head.
+"""
+
+import torch
+from torch import nn
+
+from ..block.recurrent_blocks import Contraction, TemporalConvolution
+from ..block.recurrent_causal_lm import (
+    LayerInputs,
+    RecurrentForCausalLM,
+    RecurrentLayer,
+    RecurrentModel,
+    RecurrentPreTrainedModel,
+)
+from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
+from ..block.recurrent_state import RecurrentState
+from ..units.recurrent_units import build_block_unit
+from .configuration_hawk import HawkConfig
+
+
+class HawkRecurrentBlock(nn.Module):
+    """W_out ( GeLU(W_gate u) ∘ unit(conv(W_x u)) )."""
+
+    def __init__(self, config: HawkConfig, layer_index: int):
+        super().__init__()
+        unit = build_block_unit(config, config.state_size, layer_index)
+        self.gate_proj = nn.Linear(config.hidden_size, unit.output_size, bias=False)
+        self.in_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
+        self.convolution = TemporalConvolution(config.state_size, config.conv_kernel)
+        self.recurrent_unit = unit
+        self.out_proj = Contraction(unit.output_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+        convolved, taps = self.convolution(
+            self.in_proj(hidden), inputs.state["convolution"], inputs.reset_mask, inputs.lengths
+        )
+        recurrent, final_state = self.recurrent_unit(
+            convolved, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
+        )
+        gate = nn.functional.gelu(self.gate_proj(hidden))
+        output = self.out_proj(gate * recurrent.to(gate.dtype))
+        return output, {"recurrent": final_state, "convolution": taps}
+
+
+class HawkMLP(nn.Module):
+    """W_down ( GeLU(W_g u) ∘ W_u u )."""
+
+    def __init__(self, config: HawkConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.gelu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class HawkPreTrainedModel(RecurrentPreTrainedModel):
+    """Initialisation, loading and saving of Hawk models."""
+
+    config_class = HawkConfig
+    _no_split_modules = ["RecurrentLayer"]  # noqa: RUF012 (transformers' own name and form)
+
+
+class HawkModel(HawkPreTrainedModel, RecurrentModel):
+    """Embedding, N Hawk layers and a final RMSNorm."""
+
+    def build_layer(self, config: HawkConfig, layer_index: int) -> nn.Module:
+        return RecurrentLayer(config, HawkRecurrentBlock(config, layer_index), HawkMLP(config))
+
+    def build_final_norm(self, config: HawkConfig) -> nn.Module:
+        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+
+    def layer_state_shapes(self, layer_index: int) -> dict[str, tuple[int, ...]]:
+        taps = (self.config.conv_kernel - 1, self.config.state_size)
+        return {**super().layer_state_shapes(layer_index), "convolution": taps}
+
+
+class HawkForCausalLM(HawkPreTrainedModel, RecurrentForCausalLM):
+    """Hawk with a head tied to its embedding."""
+
+    backbone_class = HawkModel
+
+
+class HawkForSequenceClassification(HawkPreTrainedModel, RecurrentForSequenceClassification):
+    """Hawk that gives a whole sequence one label."""
+
+    backbone_class = HawkModel
+
+
+# The code travels with every checkpoint, for machines without this package.
+HawkModel.register_for_auto_class("AutoModel")
+HawkForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+HawkForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

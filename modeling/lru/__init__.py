@@ -1,0 +1,1 @@
+"""LRU models as published with online learning."""

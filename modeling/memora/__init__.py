@@ -1,0 +1,1 @@
+"""Memora: gated linear recurrent units and gated MLPs."""

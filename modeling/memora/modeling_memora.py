@@ -1,0 +1,95 @@
+"""Memora: a recurrent-only language model of gated linear recurrent units (Memora, section 4).
+
+In the order of the paper's section: the gated recurrent block, the gated MLP, the layer, the model. LN is LayerNorm
+without parameters.
+"""
+
+import torch
+from torch import nn
+
+from ..block.gated_norm import gated_norm
+from ..block.recurrent_blocks import Contraction, layer_norm
+from ..block.recurrent_causal_lm import (
+    LayerInputs,
+    RecurrentForCausalLM,
+    RecurrentLayer,
+    RecurrentModel,
+    RecurrentPreTrainedModel,
+)
+from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
+from ..block.recurrent_state import RecurrentState
+from ..units.recurrent_units import build_block_unit
+from .configuration_memora import MemoraConfig
+
+
+class MemoraRecurrentBlock(nn.Module):
+    """W_out · LN( GeLU(LN(W_gate u)) ∘ LN(unit(u)) )."""
+
+    def __init__(self, config: MemoraConfig, layer_index: int):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.norm_after_contraction = config.norm_after_contraction
+        unit = build_block_unit(config, config.hidden_size, layer_index)
+        self.gate_proj = nn.Linear(config.hidden_size, unit.output_size, bias=False)
+        self.recurrent_unit = unit
+        self.out_proj = Contraction(unit.output_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
+        recurrent, final_state = self.recurrent_unit(
+            hidden, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
+        )
+        output = self.out_proj(gated_norm(self.gate_proj(hidden), recurrent, self.eps))
+        if self.norm_after_contraction:
+            output = layer_norm(output, self.eps)
+        return output, {"recurrent": final_state}
+
+
+class MemoraMLP(nn.Module):
+    """W_down · LN( GeLU(LN(W_g u)) ∘ LN(W_u u) )."""
+
+    def __init__(self, config: MemoraConfig):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.norm_after_contraction = config.norm_after_contraction
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        output = self.down_proj(gated_norm(self.gate_proj(hidden), self.up_proj(hidden), self.eps))
+        return layer_norm(output, self.eps) if self.norm_after_contraction else output
+
+
+class MemoraPreTrainedModel(RecurrentPreTrainedModel):
+    """Initialisation, loading and saving of Memora models."""
+
+    config_class = MemoraConfig
+    _no_split_modules = ["RecurrentLayer"]  # noqa: RUF012 (transformers' own name and form)
+
+
+class MemoraModel(MemoraPreTrainedModel, RecurrentModel):
+    """Embedding, N Memora layers and a final norm without parameters."""
+
+    def build_layer(self, config: MemoraConfig, layer_index: int) -> nn.Module:
+        return RecurrentLayer(config, MemoraRecurrentBlock(config, layer_index), MemoraMLP(config))
+
+    def build_final_norm(self, config: MemoraConfig) -> nn.Module:
+        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps, elementwise_affine=False)
+
+
+class MemoraForCausalLM(MemoraPreTrainedModel, RecurrentForCausalLM):
+    """Memora with a head tied to its embedding."""
+
+    backbone_class = MemoraModel
+
+
+class MemoraForSequenceClassification(MemoraPreTrainedModel, RecurrentForSequenceClassification):
+    """Memora that gives a whole sequence one label."""
+
+    backbone_class = MemoraModel
+
+
+# The code travels with every checkpoint, for machines without this package.
+MemoraModel.register_for_auto_class("AutoModel")
+MemoraForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+MemoraForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

@@ -1,0 +1,1 @@
+"""mGRADE: delay convolutions and minGRU."""

@@ -1,0 +1,139 @@
+"""Configuration of mGRADE."""
+
+import math
+from collections.abc import Sequence
+
+from ..block.configuration_recurrent import MOST_PARTS, RecurrentConfig, check_positive, check_types
+
+SPACINGS = ("learned", "constant", "exponential")
+POSITION_INITS = ("dilated", "uniform")
+
+
+def check_positions(positions: Sequence[float], receptive_field: int) -> None:
+    """Raise a ValueError that names the first tap position outside [0, Γ]."""
+    for position in positions:
+        if not 0 <= position <= receptive_field:
+            raise ValueError(
+                f"A tap of the convolution is at position {position}, outside the receptive field "
+                f"[0, {receptive_field}]; lower `conv_kernel` or `dilation`, or raise `receptive_field`."
+            )
+
+
+class MgradeConfig(RecurrentConfig):
+    """Configuration of mGRADE and, by leaving one of its two memories out, of its baselines.
+
+    | model | spacing | recurrent_unit |
+    |---|---|---|
+    | mGRADE-L, -CD, -EID | `"learned"`, `"constant"`, `"exponential"` | `"mingru"` |
+    | TCN-CD, TCN-EID | `"constant"`, `"exponential"` | None |
+    | minGRU | None | `"mingru"` |
+
+    Defaults that differ from the other families': the embedding is the encoder of appendix B and not tied to the
+    head, the MLP's inner width is 2·M, and the state is as wide as the model.
+
+    Args:
+        spacing: positions of the taps: "learned" (real parameters), "constant" (p_i = d·i), "exponential"
+            (p_i = d·2^l·i in layer l = 0, 1, …), None for no convolution.
+        conv_kernel: K, taps of the convolution.
+        dilation: d; for "exponential" that of the first layer. With "learned" the distance of the taps at the start of
+            training, Γ/K by default; 1 by default otherwise.
+        receptive_field: Γ, the largest position that a tap may be moved to, with "learned" only; d·(K-1) by default.
+        position_init: "dilated" (p_i = d·i in every channel) or "uniform" (drawn from [0, Γ] for every tap and
+            channel); with "learned" only.
+        interpolation_width: σ of the Gaussian around a learned position.
+        recurrent_unit: the recurrent unit, with biases; None for no recurrence.
+        mlp_layers: 2; 1 is one linear map and the activation; 0 leaves the MLP out (section 4).
+        hidden_act: activation of the MLP.
+        layer_norm: every layer ends with LayerNorm (section 4 leaves it out).
+        input_size: H_in for real-valued inputs, which an encoder without bias reads; None for tokens.
+
+    Raises:
+        ValueError: a size is not an integer of at least 1, a name is unknown, a tap lies outside the receptive
+            field, or there is neither convolution nor recurrence.
+    """
+
+    model_type = "mgrade"
+
+    hidden_size: int = 64
+    state_size: int | None = None
+    num_hidden_layers: int = 3
+    recurrent_unit: str | None = "mingru"
+    spacing: str | None = "learned"
+    conv_kernel: int = 8
+    dilation: int | None = None
+    receptive_field: int | None = None
+    position_init: str = "dilated"
+    interpolation_width: float = 0.5
+    mlp_layers: int = 2
+    hidden_act: str = "gelu"
+    layer_norm: bool = True
+    input_size: int | None = None
+    norm_eps: float = 1e-5
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs):
+        check_positive(self, "hidden_size")
+        check_positive(self, "num_hidden_layers", most=MOST_PARTS)
+        for name in ("state_size", "input_size"):
+            if getattr(self, name) is not None:
+                check_positive(self, name)
+        if self.state_size is None:
+            self.state_size = self.hidden_size
+        if self.state_size != self.hidden_size:
+            raise ValueError(
+                f"`state_size` is {self.state_size} and `hidden_size` {self.hidden_size}; in mGRADE they are the same."
+            )
+        if self.intermediate_size is None:
+            self.intermediate_size = 2 * self.hidden_size
+        check_types(self)
+        if self.mlp_layers not in (0, 1, 2):
+            raise ValueError(f"`mlp_layers` is {self.mlp_layers!r}; it must be 0, 1 or 2.")
+        if self.spacing is None and self.recurrent_unit is None:
+            raise ValueError(
+                "`spacing` and `recurrent_unit` are both None; a layer needs a convolution, a recurrence or both."
+            )
+        self._check_name("position_init", POSITION_INITS)
+        if self.spacing is not None:
+            self._check_name("spacing", SPACINGS)
+            self._check_convolution()
+        super().__post_init__(**kwargs)
+
+    def _check_name(self, field: str, allowed: tuple[str, ...]) -> None:
+        value = getattr(self, field)
+        if value not in allowed:
+            raise ValueError(f"`{field}` is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
+
+    def _check_convolution(self) -> None:
+        check_positive(self, "conv_kernel", most=MOST_PARTS)
+        if self.dilation is not None:
+            check_positive(self, "dilation")
+        if not self.interpolation_width > 0 or not math.isfinite(self.interpolation_width):
+            raise ValueError(f"`interpolation_width` is {self.interpolation_width!r}; it must be greater than 0.")
+        if self.receptive_field is not None:
+            check_positive(self, "receptive_field")
+            if self.spacing != "learned":
+                raise ValueError(
+                    f"`receptive_field` is {self.receptive_field}, but with `spacing={self.spacing!r}` it follows "
+                    "from `conv_kernel` and `dilation`; leave it out."
+                )
+        check_positions(self.tap_positions(0), self.receptive_fields()[0])
+
+    def tap_positions(self, layer_index: int) -> list[float]:
+        """p_0 … p_{K-1} of a layer (equations 9 and 10); with learned spacings, where "dilated" puts them at first."""
+        dilation = 1 if self.dilation is None else self.dilation
+        if self.spacing == "exponential":
+            dilation *= 2**layer_index
+        elif self.spacing == "learned" and self.dilation is None and self.receptive_field is not None:
+            return [tap * self.receptive_field / self.conv_kernel for tap in range(self.conv_kernel)]
+        return [dilation * tap for tap in range(self.conv_kernel)]
+
+    def receptive_fields(self) -> list[int]:
+        """Γ_l of every layer: the steps before the current one that its convolution sees (appendix B)."""
+        if self.spacing is None:
+            return [0] * self.num_hidden_layers
+        if self.receptive_field is not None:
+            return [self.receptive_field] * self.num_hidden_layers
+        return [int(self.tap_positions(layer)[-1]) for layer in range(self.num_hidden_layers)]
+
+
+MgradeConfig.register_for_auto_class()

@@ -1,0 +1,1 @@
+"""The linear scan that all linear recurrent units share."""

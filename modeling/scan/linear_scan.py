@@ -1,0 +1,541 @@
+"""The linear recurrence h_t = a_t * h_{t-1} + b_t, element by element, with gradients to everything.
+
+One operator, several backends that give the same numbers:
+
+* `reference`: a plain loop under autograd. Slow, obviously correct.
+* `torch`: plain torch with a hand-written backward; needs no compiler. Many channels run one fused operation per
+  step; few channels and many steps run in blocks that fit the cache, each cut into chunks that advance side by side.
+* `cpu`: a compiled kernel of the `hf_recurrent` package, where the package was installed with a C compiler.
+* `triton`: GPU kernels of the `hf_recurrent` package, imported the first time that they are used.
+
+All of them multiply and add: a form through logarithms cannot hold a decay of zero and loses the gradient to `a`.
+Sums are kept in float32 or wider, whatever the inputs are.
+
+Shape letters: B streams or batch, T steps, S state width.
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import repeat
+from types import ModuleType, SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from ..block.tensor_checks import check_tensor
+
+# Backends in modules of their own: name -> (module, how to install it). A module offers scan_forward, scan_backward
+# and unsupported_reason with the signatures of the functions below.
+_BACKEND_MODULES = {
+    "cpu": (
+        "hf_recurrent.kernels.linear_scan_cpu",
+        "install a C compiler (GCC or Clang), then run `pip install --no-build-isolation --no-deps -e .` in the "
+        "folder of hf-recurrent's sources",
+    ),
+    "triton": ("hf_recurrent.kernels.linear_scan_triton", "pip install hf-recurrent triton"),
+}
+_BACKENDS = ("reference", "torch", *_BACKEND_MODULES)
+
+# A block of this many elements of five float32 tensors is still in the outer cache when it is read again.
+_CPU_BLOCK_ELEMENTS = 1 << 18
+# On an accelerator a block saves launches, not cache misses.
+_ACCELERATOR_BLOCK_ELEMENTS = 1 << 26
+# Steps of at least this many elements cost more than the call that handles them: chunks would only add work.
+_WIDE_ROW = 4096
+
+
+def linear_scan(
+    a: Tensor,
+    b: Tensor,
+    initial_state: Tensor | None = None,
+    reset_mask: Tensor | None = None,
+    *,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Run h_t = a_t * h_{t-1} + b_t over T steps, channels last.
+
+    Args:
+        a: decay (B,T,S), real or complex, any floating type, any strides, T, B and S at least 1.
+        b: input (B,T,S).
+        initial_state: h before the first step (B,S); zeros when None.
+        reset_mask: bool (B,T); where true, h_{t-1} is replaced by zero before step t, whatever it held.
+        backend: "auto" (the fastest that works here), or one of `available_backends()`.
+
+    Returns:
+        h (B,T,S) in the promoted type of `a` and `b`, and the final state (B,S) in that type or float32, whichever
+        is wider. Gradients flow from both to `a`, `b` and `initial_state`. Autocast changes nothing: the inputs keep
+        their types and promote as usual.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        ValueError: an unknown backend, shapes, types or devices that do not match, T < 1, or a tensor that is not
+            strided or whose memory was freed.
+        ImportError: the backend's package is not installed.
+        RuntimeError: the backend is installed but cannot run on these tensors.
+    """
+    _check_inputs(a, b, initial_state, reset_mask)
+    if backend != "auto" and backend not in _BACKENDS:
+        raise ValueError(f"backend is {backend!r}; it must be 'auto' or one of {', '.join(map(repr, _BACKENDS))}")
+    if backend == "reference":
+        return linear_scan_reference(a, b, initial_state, reset_mask)
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    state_dtype = torch.promote_types(dtype, torch.float32)
+    if initial_state is None:
+        initial_state = a.new_zeros(a.shape[0], a.shape[2], dtype=state_dtype)
+    elif initial_state.dtype != state_dtype:
+        initial_state = initial_state.to(state_dtype)
+    functions = None
+    if not torch.compiler.is_compiling():  # the operator itself looks again when it runs
+        functions = _backend_functions(backend, a.device.type, dtype)
+    if a.shape[1] == 1 and not _takes_single_steps(functions, a, reset_mask):
+        return _single_step(a, b, initial_state, reset_mask, dtype)
+    a, b = a.to(dtype), b.to(dtype)
+    if functions is None or _is_recorded() or not _is_plain(a, b, initial_state, reset_mask):
+        return torch.ops.hf_recurrent.linear_scan(a, b, initial_state, reset_mask, backend)
+    needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or initial_state.requires_grad)
+    if needs_grad or _is_transformed():
+        return _LinearScan.apply(a, b, initial_state, reset_mask, backend)
+    with torch.no_grad():
+        return functions.scan_forward(a, b, initial_state, reset_mask)
+
+
+def linear_scan_reference(
+    a: Tensor, b: Tensor, initial_state: Tensor | None = None, reset_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The recurrence as a loop over time under autograd; arguments, results and errors as in `linear_scan`."""
+    _check_inputs(a, b, initial_state, reset_mask)
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    state_dtype = torch.promote_types(dtype, torch.float32)
+    if initial_state is None:
+        state = a.new_zeros(a.shape[0], a.shape[2], dtype=state_dtype)
+    else:
+        state = initial_state.to(state_dtype)
+    outputs = []
+    # unbind, because the gradient of every a[:, t] would be a tensor of a's size: T squared.
+    for t, (a_t, b_t) in enumerate(zip(a.unbind(1), b.unbind(1), strict=True)):
+        if reset_mask is not None:
+            state = state.masked_fill(reset_mask[:, t, None], 0)
+        state = a_t.to(state_dtype) * state + b_t.to(state_dtype)
+        outputs.append(state)
+    return torch.stack(outputs, dim=1).to(dtype), state
+
+
+def available_backends() -> tuple[str, ...]:
+    """Names that `linear_scan(backend=...)` can run here, found without importing any of their packages."""
+    return tuple(name for name in _BACKENDS if name not in _BACKEND_MODULES or _may_run(name))
+
+
+def how_to_install(backend: str) -> str:
+    """How to install a backend that is missing."""
+    return _BACKEND_MODULES[backend][1]
+
+
+def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask: Tensor | None) -> None:
+    for name, tensor in (("a", a), ("b", b), ("initial_state", initial_state), ("reset_mask", reset_mask)):
+        if tensor is not None or name in "ab":
+            check_tensor(name, tensor)
+    if a.dim() != 3:
+        raise ValueError(f"a has shape {tuple(a.shape)}; it must be (batch, steps, width)")
+    if b.shape != a.shape:
+        raise ValueError(f"b has shape {tuple(b.shape)}; it must be that of a, {tuple(a.shape)}")
+    batch, steps, width = a.shape
+    if steps < 1 or batch < 1 or width < 1:
+        raise ValueError(f"a has shape {tuple(a.shape)}; batch, steps and width must each be at least 1")
+    for name, tensor in (("a", a), ("b", b), ("initial_state", initial_state)):
+        if tensor is not None and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(f"{name} has type {tensor.dtype}; it must be a floating or complex type")
+    if initial_state is not None:
+        if initial_state.shape != (batch, width):
+            raise ValueError(
+                f"initial_state has shape {tuple(initial_state.shape)}; it must be (batch, width) = {(batch, width)}"
+            )
+        if initial_state.is_complex() and not (a.is_complex() or b.is_complex()):
+            raise ValueError("initial_state is complex; it must be real, as a and b are")
+    if reset_mask is not None:
+        if reset_mask.dtype != torch.bool:
+            raise ValueError(f"reset_mask has type {reset_mask.dtype}; it must be torch.bool")
+        if reset_mask.shape != (batch, steps):
+            raise ValueError(
+                f"reset_mask has shape {tuple(reset_mask.shape)}; it must be (batch, steps) = {(batch, steps)}"
+            )
+    for name, tensor in (("b", b), ("initial_state", initial_state), ("reset_mask", reset_mask)):
+        if tensor is not None and tensor.device != a.device:
+            raise ValueError(f"{name} is on {tensor.device}; it must be on the device of a, {a.device}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Choosing a backend
+
+
+@cache
+def _may_run(name: str) -> bool:
+    """True where the backend's module is installed and this machine has its device."""
+    if name == "cpu":  # cheap to import, and only that tells whether its kernel was built
+        try:
+            importlib.import_module(_BACKEND_MODULES[name][0])
+        except ImportError:
+            return False
+        return True
+    try:
+        installed = importlib.util.find_spec(_BACKEND_MODULES[name][0]) is not None
+    except ImportError:
+        installed = False
+    installed = installed and importlib.util.find_spec(name) is not None
+    return installed and (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def _backend_functions(backend: str, device_type: str, dtype: torch.dtype) -> ModuleType | SimpleNamespace:
+    """The functions of a backend for tensors of this kind; raises the reason why it cannot run."""
+    if backend == "auto":
+        kernel = "triton" if device_type == "cuda" else "cpu"
+        backend = kernel if device_type in ("cpu", "cuda") and _may_run(kernel) else "torch"
+        if backend != "torch" and _module(backend).unsupported_reason(device_type, dtype) is not None:
+            backend = "torch"
+    if backend == "torch":
+        return _TORCH_BACKEND
+    module = _module(backend)
+    reason = module.unsupported_reason(device_type, dtype)
+    if reason is not None:
+        raise RuntimeError(f"linear_scan backend {backend!r} cannot run here: {reason}")
+    return module
+
+
+def _module(backend: str) -> ModuleType:
+    module_name, install = _BACKEND_MODULES[backend]
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise ImportError(f"linear_scan backend {backend!r} is not installed ({error}); try: {install}") from error
+
+
+def _takes_single_steps(functions: ModuleType | SimpleNamespace | None, a: Tensor, reset_mask: Tensor | None) -> bool:
+    """True where a backend declares itself faster than autograd's own formulas at T = 1."""
+    takes_single_steps = getattr(functions, "takes_single_steps", None)
+    if takes_single_steps is None or _is_transformed():
+        return False
+    return takes_single_steps(a.numel(), reset_mask is not None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plain torch
+
+
+def _single_step(
+    a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """T = 1: autograd's own formulas are already the best ones, and a compiler can fuse them."""
+    if reset_mask is not None:
+        state = state.masked_fill(reset_mask, 0)
+    state = torch.addcmul(b[:, 0].to(state.dtype), a[:, 0].to(state.dtype), state)
+    # A copy even when the types agree: the caller may change h in place and must not change the state with it.
+    return state.unsqueeze(1).to(dtype, copy=True), state
+
+
+def _reset_rows(reset_mask: Tensor | None, dim: int, reverse: bool) -> Iterable[Tensor | None]:
+    """For every step in the order of the scan, the mask that broadcasts over a row, or None: nothing to reset."""
+    if reset_mask is None:
+        return repeat(None)
+    rows = list(reset_mask.unsqueeze(-1).unbind(dim))
+    if reset_mask.device.type == "cpu":
+        others = [other for other in range(reset_mask.dim()) if other != dim]
+        needed = reset_mask.any(dim=others).tolist()
+        rows = [row if need else None for row, need in zip(rows, needed, strict=True)]
+    return rows[::-1] if reverse else rows
+
+
+def _rows(tensor: Tensor, dim: int, reverse: bool) -> Sequence[Tensor]:
+    rows = tensor.unbind(dim)
+    return rows[::-1] if reverse else rows
+
+
+def _scan_serial(
+    out: Tensor, a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, *, reverse: bool, dim: int = 1
+) -> Tensor:
+    """out_t = a_t * out_{t-1} + b_t along `dim` (towards smaller t if `reverse`); returns the last row, a view."""
+    rows = (_rows(tensor, dim, reverse) for tensor in (out, a, b))
+    for out_t, a_t, b_t, reset_t in zip(*rows, _reset_rows(reset_mask, dim, reverse), strict=False):
+        if reset_t is not None:
+            state = state.masked_fill(reset_t, 0)
+        torch.addcmul(b_t, a_t, state, out=out_t)
+        state = out_t
+    return state
+
+
+def _scan_chunked(
+    out: Tensor, a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, *, reverse: bool, chunk: int
+) -> Tensor:
+    """The same with T a multiple of `chunk`: all chunks advance side by side, first from zero, then for good.
+
+    The first pass leaves each chunk's last row and the product of its decays; a scan over the chunks turns these into
+    the state at each chunk's start; the second pass runs the recurrence from there, so that errors do not grow.
+    """
+    shape = (-1, chunk)
+    a_chunks, b_chunks, out_chunks = (tensor.unflatten(1, shape) for tensor in (a, b, out))
+    resets = None if reset_mask is None else reset_mask.unflatten(1, shape)
+    chunk_resets = None if resets is None else resets.any(dim=2)
+    product = _product(a_chunks)
+    if not product.isfinite().all():  # an overflowed product times a state of zero is NaN: go step by step
+        return _scan_serial(out, a, b, state, reset_mask, reverse=reverse)
+    local = torch.zeros_like(product)
+    rows = (_rows(tensor, 2, reverse) for tensor in (a_chunks, b_chunks))
+    for a_t, b_t, reset_t in zip(*rows, _reset_rows(resets, 2, reverse), strict=False):
+        if reset_t is not None:
+            local.masked_fill_(reset_t, 0)
+        torch.addcmul(b_t, a_t, local, out=local)
+    ends = torch.empty_like(local)
+    _scan_serial(ends, product, local, state, chunk_resets, reverse=reverse)
+    first = state.unsqueeze(1)
+    starts = torch.cat((ends[:, 1:], first) if reverse else (first, ends[:, :-1]), dim=1)
+    _scan_serial(out_chunks, a_chunks, b_chunks, starts, resets, reverse=reverse, dim=2)
+    return out[:, 0] if reverse else out[:, -1]
+
+
+def _product(a: Tensor) -> Tensor:
+    """(B, chunks, T, S) -> (B, chunks, S), rounded once where the device has wider types: many factors just below 1
+    are otherwise rounded down more often than up."""
+    if a.device.type not in ("cpu", "cuda"):
+        return a.prod(2)
+    return a.prod(2, dtype=torch.promote_types(a.dtype, torch.float64)).to(a.dtype)
+
+
+def _scan_block(
+    out: Tensor, a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None, *, reverse: bool
+) -> Tensor:
+    """The same: in chunks where steps are many and narrow, the rest step by step."""
+    batch, steps, width = out.shape
+    chunk = round(steps**0.5)  # two passes of `chunk` wide operations, then one over the chunks with narrow ones
+    if batch * width >= _WIDE_ROW or steps < 32:
+        return _scan_serial(out, a, b, state, reset_mask, reverse=reverse)
+    whole = steps - steps % chunk
+    spans = [(steps - whole, steps), (0, steps - whole)] if reverse else [(0, whole), (whole, steps)]
+    for (start, stop), scan in zip(spans, (_scan_chunked, _scan_serial), strict=True):
+        if start == stop:
+            continue
+        options = {"chunk": chunk} if scan is _scan_chunked else {}
+        parts = (tensor[:, start:stop] for tensor in (out, a, b))
+        resets = None if reset_mask is None else reset_mask[:, start:stop]
+        state = scan(*parts, state, resets, reverse=reverse, **options)
+    return state
+
+
+def _block_starts(like: Tensor, steps: int) -> range:
+    """Where blocks begin that together cover `steps` steps of a (B,·,S) tensor; the range's step is their length."""
+    elements = _CPU_BLOCK_ELEMENTS if like.device.type == "cpu" else _ACCELERATOR_BLOCK_ELEMENTS
+    return range(0, steps, max(1, elements // (like.shape[0] * like.shape[2])))
+
+
+def _values(tensor: Tensor, dtype: torch.dtype, *, conjugate: bool = False) -> Tensor:
+    """The tensor in that type, conjugated if asked, without lazy conjugation or negation.
+
+    Inside a compiled graph an operator runs where torch no longer applies the lazy forms, so `x.conj() * y` would
+    silently leave out the conjugation there.
+    """
+    tensor = tensor.to(dtype).resolve_conj().resolve_neg()
+    return tensor.conj_physical() if conjugate else tensor
+
+
+def _torch_forward(a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """a, b (B,T,S) of one type, state (B,S) of the wider type -> h (B,T,S), final state (B,S)."""
+    h = torch.empty(a.shape, dtype=a.dtype, device=a.device)
+    same_type = h.dtype == state.dtype
+    state = _values(state, state.dtype)
+    starts = _block_starts(a, a.shape[1])
+    for start in starts:
+        block = slice(start, min(start + starts.step, a.shape[1]))
+        out = h[:, block] if same_type else torch.empty_like(h[:, block], dtype=state.dtype)
+        a_block, b_block = (_values(tensor[:, block], state.dtype) for tensor in (a, b))
+        resets = None if reset_mask is None else reset_mask[:, block]
+        state = _scan_block(out, a_block, b_block, state, resets, reverse=False)
+        if not same_type:
+            h[:, block] = out
+    return h, state.clone(memory_format=torch.contiguous_format)
+
+
+def _torch_backward(
+    a: Tensor, h: Tensor, state: Tensor, reset_mask: Tensor | None, grad_h: Tensor | None, grad_final: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a, b (B,T,S) and of the initial state (B,S).
+
+    With g_t the whole gradient of h_t: g_t = grad_h_t + conj(a_{t+1}) * g_{t+1}, a scan towards the past; then
+    db_t = g_t and da_t = g_t * conj(h_{t-1}), where a reset before t cuts both links between t - 1 and t.
+    """
+    steps, wide = a.shape[1], state.dtype
+    grad_a, grad_b = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (a, h))
+    if grad_h is None:
+        grad_h = state.new_zeros(()).expand(a.shape)
+    g = _values(grad_h[:, -1], wide)
+    if grad_final is not None:
+        g = g + _values(grad_final, wide)
+    grad_b[:, -1] = g
+    grad_a[:, -1] = g * _values(h[:, -2] if steps > 1 else state, wide, conjugate=True)
+    starts = _block_starts(a, steps - 1)
+    for start in reversed(starts):
+        stop = min(start + starts.step, steps - 1)
+        block, following = slice(start, stop), slice(start + 1, stop + 1)
+        out = grad_b[:, block] if grad_b.dtype == wide else torch.empty_like(grad_b[:, block], dtype=wide)
+        a_block = _values(a[:, following], wide, conjugate=True)
+        resets = None if reset_mask is None else reset_mask[:, following]
+        g = _scan_block(out, a_block, _values(grad_h[:, block], wide), g, resets, reverse=True)
+        if out.dtype != grad_b.dtype:
+            grad_b[:, block] = out
+        # While the block is still in the cache; its first step may have the initial state as predecessor.
+        inner = slice(max(start, 1), stop)
+        previous = _values(h[:, inner.start - 1 : stop - 1], wide, conjugate=True)
+        if out.dtype == grad_a.dtype:
+            torch.mul(out[:, inner.start - start :], previous, out=grad_a[:, inner])
+        else:
+            grad_a[:, inner] = out[:, inner.start - start :] * previous
+    if steps > 1:
+        grad_a[:, 0] = g * _values(state, wide, conjugate=True)
+    grad_state = g * _values(a[:, 0], wide, conjugate=True)
+    if reset_mask is not None:
+        grad_a[reset_mask] = 0
+        grad_state.masked_fill_(reset_mask[:, :1], 0)
+    return grad_a, grad_b, grad_state
+
+
+_TORCH_BACKEND = SimpleNamespace(scan_forward=_torch_forward, scan_backward=_torch_backward)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Autograd, the compiler and function transforms
+
+
+class _LinearScan(torch.autograd.Function):
+    """Eager mode, where calling the operator costs more than twice as much, and torch.func, which cannot
+    differentiate an operator that is defined in Python."""
+
+    @staticmethod
+    def forward(a, b, state, reset_mask, backend):
+        return _backend_functions(backend, a.device.type, a.dtype).scan_forward(a, b, state, reset_mask)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        a, _, state, reset_mask, ctx.backend = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a, output[0], state, reset_mask)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_h, grad_final):
+        if grad_h is None and grad_final is None:
+            return None, None, None, None, None
+        args = (*ctx.saved_tensors, grad_h, grad_final)
+        if _is_transformed() or _is_recorded() or not _is_plain(*args):
+            return *torch.ops.hf_recurrent.linear_scan_backward(*args, ctx.backend), None, None
+        a = args[0]
+        return *_backend_functions(ctx.backend, a.device.type, a.dtype).scan_backward(*args), None, None
+
+    @staticmethod
+    def vmap(info, in_dims, a, b, state, reset_mask, backend):
+        folded = _fold_batch(info.batch_size, in_dims[:-1], (a, b, state, reset_mask))
+        outputs = _LinearScan.apply(*folded, backend)
+        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0, 0)
+
+
+def _is_transformed() -> bool:
+    """True inside torch.func, whose tensors are wrappers that no kernel can read."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def _is_recorded() -> bool:
+    """True inside a dispatch mode, which sees operators but not what a kernel writes."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def _is_plain(*tensors: Tensor | None) -> bool:
+    """True where all tensors hold numbers: not fake, not on the meta device, no subclass."""
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return all(t is None or (type(t) in plain and t.device.type != "meta") for t in tensors)
+
+
+def _operator_forward(
+    a: Tensor, b: Tensor, initial_state: Tensor, reset_mask: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor]:
+    _check_inputs(a, b, initial_state, reset_mask)
+    a, b, initial_state, reset_mask = _without_subclass(a, b, initial_state, reset_mask)
+    return _backend_functions(backend, a.device.type, a.dtype).scan_forward(a, b, initial_state, reset_mask)
+
+
+def _operator_backward(
+    a: Tensor,
+    h: Tensor,
+    initial_state: Tensor,
+    reset_mask: Tensor | None,
+    grad_h: Tensor | None,
+    grad_final: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check_inputs(a, h, initial_state, reset_mask)
+    _check_inputs(a, h if grad_h is None else grad_h, grad_final, reset_mask)
+    tensors = _without_subclass(a, h, initial_state, reset_mask, grad_h, grad_final)
+    return _backend_functions(backend, a.device.type, a.dtype).scan_backward(*tensors)
+
+
+def _without_subclass(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The same memory as plain tensors, which kernels read."""
+    return [t if t is None or type(t) is Tensor else t.as_subclass(Tensor) for t in tensors]
+
+
+def _fold_batch(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Put the dimension that vmap maps over into the batch: (n,B,...) -> (n*B,...)."""
+    folded = []
+    for tensor, dim in zip(tensors, dims, strict=True):
+        if tensor is not None:
+            tensor = tensor.movedim(dim, 0) if dim is not None else tensor.expand(size, *tensor.shape)
+            tensor = tensor.flatten(0, 1)
+        folded.append(tensor)
+    return folded
+
+
+def _register_operators() -> None:
+    """Define hf_recurrent::linear_scan and its backward once per process.
+
+    A checkpoint brings this file along, so a process may load it again under another name: the operator is then
+    kept. A change of its arguments needs a new name.
+    """
+    if hasattr(torch.ops.hf_recurrent, "linear_scan"):
+        return
+    backward_operator = torch.library.custom_op(
+        "hf_recurrent::linear_scan_backward", _operator_backward, mutates_args=()
+    )
+    operator = torch.library.custom_op("hf_recurrent::linear_scan", _operator_forward, mutates_args=())
+
+    @operator.register_fake
+    def _(a, b, initial_state, reset_mask, backend):
+        return a.new_empty(a.shape), initial_state.new_empty(initial_state.shape)
+
+    @backward_operator.register_fake
+    def _(a, h, initial_state, reset_mask, grad_h, grad_final, backend):
+        return a.new_empty(a.shape), h.new_empty(h.shape), initial_state.new_empty(initial_state.shape)
+
+    def setup_context(ctx, inputs, output):
+        a, _, initial_state, reset_mask, ctx.backend = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a, output[0], initial_state, reset_mask)
+
+    def backward(ctx, grad_h, grad_final):
+        a, h, initial_state, reset_mask = ctx.saved_tensors
+        if grad_h is None and grad_final is None:
+            return None, None, None, None, None
+        grads = backward_operator(a, h, initial_state, reset_mask, grad_h, grad_final, ctx.backend)
+        return *grads, None, None
+
+    operator.register_autograd(backward, setup_context=setup_context)
+
+    def vmapped(target):
+        def run(info, in_dims, *args):
+            *tensors, backend = args
+            outputs = target(*_fold_batch(info.batch_size, in_dims[:-1], tensors), backend)
+            return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0,) * len(outputs)
+
+        return run
+
+    operator.register_vmap(vmapped(operator))
+    backward_operator.register_vmap(vmapped(backward_operator))
+
+
+_register_operators()

@@ -1,0 +1,1 @@
+"""Single steps without gradients: compiled and captured."""

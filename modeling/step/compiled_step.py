@@ -1,0 +1,185 @@
+"""One token of every stream as one call of the compiled kernel: one pass over the weights.
+
+The kernel's package records one step of `forward` and writes it as a program. Without the kernel, or where an
+operation has no form in it, plain `forward` runs.
+
+Shape letters: B streams, T steps, M model width, V vocabulary.
+"""
+
+import importlib
+from functools import cache
+from operator import attrgetter
+from types import ModuleType
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from ..block.recurrent_state import RecurrentState
+
+logger = logging.get_logger(__name__)
+
+# With more streams, torch's matrix products on blocks of weights are faster.
+_MOST_STREAMS = 256
+# Larger weights are read faster by several threads, and the kernel is one.
+_MOST_SHARED_BYTES = 1 << 26
+# Steps of plain `forward` after weights were changed, before the program is written again.
+_STEPS_BEFORE = 2
+WEIGHT_TYPES = ("bfloat16", "int8")
+_SHAPE = attrgetter("shape")
+
+
+@cache
+def _kernel() -> ModuleType | None:
+    try:
+        return importlib.import_module("hf_recurrent.kernels.step_cpu")
+    except ImportError:
+        return None
+
+
+def kernel_for(dtype: torch.dtype) -> ModuleType | None:
+    """The kernel if it was built and computes in this type."""
+    kernel = _kernel()
+    return kernel if kernel is not None and kernel.is_supported(dtype) else None
+
+
+class CompiledStep:
+    """The step of one model as a program of the kernel, which any number of threads may run at once.
+
+    Args:
+        model: a backbone, whose program reads embedded inputs (B, 1, M) and gives the output after the final norm, or
+            a language model, whose program reads token ids (B, 1) and gives logits.
+        inputs: like those of the step.
+        weights: the type in which the program stores large weights; None for that of the model.
+    """
+
+    def __init__(self, model: nn.Module, inputs: torch.Tensor, weights: str | None = None):
+        self.reads_tokens = not inputs.is_floating_point()
+        backbone = model.model if self.reads_tokens else model
+        self.table = backbone.embed_tokens.weight if self.reads_tokens else None
+        self.dtype = self.table.dtype if self.reads_tokens else inputs.dtype
+        self.width, self.weights = backbone.config.hidden_size, weights
+        self.bytes_read = sum(parameter.nbytes for parameter in model.parameters())
+        self.shape_of_state = backbone.state_shapes(1)
+        self._shapes: dict[int, list[tuple[int, ...]]] = {}  # B → shapes of the parts of a state
+        self.problem: str | None = None
+        self.waiting = 0
+        self.program = None
+        self._compile(model)
+
+    @staticmethod
+    def is_supported(model: nn.Module, inputs: torch.Tensor) -> bool:
+        """True where such a step can be compiled here."""
+        if inputs.is_floating_point():
+            return kernel_for(inputs.dtype) is not None
+        embedding = getattr(model.model, "embed_tokens", None)
+        return type(embedding) is nn.Embedding and kernel_for(embedding.weight.dtype) is not None
+
+    @staticmethod
+    def accepts(inputs: torch.Tensor) -> bool:
+        """True for numbers of streams of which the compiled step is the fastest."""
+        return inputs.shape[0] <= _MOST_STREAMS
+
+    @staticmethod
+    def key(inputs: torch.Tensor) -> torch.dtype:
+        """Inputs with the same key share a program."""
+        return inputs.dtype
+
+    def run(
+        self, model: nn.Module, inputs: torch.Tensor, state: RecurrentState
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """See [`run_single_step`]."""
+        streams = inputs.shape[0]
+        if not self._is_ready(model) or not self._matches(state, streams):
+            return None
+        if self.reads_tokens and inputs.dtype is not torch.long:
+            inputs = inputs.long()
+        name = "ids" if self.reads_tokens else "hidden"
+        kernel = _kernel()
+        try:
+            new = self.program.run({**state, name: inputs.contiguous()}, streams)
+        except kernel.UnreadableTensor:  # plain `forward` reads it, or names it
+            return None
+        except kernel.WeightsChanged:
+            self.program, self.waiting = None, _STEPS_BEFORE
+            return None
+        return new.pop("output").unsqueeze(1), new
+
+    def run_chain(
+        self, model: nn.Module, inputs: torch.Tensor, state: RecurrentState
+    ) -> tuple[torch.Tensor, RecurrentState] | None:
+        """T successive inputs of one stream, with the bits of single steps; most weights are read once for several.
+
+        Args:
+            model: of this step.
+            inputs: (1, T), or (1, T, M) embedded inputs.
+            state: of this stream.
+
+        Returns:
+            The outputs (1, T, …) and the states before the first input and after each, (T + 1, …), or None where plain
+            `forward` has to run.
+        """
+        if len(inputs) != 1 or not self._is_ready(model) or not self._matches(state, 1):
+            return None
+        inputs = inputs[0].to(torch.long) if self.reads_tokens else inputs[0]
+        inputs = inputs.contiguous()
+        name = "ids" if self.reads_tokens else "hidden"
+        kernel = _kernel()
+        try:
+            outputs, states = self.program.run_chain({name: inputs}, state, len(inputs))
+        except kernel.UnreadableTensor:
+            return None
+        except kernel.WeightsChanged:
+            self.program, self.waiting = None, _STEPS_BEFORE
+            return None
+        return outputs["output"].unsqueeze(0), states
+
+    def _is_ready(self, model: nn.Module) -> bool:
+        if self.program is None and self.waiting:
+            self.waiting -= 1
+            if not self.waiting:
+                self._compile(model)
+        if self.program is None:
+            return False
+        return self.weights is not None or self.bytes_read <= _MOST_SHARED_BYTES or torch.get_num_threads() <= 2
+
+    def _matches(self, state: RecurrentState, streams: int) -> bool:
+        if type(state) is not dict or len(state) != len(self.shape_of_state):
+            return False
+        shapes = self._shapes.get(streams)
+        if shapes is None:
+            shapes = self._shapes[streams] = [(streams, *shape[1:]) for shape in self.shape_of_state.values()]
+        try:
+            return [*map(_SHAPE, map(state.__getitem__, self.shape_of_state))] == shapes
+        except (KeyError, AttributeError):
+            return False
+
+    def _compile(self, model: nn.Module) -> None:
+        compiler = importlib.import_module("hf_recurrent.kernels.compiled_model")
+        graph = importlib.import_module("hf_recurrent.kernels.step_graph")
+
+        def of_backbone(hidden: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+            return model.read_block(hidden, state, None, None, slice(None), False)[:2]
+
+        def of_language_model(hidden: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+            output = model.model(inputs_embeds=hidden, state=state, use_cache=True, return_dict=True)
+            return model.lm_head(output.last_hidden_state), output.state
+
+        forward = of_language_model if self.reads_tokens else of_backbone
+        table = None if self.table is None else self.table.detach()
+        try:
+            # Tensors made in inference mode could not be used outside of it.
+            with torch.inference_mode(False), torch.no_grad():
+                self.program = compiler.compile_model_step(
+                    forward, self.width, self.dtype, self.shape_of_state, table, self.weights
+                )
+        except graph.Untranslatable as error:
+            self.problem = f"it has no form of {str(error).rstrip('.')}"
+        except _kernel().UnreadableTensor as error:
+            self.problem = f"it cannot read a weight: {str(error).rstrip('.')}"
+        if self.problem is not None:
+            backbone = type(model.model if self.reads_tokens else model).__name__
+            logger.warning_once(
+                f"Single steps of {backbone} run in plain `forward`, several times slower than in the compiled step: "
+                f"{self.problem}."
+            )

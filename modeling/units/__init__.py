@@ -1,0 +1,1 @@
+"""Recurrent units: projections of the input and an element-wise step."""

@@ -1,0 +1,76 @@
+"""Decay and scaled input of a gated linear recurrent unit, without the many passes over memory in between.
+
+Plain autograd would keep eight tensors of the size of all steps' states. Where these are large, a hand-written
+backward pass recomputes them from the projections, on a CPU in tiles that stay in the cache.
+"""
+
+import torch
+
+from ..block.recurrent_state import state_dtype
+from ..scan.tiling import should_recompute, tiles
+from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
+
+
+def gate_coefficients(
+    recurrence_gate: torch.Tensor, rate: torch.Tensor, input_gate: torch.Tensor, inputs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs.
+
+    Args:
+        recurrence_gate, input_gate, inputs: (…, S) for a state of width S, of one shape and any floating types.
+        rate: (S,), or a shape that broadcasts; float32 or wider.
+
+    Returns:
+        Two tensors (…, S), float32 or float64. Gradients of large ones are not differentiable.
+    """
+    if should_recompute(recurrence_gate):
+        return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
+    dtype = state_dtype(recurrence_gate.dtype)
+    log_decay = -rate * torch.sigmoid(recurrence_gate.to(dtype))
+    return torch.exp(log_decay), input_normalizer(log_decay) * input_gate.to(dtype) * inputs.to(dtype)
+
+
+class _GateCoefficients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, recurrence_gate, rate, input_gate, inputs):
+        shape, dtype = recurrence_gate.shape, state_dtype(recurrence_gate.dtype)
+        decay, scaled = (torch.empty(shape, dtype=dtype, device=rate.device) for _ in range(2))
+        for z, g, u, a, b in _tiles(rate, recurrence_gate, input_gate, inputs, decay, scaled):
+            log_decay = torch.sigmoid(z.to(dtype)).mul_(rate).neg_()
+            torch.exp(log_decay, out=a)
+            normalizer = _squared_normalizer(log_decay).clamp_(min=SMALLEST_SQUARED_GAMMA).sqrt_()
+            torch.mul(normalizer, g, out=b).mul_(u)
+        ctx.save_for_backward(recurrence_gate, rate, input_gate, inputs, decay)
+        return decay, scaled
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_decay, grad_scaled):
+        recurrence_gate, rate, input_gate, inputs, decay = ctx.saved_tensors
+        given = (recurrence_gate, input_gate, inputs)
+        grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
+        grad_rate = torch.zeros_like(rate)
+        for z, g, u, a, da, db, dz, dg, du in _tiles(rate, *given, decay, grad_decay, grad_scaled, *grads):
+            gate = torch.sigmoid(z.to(a.dtype))
+            squared = _squared_normalizer(torch.mul(gate, rate).neg_())
+            clamped = squared < SMALLEST_SQUARED_GAMMA
+            normalizer = squared.clamp_(min=SMALLEST_SQUARED_GAMMA).sqrt_()
+            through_input = torch.mul(db, normalizer)
+            dg.copy_(torch.mul(through_input, u))
+            du.copy_(through_input.mul_(g))
+            # dγ / d log r = -r² / γ
+            of_normalizer = torch.mul(db, g).mul_(u).mul_(a).div_(normalizer).masked_fill_(clamped, 0)
+            of_log_decay = torch.sub(da, of_normalizer, out=of_normalizer).mul_(a).mul_(gate)
+            grad_rate -= of_log_decay.sum_to_size(rate.shape)
+            dz.copy_(of_log_decay.mul_(rate).mul_(gate.sub_(1)))
+        return grads[0], grad_rate, *grads[1:]
+
+
+def _squared_normalizer(log_decay: torch.Tensor) -> torch.Tensor:
+    """1 - r² from log r, in place and exact where r → 1."""
+    return log_decay.mul_(2).expm1_().neg_()
+
+
+def _tiles(rate: torch.Tensor, *tensors: torch.Tensor):
+    """Tiles where every position has the same rate; else the tensors uncut."""
+    return tiles(*tensors) if rate.dim() == 1 else (tensors,)

@@ -1,0 +1,241 @@
+"""Base classes of the recurrent units: projections of the block's input and one element-wise step.
+
+`coefficients` is the only definition of a step that is linear in the state: the parallel scan, a single step and the
+sensitivities of real-time recurrent learning use it.
+
+Shape letters: B streams or batch, T steps, S state width, N layers, G channel groups.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from ..scan.linear_scan import linear_scan
+
+RING_RADIUS = (0.9, 0.999)
+SMALLEST_SQUARED_GAMMA = 1e-12
+
+
+def input_normalizer(log_decay: torch.Tensor) -> torch.Tensor:
+    """γ = sqrt(1 - r²) from log r, exact where r → 1 and with a finite gradient where r = 1."""
+    return torch.sqrt(torch.clamp(-torch.expm1(2 * log_decay), min=SMALLEST_SQUARED_GAMMA))
+
+
+def sample_ring_rate(like: torch.Tensor) -> torch.Tensor:
+    """-log r for radii r uniform on the ring between 0.9 and 0.999 (Orvieto et al. 2023, Lemma 3.2)."""
+    r_min, r_max = RING_RADIUS
+    u = torch.rand(like.shape, dtype=torch.float32, device=like.device)
+    return -0.5 * torch.log(u * (r_max**2 - r_min**2) + r_min**2)
+
+
+def lecun_std(fan_in: int) -> float:
+    """Standard deviation of LeCun's normal initialisation."""
+    return 1 / math.sqrt(fan_in)
+
+
+class RecurrentUnit(nn.Module):
+    """Base class of the units with h_t = a_t ∘ h_{t-1} + b_t; a step of another form overrides `recur`.
+
+    Args:
+        input_size: width of the unit's input.
+        state_size: S, real numbers in the state. The output has as many, divided by `state_per_output`.
+        layer_index: number of the unit's layer, from 0.
+        num_layers: N, layers of the model.
+        bias: the maps of the input have biases, which start at zero.
+        allow_negative_eigenvalues: a = 2 r - 1 instead of the published a = r ≥ 0, so that a unit can count
+            modulo two (Grazzi et al. 2024).
+
+    Raises:
+        ValueError: the unit does not support these sizes or negative eigenvalues.
+    """
+
+    has_real_eigenvalues = True
+    # Numbers of state for each number of the output: state_size must be a multiple of it.
+    state_per_output = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        state_size: int,
+        *,
+        layer_index: int = 0,
+        num_layers: int = 1,
+        bias: bool = False,
+        allow_negative_eigenvalues: bool = False,
+    ):
+        super().__init__()
+        if allow_negative_eigenvalues and not self.has_real_eigenvalues:
+            raise ValueError(
+                f"`allow_negative_eigenvalues` is True, but the eigenvalues of {type(self).__name__} are complex."
+            )
+        if state_size % self.state_per_output:
+            raise ValueError(
+                f"`state_size` is {state_size}; {type(self).__name__} needs a multiple of "
+                f"{self.state_per_output}, the numbers of state of each channel."
+            )
+        self.input_size = input_size
+        self.state_size = state_size
+        self.output_size = state_size // self.state_per_output
+        self.layer_index = layer_index
+        self.num_layers = num_layers
+        self.bias = bias
+        self.allow_negative_eigenvalues = allow_negative_eigenvalues
+
+    def input_map(self, width: int | None = None) -> nn.Linear:
+        """A linear map of the unit's input, to S numbers by default."""
+        return nn.Linear(self.input_size, self.state_size if width is None else width, bias=self.bias)
+
+    @property
+    def no_weight_decay(self) -> list[str]:
+        """The unit's own vectors (rates, phases, bounds), for which zero is no neutral value."""
+        return [name for name, _ in self.named_parameters(recurse=False)]
+
+    @property
+    def channel_groups(self) -> int:
+        """G, the number of independent groups of channels.
+
+        Channel c of the state, of a projection or of a vector belongs to group c mod G: with G = S every channel is
+        independent, with G = S/2 each pair of real and imaginary part. This makes real-time recurrent learning exact
+        and cheap.
+        """
+        return self.state_size
+
+    def project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The linear maps of the input, (B, T, input_size) → each (B, T, …); `input_projection` by default."""
+        return (self.input_projection(inputs),)
+
+    def coefficients(self, *projections: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Element-wise (a, b) of the step from the projections, with T or without it, float32 or wider."""
+        raise NotImplementedError
+
+    def read_out(self, states: torch.Tensor, *projections: torch.Tensor) -> torch.Tensor:
+        """The unit's output (B, T, `output_size`) from the states of the same steps, (B, T, S)."""
+        return states
+
+    def to_scan(self, state: torch.Tensor) -> torch.Tensor:
+        """The carried state, (…, S) real numbers, in the form of the step."""
+        return state
+
+    def from_scan(self, state: torch.Tensor) -> torch.Tensor:
+        """The inverse of `to_scan`."""
+        return state
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters outside of linear maps as in the unit's source."""
+
+    def sample_rate(self, like: torch.Tensor) -> torch.Tensor:
+        """-log r at initialisation: |a| on the ring, with alternating signs where eigenvalues may be negative."""
+        rate = sample_ring_rate(like)
+        if not self.allow_negative_eigenvalues:
+            return rate
+        sign = 1 - 2 * (torch.arange(rate.numel(), device=rate.device) % 2)
+        return -torch.log((1 + sign * torch.exp(-rate)) / 2)
+
+    def decay_and_normalizer(self, log_decay: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """a and γ = sqrt(1 - a²) from log r, exact where |a| → 1."""
+        decay = torch.exp(log_decay)
+        if not self.allow_negative_eigenvalues:
+            return decay, input_normalizer(log_decay)
+        rest = -torch.expm1(log_decay)
+        return decay - rest, 2 * torch.sqrt(torch.clamp(decay * rest, min=SMALLEST_SQUARED_GAMMA))
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        state: torch.Tensor,
+        reset_mask: torch.Tensor | None = None,
+        padding_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a block.
+
+        Args:
+            inputs: (B, T, input_size).
+            state: (B, S), the state before the block.
+            reset_mask: (B, T) bool, true where the state before a step is zero.
+            padding_mask: (B, T) bool, true where a step leaves the state as it was.
+
+        Returns:
+            The outputs of all steps, (B, T, `output_size`), and the last state, (B, S).
+        """
+        projections = self.project(inputs)
+        states, final_state = self.recur(projections, state, reset_mask, padding_mask)
+        return self.read_out(states, *projections), final_state
+
+    def recur(
+        self,
+        projections: tuple[torch.Tensor, ...],
+        state: torch.Tensor,
+        reset_mask: torch.Tensor | None = None,
+        padding_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states of all steps, (B, T, S), and the last one, (B, S), from the projections of a block."""
+        a, b = self.coefficients(*projections)
+        a = a.expand(b.shape)
+        if padding_mask is not None:
+            a = a.masked_fill(padding_mask.unsqueeze(-1), 1)
+            b = b.masked_fill(padding_mask.unsqueeze(-1), 0)
+        states, final_state = linear_scan(a, b, self.to_scan(state), reset_mask)
+        return self.from_scan(states), self.from_scan(final_state)
+
+
+class ComplexRecurrentUnit(RecurrentUnit):
+    """Base class of the units with complex eigenvalues λ = r (cos θ + i sin θ).
+
+    The S real numbers of state and output are the real parts of S/2 complex channels and then their imaginary parts,
+    so that Re(C h) of any complex C is a real linear map of the output (Memora, appendix G.4).
+
+    Where `conjugate_pairs` is set, the second half of the channels has the conjugate eigenvalues of the first
+    (Memora, appendix G.5); inputs and outputs of the two halves stay free.
+
+    Raises:
+        ValueError: S is odd, or not a multiple of four where eigenvalues come in conjugate pairs.
+    """
+
+    has_real_eigenvalues = False
+    conjugate_pairs = False
+
+    def __init__(self, input_size: int, state_size: int, **options):
+        super().__init__(input_size, state_size, **options)
+        divisor = 4 if self.conjugate_pairs else 2
+        if state_size % divisor:
+            raise ValueError(
+                f"`state_size` is {state_size}; {type(self).__name__} needs a multiple of {divisor}: the real and "
+                f"imaginary parts of its channels{', which come in conjugate pairs' if self.conjugate_pairs else ''}."
+            )
+        self.free_channels = state_size // divisor
+
+    @property
+    def channel_groups(self) -> int:
+        return self.free_channels
+
+    def eigenvalue(self, radius: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:
+        """λ of all S/2 channels from radius and phase of the free ones, (…, free) → complex (…, S/2)."""
+        real, imaginary = radius * torch.cos(phase), radius * torch.sin(phase)
+        if self.conjugate_pairs:
+            real, imaginary = torch.cat([real, real], -1), torch.cat([imaginary, -imaginary], -1)
+        return torch.complex(real, imaginary)
+
+    def of_all_channels(self, per_free_channel: torch.Tensor) -> torch.Tensor:
+        """A real number for each of the S/2 channels from those of the free ones."""
+        return torch.cat([per_free_channel] * 2, -1) if self.conjugate_pairs else per_free_channel
+
+    def sample_phase(self, like: torch.Tensor) -> torch.Tensor:
+        """Phases uniform on the circle, or on its upper half where the lower one is implied."""
+        return torch.rand(like.shape, device=like.device) * (math.pi if self.conjugate_pairs else 2 * math.pi)
+
+    def to_scan(self, state: torch.Tensor) -> torch.Tensor:
+        return torch.complex(*state.chunk(2, -1))
+
+    def from_scan(self, state: torch.Tensor) -> torch.Tensor:
+        return torch.cat([state.real, state.imag], -1)
+
+
+class StateReadOut(nn.Linear):
+    """The dense map C of a unit's S state numbers to its S outputs."""
+
+    def __init__(self, state_size: int):
+        super().__init__(state_size, state_size, bias=False)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return super().forward(states.to(self.weight.dtype))

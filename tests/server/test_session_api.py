@@ -1,0 +1,158 @@
+"""Sessions over HTTP: read, generated, forked, rewound, moved as files, kept on disk."""
+
+import base64
+import json
+
+import pytest
+import torch
+from model_cases import tiny_model
+from running_server import running_server
+from safetensors.torch import load, save
+
+from hf_recurrent.server.text_state import TextState, load_text_state, pack_text_state
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_server() as client:
+        yield client
+
+
+def test_bits_of_every_byte(server):
+    session, text = server.new_session(), "A small café."
+    first, second = server.read(session, text[:6]), server.read(session, text[6:])
+    with torch.no_grad():
+        logits = tiny_model("memora")(torch.tensor([list(text.encode())])).logits[0].double()
+    nats = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(list(text.encode()[1:])), reduction="none")
+    expected = (nats / torch.tensor(2.0).log()).tolist()
+    assert first["bits"][0] is None
+    assert [*first["bits"][1:], *second["bits"]] == pytest.approx(expected, rel=1e-5)
+    assert second["bits_per_byte"] == pytest.approx(sum(expected[5:]) / len(expected[5:]), rel=1e-5)
+    assert second["bytes_read"] == len(text.encode())
+    assert server.read(session, "x", bits=False) == {"bytes_read": len(text.encode()) + 1}
+
+
+def test_bytes_that_are_no_text(server):
+    data = bytes(range(1, 256))
+    session = server.new_session()
+    server.post(f"/v1/sessions/{session}/read", {"base64": base64.b64encode(data).decode()})
+    found = server.generate(session, max_tokens=50, seed=0)
+    made = base64.b64decode(found["base64"])
+    assert made.decode("utf-8", "replace") == found["text"] and found["bytes_read"] == 255 + len(made)
+
+
+def test_forks_and_marks(server):
+    session = server.new_session()
+    server.read(session, "Once upon a time")
+    marked = server.post(f"/v1/sessions/{session}/marks", {"mark": "start"})
+    assert marked["marks"] == {"start": 16}
+    fork = server.post(f"/v1/sessions/{session}/fork")
+    assert fork["bytes_read"] == 16 and fork["marks"] == {"start": 16} and fork["id"] != session
+    copy = server.new_session(**{"from": session})
+    expected = server.generate(session, max_tokens=12, seed=1)
+    assert server.generate(fork["id"], max_tokens=12, seed=1) == expected
+    assert server.generate(copy, max_tokens=12, seed=1) == expected
+    server.read(session, "something else")
+    assert server.post(f"/v1/sessions/{session}/rewind", {"mark": "start"})["bytes_read"] == 16
+    assert server.generate(session, max_tokens=12, seed=1) == expected
+    assert server.request("DELETE", f"/v1/sessions/{session}/marks/start").json()["marks"] == {}
+    assert server.request("POST", f"/v1/sessions/{session}/rewind", {"mark": "start"}).status == 404
+    listed = server.get("/v1/sessions?limit=2")
+    rest = server.get(f"/v1/sessions?after={listed['data'][-1]}")
+    assert listed["has_more"] and {session, fork["id"], copy} <= {*listed["data"], *rest["data"]}
+    assert server.request("DELETE", f"/v1/sessions/{session}").json()["deleted"]
+    assert server.request("GET", f"/v1/sessions/{session}").status == 404
+
+
+def test_a_state_moves_to_another_server(server, tmp_path):
+    session = server.new_session()
+    server.read(session, "It goes with me")
+    data = server.request("GET", f"/v1/sessions/{session}/state").body
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(data)
+    assert load_text_state(tiny_model("memora"), path).pending == [ord("e")]  # a file of `generate --state` too
+    expected = server.generate(session, max_tokens=12, seed=1)["base64"]
+    with running_server() as other:
+        moved = other.post("/v1/sessions/from_state", data)["id"]
+        assert other.generate(moved, max_tokens=12, seed=1)["base64"] == expected
+    with running_server(tiny_model("memora", num_hidden_layers=1)) as other:
+        reply = other.request("POST", "/v1/sessions/from_state", data)
+        assert reply.status == 400 and "belongs to other weights" in reply.error()
+
+
+def hostile_states() -> dict[str, bytes]:
+    model = tiny_model("memora")
+    state = model.init_state(1)
+    whole = pack_text_state(model, TextState(state, [65]))
+    head = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"]
+    name = next(iter(state))
+    numbers = load(whole)
+
+    def changed(tensors, **metadata) -> bytes:
+        return save(tensors, head | metadata)
+
+    return {
+        "empty": b"",
+        "cut": whole[:-7],
+        "long": whole + b"x",
+        "huge header": (2**62).to_bytes(8, "little") + whole[8:],
+        "no safetensors": b"\x80\x04}q\x00." * 20,
+        "NaN": changed(numbers | {name: torch.full_like(numbers[name], float("nan"))}),
+        "shape": changed(numbers | {name: torch.zeros(1, 5)}),
+        "two texts": changed(
+            {key: torch.zeros(2, *value.shape[1:]) for key, value in numbers.items()}, pending="[1,2]"
+        ),
+        "integers": changed(numbers | {name: numbers[name].long()}),
+        "missing": changed({key: value for key, value in numbers.items() if key != name}),
+        "no hash": save(numbers, {"pending": "[65]"}),
+        "no pending": save(numbers, {key: value for key, value in head.items() if key != "pending"}),
+        "pending outside": changed(numbers, pending="[256]"),
+        "pending true": changed(numbers, pending="[true]"),
+        "pending nested": changed(numbers, pending="[" * 5000),
+        "pending text": changed(numbers, pending="x"),
+        "other weights": changed(numbers, weights="0" * 64),
+    }
+
+
+@pytest.mark.parametrize("case", hostile_states())
+def test_damaged_states_are_refused(server, case):
+    before = len(server.scheduler.store)
+    reply = server.request("POST", "/v1/sessions/from_state", hostile_states()[case])
+    assert reply.status == 400 and reply.error() and len(server.scheduler.store) == before
+
+
+def test_sessions_outlive_the_server(tmp_path):
+    with running_server(session_dir=tmp_path, options={"max_resident": 2}) as client:
+        sessions = [client.new_session() for _ in range(6)]
+        for number, session in enumerate(sessions):
+            client.read(session, f"text {number}")
+            client.post(f"/v1/sessions/{session}/marks", {"mark": "here"})
+        assert client.scheduler.store.resident == 2
+        uninterrupted = [client.post(f"/v1/sessions/{session}/fork")["id"] for session in sessions]
+        expected = [client.generate(session, max_tokens=8, seed=1) for session in uninterrupted]
+    with running_server(session_dir=tmp_path) as client:
+        assert client.get("/v1/sessions")["data"] == [*sessions, *uninterrupted]
+        assert [client.generate(session, max_tokens=8, seed=1) for session in sessions] == expected
+        assert client.post(f"/v1/sessions/{sessions[0]}/rewind", {"mark": "here"})["bytes_read"] == 6
+    other = tiny_model("memora", num_hidden_layers=1)
+    with pytest.raises(ValueError, match="belong to other weights"), running_server(other, session_dir=tmp_path):
+        pass
+    (tmp_path / "sessions.sqlite").write_bytes(b"no database" * 1000)
+    for name in ("wal", "shm"):
+        (tmp_path / f"sessions.sqlite-{name}").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match="is damaged or not a database"), running_server(session_dir=tmp_path):
+        pass
+
+
+def test_so_many_sessions_and_no_more():
+    with running_server(options={"max_states": 3}) as client:
+        first = client.new_session()
+        client.post(f"/v1/sessions/{first}/marks", {"mark": "a"})
+        client.post(f"/v1/sessions/{first}/marks", {"mark": "a"})
+        for path, body in (("fork", None), ("marks", {"mark": "b"})):
+            assert path == "marks" or client.request("POST", f"/v1/sessions/{first}/{path}", body).status == 429
+        client.new_session()
+        reply = client.request("POST", "/v1/sessions")
+        assert reply.status == 429 and "this server allows 3" in reply.error()
+        client.request("DELETE", f"/v1/sessions/{first}")
+        client.new_session()
