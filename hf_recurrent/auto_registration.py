@@ -32,9 +32,7 @@ def _folder(family: str) -> str:
 
 def _families():
     for family, (prefix, endings) in _FAMILIES.items():
-        configuration = importlib.import_module(
-            f"hf_recurrent.modeling.{family.partition('_')[0]}.configuration_{family}"
-        )
+        configuration = importlib.import_module(f"{_folder(family)}.configuration_{family}")
         classes = {auto_class: prefix + ending for auto_class, ending in endings.items()}
         yield family, getattr(configuration, f"{prefix}Config"), classes
 

@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.files import atomic_file, pack_tensors, unpack_tensors
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
-from hf_recurrent.generation.state_reader import check_recurrent
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_state
-from hf_recurrent.stock_models.with_state import with_state
+from hf_recurrent.stock_models.with_state import check_recurrent, with_state
 
 _FORMAT = "hf_recurrent.state.2"  # the format of files, independent of the module's name
 

@@ -56,10 +56,10 @@ def _push(arguments: argparse.Namespace) -> None:
     metrics = _read_metrics(arguments.metrics) if arguments.metrics else None
 
     # After the checks, because importing torch takes seconds.
+    from hf_recurrent.checkpoints.hub_repositories import is_connection_error, unreachable
     from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
     from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
-    from hf_recurrent.checkpoints.hub_repositories import is_connection_error, unreachable
 
     trust = arguments.trust_remote_code
     model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH", trust_remote_code=trust)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.data.file_stamps import file_stamp, files_below
 from hf_recurrent.data.readers import Document, column_bytes, missing_column
-from hf_recurrent.checkpoints.hub_repositories import check_repository
 
 _ROWS_AT_ONCE = 256
 

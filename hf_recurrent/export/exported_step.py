@@ -21,13 +21,13 @@ from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_recurrent.checkpoints.files import STAGING_PREFIX, atomic_file, pack_tensors, unpack_tensors, write_json
+from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.quietly import quietly
 from hf_recurrent.export.runtimes import RUNTIMES, Runtime
 from hf_recurrent.export.specification import ExportSpecification, describe
-from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 SPECIFICATION_FILE = "specification.json"

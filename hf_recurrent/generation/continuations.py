@@ -18,9 +18,9 @@ from hf_recurrent.generation.arguments import (
     given_state,
 )
 from hf_recurrent.generation.constraints import Constraint
-from hf_recurrent.generation.state_reader import check_recurrent
 from hf_recurrent.generation.token_choice import check_sampling, draw, sampling_probabilities
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state, split_state
+from hf_recurrent.stock_models.with_state import check_recurrent
 
 
 @dataclass

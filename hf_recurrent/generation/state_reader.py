@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentForCausalLM
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.modeling.step.compiled_step import CompiledStep
 from hf_recurrent.modeling.step.single_step import find_single_step
 
@@ -103,14 +103,6 @@ class _StatesOfSteps(dict):
 
     def __getitem__(self, step: int) -> RecurrentState:
         return {name: tensor[step : step + 1] for name, tensor in self._states.items()}
-
-
-def check_recurrent(name: str, model: PreTrainedModel) -> None:
-    """Raise a TypeError unless `model` takes and returns a recurrent state."""
-    if not supports_recurrent_state(model):
-        raise TypeError(
-            f"`{name}` is a {type(model).__name__}, which has no recurrent state; use `generate()` of transformers."
-        )
 
 
 def _compiled_step(model: PreTrainedModel) -> CompiledStep | None:

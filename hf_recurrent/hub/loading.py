@@ -25,8 +25,8 @@ from transformers.utils import (
 )
 
 from hf_recurrent.checkpoints.files import read_json
-from hf_recurrent.checkpoints.provenance_files import remember_place
 from hf_recurrent.checkpoints.hub_repositories import check_repository
+from hf_recurrent.checkpoints.provenance_files import remember_place
 
 logger = logging.get_logger(__name__)
 

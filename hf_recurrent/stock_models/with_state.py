@@ -38,6 +38,14 @@ def with_state(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+def check_recurrent(name: str, model: PreTrainedModel) -> None:
+    """Raise a TypeError unless `model` takes and returns a recurrent state."""
+    if not supports_recurrent_state(model):
+        raise TypeError(
+            f"`{name}` is a {type(model).__name__}, which has no recurrent state; use `generate()` of transformers."
+        )
+
+
 def _replace_classes(model: nn.Module, classes: dict[type, type]) -> None:
     """Give each module of a class of `classes` the subclass that carries a state, and the name of its layer."""
     for name, module in model.named_modules():

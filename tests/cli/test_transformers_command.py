@@ -18,7 +18,7 @@ for name in ("MemoraForCausalLM", "HawkForSequenceClassification", "MgradeModel"
 
 def test_the_server_finds_the_classes_by_name():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
-    modules = ["modeling_memora", "modeling_hawk", "modeling_mgrade"]
+    modules = ["memora.modeling_memora", "hawk.modeling_hawk", "mgrade.modeling_mgrade"]
     assert done.stdout.split() == [f"hf_recurrent.modeling.{name}" for name in modules], done.stderr
 
 
