@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -94,25 +95,30 @@ def _mamba2(width: int, head_dim: int, layers: int) -> dict[str, Any]:
     return _STOCK | sizes | {"num_heads": 2 * width // head_dim, "state_size": 128, "n_groups": 1}
 
 
-_MODELING = "hf_recurrent.modeling."
+def _config(folder: str, name: str) -> str:
+    """Module and class of a configuration."""
+    module = re.sub("(?<!^)([A-Z])", r"_\1", name.removesuffix("Config")).lower()
+    return f"hf_recurrent.modeling.{folder}.configuration_{module}.{name}"
+
+
 # Family → (module and class of the configuration, fields of every preset).
 _FAMILIES = {
     "memora": (
-        f"{_MODELING}memora.configuration_memora.MemoraConfig",
+        _config("memora", "MemoraConfig"),
         {row: _recurrent(*sizes[0]) for row, sizes in _SIZES.items()},
     ),
     "hawk": (
-        f"{_MODELING}hawk.configuration_hawk.HawkConfig",
+        _config("hawk", "HawkConfig"),
         {row: _recurrent(*sizes[0]) for row, sizes in _SIZES.items()},
     ),
     "llama": ("transformers.LlamaConfig", {row: _llama(*sizes[1]) for row, sizes in _SIZES.items() if sizes[1]}),
     "mamba2": ("transformers.Mamba2Config", {row: _mamba2(*sizes[2]) for row, sizes in _SIZES.items() if sizes[2]}),
-    "mgrade": (f"{_MODELING}mgrade.configuration_mgrade.MgradeConfig", _MGRADE),
-    "tcn": (f"{_MODELING}mgrade.configuration_mgrade.MgradeConfig", _TCN),
-    "mingru": (f"{_MODELING}mgrade.configuration_mgrade.MgradeConfig", _MINGRU),
-    "lru": (f"{_MODELING}lru.configuration_lru.LruConfig", _LRU),
-    "smt-rnn": (f"{_MODELING}smt.configuration_smt_rnn.SmtRnnConfig", _SMT_RNN),
-    "smt-teacher": (f"{_MODELING}smt.configuration_smt_teacher.SmtTeacherConfig", _SMT_TEACHER),
+    "mgrade": (_config("mgrade", "MgradeConfig"), _MGRADE),
+    "tcn": (_config("mgrade", "MgradeConfig"), _TCN),
+    "mingru": (_config("mgrade", "MgradeConfig"), _MINGRU),
+    "lru": (_config("lru", "LruConfig"), _LRU),
+    "smt-rnn": (_config("smt", "SmtRnnConfig"), _SMT_RNN),
+    "smt-teacher": (_config("smt", "SmtTeacherConfig"), _SMT_TEACHER),
 }
 _PRESETS = {
     f"{family}-{row}": (config_class, fields)

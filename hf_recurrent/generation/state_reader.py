@@ -13,6 +13,7 @@ from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentForCausalLM
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.modeling.step.compiled_step import CompiledStep
 from hf_recurrent.modeling.step.single_step import find_single_step
+from hf_recurrent.stock_models.with_state import check_recurrent
 
 # Of drafts. Longer blocks may be read faster by `forward`, whose scan is parallel.
 _MOST_CHAINED = 24
