@@ -14,7 +14,7 @@ from transformers import set_seed
 
 from hf_recurrent import Corpus, OnlineLearner
 from hf_recurrent.learning_rules.rules import RULES
-from hf_recurrent.reproduce.learner.drift import endless, pydoc_prose
+from papers.learner.drift import endless, pydoc_prose
 
 SHARES = (10, 50, 100)  # per cent of the stream
 

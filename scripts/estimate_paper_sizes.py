@@ -16,11 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from hf_recurrent import AssociativeRecall, InductionHeads, config_from_preset
-from hf_recurrent.reproduce import load_experiment
-from hf_recurrent.reproduce.engine.durations import core_seconds
-from hf_recurrent.reproduce.engine.rows_file import read_rows, rows_path
-from hf_recurrent.reproduce.engine.tuning import tuning_rows
 from hf_recurrent.tasks.task_names import task_from_name
+from papers import load_experiment
+from papers.engine.durations import core_seconds
+from papers.engine.rows_file import read_rows, rows_path
+from papers.engine.tuning import tuning_rows
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 BEGIN, END = "<!-- paper sizes -->", "<!-- end of paper sizes -->"

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from hf_recurrent import load_corpus, tokens_to_images
 from hf_recurrent.data.pixel_readers import pixel_format
 from hf_recurrent.plotting import require_pyplot
-from hf_recurrent.reproduce.engine.projections import as_colours, project
+from papers.engine.projections import as_colours, project
 
 
 def build_parser() -> argparse.ArgumentParser:

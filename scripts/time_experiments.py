@@ -11,9 +11,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from hf_recurrent.cli.parsing import parse_pairs
-from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
-from hf_recurrent.reproduce.engine.row_times import read_times, row_key, time_row, write_times
-from hf_recurrent.reproduce.engine.rows_file import find_row, read_rows, rows_path
+from papers import EXPERIMENTS, load_experiment
+from papers.engine.row_times import read_times, row_key, time_row, write_times
+from papers.engine.rows_file import find_row, read_rows, rows_path
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIERS = (
     ("scripts",),
     ("cli",),
-    ("reproduce", "server", "planning", "watch"),
+    ("papers", "server", "planning", "watch"),  # papers: scripts/papers
     ("trainers", "online", "export", "compression"),
     ("learning_rules", "evaluation", "generation", "tasks", "hub"),
     ("data",),
@@ -35,7 +35,9 @@ SOURCES = sorted(
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    name = ".".join(parts if parts[0] in ("hf_recurrent", "scripts") else ("hf_recurrent", *parts))
+    if parts[:2] == ("scripts", "papers"):
+        parts = parts[1:]
+    name = ".".join(parts if parts[0] in ("hf_recurrent", "scripts", "papers") else ("hf_recurrent", *parts))
     return name.removesuffix(".__init__")
 
 
@@ -44,7 +46,7 @@ MODULES = {module_name(path): path for path in SOURCES}
 
 def part_of(module: str) -> str:
     first, *rest = module.split(".")
-    return "scripts" if first == "scripts" else rest[0] if rest else "__init__"
+    return first if first in ("scripts", "papers") else rest[0] if rest else "__init__"
 
 
 def nodes_that_run(node: ast.AST):
@@ -109,6 +111,22 @@ def test_no_files_import_in_a_circle():
             circles.append(" → ".join(circle))
             graph[circle[0]].discard(circle[1])
     assert not circles, "import cycles:\n" + "\n".join(circles)
+
+
+def test_experiments_use_public_names_only():
+    """The papers' experiments show that the library suffices for research."""
+    wrong = []
+    for path in sorted((ROOT / "scripts" / "papers").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                private = node.module == "hf_recurrent" and {alias.name for alias in node.names} - {
+                    *hf_recurrent.__all__
+                }
+                modules = [f"hf_recurrent.{name}" for name in private] if private else [node.module]
+            inside = [module for module in modules if module.startswith("hf_recurrent.")]
+            wrong += [f"{path.relative_to(ROOT)}:{node.lineno} imports {module}" for module in inside]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_modeling_imports_its_own_files_only():

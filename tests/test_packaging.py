@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "hf_recurrent", "modeling", "trainers")
 LINKS = ("modeling", "trainers")
-NOT_FOR_USERS = ("reproduce/",)
 OPTIONAL = ("datasets", "triton", "matplotlib", "evaluate", "peft", "zstandard", "tensorboard", "torch")
 
 
@@ -30,15 +29,11 @@ def files_for_users() -> set[str]:
     for folder, name in {"hf_recurrent": "hf_recurrent", **{name: f"hf_recurrent/{name}" for name in LINKS}}.items():
         for path in (ROOT / folder).rglob("*"):
             found[f"{name}/{path.relative_to(ROOT / folder).as_posix()}"] = path
-    left_out = tuple(f"hf_recurrent/{name}" for name in NOT_FOR_USERS)
     links = tuple(f"hf_recurrent/{name}" for name in LINKS)
     return {
         name
         for name, path in found.items()
-        if path.is_file()
-        and path.suffix not in (".pyc", ".so")
-        and name not in links
-        and not name.startswith(left_out)
+        if path.is_file() and path.suffix not in (".pyc", ".so") and name not in links
     }
 
 
@@ -84,7 +79,7 @@ def test_the_wheel_has_one_top_level_name_and_every_file_for_users(wheel, record
 
 def test_the_wheel_holds_no_experiments_benchmarks_or_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert not [name for name in names if re.search(r"(^|/)(reproduce/|tests?/|test_|benchmark)", name)]
+    assert not [name for name in names if re.search(r"(^|/)(papers/|tests?/|test_|benchmark)", name)]
 
 
 def test_the_installed_wheel_works_away_from_the_checkout(installed, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import hf_recurrent
-from hf_recurrent.reproduce import EXPERIMENTS
+from hf_recurrent.cli.reproduce import load_papers
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -104,4 +104,4 @@ def test_the_estimates_are_those_of_the_settings():
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert f"{script['BEGIN']}\n{script['table']()}\n{script['END']}" in results
     without_training = {"mgrade-memory", "smt-cost"}
-    assert script["BASES"].keys() == EXPERIMENTS.keys() - without_training
+    assert script["BASES"].keys() == load_papers().EXPERIMENTS.keys() - without_training

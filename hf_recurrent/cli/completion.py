@@ -4,12 +4,13 @@ The script holds everything that it completes, so that pressing Tab starts no Py
 """
 
 import argparse
-import importlib.util
+import importlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hf_recurrent.cli.parsing import CommandParser, run_command
+from hf_recurrent.cli.reproduce import load_papers
 
 PROG = "hf-recurrent"
 SHELLS = ("bash", "zsh")
@@ -81,15 +82,13 @@ def whole_parser(file: Any) -> argparse.ArgumentParser:
 
 def _parsers(name: str) -> list[argparse.ArgumentParser]:
     """The parsers of a command, one for each of its forms; none for one that has no parser of ours."""
-    if name == "transformers" or (name == "reproduce" and importlib.util.find_spec("hf_recurrent.reproduce") is None):
+    if name == "transformers" or (name == "reproduce" and load_papers() is None):
         return []
     if name != "pretrain":
         module = f"{name}_arguments" if name in ("learn", "watch") else name.replace("-", "_")
         parser = importlib.import_module(f"hf_recurrent.cli.{module}").build_parser()
         if name == "reproduce":
-            from hf_recurrent.reproduce import EXPERIMENTS
-
-            _set_choices(parser, "name", EXPERIMENTS)
+            _set_choices(parser, "name", load_papers().EXPERIMENTS)
         return [parser]
     from hf_recurrent.cli.pretrain_arguments import build_parser
     from hf_recurrent.cli.pretrain_texts import DEFAULT_METHOD, DMT, METHODS, SMT

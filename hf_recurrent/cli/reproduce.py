@@ -1,6 +1,6 @@
 """`hf-recurrent reproduce NAME`: measure a table or figure of the papers.
 
-The experiments are in `hf_recurrent.reproduce`, which is part of the repository but not of the wheel.
+The experiments are in `scripts/papers` of the repository; the wheel has none.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_file, parse_pairs, run_command
@@ -21,15 +22,26 @@ NOT_INSTALLED = (
 )
 
 
+def load_papers() -> ModuleType | None:
+    """Import `scripts/papers` of the clone as the package `papers`; None without a clone."""
+    if "papers" not in sys.modules:
+        folder = Path(__file__).resolve().parents[2] / "scripts" / "papers"
+        if not (folder / "__init__.py").exists():
+            return None
+        spec = importlib.util.spec_from_file_location("papers", folder / "__init__.py")
+        sys.modules["papers"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["papers"])
+    return sys.modules["papers"]
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    from hf_recurrent.reproduce import EXPERIMENTS
-
-    width = max(map(len, EXPERIMENTS))
+    experiments = load_papers().EXPERIMENTS
+    width = max(map(len, experiments))
     parser = CommandParser(
         prog="hf-recurrent reproduce",
         description="Train the models of a table or figure of the papers; write table, plot and rows.\n\n"
-        "experiments:\n" + "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in EXPERIMENTS.items()),
+        "experiments:\n" + "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in experiments.items()),
         epilog="examples:\n  hf-recurrent reproduce selective-copying\n"
         "  hf-recurrent reproduce parity --seeds 0 1 2 --processes 2\n"
         "  hf-recurrent reproduce --overview\n"
@@ -63,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with `argv`, by default the arguments of the process."""
-    if importlib.util.find_spec("hf_recurrent.reproduce") is None:
+    if load_papers() is None:
         sys.stderr.write(NOT_INSTALLED)
         raise SystemExit(2)
     run_command(build_parser(), argv, _reproduce)
@@ -71,15 +83,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _reproduce(arguments: argparse.Namespace) -> None:
     from hf_recurrent.plotting import require_pyplot
-    from hf_recurrent.reproduce import EXPERIMENTS, load_experiment
-    from hf_recurrent.reproduce.engine.durations import overview
+    from papers.engine.durations import overview
 
+    papers = load_papers()
     every = arguments.all or arguments.overview
     if every == bool(arguments.name):
         raise ValueError("give either NAME, or --all, or --overview; --help lists the experiments")
     check_at_least(1, arguments, "processes")
     check_file("--page", arguments.page)
-    experiments = {name: load_experiment(name) for name in (EXPERIMENTS if every else [arguments.name])}
+    experiments = {name: papers.load_experiment(name) for name in (papers.EXPERIMENTS if every else [arguments.name])}
     if every:
         print(overview(experiments, arguments.size, arguments.output_dir))
     if arguments.overview:
@@ -103,7 +115,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
 
 
 def _run(experiment: Any, arguments: argparse.Namespace) -> None:
-    from hf_recurrent.reproduce.engine.runner import Workers, reproduce
+    from papers.engine.runner import Workers, reproduce
 
     overrides = parse_pairs("--override", arguments.override)
     if arguments.all:  # where they exist
@@ -116,6 +128,12 @@ def _run(experiment: Any, arguments: argparse.Namespace) -> None:
         arguments.output_dir,
         overrides=overrides,
         only=arguments.only,
-        workers=Workers(arguments.processes, arguments.threads, partial(import_user_code, arguments.user_code)),
+        workers=Workers(arguments.processes, arguments.threads, partial(_prepare, arguments.user_code)),
         page=arguments.page,
     )
+
+
+def _prepare(user_code: Sequence[str] | None) -> None:
+    """In each process that runs rows."""
+    load_papers()
+    import_user_code(user_code)

@@ -1,0 +1,72 @@
+"""The tables and figures of the papers, each an experiment that `scripts/reproduce.py NAME` runs.
+
+An experiment is one class in a module, and one line of `EXPERIMENTS`. It uses public names of `hf_recurrent` only.
+"""
+
+import importlib
+
+from papers.engine.experiment import Experiment
+
+# Name → module, imported on first use, and description.
+EXPERIMENTS = {
+    "selective-copying": ("memora.selective_copying", "Memora, Table 2: six models on selective copying"),
+    "stride-sweep": ("memora.stride_sweep", "Memora, Figure 3: streams against IID over the update stride"),
+    "glru-alternatives": ("memora.glru_alternatives", "Memora, Figure 6: recurrent units on text"),
+    "memora-against-hawk": ("memora.hawk_ablation", "Memora, Figure 3: Memora and Hawk, without its convolution"),
+    "rolling-window": ("memora.rolling_window", "Memora, section 3: windows that overlap, S < T"),
+    "parity": ("survey.parity", "state tracking: parity beyond the training length, with negative eigenvalues"),
+    "recall": ("survey.recall", "survey, Table 6: induction heads and associative recall"),
+    "string-copying": ("survey.string_copying", "survey, Figure 20: examples needed to copy strings, and longer ones"),
+    "long-range-arena": ("survey.long_range_arena", "survey, Table 7: expressions, texts and images classified"),
+    "online-memora": ("memora.online", "Memora, Figure 5: one byte at a time, RTRL against one-step BPTT"),
+    "online-copy": ("online_learning.copying", "online learning, Table 1: learning rules on the copy task"),
+    "gradient-alignment": ("online_learning.gradient_alignment", "online learning, Figure 2: gradients compared"),
+    "online-copy-curves": (
+        "online_learning.training_curves",
+        "online learning, Figure 2: losses by depth, eigenvalues and rule",
+    ),
+    "online-long-range": (
+        "online_learning.long_range",
+        "online learning, Tables 2 and 3: pixels, texts and expressions classified",
+    ),
+    "drift": ("learner.drift", "a stream that changes its language, with learning on and off"),
+    "mgrade-table1": ("mgrade.table1", "mGRADE, Table 1: TCNs and minGRU of equal size, image pixels as sequences"),
+    "mgrade-table2": ("mgrade.table2", "mGRADE, Table 2: learned positions of the taps against fixed ones"),
+    "mgrade-full-resolution": ("mgrade.full_resolution", "mGRADE, Table 1: digits of 784 and 1,024 steps"),
+    "mgrade-memory": ("mgrade.memory", "mGRADE, Figure 4A: parameters and buffers over the size of the kernels"),
+    "mgrade-memory-accuracy": (
+        "mgrade.memory_accuracy",
+        "mGRADE, Figures 4B and S2 to S4: accuracy against memory, over taps and delays",
+    ),
+    "flip-flop": ("mgrade.flip_flop", "mGRADE, Figure 3: a bit read long after it was written, against TCNs"),
+    "lorenz": ("mgrade.lorenz", "mGRADE, Figure 2: unobserved dimensions of the Lorenz attractor, against minGRU"),
+    "lorenz-components": ("mgrade.lorenz_components", "mGRADE, Figure S1: principal components of the hidden states"),
+    "smt-tasks": ("smt.tasks", "SMT, section 3.1: five synthetic tasks, BPTT against SMT→DMT"),
+    "smt-pixels": ("smt.pixels", "SMT, section 3.2: digits drawn pixel by pixel, BPTT against SMT→DMT"),
+    "smt-text": ("smt.text", "SMT, section 3.3: text byte by byte, BPTT against SMT→DMT"),
+    "smt-task-sweeps": ("smt.task_sweeps", "SMT, Figure 3: noise, memory, depth and length of associations"),
+    "smt-sketches": ("smt.sketches", "SMT, Figures 5 and 16 to 19: black and white patches, and memories drawn"),
+    "smt-backbones": ("smt.backbones", "SMT, section 3.3: Transformer, MLP and GRU as update, on text"),
+    "smt-scaling": ("smt.scaling", "SMT, section 3.4: longer contexts, larger memories and models"),
+    "smt-compression": ("smt.compression", "SMT, section 3.5: size of the memory against training"),
+    "smt-loss-weights": ("smt.loss_weights", "SMT, section 3.6: heat map of the losses' weights"),
+    "smt-cost": ("smt.cost", "SMT, Table 1: sequential operations of a step of BPTT, SMT and DMT"),
+    "smt-drift": ("smt.drift", "SMT, section 3.6: drift from the teacher before and after DMT"),
+    "smt-future-length": ("smt.future_length", "SMT, section 3.6: length of the future, joint and detached"),
+    "smt-gradients": ("smt.gradients", "SMT, section 3.7: gradients of the memories over time, BPTT and SMT"),
+    "smt-length-generalization": ("smt.length_generalization", "SMT, section 3.7: beyond the training length"),
+    "smt-memory-space": ("smt.memory_space", "SMT, section 3.7: memories of two numbers, drawn"),
+}
+
+
+def load_experiment(name: str) -> Experiment:
+    """The experiment of that name.
+
+    Raises:
+        ValueError: unknown name; the message lists the experiments.
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"NAME is {name!r}; the experiments are {', '.join(EXPERIMENTS)}.")
+    module = importlib.import_module(f"papers.{EXPERIMENTS[name][0]}")
+    kinds = (kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Experiment))
+    return next(kind() for kind in kinds if getattr(kind, "name", None) == name)

@@ -1,0 +1,104 @@
+"""Processor time of experiments: recorded, and estimated for rows that have not run."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from papers.engine.experiment import Experiment, Settings
+from papers.engine.row_times import read_times, row_key
+from papers.engine.rows_file import find_row, read_rows, rows_path
+from papers.engine.tuning import tuning_rows
+
+
+def core_seconds(row: Settings) -> float:
+    """Processor time of a finished row; of older rows, the wall-clock time of training."""
+    return row.get("core_seconds", row["seconds"])
+
+
+def estimate(experiment: Experiment, rows: Sequence[Settings], finished: Sequence[Settings]) -> float:
+    """Seconds that rows will take, by the finished rows of the same name, or else by the mean of all."""
+    if not finished:
+        return float("nan")
+    total = statistics.fmean(map(core_seconds, finished))
+    times: dict[str, list[float]] = {}
+    for row in finished:
+        times.setdefault(experiment.row_name(row), []).append(core_seconds(row))
+    names = [experiment.row_name(row) for row in rows]
+    return sum(statistics.fmean(times[name]) if name in times else total for name in names)
+
+
+def in_words(seconds: float) -> str:
+    """A duration with its unit."""
+    if seconds != seconds:
+        return "?"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+class RowsOfASize:
+    """Rows of an experiment at one size: recorded, and the processor time of all.
+
+    Args:
+        times: key of a row → its estimate, see `row_times.py`.
+
+    Attributes:
+        rows: settings with seeds.
+        found: finished rows.
+        recorded: seconds of the finished rows and comparisons of candidates.
+        left: seconds of the others, by the estimates, or else by their mean, or else by other finished rows; NaN if
+            there is none of these.
+        whole: seconds of all rows and comparisons.
+    """
+
+    def __init__(self, experiment: Experiment, size: str, output_dir: Path, times: Mapping[str, Any]):
+        path = rows_path(experiment, size, output_dir)
+        stored = read_rows(path)
+        trials = read_rows(path.with_name(f"{path.stem}_tuning.json"))
+        plain = experiment.rows(size)
+        self.rows = [{**row, "seed": seed} for seed in experiment.default_seeds(size) for row in plain]
+        self.found = [row for settings in self.rows if (row := find_row(stored, settings)) is not None]
+        # Each comparison runs once for all seeds, and once for all rows that share it.
+        candidates = {str(trial): (row, trial) for row in plain for trial in tuning_rows(experiment, size, row)}
+        spent = {key: find_row(trials, trial) for key, (_, trial) in candidates.items()}
+        needed = any(find_row(stored, row) is None for row in self.rows)
+        self.recorded = sum(map(core_seconds, [*self.found, *trials]))
+        self.left = self.whole = 0.0
+        for row in self.rows:
+            finished = find_row(stored, row)
+            expected = _estimated(times, row, "seconds") or estimate(experiment, [row], [*stored, *trials])
+            self.left += expected if finished is None else 0.0
+            self.whole += finished.get("core_seconds", expected) if finished else expected
+        for key, (row, trial) in candidates.items():
+            expected = _estimated(times, row, "candidate_seconds") or estimate(experiment, [trial], trials or stored)
+            self.left += expected if needed and spent[key] is None else 0.0
+            self.whole += core_seconds(spent[key]) if spent[key] else expected
+
+
+def _estimated(times: Mapping[str, Any], row: Settings, key: str) -> float | None:
+    """The estimate for a row, or the mean of the estimates of others; None if there are none."""
+    if row_key(row) in times:
+        return times[row_key(row)][key]
+    # Estimates of rows that had no candidates then have no `candidate_seconds`.
+    others = [entry[key] for entry in times.values() if key in entry]
+    return statistics.fmean(others) if others else None
+
+
+def overview(experiments: Mapping[str, Experiment], size: str, output_dir: Path) -> str:
+    """A Markdown table of all experiments: rows and seeds that are recorded, their time, that of the others, and of
+    all."""
+    lines = ["| experiment | rows | recorded | core time | still to run | all rows |", "|---|---|---|---|---|---|"]
+    times = read_times(size, output_dir)
+    sizes = {name: RowsOfASize(each, size, output_dir, times.get(name, {})) for name, each in experiments.items()}
+    unknown = [name for name, each in sizes.items() if each.whole != each.whole]
+    known = [each for name, each in sizes.items() if name not in unknown]
+    for name, each in sizes.items():
+        left = in_words(each.left) if len(each.found) < len(each.rows) else "-"
+        cells = [f"{len(each.rows)}", f"{len(each.found)}", in_words(each.recorded), left, in_words(each.whole)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    recorded = sum(each.recorded for each in sizes.values())
+    left, whole = sum(each.left for each in known), sum(each.whole for each in known)
+    lines.append(f"| together | | | {in_words(recorded)} | {in_words(left)} | {in_words(whole)} |")
+    rest = f"\nNever run, so without an estimate: {', '.join(unknown)}.\n" if unknown else ""
+    return "\n".join(lines) + "\n" + rest

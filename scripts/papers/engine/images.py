@@ -1,0 +1,81 @@
+"""MNIST and CIFAR-10 as sequences of pixels, from the published files."""
+
+import math
+from functools import partial
+
+import numpy as np
+
+from hf_recurrent import PixelSequences, hash_integers, sequential_cifar10, sequential_mnist
+
+# Share of images that trains where they are divided; the others test.
+_TRAINING_SHARE = 0.85
+
+
+def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[PixelSequences, PixelSequences, str]:
+    """Training images, test images, and their description for the report.
+
+    Args:
+        dataset: "mnist", for which the test files alone are enough and are divided, "cifar" (grey) or "cifar-colour".
+        directory: directory of the published files.
+        is_tuning: test on a part of the training images.
+
+    Raises:
+        FileNotFoundError: files are missing; the message names the setting.
+        ValueError: a file is damaged or has another format.
+    """
+    read = {
+        "mnist": sequential_mnist, "cifar": sequential_cifar10, "cifar-colour": partial(sequential_cifar10, grey=False)
+    }[dataset]  # fmt: skip
+    try:
+        test = read(directory, "test")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"`data` is {directory!r}, but {error}; name the folder with --override data=FOLDER."
+        ) from error
+    try:
+        train = read(directory, "train")
+    except FileNotFoundError:
+        if dataset != "mnist":
+            raise
+        total = len(test)
+        train, test = _divided(test)
+        words = f"{len(train):,} of the {total:,} test images to train, as the training set is not at hand"
+    else:
+        words = f"{len(train):,} training images"
+    if is_tuning:
+        train, test = _divided(train)
+    return train, test, f"{words}; {len(test):,} others to judge"
+
+
+def _divided(data: PixelSequences) -> tuple[PixelSequences, PixelSequences]:
+    order = np.argsort(hash_integers(0, np.arange(len(data))))
+    cut = int(len(data) * _TRAINING_SHARE)
+    return _chosen(data, order[:cut]), _chosen(data, order[cut:])
+
+
+def _chosen(data: PixelSequences, indices: np.ndarray) -> PixelSequences:
+    return PixelSequences(data.images[indices], data.labels[indices], num_labels=data.num_labels, name=data.name)
+
+
+def padded(data: PixelSequences, pixels: int) -> PixelSequences:
+    """The same square images with black pixels added at each side."""
+    count, steps, channels = data.images.shape
+    side = math.isqrt(steps)
+    squares = data.images.reshape(count, side, side, channels)
+    images = np.pad(squares, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))).reshape(count, -1, channels)
+    return PixelSequences(images, data.labels, num_labels=data.num_labels, name=data.name)
+
+
+def average_pooled(data: PixelSequences, factor: int) -> PixelSequences:
+    """The same images with every square of factor × factor pixels averaged to one.
+
+    Raises:
+        ValueError: the images are not squares whose side is a multiple of `factor`.
+    """
+    count, steps, channels = data.images.shape
+    side = math.isqrt(steps)
+    if side * side != steps or side % factor:
+        raise ValueError(f"`pooling` is {factor}; it must divide the images' side, and they have {steps} pixels.")
+    squares = data.images.reshape(count, side // factor, factor, side // factor, factor, channels)
+    images = np.rint(squares.mean((2, 4))).astype(np.uint8).reshape(count, -1, channels)
+    return PixelSequences(images, data.labels, num_labels=data.num_labels, name=data.name)

@@ -1,0 +1,193 @@
+"""Table and plot of an experiment's rows, and its section in a page of results."""
+
+import shlex
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from papers.engine.durations import core_seconds
+from papers.engine.experiment import Experiment, Settings
+from papers.engine.rows_file import write_text
+
+# With more lines than this the legend is outside the axes; with more places, matplotlib chooses the ticks.
+_LEGEND_INSIDE, _TICKS = 6, 8
+
+
+def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
+    """One line per label, one column per place on the x axis; with several seeds mean ± half the range."""
+    curves = experiment.curves(rows)
+    places = sorted({place for line in curves.values() for place in line if place is not None})
+    details: dict[str, dict[str, str]] = {}
+    for label in dict.fromkeys(row["label"] for row in rows):
+        details[label] = experiment.details([row for row in rows if row["label"] == label])
+    further = list(dict.fromkeys(column for cells in details.values() for column in cells))
+    header = ["", *([f"{experiment.x_label} {place:g}" for place in places] or [experiment.metric])]
+    differences = _differences(experiment, rows)
+    paired = [f"minus {experiment.reference}, seed by seed"] if differences else []
+    has_paper = not experiment.paper.keys().isdisjoint(curves)
+    header += [*(["paper"] if has_paper else []), *paired, *further]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for label, line in curves.items():
+        cells = [label.replace("|", r"\|"), *(_cell(line.get(place), experiment) for place in (places or [None]))]
+        cells += [experiment.paper.get(label, "-")] if has_paper else []
+        cells += [_signed(differences.get(label), experiment)] if paired else []
+        # The label of a row may be a prefix of several lines' labels, and of other rows' labels.
+        row = max((name for name in details if label.startswith(name)), key=len, default=None)
+        cells += [details.get(row, {}).get(column, "-") for column in further]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _differences(experiment: Experiment, rows: Sequence[Settings]) -> dict[str, list[float]]:
+    """Label → its value minus that of the experiment's reference, for each seed that has both."""
+    values: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for label, _, value in experiment.points(row):
+            values.setdefault(label, {})[row["seed"]] = value
+    base = values.get(experiment.reference, {})
+    pairs = {label: [line[seed] - base[seed] for seed in line if seed in base] for label, line in values.items()}
+    return {label: pair for label, pair in pairs.items() if pair and label != experiment.reference}
+
+
+def _signed(values: list[float] | None, experiment: Experiment) -> str:
+    cell = _cell(values, experiment)
+    return f"+{cell}" if values and statistics.fmean(values) > 0 else cell
+
+
+def _cell(values: list[float] | None, experiment: Experiment) -> str:
+    if not values:
+        return "-"
+    scale, form = (100, ".1f") if experiment.percent else (1, experiment.number_format or ".3f")
+    mean = statistics.fmean(values) * scale
+    if len(values) == 1:
+        return f"{mean:{form}}"
+    return f"{mean:{form}} ± {(max(values) - min(values)) / 2 * scale:{form}}"
+
+
+def command_line(
+    experiment: Experiment, size: str, seeds: Sequence[int], only: Sequence[str], overrides: Mapping[str, Any]
+) -> str:
+    """The command that made the rows, with FOLDER in place of absolute paths."""
+    words = ["python", "scripts/reproduce.py", experiment.name]
+    words += [] if size == "small" else ["--size", size]
+    words += [] if list(seeds) == experiment.default_seeds(size) else ["--seeds", *map(str, seeds)]
+    words += ["--only", *only] if only else []
+    values = {key: "FOLDER" if Path(str(value)).is_absolute() else value for key, value in overrides.items()}
+    words += ["--override", *(f"{key}={value}" for key, value in values.items())] if overrides else []
+    return shlex.join(words)
+
+
+class _Values(list):
+    """One setting of all rows that have it; formats as its different values, joined by "or"."""
+
+    def __init__(self, values: Iterable[Any]):
+        super().__init__(each for value in values for each in (value if isinstance(value, list) else [value]))
+
+    def __getitem__(self, key: Any) -> "_Values":
+        return _Values(value[key] for value in self if key in value)
+
+    def __format__(self, spec: str) -> str:
+        return " or ".join(dict.fromkeys(format(value, spec) for value in self)) or "-"
+
+
+class _ValuesByName(dict):
+    """Setting → its values; no values of those that only rows of another size have."""
+
+    def __missing__(self, key: str) -> _Values:
+        return _Values([])
+
+
+def filled_note(experiment: Experiment, rows: Sequence[Settings]) -> str:
+    """The experiment's note with the settings of its rows."""
+    keys = {key for row in rows for key in row}
+    values = {key: _Values(row[key] for row in rows if key in row) for key in keys}
+    return experiment.note.format_map(_ValuesByName(values))
+
+
+def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture: str, command: str) -> str:
+    """An experiment's section in the page of results: claim, command, note, table, picture."""
+    seeds = len({row["seed"] for row in rows})
+    minutes = sum(map(core_seconds, rows)) / 60  # next to other programs, or interrupted, a row takes any time
+    devices = ", ".join(sorted({row["device"] for row in rows}))
+    metric = experiment.metric + (", per cent" if experiment.percent else "")
+    spread = f"{seeds} seeds, mean ± half the range" if seeds > 1 else "1 seed"
+    return (
+        f"## {experiment.source}: {experiment.name}\n\nClaim to be checked: {experiment.claim}\n\n"
+        f"<!-- not run in the tests: minutes -->\n```bash\n{command}\n```\n\n"
+        f"{metric[0].upper()}{metric[1:]}; {spread}; {size} size, {minutes:.0f} min of training on {devices}. "
+        f"{filled_note(experiment, rows)}\n\n{markdown_table(experiment, rows)}\n![{experiment.name}]({picture})\n"
+    )
+
+
+def update_section(page: Path, key: str, text: str) -> None:
+    """Replace the text between the markers of `key` in a page, or append it with new markers."""
+    begin, end = f"<!-- reproduce: {key} -->\n", f"<!-- end of {key} -->\n"
+    content = page.read_text(encoding="utf-8")
+    if begin in content and end in content:
+        head, rest = content.split(begin, 1)
+        content = head + begin + text + end + rest.split(end, 1)[1]
+    else:
+        content = content.rstrip("\n") + "\n\n" + begin + text + end
+    write_text(content, page)
+
+
+def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
+    """Save the experiment's own figure, or the table's lines over the x axis, or one bar per label."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    if not experiment.draw(axes, rows):
+        draw_table(experiment, rows, axes)
+    for each in figure.axes:
+        if not each.images:
+            each.grid(alpha=0.3)
+    figure.suptitle(experiment.source, fontsize="medium")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> None:
+    """Draw the table on matplotlib axes: lines over the x axis, or one bar per label."""
+    curves = experiment.curves(rows)
+    draw = _draw_bars if experiment.x_label is None else _draw_lines
+    draw(experiment, curves, axes, experiment.metric + (" (%)" if experiment.percent else ""))
+
+
+def _draw_bars(experiment: Experiment, curves: Mapping[str, Any], axes: Any, axis_label: str) -> None:
+    """One bar per label, all seeds as points; values close together get no bars, which would have to begin at zero."""
+    scale = 100 if experiment.percent else 1
+    everything = [value for line in curves.values() for value in line[None]]
+    close = min(everything) > max(everything) / 2
+    for place, line in enumerate(curves.values()):
+        values = [value * scale for value in line[None]]
+        if close:
+            axes.plot(statistics.fmean(values), place, "|", color="tab:blue", markersize=18, markeredgewidth=3)
+        else:
+            axes.barh(place, statistics.fmean(values), color="tab:blue", alpha=0.6)
+        axes.plot(values, [place] * len(values), "o", color="black", markersize=3)
+    axes.set_yticks(range(len(curves)), list(curves))
+    axes.invert_yaxis()
+    axes.set_xlabel(axis_label)
+
+
+def _draw_lines(experiment: Experiment, curves: Mapping[str, Any], axes: Any, axis_label: str) -> None:
+    scale = 100 if experiment.percent else 1
+    for label, line in curves.items():
+        places = sorted(line)
+        means = [statistics.fmean(line[place]) * scale for place in places]
+        axes.plot(places, means, label=label, **{"marker": "o", **experiment.line_style(label)})
+    if experiment.log_x:
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    ticks = sorted({place for line in curves.values() for place in line})
+    if len(ticks) <= _TICKS:
+        axes.set_xticks(ticks)
+    if experiment.log_y:
+        axes.set_yscale("log")
+    axes.set(xlabel=experiment.x_label, ylabel=axis_label)
+    outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(curves) > _LEGEND_INSIDE else {}
+    axes.legend(fontsize="small", **outside)

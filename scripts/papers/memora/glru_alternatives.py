@@ -1,0 +1,72 @@
+"""Memora with other recurrent units on text (Memora, section 5.6 and appendix F.7)."""
+
+from typing import Any
+
+from hf_recurrent import evaluate_bits_per_byte
+from papers.engine.experiment import Experiment, Settings
+from papers.engine.training import CONSTANT_RATE, build_model, split_corpus, steps_of, train
+
+# At the small size; the paper has one rate for all units.
+RATES = (1e-3, 3e-3, 1e-2)
+
+
+class GLRUAlternatives(Experiment):
+    name = "glru-alternatives"
+    source = "Memora, Figure 6"
+    claim = (
+        "The paper's order on text: the real GLRU below (better than) the complex one, all GLRU below minGRU and LRU, "
+        "and no benefit from conjugate pairs."
+    )
+    note = (
+        "Memora of M {hidden_size}, S {state_size}, N {num_hidden_layers} after {bytes:,} bytes of `{corpus}` in "
+        "{streams} streams, T = {block_size}; learning rates {learning_rate:g}; at the small size each is the best of "
+        "as many for each unit, on files that do not judge."
+    )
+    metric = "held-out bits per byte"
+    reference = "real GLRU"
+    paper_seeds = 3
+    lines = {
+        "real GLRU": {"recurrent_unit": "glru"},
+        "complex GLRU": {"recurrent_unit": "complex_glru_read_out"},
+        "restricted complex GLRU": {"recurrent_unit": "complex_glru_conjugate_read_out"},
+        "minGRU": {"recurrent_unit": "mingru"},
+        "real LRU": {"recurrent_unit": "real_lru"},
+        "complex LRU": {"recurrent_unit": "complex_lru"},
+        "restricted complex LRU": {"recurrent_unit": "complex_lru_conjugate"},
+    }
+    sizes = {
+        "small": {
+            "hidden_size": 64, "state_size": 96, "num_hidden_layers": 2,
+            "bytes": 1_500_000, "streams": 32, "block_size": 64, "corpus": "python", "eval_bytes": 200_000,
+        },
+        "paper": {
+            "hidden_size": 512, "state_size": 768, "num_hidden_layers": 12, "learning_rate": 3e-4,
+            "epochs": 2.0, "streams": 256, "block_size": 512, "arguments": CONSTANT_RATE,
+            "corpus": "hub:roneneldan/TinyStories", "held_out_split": "validation", "eval_bytes": 10_000_000,
+        },
+    }  # fmt: skip
+
+    tuning = {"small": {"bytes": 250_000, "eval_bytes": 100_000}}
+
+    def rows(self, size: str) -> list[Settings]:
+        rows = super().rows(size)
+        if size == "paper":
+            return rows
+        return [row | {"candidates": [{"learning_rate": rate} for rate in RATES]} for row in rows]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        corpus, held_out = split_corpus(settings)
+        widths = {key: settings[key] for key in ("hidden_size", "state_size", "num_hidden_layers", "recurrent_unit")}
+        model = build_model("memora-tiny", corpus.vocab_size, settings["seed"], **widths)
+        step_bytes = settings["streams"] * settings["block_size"]
+        steps = steps_of(settings, corpus, step_bytes)
+        results = train(
+            model,
+            corpus,
+            settings,
+            steps=steps,
+            per_device_train_batch_size=settings["streams"],
+            block_size=settings["block_size"],
+        )
+        measured = evaluate_bits_per_byte(model, held_out, num_streams=32, block_size=512, progress=False)
+        return {"bytes": settings.get("bytes", steps * step_bytes), **results, "value": measured["bits_per_byte"]}

@@ -1,0 +1,92 @@
+"""Parameters and buffers of a TCN over the size of its kernels (mGRADE, section 5.3 and figure 4A)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from hf_recurrent import config_from_preset
+from papers.engine.experiment import Experiment, Settings
+from papers.engine.training import measured_run
+
+PARAMETERS, BUFFERS, TOTAL = "parameters", "buffers", "total"
+# With this longest delay in steps, half the length of grey sCIFAR, appendix B yields the totals that are printed.
+LONGEST_DELAY = 512
+LIMITED = f"total, no delay above {LONGEST_DELAY}"
+_COLOURS = {PARAMETERS: "tab:blue", BUFFERS: "tab:orange", TOTAL: "tab:green", LIMITED: "tab:red"}
+# Γ_0, the longest delay of the first layer.
+BASE_KERNEL_SIZES = (8, 16, 32, 64, 128)
+BASE_DILATIONS = (1, 4)
+# The growth that section 5.3 prints is from the one to the other.
+_FROM, _TO = 16, 64
+
+
+class MemoryFootprint(Experiment):
+    name = "mgrade-memory"
+    seeds = (0,)
+    source = "mGRADE, Figure 4A"
+    claim = (
+        "From a base kernel size of 16 to one of 64, the parameters of TCN-EID grow by 10 %, and its total memory by "
+        "66 %."
+    )
+    note = (
+        "Not trained: floats that `memory_footprint()` counts for the paper's TCN-EID of grey sCIFAR, 6 layers of "
+        "width 32. Γ0 is the longest delay of the first layer, from which that of each layer is twice that of the "
+        "one below it (appendix B), with Γ0 / (base dilation) + 1 taps in each. No delay above {longest_delay}: "
+        "dilations are halved until no layer's delay is longer."
+    )
+    metric = "floats"
+    x_label = "Γ0 ="
+    log_x = True
+    log_y = True
+    number_format = ",.0f"
+    paper = {
+        f"base dilation 1: {PARAMETERS}": f"+10% from {_FROM} to {_TO}",
+        f"base dilation 1: {TOTAL}": f"+66% from {_FROM} to {_TO}",
+    }
+    sizes = {size: {"preset": "tcn-scifar-exponential", "longest_delay": LONGEST_DELAY} for size in ("small", "paper")}
+
+    def rows(self, size: str) -> list[Settings]:
+        return [
+            {"label": f"base dilation {dilation}: {part}", "dilation": dilation, "part": part, "x": base}
+            | self.sizes[size]
+            for dilation in BASE_DILATIONS
+            for part in (PARAMETERS, BUFFERS, TOTAL, LIMITED)
+            for base in BASE_KERNEL_SIZES
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        taps = settings["x"] // settings["dilation"] + 1
+        config = config_from_preset(settings["preset"], conv_kernel=taps, dilation=settings["dilation"])
+        with measured_run() as record, torch.device("meta"):
+            footprint = AutoModelForSequenceClassification.from_config(config).memory_footprint()
+        limited = config.hidden_size * sum(limited_delays(config.receptive_fields(), settings["longest_delay"]))
+        value = {
+            PARAMETERS: footprint.parameters,
+            BUFFERS: footprint.buffer,
+            TOTAL: footprint.total,
+            LIMITED: footprint.parameters + limited,
+        }[settings["part"]]
+        return {**record, "device": "the CPU", "value": value, "num_parameters": footprint.parameters}
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        values = {row["x"]: row["value"] for row in rows}
+        if not {_FROM, _TO} <= values.keys():
+            return {}
+        return {f"from {_FROM} to {_TO}": f"{values[_TO] / values[_FROM] - 1:+.0%}"}
+
+    def line_style(self, label: str) -> dict[str, Any]:
+        dilation, part = label.split(": ")
+        return {"color": _COLOURS[part], "linestyle": "-" if dilation == "base dilation 1" else ":"}
+
+
+def limited_delays(delays: Iterable[int], longest: int) -> list[int]:
+    """The longest delay Γ_l of each layer, halved until it is at most `longest`."""
+    return [_limited(delay, longest) for delay in delays]
+
+
+def _limited(delay: int, longest: int) -> int:
+    while delay > longest:
+        delay //= 2
+    return delay

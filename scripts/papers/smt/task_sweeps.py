@@ -1,0 +1,90 @@
+"""Noise, size of the memory, depth and length of associations in the synthetic tasks (SMT, section 3.1)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from papers.engine.experiment import Settings
+from papers.engine.pictures import mean_points, split_axes
+from papers.smt.models import BPTT, SMT_DMT, TEACHER
+from papers.smt.tasks import SIZES, train_on_task
+from papers.smt.training import TRAINING_NOTE, MethodComparison, learning_rates, method_values
+
+# Sweep → size → (value, task, memory tokens or None for the default). The paper prints its values in figures only.
+SWEEPS: dict[str, dict[str, list[tuple[float, str, int | None]]]] = {
+    "retrieval, label noise": {
+        "small": [(p, f"retrieval,vocab_size=8,length=8,label_noise={p}", None) for p in (0.0, 0.4)],
+        "paper": [(p, f"retrieval,length=64,label_noise={p}", None) for p in (0.0, 0.1, 0.2, 0.4)],
+    },
+    "string copy, memory tokens": {
+        "small": [(n, "string_copy,vocab_size=4,length=6", n) for n in (1, 4)],
+        "paper": [(n, "string_copy,length=64", n) for n in (4, 8, 16, 32)],
+    },
+    "stack operations, depth": {
+        "small": [(n, f"stack_operations,vocab_size=4,max_depth={n},length=8", None) for n in (1, 4)],
+        "paper": [(n, f"stack_operations,max_depth={n},length=64", None) for n in (4, 8, 16)],
+    },
+    "keys-values, tokens of a key and of a value": {
+        "small": [(n, f"keys_values,vocab_size=9,num_pairs=2,key_length={n},value_length={n}", None) for n in (1, 2)],
+        "paper": [(n, f"keys_values,num_pairs=8,key_length={n},value_length={n}", None) for n in (1, 2, 4)],
+    },
+}
+
+
+class TaskSweeps(MethodComparison):
+    name = "smt-task-sweeps"
+    seeds = (0,)
+    source = "SMT, section 3.1, figure 3"
+    claim = (
+        "At equal optimizer steps an RNN after SMT→DMT answers at least as well as one after BPTT at each level of "
+        "noise, size of the memory, depth of the stack and length of the associations."
+    )
+    note = (
+        "{task}; " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each method with "
+        "another seed; Tc = Tf = T; tested on {num_tested:,} other examples without noise."
+    )
+    metric = "accuracy of answers"
+    percent = True
+    tuning = {
+        "small": {"steps": 150, "dmt_steps": 40, "num_tested": 300},
+        "paper": {"steps": 6700, "dmt_steps": 500},
+    }
+
+    def rows(self, size: str) -> list[Settings]:
+        shared = SIZES[size] | ({"steps": 600, "dmt_steps": 150} if size == "small" else {})
+        return [
+            {
+                "label": f"{name} {value:g}: {method}",
+                "sweep": name,
+                "swept": value,
+                "task": task,
+                **shared,
+                **own,
+                "sizes": shared["sizes"] | ({"num_memory_tokens": tokens} if tokens else {}),
+                "candidates": learning_rates(method, size, shared),
+            }
+            for name, sizes in SWEEPS.items()
+            for value, task, tokens in sizes[size]
+            for method, own in self.lines.items()
+        ]
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        results, _, _ = train_on_task(settings)
+        return {**results, "value": method_values(results, "accuracy")}
+
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        for kind, accuracy in row["value"].items():
+            yield row["label"].rpartition(": ")[0] + f": {kind}", None, accuracy
+
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+        names = list(dict.fromkeys(row["sweep"] for row in rows))
+        for panel, name in zip(split_axes(axes, 1, len(names), (4 * len(names), 4)), names, strict=True):
+            for kind in (BPTT, SMT_DMT, TEACHER):
+                places = mean_points(
+                    (row["swept"], 100 * row["value"][kind])
+                    for row in rows
+                    if row["sweep"] == name and kind in row["value"]
+                )
+                panel.plot(*zip(*places, strict=True), "o-", label=kind) if places else None
+            panel.set(xlabel=name, ylabel=f"{self.metric} (%)", ylim=(0, 105))
+            panel.legend(fontsize="small")
+        return True
