@@ -26,7 +26,6 @@ CHECKPOINTING_ERROR = (
     "`gradient_checkpointing` is True, but the layers of a stock model drop their state then; set it to False, or "
     'carry no state (`regime` "iid").'
 )
-_STOCK_CACHES = ("past_key_values", "cache_params")
 
 
 class Block:
@@ -81,7 +80,6 @@ class StockModelWithState(GeneratedStateMixin):
     """
 
     supports_recurrent_state = True
-    cache_argument = "cache_params"
     block_class: type[Block] = Block
     keeps_logits = True  # `forward` has `logits_to_keep`
     state_name = ""
@@ -166,7 +164,7 @@ class StockModelWithState(GeneratedStateMixin):
 
     def read_stock(self, input_ids: torch.Tensor, block: Block, **options) -> Any:
         """The stock call with a block in place of the cache."""
-        return super().__call__(input_ids=input_ids, use_cache=True, **{self.cache_argument: block}, **options)
+        return super().__call__(input_ids=input_ids, use_cache=True, cache=block, **options)
 
     # ---- Generation from a given state ----
 
@@ -181,10 +179,10 @@ class StockModelWithState(GeneratedStateMixin):
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **options):
         model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **options)
-        if outputs.get("state") is not None:
+        if (state := outputs.get("state")) is not None:
             # The state has read the padding, and no other cache is filled.
-            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in _STOCK_CACHES}
-            model_kwargs["attention_mask"] = None
+            model_kwargs.pop("cache", None)
+            model_kwargs["attention_mask"], model_kwargs["state"] = None, state
         return model_kwargs
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):

@@ -20,7 +20,7 @@ class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
     Args:
         state: the state after all bytes of each row of `sequences`, the end byte included and padding not. To continue
             with new text, `generate(new_text, state=output.state)`. None with `use_cache=False`.
-        past_key_values: the state before the last byte of each row, also as `pending_state`. To continue without new
+        cache: the state before the last byte of each row, also as `pending_state`. To continue without new
             text, pass it with the last byte of each row.
     """
 
@@ -29,7 +29,7 @@ class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
     @property
     def pending_state(self) -> RecurrentState | None:
         """The state before the last byte of each row."""
-        return self.past_key_values
+        return self.cache
 
 
 @dataclass
@@ -41,7 +41,7 @@ class RecurrentGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
     @property
     def pending_state(self) -> RecurrentState | None:
         """The state before the last byte of each row."""
-        return self.past_key_values
+        return self.cache
 
 
 class StateRecorder:
@@ -120,7 +120,7 @@ class GeneratedStateMixin:
         if recorder.latest is None:
             return RecurrentGenerateOutput(**output)
         last, pending = ends.last_bytes(output.sequences)
-        fields = {**output, "past_key_values": pending, "state": self._read_new(last, pending)}
+        fields = {**output, "cache": pending, "state": self._read_new(last, pending)}
         return RecurrentGenerateOutput(**fields)
 
     def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
@@ -140,7 +140,7 @@ class GeneratedStateMixin:
             mask = torch.arange(new.shape[1] - 1, device=new.device) < steps - 1
             pending = self._read_new(new[:, :-1], pending, mask.long())
         state = self._read_new(new.gather(1, steps - 1), pending)
-        return RecurrentGenerateBeamOutput(**{**output, "past_key_values": pending, "state": state})
+        return RecurrentGenerateBeamOutput(**{**output, "cache": pending, "state": state})
 
     def _read_new(
         self, new: torch.Tensor, state: RecurrentState, attention_mask: torch.Tensor | None = None
