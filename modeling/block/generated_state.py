@@ -23,8 +23,8 @@ class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
     Args:
         state: the state after all bytes of each row of `sequences`, the end byte included and padding not. To continue
             with new text, `generate(new_text, state=output.state)`. None with `use_cache=False`.
-        cache: the state before the last byte of each row, as `pending_state`. To continue without new text, pass it with
-            the last byte of each row. Until transformers 5.23 its name is `past_key_values`.
+        cache: the state before the last byte of each row, as `pending_state`. To continue without new text, pass it
+            with the last byte of each row. Until transformers 5.23 its name is `past_key_values`.
     """
 
     state: RecurrentState | None = None
@@ -32,7 +32,7 @@ class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
     @property
     def pending_state(self) -> RecurrentState | None:
         """The state before the last byte of each row."""
-        return self[CACHE_FIELD]
+        return self.get(CACHE_FIELD)
 
 
 @dataclass
@@ -44,7 +44,7 @@ class RecurrentGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
     @property
     def pending_state(self) -> RecurrentState | None:
         """The state before the last byte of each row."""
-        return self[CACHE_FIELD]
+        return self.get(CACHE_FIELD)
 
 
 class StateRecorder:
