@@ -11,7 +11,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2ForCausalLM, Mamba2
 from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.stock_models.chunks import MOST_STEPS, same_episode
 from hf_recurrent.stock_models.selective_scan import ConvolutionPart
-from hf_recurrent.stock_models.stock_model import Block, StockModelWithState
+from hf_recurrent.stock_models.stock_model import Block, StockModelWithState, given_block
 
 
 class Mamba2MixerWithState(ConvolutionPart, Mamba2Mixer):
@@ -26,14 +26,14 @@ class Mamba2MixerWithState(ConvolutionPart, Mamba2Mixer):
             "convolution": (self.conv_kernel_size - 1, self.conv_dim),
         }
 
-    def forward(self, hidden_states, cache_params=None, **options):
-        if not isinstance(cache_params, Block):
-            return super().forward(hidden_states, cache_params=cache_params, **options)
+    def forward(self, hidden_states, **options):
+        if (block := given_block(options)) is None:
+            return super().forward(hidden_states, **options)
         sizes = [self.intermediate_size, self.conv_dim, self.num_heads]
         gate, inputs, time_step = self.in_proj(hidden_states).split(sizes, dim=-1)
-        inputs = self.act(self.convolve(self.conv1d, inputs, cache_params))
+        inputs = self.act(self.convolve(self.conv1d, inputs, block))
         with torch.autocast(hidden_states.device.type, enabled=False):
-            output = self._scan(upcast(inputs), upcast(time_step), cache_params)
+            output = self._scan(upcast(inputs), upcast(time_step), block)
         return self.out_proj(self.norm(output, gate).to(hidden_states.dtype))
 
     def _scan(self, inputs: torch.Tensor, time_step: torch.Tensor, block: Block) -> torch.Tensor:

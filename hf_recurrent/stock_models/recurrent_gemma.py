@@ -21,7 +21,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
 from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.modeling.scan.linear_scan import linear_scan
 from hf_recurrent.stock_models.selective_scan import ConvolutionPart
-from hf_recurrent.stock_models.stock_model import Block, StatePart, StockModelWithState
+from hf_recurrent.stock_models.stock_model import Block, StatePart, StockModelWithState, given_block
 
 _AGE = "age"
 
@@ -54,13 +54,13 @@ class RecurrentBlockWithState(ConvolutionPart, RecurrentGemmaRecurrentBlock):
     def part_shapes(self):
         return {"recurrent": (self.lru_width,), "convolution": (self.conv1d_width - 1, self.lru_width)}
 
-    def forward(self, input_states, *arguments, past_key_values=None, **options):
-        if not isinstance(past_key_values, Block):
-            return super().forward(input_states, *arguments, past_key_values=past_key_values, **options)
+    def forward(self, input_states, *arguments, **options):
+        if (block := given_block(options)) is None:
+            return super().forward(input_states, *arguments, **options)
         gate = self.act_fn(self.linear_y(input_states))
-        inputs = self.convolve(self.conv_1d, self.linear_x(input_states), past_key_values)
+        inputs = self.convolve(self.conv_1d, self.linear_x(input_states), block)
         with torch.autocast(input_states.device.type, enabled=False):
-            hidden = self._scan(upcast(inputs), past_key_values).to(inputs.dtype)
+            hidden = self._scan(upcast(inputs), block).to(inputs.dtype)
         return self.linear_out(hidden * gate), None
 
     def _scan(self, inputs: torch.Tensor, block: GriffinBlock) -> torch.Tensor:
@@ -97,10 +97,10 @@ class AttentionWithState(StatePart, RecurrentGemmaAttention):
         shape = (self.sliding_window - 1, self.num_key_value_heads, self.head_dim)
         return {"keys": shape, "values": shape}
 
-    def forward(self, hidden_states, *arguments, past_key_values=None, **options):
-        if not isinstance(past_key_values, Block):
-            return super().forward(hidden_states, *arguments, past_key_values=past_key_values, **options)
-        block, steps = past_key_values, hidden_states.shape[1]
+    def forward(self, hidden_states, *arguments, **options):
+        if (block := given_block(options)) is None:
+            return super().forward(hidden_states, *arguments, **options)
+        steps = hidden_states.shape[1]
         query, key, value = (
             projection(hidden_states).unflatten(-1, (-1, self.head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -140,7 +140,6 @@ class AttentionWithState(StatePart, RecurrentGemmaAttention):
 class RecurrentGemmaWithState(StockModelWithState, RecurrentGemmaForCausalLM):
     """A stock RecurrentGemma that takes and returns a state."""
 
-    cache_argument = "past_key_values"
     block_class = GriffinBlock
 
     def shared_shapes(self):

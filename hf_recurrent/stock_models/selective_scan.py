@@ -9,7 +9,7 @@ from torch import nn
 from hf_recurrent.modeling.block.recurrent_blocks import temporal_convolution
 from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.modeling.scan.linear_scan import linear_scan
-from hf_recurrent.stock_models.stock_model import Block, StatePart
+from hf_recurrent.stock_models.stock_model import Block, StatePart, given_block
 
 
 class ConvolutionPart(StatePart):
@@ -45,16 +45,16 @@ class SelectiveScanPart(ConvolutionPart):
         """Norms of Δ (before its map), B and C, where the family has them."""
         return time_step, to_state, from_state
 
-    def forward(self, hidden_states, cache_params=None, **options):
-        if not isinstance(cache_params, Block):
-            return super().forward(hidden_states, cache_params=cache_params, **options)
+    def forward(self, hidden_states, **options):
+        if (block := given_block(options)) is None:
+            return super().forward(hidden_states, **options)
         inputs, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
-        inputs = self.act(self.convolve(self.conv1d, inputs, cache_params))
+        inputs = self.act(self.convolve(self.conv1d, inputs, block))
         sizes = [self.time_step_rank, self.ssm_state_size, self.ssm_state_size]
         time_step, to_state, from_state = self.normalize(*self.x_proj(inputs).split(sizes, dim=-1))
         time_step = nn.functional.linear(time_step, self.dt_proj.weight)
         with torch.autocast(hidden_states.device.type, enabled=False):
-            output = self._scan(upcast(inputs), upcast(time_step), upcast(to_state), upcast(from_state), cache_params)
+            output = self._scan(upcast(inputs), upcast(time_step), upcast(to_state), upcast(from_state), block)
             output = output * nn.functional.silu(upcast(gate))
         return self.out_proj(output.to(hidden_states.dtype))
 

@@ -3,6 +3,7 @@
 Shape letters: B streams or batch, T steps, V vocabulary.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,8 @@ CHECKPOINTING_ERROR = (
     "`gradient_checkpointing` is True, but the layers of a stock model drop their state then; set it to False, or "
     'carry no state (`regime` "iid").'
 )
-_STOCK_CACHES = ("past_key_values", "cache_params")
+# The names of releases of transformers: all are `cache` from 5.24 on.
+_CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
 
 
 class Block:
@@ -56,6 +58,11 @@ class Block:
         return None if self.padding is None else self.padding.lengths
 
 
+def given_block(options: Mapping[str, Any]) -> Block | None:
+    """The block among the arguments of a layer, where stock code passes its cache."""
+    return next((options[name] for name in _CACHE_ARGUMENTS if isinstance(options.get(name), Block)), None)
+
+
 class StatePart:
     """A layer of a stock model that has a state; its names begin with `state_name`, such as `layers.0`."""
 
@@ -81,7 +88,6 @@ class StockModelWithState(GeneratedStateMixin):
     """
 
     supports_recurrent_state = True
-    cache_argument = "cache_params"
     block_class: type[Block] = Block
     keeps_logits = True  # `forward` has `logits_to_keep`
     state_name = ""
@@ -166,7 +172,11 @@ class StockModelWithState(GeneratedStateMixin):
 
     def read_stock(self, input_ids: torch.Tensor, block: Block, **options) -> Any:
         """The stock call with a block in place of the cache."""
-        return super().__call__(input_ids=input_ids, use_cache=True, **{self.cache_argument: block}, **options)
+        return super().__call__(input_ids=input_ids, use_cache=True, **{self._cache_argument(): block}, **options)
+
+    def _cache_argument(self) -> str:
+        parameters = inspect.signature(self.forward).parameters
+        return next(name for name in _CACHE_ARGUMENTS if name in parameters)
 
     # ---- Generation from a given state ----
 
@@ -181,10 +191,10 @@ class StockModelWithState(GeneratedStateMixin):
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **options):
         model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **options)
-        if outputs.get("state") is not None:
+        if (state := outputs.get("state")) is not None:
             # The state has read the padding, and no other cache is filled.
-            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in _STOCK_CACHES}
-            model_kwargs["attention_mask"] = None
+            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in _CACHE_ARGUMENTS}
+            model_kwargs |= {"attention_mask": None, "state": state}
         return model_kwargs
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):

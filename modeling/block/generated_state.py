@@ -12,6 +12,9 @@ from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecod
 
 from .recurrent_state import RecurrentState, select_state
 
+# `past_key_values` until transformers 5.23.
+CACHE_FIELD = next(name for name in ("cache", "past_key_values") if name in GenerateDecoderOnlyOutput.__annotations__)
+
 
 @dataclass
 class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
@@ -20,8 +23,8 @@ class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
     Args:
         state: the state after all bytes of each row of `sequences`, the end byte included and padding not. To continue
             with new text, `generate(new_text, state=output.state)`. None with `use_cache=False`.
-        past_key_values: the state before the last byte of each row, also as `pending_state`. To continue without new
-            text, pass it with the last byte of each row.
+        cache: the state before the last byte of each row, as `pending_state`. To continue without new text, pass it
+            with the last byte of each row. Until transformers 5.23 its name is `past_key_values`.
     """
 
     state: RecurrentState | None = None
@@ -29,7 +32,7 @@ class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
     @property
     def pending_state(self) -> RecurrentState | None:
         """The state before the last byte of each row."""
-        return self.past_key_values
+        return self.get(CACHE_FIELD)
 
 
 @dataclass
@@ -41,7 +44,7 @@ class RecurrentGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
     @property
     def pending_state(self) -> RecurrentState | None:
         """The state before the last byte of each row."""
-        return self.past_key_values
+        return self.get(CACHE_FIELD)
 
 
 class StateRecorder:
@@ -120,7 +123,7 @@ class GeneratedStateMixin:
         if recorder.latest is None:
             return RecurrentGenerateOutput(**output)
         last, pending = ends.last_bytes(output.sequences)
-        fields = {**output, "past_key_values": pending, "state": self._read_new(last, pending)}
+        fields = {**output, CACHE_FIELD: pending, "state": self._read_new(last, pending)}
         return RecurrentGenerateOutput(**fields)
 
     def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
@@ -140,7 +143,7 @@ class GeneratedStateMixin:
             mask = torch.arange(new.shape[1] - 1, device=new.device) < steps - 1
             pending = self._read_new(new[:, :-1], pending, mask.long())
         state = self._read_new(new.gather(1, steps - 1), pending)
-        return RecurrentGenerateBeamOutput(**{**output, "past_key_values": pending, "state": state})
+        return RecurrentGenerateBeamOutput(**{**output, CACHE_FIELD: pending, "state": state})
 
     def _read_new(
         self, new: torch.Tensor, state: RecurrentState, attention_mask: torch.Tensor | None = None

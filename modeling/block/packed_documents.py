@@ -14,7 +14,7 @@ PACKING_ARGUMENTS = ("position_ids", "seq_idx", "cu_seq_lens_q")
 # Other arguments of stock models that do not change what a recurrent model computes, and those of `generate`, which
 # passes the tokenizer of its stop strings on to `forward`.
 _WITHOUT_EFFECT = {"cache_position", "cu_seq_lens_k", "max_length_q", "max_length_k", "tokenizer"}
-_ATTENTION = {"output_attentions", "past_key_values"}
+_ATTENTION = {"output_attentions", "cache", "past_key_values"}
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -116,8 +116,8 @@ class RecurrentGenerationMixin(GeneratedStateMixin, GenerationMixin):
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=1):
         # The state has read the padding; a mask that grows with every byte would only cost memory.
-        if outputs.get("state") is not None:
-            model_kwargs["attention_mask"] = None
+        if (state := outputs.get("state")) is not None:
+            model_kwargs["attention_mask"], model_kwargs["state"] = None, state
         return super()._update_model_kwargs_for_generation(
             outputs, model_kwargs, is_encoder_decoder=is_encoder_decoder, num_new_tokens=num_new_tokens
         )

@@ -75,7 +75,7 @@ def test_the_returned_state_has_read_all_but_the_last_byte(family):
     result = greedy(model, inputs=ids(PROMPTS[0]), return_dict_in_generate=True)
     expected = model(result.sequences[:, :-1]).state
     for name, tensor in expected.items():
-        torch.testing.assert_close(result.past_key_values[name], tensor, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(result.pending_state[name], tensor, rtol=1e-10, atol=1e-10)
 
 
 @each_family
