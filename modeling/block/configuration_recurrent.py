@@ -1,8 +1,10 @@
 """Base class of the configurations of all recurrent families, and checks of their fields."""
 
+import importlib
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from transformers import PreTrainedConfig
 
@@ -48,10 +50,29 @@ def check_token_ids(config: PreTrainedConfig) -> None:
                 raise ValueError(f"`{name}` is {ids!r}; it must be from 0 to {config.vocab_size - 1}, or None.")
 
 
+def packaged(saved_class: type, *unit: Any) -> AbstractContextManager[str]:
+    """Inside the block, the code of a class lies in files made for a checkpoint; it gives the name of their module.
+
+    In a checkpoint, whose files are made already, this does nothing.
+    """
+    if not __name__.startswith("hf_recurrent."):
+        return nullcontext(saved_class.__module__)
+    return importlib.import_module("hf_recurrent.hub.packager").packaged(saved_class, *unit)
+
+
+class PackagedConfig:
+    """For a `PreTrainedConfig`: saves its own code, gathered into files that load without this package."""
+
+    def save_pretrained(self, save_directory, **kwargs: Any) -> Any:
+        """As `transformers.PreTrainedConfig.save_pretrained`."""
+        with packaged(type(self)):
+            return super().save_pretrained(save_directory, **kwargs)
+
+
 POOLINGS = ("mean", "last")
 
 
-class RecurrentConfig(PreTrainedConfig):
+class RecurrentConfig(PackagedConfig, PreTrainedConfig):
     """Base class of the configurations of recurrent byte-level models.
 
     Defaults that differ from transformers': the vocabulary is the 256 bytes, byte 0 ends an episode and pads, the

@@ -1,22 +1,17 @@
 """The code that travels with a checkpoint: the classes that it names, and the files that hold them."""
 
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from types import ModuleType
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..units.own_code import AUTO_MAP_KEY, OWN_CODE, OwnCode
+from ..units.own_code import AUTO_MAP_KEY, OWN_CODE
 from ..units.own_unit_loading import HUB_ARGUMENTS, find_own_unit
-from ..units.own_units import OWN_UNITS  # noqa: F401 (in a checkpoint, this registers the user's unit)
+from .configuration_recurrent import packaged
 
 logger = logging.get_logger(__name__)
 
@@ -53,29 +48,6 @@ def named_as(wrapper: type, module: str, name: str) -> Iterator[None]:
         wrapper.__module__, wrapper.__name__ = before
 
 
-@contextmanager
-def module_with(unit: OwnCode, module_name: str) -> Iterator[str]:
-    """Inside the block, the name of a module like another one, whose files import a user's own unit."""
-    original = sys.modules[module_name]
-    with tempfile.TemporaryDirectory() as folder:
-        for path in Path(original.__file__).parent.glob("*.py"):
-            shutil.copyfile(path, Path(folder, path.name))
-        Path(folder, unit.file).write_text(unit.text, encoding="utf-8")
-        Path(folder, "own_units.py").write_text(
-            '"""The recurrent unit of the user who saved this checkpoint, which importing it registers."""\n\n'
-            f"from .{unit.file.removesuffix('.py')} import {unit.class_name}\n\nOWN_UNITS = ({unit.class_name},)\n",
-            encoding="utf-8",
-        )
-        # transformers copies the files that its file imports, and takes the last part of its name.
-        staged = ModuleType(f"{__package__}._{Path(folder).name}.{module_name.rpartition('.')[2]}")
-        staged.__file__ = os.path.join(folder, os.path.basename(original.__file__))
-        sys.modules[staged.__name__] = staged
-        try:
-            yield staged.__name__
-        finally:
-            del sys.modules[staged.__name__]
-
-
 class SavedCode:
     """For a `PreTrainedModel`: saves its own code, not that of a wrapper, and names all classes of its family.
 
@@ -108,13 +80,11 @@ class SavedCode:
             if unit is not None and unit.reference is not None:
                 names[AUTO_MAP_KEY] = unit.reference
             self.config.auto_map = names
-        source = nullcontext(module)
-        if unit is not None and unit.file is not None:
-            source = module_with(unit, module)
-        elif unit is not None:
+        if unit is not None and unit.file is None:
             logger.warning(
                 f"The recurrent unit {self.config.recurrent_unit!r} is not defined in a file: its code is not saved, "
                 "and the checkpoint loads only where it is registered. To save it, move it to a file."
             )
-        with source as module, named_as(type(self), module, model_class.__name__):
+            unit = None
+        with packaged(model_class, unit) as module, named_as(type(self), module, model_class.__name__):
             return super().save_pretrained(save_directory, *arguments, **kwargs)

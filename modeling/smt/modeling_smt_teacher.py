@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..block.causal_lm_loss import causal_lm_loss
+from ..block.saved_code import SavedCode
 from ..block.tensor_checks import check_mask, check_not_meta, check_tensor, check_token_ids, has_values
 from .configuration_smt_teacher import SmtTeacherConfig
 from .memory_transformer import MemoryDecoder, MemoryTransformer, init_memory_weights, normalize_memory, rotary_tables
@@ -58,7 +59,7 @@ class MemoryEncoder(nn.Module):
         return normalize_memory(memory if self.memory_proj is None else self.memory_proj(memory), self.config)
 
 
-class SmtTeacherModel(PreTrainedModel):
+class SmtTeacherModel(SavedCode, PreTrainedModel):
     """Encoder of contexts into memories and decoder of memories into futures, with one embedding."""
 
     config_class = SmtTeacherConfig

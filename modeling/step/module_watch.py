@@ -12,7 +12,7 @@ from ..block.tensor_checks import check_memory, has_memory
 
 _PACKAGE = __package__.removesuffix(".step") + "."
 _INTERNAL = vars(nn.Module()).keys() - {"training"}
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN_TYPES = (bool, int, float, str, type(None))
 # All that tells whether a tensor is still the same numbers in the same memory.
 _READ = (Tensor.data_ptr, attrgetter("dtype"), Tensor.stride, Tensor.numel, Tensor.is_neg)
 _storage, _bytes = Tensor.untyped_storage, torch.UntypedStorage.nbytes
@@ -31,12 +31,12 @@ def _content(value: object) -> dict | list | set | None:
     if type(value) not in (dict, list, set):
         return None
     items = value.values() if isinstance(value, dict) else value
-    return value if all(isinstance(item, (*_PLAIN, tuple)) for item in items) else None
+    return value if all(isinstance(item, (*_PLAIN_TYPES, tuple)) for item in items) else None
 
 
 def _is_compared_by_identity(value: object) -> bool:
     """True for values of which an equal one may be another: tensors, containers, configurations."""
-    return not isinstance(value, _PLAIN) and type(value).__eq__ is not object.__eq__
+    return not isinstance(value, _PLAIN_TYPES) and type(value).__eq__ is not object.__eq__
 
 
 class ModuleWatch:

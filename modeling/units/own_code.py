@@ -1,19 +1,24 @@
-"""Code of a user's own recurrent unit in the form in which a checkpoint holds it: a file next to those of this folder.
+"""Code of a user-defined recurrent unit in the form in which a checkpoint holds it: a file beside the gathered code.
 
-The file may import the standard library, `INSTALLED`, and names of `hf_recurrent` with code in this folder, imports of
-which become relative.
+The file may import the standard library, `INSTALLED`, and names of `hf_recurrent` with code in
+`hf_recurrent.modeling`, which it imports from `recurrent_shared.py` in a checkpoint (`hf_recurrent/hub/packager.py`).
 """
 
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 # Key of a user's own unit in `auto_map` of a configuration.
 AUTO_MAP_KEY = "recurrent_unit"
+# The file of a checkpoint with units, blocks and the scan, and the folders that it is gathered from.
+SHARED_FILE = "recurrent_shared"
+SHARED_FOLDERS = ("block", "scan", "step", "units")
+# False in the files of a checkpoint.
+IN_PACKAGE = __package__.startswith("hf_recurrent.")
 # Packages that every machine has on which a checkpoint loads.
 INSTALLED = ("numpy", "safetensors", "torch", "transformers")
 _ALLOWED = (
@@ -65,7 +70,7 @@ def own_code_of(cls: type) -> OwnCode:
     if not path.stem.isidentifier():
         raise ValueError(f"`{path.name}` must have the name of a Python module; rename it, such as to `my_unit.py`.")
     from_checkpoint = module.__package__ == __package__
-    if not from_checkpoint and Path(__file__).with_name(path.name).exists():
+    if not from_checkpoint and (path.stem == SHARED_FILE or _module_of_file(path.stem) is not None):
         raise ValueError(f"`{path.name}` is also the name of a file of this package in every checkpoint; rename it.")
     text = path.read_text(encoding="utf-8-sig")
     return OwnCode(cls.__name__, path.name, with_relative_imports(text, path.name, from_checkpoint))
@@ -82,10 +87,23 @@ def with_relative_imports(text: str, name: str, from_checkpoint: bool = False) -
     Raises:
         ValueError: it imports something that a checkpoint does not have.
     """
+    return _with_imports(text, name, from_checkpoint, lambda found: f".{_saved_file(found)}")
+
+
+def with_absolute_imports(text: str, name: str) -> str:
+    """The text of a unit's file in a checkpoint with imports of `hf_recurrent` in place of relative ones.
+
+    Raises:
+        ValueError: it imports something that is not in `hf_recurrent.modeling`.
+    """
+    return _with_imports(text, name, True, lambda found: found)
+
+
+def _with_imports(text: str, name: str, from_checkpoint: bool, written: Callable[[str], str]) -> str:
     tree = ast.parse(text)
     lines, optional = text.encode().splitlines(keepends=True), set(_optional_imports(tree))
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    for node in sorted(statements, key=lambda node: -node.lineno):  # the last first: places before it stay valid
+    for node in sorted(statements, key=lambda node: -node.lineno):  # from the last, so that line numbers stay valid
         own = _modules_of(node, name, from_checkpoint, node in optional)
         if own is None:
             continue
@@ -93,7 +111,10 @@ def with_relative_imports(text: str, name: str, from_checkpoint: bool = False) -
         before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
         if before.strip():
             raise ValueError(f"`{name}`, line {node.lineno}: the import of `hf_recurrent` must begin its line.")
-        new = [f"from .{module} import {', '.join(names)}".encode() for module, names in own.items()]
+        imports: dict[str, list[str]] = {}
+        for module, names in own.items():
+            imports.setdefault(written(module), []).extend(names)
+        new = [f"from {module} import {', '.join(names)}".encode() for module, names in imports.items()]
         lines[first : last + 1] = [before + (b"\n" + before).join(new) + after]
     return b"".join(lines).decode()
 
@@ -109,30 +130,31 @@ def _optional_imports(tree: ast.AST) -> Iterator[ast.AST]:
 def _modules_of(
     node: ast.Import | ast.ImportFrom, name: str, from_checkpoint: bool, is_optional: bool
 ) -> dict[str, list[str]] | None:
-    """Module of this folder → names that an import of `hf_recurrent` takes from it; None for allowed other imports."""
-    place, package = f"`{name}`, line {node.lineno}:", __package__.partition(".")[0]
+    """Module of `hf_recurrent.modeling` → names that an import takes from it; None for allowed other imports."""
+    line, package = f"`{name}`, line {node.lineno}:", __package__.partition(".")[0]
     if isinstance(node, ast.ImportFrom) and node.level:
-        if from_checkpoint and node.level == 1 and _is_sibling(node.module):
+        if from_checkpoint and node.level == 1 and not IN_PACKAGE and _module_of_file(node.module) is not None:
             return None
-        raise ValueError(f"{place} relative imports are not possible; {_ALLOWED}.")
+        if not from_checkpoint or node.level != 1 or not (found := _gathered(node)):
+            raise ValueError(f"{line} relative imports are not possible; {_ALLOWED}.")
+        return found
     modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
     for module in modules:
         top = module.partition(".")[0]
         if top == package and isinstance(node, ast.Import):
-            raise ValueError(f"{place} write `from {package} import NAME` in place of `import {module}`.")
+            raise ValueError(f"{line} write `from {package} import NAME` in place of `import {module}`.")
         if top != package and top not in (*INSTALLED, *sys.stdlib_module_names) and not is_optional:
-            raise ValueError(f"{place} `{top}` is imported, but {_ALLOWED}.")
+            raise ValueError(f"{line} `{top}` is imported, but {_ALLOWED}.")
     if modules[0].partition(".")[0] != package:
         return None
     found: dict[str, list[str]] = {}
     for alias in node.names:
         holder = _holder(sys.modules[package], alias.name) if modules[0] == package else modules[0]
-        folder, _, sibling = holder.rpartition(".")
-        if folder != __package__ or not _is_sibling(sibling):
+        if _saved_file(holder) is None:
             raise ValueError(
-                f"{place} `{alias.name}` of `{modules[0]}` is imported, but {_ALLOWED}; put the unit in its own file."
+                f"{line} `{alias.name}` of `{modules[0]}` is imported, but {_ALLOWED}; put the unit in its own file."
             )
-        found.setdefault(sibling, []).append(alias.name + (f" as {alias.asname}" if alias.asname else ""))
+        found.setdefault(holder, []).append(ast.unparse(alias))
     return found
 
 
@@ -141,5 +163,41 @@ def _holder(package: ModuleType, name: str) -> str:
     return str(getattr(getattr(package, name, None), "__module__", ""))
 
 
-def _is_sibling(module: str | None) -> bool:
-    return bool(module) and module.isidentifier() and Path(__file__).with_name(f"{module}.py").exists()
+def _gathered(node: ast.ImportFrom) -> dict[str, list[str]]:
+    """Module of the package → names that a relative import in a checkpoint takes from it; empty if one is unknown."""
+    found: dict[str, list[str]] = {}
+    for alias in node.names:
+        if node.module == SHARED_FILE:
+            modules = (name for name in list(sys.modules) if _saved_file(name) == SHARED_FILE)
+            holder = next((name for name in modules if _defines(sys.modules[name], alias.name)), None)
+        else:  # a checkpoint of an earlier version, with a file for each module
+            holder = _module_of_file(node.module)
+        if holder is None or _saved_file(holder) is None:
+            return {}
+        found.setdefault(holder, []).append(ast.unparse(alias))
+    return found
+
+
+def _defines(module: ModuleType, name: str) -> bool:
+    value = vars(module).get(name)
+    return value is not None and getattr(value, "__module__", module.__name__) == module.__name__
+
+
+def _saved_file(module: str) -> str | None:
+    """The file of a checkpoint that holds a module of `hf_recurrent.modeling`; None if a unit cannot use it."""
+    folder, _, stem = module.rpartition(".")
+    root, _, room = folder.rpartition(".")
+    if root != __package__.rpartition(".")[0] or room not in SHARED_FOLDERS:
+        return None
+    return stem if stem == "configuration_recurrent" else SHARED_FILE
+
+
+def _module_of_file(stem: str | None) -> str | None:
+    """The module of `hf_recurrent.modeling`, or the neighbour in a checkpoint, with this file name."""
+    if not stem or not stem.isidentifier():
+        return None
+    folder = Path(__file__).parent
+    if not IN_PACKAGE:
+        return f"{__package__}.{stem}" if (folder / f"{stem}.py").exists() else None
+    path = next(folder.parent.glob(f"*/{stem}.py"), None)
+    return path and f"{__package__.rpartition('.')[0]}.{path.parent.name}.{stem}"

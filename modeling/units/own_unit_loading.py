@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.utils import cached_file, logging
 
-from .own_code import AUTO_MAP_KEY, OWN_CODE, with_relative_imports
+from .own_code import AUTO_MAP_KEY, OWN_CODE, with_absolute_imports, with_relative_imports
 
 logger = logging.get_logger(__name__)
 
@@ -87,8 +87,9 @@ def _run(path: str) -> None:
     name = f"{__package__}.{Path(path).stem}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     specification = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(specification)
+    code = compile(with_absolute_imports(text, os.path.basename(path)), path, "exec")
     try:
-        specification.loader.exec_module(module)
+        exec(code, vars(module))
     except BaseException:
         del sys.modules[name]
         raise

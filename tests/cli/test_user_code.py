@@ -162,7 +162,10 @@ def test_a_unit_in_a_file_is_trained_and_resumed(method, capsys):
     assert (
         "generate whole --import leaky_unit.py --prompt" in shown and "evaluate whole --import leaky_unit.py" in shown
     )
-    assert Path("whole/leaky_unit.py").is_file() and Path("whole/checkpoint-2/own_units.py").is_file()
+    assert (
+        Path("whole/leaky_unit.py").is_file()
+        and "import LeakyIntegrator" in Path("whole/checkpoint-2/modeling_memora.py").read_text()
+    )
     # Resumed in a new process.
     shutil.copytree("whole/checkpoint-2", "half/checkpoint-2")
     as_elsewhere()
@@ -202,7 +205,7 @@ def test_all_commands_take_the_file_or_the_trusted_code_of_the_checkpoint(capsys
 
 def test_code_of_a_checkpoint_is_not_executed_unless_it_is_trusted(capsys):
     main(["pretrain", *TRAIN, *OWN, "--corpus", "notes", "--max_steps", "1", "--output_dir", "run"])
-    for name in ("leaky_unit", "own_units"):
+    for name in ("leaky_unit", "modeling_memora"):
         with open(f"run/{name}.py", "a") as file:
             file.write("open('executed', 'w').close()\n")
     as_elsewhere()

@@ -53,7 +53,7 @@ def test_the_code_of_a_users_unit_is_in_every_upload_with_it(hub):
     assert len(with_weights) >= 2
     for files in with_weights:
         assert b"from .recurrent_units import register_recurrent_unit" in files["leaky_unit.py"].content
-        assert b"from .leaky_unit import LeakyIntegrator" in files["own_units.py"].content
+        assert b"from .leaky_unit import LeakyIntegrator" in files["modeling_memora.py"].content
         assert json.loads(files["config.json"].content)["auto_map"]["recurrent_unit"] == "leaky_unit.LeakyIntegrator"
     assert "leaky_unit.py" not in hub.files("tester/memora-whole")
 

@@ -50,11 +50,9 @@ def test_imports_of_the_package_become_relative():
     )
     assert with_relative_imports(text, "unit.py") == (
         "import torch\n"
-        "from .recurrent_unit import RecurrentUnit as Base\n"
-        "from .recurrent_units import register_recurrent_unit\n"
-        "from .recurrent_state import upcast  # é\n"
-        "\n\ndef late():\n    from .dense_units import DenseUnit\n"
-        "    from .recurrent_unit import RecurrentUnit; return DenseUnit\n"
+        "from .recurrent_shared import RecurrentUnit as Base, register_recurrent_unit\n"
+        "from .recurrent_shared import upcast  # é\n"
+        "\n\ndef late():\n    from .recurrent_shared import DenseUnit, RecurrentUnit; return DenseUnit\n"
     )
 
 
@@ -195,7 +193,7 @@ for step in range(2):
     model.save_pretrained("again")
     model = AutoModelForCausalLM.from_pretrained("again", trust_remote_code=True).eval()
 """)
-    for name in ("leaky_unit.py", "own_units.py", "recurrent_units.py"):
+    for name in ("leaky_unit.py", "modeling_memora.py", "recurrent_shared.py"):
         assert Path("again", name).read_text() == Path("saved", name).read_text()
 
 
@@ -236,7 +234,7 @@ def test_code_runs_only_if_it_is_trusted(saved):
         ("../leaky_unit.LeakyIntegrator", "must be of the form FILE.CLASS"),
         ("/tmp/x.LeakyIntegrator", "must be of the form FILE.CLASS"),
         (["leaky_unit.LeakyIntegrator", "x.Y"], "must be of the form FILE.CLASS"),
-        ("recurrent_state.RecurrentState", "`recurrent_state.py` of the checkpoint does not register"),
+        ("recurrent_shared.RecurrentState", "`recurrent_shared.py` of the checkpoint does not register"),
     ],
 )
 def test_damaged_references(saved, reference, message):
@@ -273,7 +271,7 @@ def test_the_code_that_was_imported_is_saved_not_an_edited_file():
 def test_another_unit_in_the_same_directory_leaves_no_reference(saved):
     tiny_model("memora+mingru").save_pretrained("saved")
     assert "recurrent_unit" not in json.loads(Path("saved/config.json").read_text())["auto_map"]
-    assert "leaky" not in Path("saved/own_units.py").read_text()
+    assert "leaky" not in Path("saved/modeling_memora.py").read_text()
 
 
 def test_a_unit_of_main_is_used_and_not_saved():
