@@ -30,7 +30,7 @@ def watch_scores(lines: Sequence[bytes], rate: float) -> Iterator[tuple[float, b
     from transformers import AutoModelForCausalLM, set_seed
 
     from hf_recurrent import OnlineLearner, config_from_preset
-    from hf_recurrent.cli.watch_arguments import DEFAULT_MODEL, LEARNING_RATE, STRIDE
+    from hf_recurrent.cli.watch import DEFAULT_MODEL, LEARNING_RATE, STRIDE
     from hf_recurrent.watch.log_watcher import LogWatcher, WatchSettings
 
     set_seed(0)

@@ -85,7 +85,7 @@ def _parsers(name: str) -> list[argparse.ArgumentParser]:
     if name == "transformers" or (name == "reproduce" and load_papers() is None):
         return []
     if name != "pretrain":
-        module = f"{name}_arguments" if name in ("learn", "watch") else name.replace("-", "_")
+        module = f"{name}_arguments" if name == "learn" else name.replace("-", "_")
         parser = importlib.import_module(f"hf_recurrent.cli.{module}").build_parser()
         if name == "reproduce":
             _set_choices(parser, "name", load_papers().EXPERIMENTS)

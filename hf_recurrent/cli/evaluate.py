@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from transformers import HfArgumentParser
 
 from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_source, token_vocabulary
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
-from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, run_command
+from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, dataclass_of, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     """Measure, write the results to `--output`, and return them as a table."""
     check_parent("--output", arguments.output)
     check_at_least(1, arguments, "num_streams", "block_size")
-    data = DataArguments(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(DataArguments)})
+    data = dataclass_of(DataArguments, arguments)
     is_text = token_vocabulary(data.corpus) is None
 
     from hf_recurrent.checkpoints.files import write_json

@@ -1,6 +1,7 @@
 """Parsing and checks of arguments: all commands report bad input in the same words."""
 
 import argparse
+import dataclasses
 import difflib
 import json
 import os
@@ -114,6 +115,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown word: the nearest known word, if there is one."""
     nearest = difflib.get_close_matches(word, list(known), 1)
     return f"; did you mean {nearest[0]}?" if nearest else "; --help lists all arguments."
+
+
+def dataclass_of(kind: Callable[..., _Result], arguments: argparse.Namespace) -> _Result:
+    """A dataclass whose fields are arguments of the same names."""
+    return kind(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(kind)})
 
 
 def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, Any]:

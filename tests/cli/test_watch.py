@@ -1,6 +1,5 @@
 """`hf-recurrent watch`: what is shown and written, resuming, and everything that goes wrong."""
 
-import io
 import json
 import os
 import re
@@ -8,20 +7,16 @@ import signal
 import sys
 import urllib.request
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import ByteTokenizer, config_from_preset
-from hf_recurrent.cli import watch_run
 from hf_recurrent.cli.watch import main
-from hf_recurrent.cli.watch_terminal import LinePrinter, cut, printable, underline
-from hf_recurrent.watch import log_sources
+from hf_recurrent.watch import log_sources, watch_run
 from hf_recurrent.watch.alerts import AlertCommand
 from hf_recurrent.watch.journal import journal_text
 from hf_recurrent.watch.line_log import LineLog
-from hf_recurrent.watch.log_watcher import LineReport
 from hf_recurrent.watch.metrics import MetricsServer
 
 LINES = [b"12:%02d request %d served\n" % (n // 60, n % 60) for n in range(75)]
@@ -203,40 +198,6 @@ def test_a_file_that_was_replaced_is_not_cut(tmp_path):
     (tmp_path / "a.jsonl").write_text("of the user\n")
     LineLog("a.jsonl", mark).close()
     assert (tmp_path / "a.jsonl").read_text() == "of the user\n"
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def report_of(content, begin, end):
-    bits = np.zeros(len(content) + 1)
-    bits[begin:end] = 9
-    return LineReport(bits, {"bytes": 8.0}, 8.0, 8.0, 5.0, True)
-
-
-def test_a_terminal_line_is_cut_and_marked(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    content = b"a" * 200 + b"SURPRISE" + b"b" * 200
-    colored, plain = Terminal(), Terminal()
-    LinePrinter("always", False, colored).show("x.log", 7, content, report_of(content, 200, 208))
-    assert "\033[1;31mSURPRISE\033[0m" in colored.getvalue()
-    monkeypatch.setenv("NO_COLOR", "1")
-    LinePrinter("auto", False, plain).show("x.log", 7, content, report_of(content, 200, 208))
-    head, text, marks = plain.getvalue().splitlines()
-    assert head.startswith("line 7: unexpected bytes, 1 in 256 lines")
-    assert max(map(len, (head, text, marks))) < 80
-    assert text[marks.index("^") : marks.rindex("^") + 1] == "SURPRISE"
-
-
-def test_nothing_of_a_log_moves_the_cursor():
-    text, marks = printable("\033[2Jé\u202e\tx".encode() + b"\xff", [(0, 2), (4, 6), (11, 12)])
-    assert text == "\\x1b[2Jé\\u202e x\\xff"
-    assert [text[begin:end] for begin, end in marks] == ["\\x1b[", "é", "\\xff"]
-    assert cut("abcdef", [(1, 3)], 10) == ("abcdef", [(1, 3)])
-    assert underline([(1, 3), (5, 6)]) == " ^^  ^"
 
 
 @pytest.mark.parametrize(

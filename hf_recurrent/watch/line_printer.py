@@ -1,4 +1,4 @@
-"""Unusual lines as text: in colour on a terminal, with the bytes that surprised; one line each elsewhere."""
+"""Unusual lines as text: in color on a terminal, with the unexpected bytes marked; one line each elsewhere."""
 
 import math
 import os

@@ -1,15 +1,16 @@
 """A run of `hf-recurrent watch`: lines of all logs in turn, and everything that is shown, written and saved."""
 
-import argparse
-import os
+import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.cli.watch_terminal import LinePrinter, finite
+from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints, remove_staging
+from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.data.episode_source import with_unit
 from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
@@ -17,19 +18,55 @@ from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.watch.alerts import AlertCommand
 from hf_recurrent.watch.journal import journal_text
 from hf_recurrent.watch.line_log import LineLog
+from hf_recurrent.watch.line_printer import LinePrinter, finite
 from hf_recurrent.watch.log_lines import LogLine
-from hf_recurrent.watch.log_sources import LogSource
-from hf_recurrent.watch.log_watcher import DivergedError, LineReport, LogWatcher
-from hf_recurrent.watch.saved_watch import SavedLog, read_watch, save_watch
+from hf_recurrent.watch.log_sources import LogFile, LogSource, StandardInput
+from hf_recurrent.watch.log_watcher import DivergedError, LineReport, LogWatcher, WatchSettings
+from hf_recurrent.watch.saved_watch import SavedLog, folder_names, is_watch, read_watch, save_watch
 
 if TYPE_CHECKING:
     from hf_recurrent.watch.metrics import MetricsServer
 
 # Seconds without a line, between two attempts to write, and between two reports of lag or progress.
 _IDLE, _RETRY, _BETWEEN_REPORTS = 0.1, 5.0, 60.0
-# A log that is so many seconds behind is reported.
+# A log that lags by more seconds than this is reported.
 _LAG_SECONDS = 10.0
 _COUNTS = ("lines", "unusual", "bytes", "bits", "reverts")
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Where a run reads, writes and saves.
+
+    Args:
+        output_dir: directory of the checkpoints.
+        save_every: seconds between two checkpoints.
+        restart: remove the checkpoints and begin anew.
+        follow: wait for new lines, instead of reading the files from beginning to end.
+        history: where a new log is followed from, in bytes before its end; None for its beginning.
+        max_line_bytes: length at which lines are cut.
+        format: "text"; "journald" and "auto" also read JSON of journalctl.
+        output: file to which every line is appended as JSON.
+        metrics: port of the Prometheus metrics.
+        alert_command: shell command that is run for every unusual line.
+        shows_all: show every line, not only unusual ones.
+        color: see [`LinePrinter`].
+        quiet: show nothing but unusual lines and problems.
+    """
+
+    output_dir: Path
+    save_every: float = 300.0
+    restart: bool = False
+    follow: bool = True
+    history: int | None = 64_000
+    max_line_bytes: int = 4096
+    format: str = "auto"
+    output: Path | None = None
+    metrics: int | None = None
+    alert_command: str | None = None
+    shows_all: bool = False
+    color: str = "auto"
+    quiet: bool = False
 
 
 @dataclass
@@ -47,25 +84,129 @@ class WatchedLog:
     worked_bytes: int = 0
     is_lagging: bool = False
 
+    def summary(self) -> str:
+        """Numbers of lines, bits per byte and speed."""
+        counts = self.counts
+        words = f"{self.source.name}: {counts['lines']:,.0f} lines, {counts['unusual']:,.0f} unusual"
+        if counts["bytes"]:
+            words += f", {counts['bits'] / (counts['bytes'] + counts['lines']):.2f} bits per byte"
+        if self.seconds:
+            words += f", {with_unit(self.worked_bytes / self.seconds, 'B/s')}"
+        return words
+
+    def metrics(self) -> dict[str, float]:
+        """Name → value, of [`METRICS`]."""
+        counts = self.counts
+        return {
+            "lines": counts["lines"],
+            "unusual_lines": counts["unusual"],
+            "bytes": counts["bytes"],
+            "bits": counts["bits"],
+            "score": self.last_score,
+            "threshold": self.watcher.threshold.value,
+            "lag_bytes": self.source.lag(),
+            "last_line_timestamp_seconds": self.last_time,
+            "reverts": counts["reverts"],
+        }
+
+
+@contextmanager
+def open_watch(
+    options: WatchOptions,
+    settings: WatchSettings,
+    logs: Sequence[str],
+    new_learner: Callable[[], OnlineLearner],
+    learning_rate: float | None = None,
+) -> Iterator["WatchRun"]:
+    """Lock the directory, and open logs and learners, continued at its last checkpoint.
+
+    Args:
+        options: of the run.
+        settings: of the watchers.
+        logs: paths, or "-" for standard input.
+        new_learner: builds the learner of a log that no checkpoint has.
+        learning_rate: of learners that a checkpoint has; None leaves it.
+
+    Raises:
+        OSError, ValueError: the directory is in use, or a log or a checkpoint cannot be read.
+        ImportError: prometheus-client is missing.
+    """
+    directory = options.output_dir
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"`--output_dir` is {str(directory)!r}; it must be a directory.")
+    with output_lock(directory):
+        saved, mark, number = _last_checkpoint(directory, options.restart)
+        watched = []
+        for log, folder in zip(logs, folder_names(["stdin" if log == "-" else log for log in logs]), strict=True):
+            name = "standard input" if log == "-" else log
+            before = saved.get(name)
+            if before is None:
+                learner = new_learner()
+            else:
+                changes = {} if learning_rate is None else {"learning_rate": learning_rate}
+                learner = OnlineLearner.load(before.directory, **changes)
+            watched.append(_open_log(options, log, LogWatcher(learner, settings), folder, before))
+            if not options.quiet:
+                start = "new" if before is None else "continuing"
+                print(f"watching {name}: {start}, {watched[-1].source.beginning()}", file=sys.stderr)
+        yield WatchRun(options, watched, mark, number)
+
+
+def _last_checkpoint(directory: Path, restart: bool) -> tuple[dict[str, SavedLog], dict[str, Any] | None, int]:
+    """Name → log, the mark of the JSON lines, and the number of the checkpoint, 0 without one."""
+    remove_staging(directory)
+    checkpoints = list_checkpoints(directory)
+    if foreign := [path for path in checkpoints if not is_watch(path)]:
+        raise ValueError(f"`--output_dir` is {str(directory)!r}, where {foreign[0]} is of another command.")
+    if restart:
+        for path in checkpoints:
+            shutil.rmtree(path)
+        checkpoints = []
+    if not checkpoints:
+        return {}, None, 0
+    logs, mark = read_watch(checkpoints[-1])
+    return {log.name: log for log in logs}, mark, checkpoint_number(checkpoints[-1])
+
+
+def _open_log(
+    options: WatchOptions, log: str, watcher: LogWatcher, folder: str, before: SavedLog | None
+) -> WatchedLog:
+    if before is not None:
+        watcher.load(before.watcher)
+    if log == "-":
+        source: LogSource = StandardInput(options.max_line_bytes)
+    else:
+        source = LogFile(
+            log,
+            options.max_line_bytes,
+            follow=options.follow,
+            history=options.history if options.follow else None,
+            position=None if before is None else before.position,
+        )
+    watched = WatchedLog(source, watcher, folder, before is None)
+    if before is not None:
+        watched.counts.update(before.counts)
+    return watched
+
 
 class WatchRun:
     """A run that is ready to start.
 
     Args:
-        arguments: of the command.
-        logs: what is watched.
-        output: `LineLog.mark` of the checkpoint that is continued.
+        options: of the run.
+        logs: the logs to watch.
+        mark: `LineLog.mark` of the checkpoint that is continued.
         number: of that checkpoint, or 0.
     """
 
     def __init__(
-        self, arguments: argparse.Namespace, logs: list[WatchedLog], output: dict[str, Any] | None, number: int
+        self, options: WatchOptions, logs: list[WatchedLog], mark: dict[str, Any] | None = None, number: int = 0
     ) -> None:
-        self.arguments, self.logs, self.number = arguments, logs, number
-        self.printer = LinePrinter(arguments.color, len(logs) > 1)
-        self.line_log = None if arguments.output is None else LineLog(arguments.output, output)
-        self.metrics = None if arguments.metrics is None else self._metrics_server(arguments.metrics)
-        self.alerts = None if arguments.exec is None else AlertCommand(arguments.exec)
+        self.options, self.logs, self.number = options, logs, number
+        self.printer = LinePrinter(options.color, len(logs) > 1)
+        self.line_log = None if options.output is None else LineLog(options.output, mark)
+        self.metrics = None if options.metrics is None else self._metrics_server(options.metrics)
+        self.alerts = None if options.alert_command is None else AlertCommand(options.alert_command)
         self._problems: dict[str, str] = {}
         self._saved_at = self._tried_at = self._reported_at = time.monotonic()
         self._unsaved = False
@@ -107,7 +248,7 @@ class WatchRun:
     def _read(self, log: WatchedLog, line: LogLine) -> None:
         begin = time.monotonic()
         content = line.content.removesuffix(b"\r")
-        if self.arguments.format != "text":
+        if self.options.format != "text":
             text = journal_text(content)
             content = content if text is None else text
         report = self._judge_and_learn(log, line, content)
@@ -135,7 +276,7 @@ class WatchRun:
         return report
 
     def _tell(self, log: WatchedLog, line: LogLine, content: bytes, report: LineReport) -> None:
-        if report.is_unusual or self.arguments.all:
+        if report.is_unusual or self.options.shows_all:
             self.printer.show(log.source.name, line.number, content, report)
         if self.line_log is None and not (report.is_unusual and self.alerts):
             return
@@ -148,7 +289,7 @@ class WatchRun:
     def _revert(self, log: WatchedLog, line: LogLine, reason: str) -> None:
         """Go back to the weights of the last checkpoint, at half the learning rate."""
         rate = log.watcher.learner.settings.learning_rate / 2
-        checkpoint = self.arguments.output_dir / f"checkpoint-{self.number}"
+        checkpoint = self.options.output_dir / f"checkpoint-{self.number}"
         learner = OnlineLearner.load(checkpoint / log.folder, learning_rate=rate)
         log.watcher.replace_learner(learner)
         log.counts["reverts"] += 1
@@ -167,7 +308,7 @@ class WatchRun:
         if self.line_log is not None and not self.line_log.is_complete and now - self._tried_at >= _RETRY:
             self._tried_at = now
             self._write(self.line_log.flush)
-        if self._unsaved and now - self._saved_at >= self.arguments.save_every:
+        if self._unsaved and now - self._saved_at >= self.options.save_every:
             self._save()
         if now - self._reported_at >= _BETWEEN_REPORTS:
             self._reported_at = now
@@ -183,8 +324,8 @@ class WatchRun:
                 self._say(f"{log.source.name}: {with_unit(behind, 'B')} still to read, {left}")
             elif log.is_lagging:
                 self._say(f"{log.source.name} is read up to its end again")
-            elif not self.arguments.quiet and sys.stderr.isatty():
-                self._say(_summary(log))
+            elif not self.options.quiet and sys.stderr.isatty():
+                self._say(log.summary())
             log.is_lagging = is_lagging
             log.seconds, log.worked_bytes = log.seconds / 2, log.worked_bytes // 2  # older speeds count less
 
@@ -192,9 +333,9 @@ class WatchRun:
         try:
             action()
             if self._problems.pop("output", None):
-                self._say(f"{self.arguments.output} can be written again; nothing is missing in it")
+                self._say(f"{self.options.output} can be written again; nothing is missing in it")
         except OSError as error:
-            reason = f"{self.arguments.output} cannot be written: {(error.strerror or str(error)).lower()}"
+            reason = f"{self.options.output} cannot be written: {(error.strerror or str(error)).lower()}"
             self._say_once("output", f"{reason}; its lines wait in memory")
 
     def _save(self) -> None:
@@ -202,7 +343,7 @@ class WatchRun:
         self._saved_at = time.monotonic()
         if self.line_log is not None and not self.line_log.is_complete:
             return
-        directory = self.arguments.output_dir
+        directory = self.options.output_dir
         saved = [
             SavedLog(log.source.name, directory / log.folder, log.watcher.state(), log.source.position(), log.counts)
             for log in self.logs
@@ -213,7 +354,7 @@ class WatchRun:
         except OSError as error:
             if self.number == 0:
                 raise
-            self._say_once("save", f"{str(error).rstrip('.')}; trying again in {self.arguments.save_every:g} seconds")
+            self._say_once("save", f"{str(error).rstrip('.')}; trying again in {self.options.save_every:g} seconds")
             return
         self.number += 1
         self._unsaved = False
@@ -232,12 +373,12 @@ class WatchRun:
         if self.metrics is not None:
             self.metrics.close()
         if self._unsaved:
-            checkpoint = self.arguments.output_dir / f"checkpoint-{self.number}"
+            checkpoint = self.options.output_dir / f"checkpoint-{self.number}"
             self._say(f"the last lines are not saved; the next run continues at {checkpoint} and reads them again")
-        if not self.arguments.quiet:
+        if not self.options.quiet:
             for log in self.logs:
-                print(_summary(log), file=sys.stderr)
-            print(f"Saved in {self.arguments.output_dir}; the same command continues here.", file=sys.stderr)
+                print(log.summary(), file=sys.stderr)
+            print(f"Saved in {self.options.output_dir}; the same command continues here.", file=sys.stderr)
 
     # ---- Messages and metrics ----
 
@@ -263,16 +404,7 @@ class WatchRun:
 
     def _samples(self) -> Iterable[tuple[str, str, float]]:
         for log in self.logs:
-            name, counts = log.source.name, log.counts
-            yield "lines", name, counts["lines"]
-            yield "unusual_lines", name, counts["unusual"]
-            yield "bytes", name, counts["bytes"]
-            yield "bits", name, counts["bits"]
-            yield "score", name, log.last_score
-            yield "threshold", name, log.watcher.threshold.value
-            yield "lag_bytes", name, log.source.lag()
-            yield "last_line_timestamp_seconds", name, log.last_time
-            yield "reverts", name, counts["reverts"]
+            yield from ((name, log.source.name, value) for name, value in log.metrics().items())
         if self.alerts is not None:
             yield "alert_failures", "", self.alerts.failures
 
@@ -296,19 +428,3 @@ def _record(name: str, line: LogLine, content: bytes, report: LineReport) -> dic
     if line.length > len(line.content):
         record["length"] = line.length
     return record
-
-
-def _summary(log: WatchedLog) -> str:
-    counts = log.counts
-    words = f"{log.source.name}: {counts['lines']:,.0f} lines, {counts['unusual']:,.0f} unusual"
-    if counts["bytes"]:
-        words += f", {counts['bits'] / (counts['bytes'] + counts['lines']):.2f} bits per byte"
-    if log.seconds:
-        words += f", {with_unit(log.worked_bytes / log.seconds, 'B/s')}"
-    return words
-
-
-def load_logs(checkpoint: str | os.PathLike) -> tuple[dict[str, SavedLog], dict[str, Any] | None]:
-    """Name → log of a checkpoint, and the mark of the JSON lines."""
-    logs, output = read_watch(Path(checkpoint))
-    return {log.name: log for log in logs}, output
