@@ -1,4 +1,4 @@
-"""Ranges of numeric arguments, checked in the same words for commands and trainers."""
+"""Ranges of numeric arguments, checked alike by commands, trainers and settings."""
 
 from collections.abc import Mapping
 
@@ -32,3 +32,14 @@ def check_numbers(values: Mapping[str, object], prefix: str = "") -> None:
                 raise ValueError(f"`{prefix}{name}` is {number}; it must be at most {_MOST_WORKERS}.")
             if not -_LIMIT < number < _LIMIT:
                 raise ValueError(f"`{prefix}{name}` is {number}; it must be a finite number below 2**63.")
+
+
+def check_integer(name: str, value: object, least: int, most: int) -> None:
+    """Raise a ValueError that names the argument unless its value is an integer (not a boolean) in the range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"`{name}` is {value!r}; it must be an integer from {least} to {most}.")
+
+
+def is_number(value: object) -> bool:
+    """True for integers and floats, not for booleans."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

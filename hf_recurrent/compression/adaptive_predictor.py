@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.compression.predictors import check_model, softmax, uniform
+from hf_recurrent.argument_checks import check_integer, is_number
+from hf_recurrent.compression.predictors import Predictor, check_model, softmax
 from hf_recurrent.learning_rules.block_learning import BlockLearning
-from hf_recurrent.learning_rules.compiled_program import Uncompilable as Uncompilable
 from hf_recurrent.learning_rules.compiled_reading import CompiledReading
 from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state
 
-_LARGEST = 1 << 16
-_RATES = 100  # steps in which the learning rate falls
+_LARGEST_STRIDE = 1 << 16
+_RATES = 100  # different learning rates, from the first to the last
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class AdaptiveSettings:
         stride: T, bytes between two updates.
         rule: `rtrl`, `snap1`, `truncated` or `spatial` ([`build_learning_rule`]).
         max_grad_norm: gradients are clipped to this norm.
-        compiled: learn and read in the compiled kernel, not in plain torch; their results differ by rounding.
+        compiled: use the compiled kernel instead of plain torch; their results differ by rounding.
 
     Raises:
         ValueError: a value is not allowed.
@@ -46,19 +46,17 @@ class AdaptiveSettings:
     compiled: bool = True
 
     def __post_init__(self):
-        value = self.stride
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
-            raise ValueError(f"`stride` is {value!r}; it must be an integer from 1 to {_LARGEST}.")
+        check_integer("stride", self.stride, 1, _LARGEST_STRIDE)
         for name in ("learning_rate", "final_rate", "max_grad_norm"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            if not is_number(value) or not 0 <= value < float("inf"):
                 raise ValueError(f"`{name}` is {value!r}; it must be a finite number of at least 0.")
         if self.rule not in RULES:
             raise ValueError(f"`rule` is {self.rule!r}; it must be one of {', '.join(RULES)}.")
 
 
-class AdaptivePredictor:
-    """One stream. Bytes are predicted one by one; after T of them the weights are updated.
+class AdaptivePredictor(Predictor):
+    """A model that reads one stream byte by byte, and learns after every T bytes.
 
     Args:
         model: a recurrent byte-level model, trained in place.
@@ -69,10 +67,9 @@ class AdaptivePredictor:
         Uncompilable: the settings ask for the compiled kernel, which cannot compute with this model.
     """
 
-    streams = 1
-
     def __init__(self, model: PreTrainedModel, size: int, settings: AdaptiveSettings):
         check_model(model)
+        super().__init__(streams=1)
         self._model, self._size, self._settings = model.eval(), size, settings
         parameters = [weight for weight in model.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
@@ -85,26 +82,22 @@ class AdaptivePredictor:
         else:
             self._learning.use_plain_torch()
         self._carried = rule.init_carried(1)
-        # Bytes since the last update, and the one before; the state before these, and the one after all but the last.
-        self._unlearned = bytearray()
-        self._done = 0
+        self._unlearned = bytearray()  # the last byte that was learned from, and all since
+        self._done = 0  # bytes learned from
+        # The state before the unlearned bytes, and the state after all bytes.
         self._block_state = self._state = model.init_state(1)
-        self._probabilities = uniform(1)
-
-    def probabilities(self) -> np.ndarray:
-        return self._probabilities
 
     def read(self, tokens: np.ndarray) -> None:
         self._unlearned.append(int(tokens[0]))
         if len(self._unlearned) > self._settings.stride:
             self._learn()
         logits, self._state = self._step(self._unlearned[-1], self._state)
-        self._probabilities = softmax(logits.unsqueeze(0))
+        self.probabilities = softmax(logits.unsqueeze(0))
 
     def _step(self, token: int, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
         if self._reading is not None:
             return self._reading.read(token, state)
-        # With gradients, because without them the step would be compiled anew after every update.
+        # With gradients: without them, the step would be compiled again after every update.
         with torch.enable_grad():
             output = self._model(torch.tensor([[token]]), state=state, use_cache=True)
         return output.logits.detach()[0, -1], detach_state(output.state)
@@ -138,7 +131,7 @@ class AdaptivePredictor:
             "done": self._done,
             "block_state": dict(self._block_state),
             "state": dict(self._state),
-            "probabilities": torch.from_numpy(self._probabilities),
+            "probabilities": torch.from_numpy(self.probabilities),
         }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
@@ -150,4 +143,4 @@ class AdaptivePredictor:
             {name: tensor.clone() for name, tensor in values[part].items()}
             for part in ("carried", "block_state", "state")
         )
-        self._probabilities = values["probabilities"].numpy()
+        self.probabilities = values["probabilities"].numpy()

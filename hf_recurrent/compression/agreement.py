@@ -1,4 +1,4 @@
-"""The header of an archive: model, settings and arithmetic, which have to be the same on both sides."""
+"""Agreement of compressor and decompressor on model, settings and arithmetic, by the header of an archive."""
 
 import copy
 from dataclasses import asdict, replace
@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
-from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, AdaptiveSettings, Uncompilable
+from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, AdaptiveSettings
 from hf_recurrent.compression.archive import ArchiveError, Header
-from hf_recurrent.compression.mixed_predictor import MixedPredictor, can_mix
+from hf_recurrent.compression.mixed_predictor import MixedPredictor, build_mixture, can_mix
 from hf_recurrent.compression.predictors import FrozenPredictor, Predictor, arithmetic_fingerprint, check_model
+from hf_recurrent.learning_rules.compiled_program import Uncompilable
 
-_LARGEST_STREAMS = 256
+_MOST_STREAMS = 256
 _PROBE_STRIDE = 8  # so that the fingerprint includes updates of the weights
-
-
-_MIXES = "m"  # short, because the header counts
+_MIXES = "m"  # key of the JSON settings; short, because the header counts in the size
 
 
 class Settings(NamedTuple):
-    """How the bytes are predicted: settings of [`new_header`]."""
+    """How the bytes are predicted; the arguments of [`new_header`]."""
 
     streams: int = 1
     adaptive: AdaptiveSettings | None = None
@@ -41,23 +41,23 @@ class Settings(NamedTuple):
         """The settings of a header.
 
         Raises:
-            ValueError, TypeError: these are none.
+            ValueError, TypeError: a value is not allowed.
         """
         streams, adaptive = values.get("streams", 1), values.get("adaptive")
-        _check_streams(streams)
+        check_integer("streams", streams, 1, _MOST_STREAMS)
         return cls(streams, None if adaptive is None else AdaptiveSettings(**adaptive), bool(values.get(_MIXES, 1)))
 
     def predictor(self, model: PreTrainedModel, size: int) -> Predictor:
         """A new predictor.
 
         Raises:
-            Uncompilable: it needs a compiled kernel that was not built, or that cannot compute with the model.
+            Uncompilable: it needs a compiled kernel that was not built, or that does not support the model.
         """
         if self.adaptive is None:
             predictor: Predictor = FrozenPredictor(model, self.streams)
         else:
             predictor = AdaptivePredictor(model, size, self.adaptive)
-        return MixedPredictor(predictor, size) if self.mixes else predictor
+        return MixedPredictor(predictor, build_mixture(self.streams, size)) if self.mixes else predictor
 
 
 def new_header(
@@ -74,8 +74,8 @@ def new_header(
         size: bytes of the data.
         adaptive: how the model learns from the data; None for fixed weights.
         streams: B, parts that are coded side by side; 1 if the model learns.
-        mixes: mix the model's probabilities with counts of what followed the same contexts in the data, where the
-            kernel for it was built.
+        mixes: mix the model's probabilities with counts of the bytes that followed the same contexts in the data, if
+            the kernel was built.
 
     Raises:
         ValueError: the model does not read bytes or is on another device, or `streams` is not allowed.
@@ -83,7 +83,7 @@ def new_header(
     check_model(model)
     if model.device.type != "cpu":
         raise ValueError(f"`model` is on {model.device}; compression needs the exact arithmetic of the CPU.")
-    _check_streams(streams)
+    check_integer("streams", streams, 1, _MOST_STREAMS)
     if adaptive is not None and streams > 1:
         raise ValueError(f"`streams` is {streams}; a model that learns reads one stream.")
     settings = Settings(streams, adaptive, mixes and can_mix())
@@ -92,7 +92,7 @@ def new_header(
     except Uncompilable:  # plain torch on both sides
         settings = settings._replace(adaptive=replace(adaptive, compiled=False))
         fingerprint = _fingerprint(model, settings)
-    return Header(size, _weights(model), fingerprint, kernel_name(), settings.to_json())
+    return Header(size, weights_hash(model)[:16], fingerprint, kernel_name(), settings.to_json())
 
 
 def new_predictor(header: Header, model: PreTrainedModel) -> Predictor:
@@ -103,11 +103,9 @@ def new_predictor(header: Header, model: PreTrainedModel) -> Predictor:
 def check_header(header: Header, model: PreTrainedModel) -> None:
     """Raise an ArchiveError unless this model, on this machine, computes the probabilities of the archive."""
     check_model(model)
-    weights = _weights(model)
+    weights = weights_hash(model)[:16]
     if weights != header.weights:
-        raise ArchiveError(
-            f"it was made with other weights (hash {header.weights}) than those of this model ({weights})."
-        )
+        raise ArchiveError(f"it was made with other weights (hash {header.weights}) than this model's ({weights}).")
     try:
         settings = Settings.from_json(header.settings)
     except (TypeError, ValueError) as error:
@@ -119,7 +117,7 @@ def check_header(header: Header, model: PreTrainedModel) -> None:
     if fingerprint != header.fingerprint:
         raise ArchiveError(
             f"the model computes other probabilities here ({kernel_name()}) than where it was made "
-            f"({header.kernel}); decode it on a machine, and with a version of torch, like those."
+            f"({header.kernel}); decode it on such a machine, with that version of torch."
         )
 
 
@@ -131,15 +129,6 @@ def kernel_name() -> str:
         return f"{torch.__version__.partition('+')[0]} {instruction_set()}"
     except ImportError:
         return torch.__version__.partition("+")[0]
-
-
-def _weights(model: PreTrainedModel) -> str:
-    return weights_hash(model)[:16]
-
-
-def _check_streams(streams: Any) -> None:
-    if isinstance(streams, bool) or not isinstance(streams, int) or not 1 <= streams <= _LARGEST_STREAMS:
-        raise ValueError(f"`streams` is {streams!r}; it must be an integer from 1 to {_LARGEST_STREAMS}.")
 
 
 def _fingerprint(model: PreTrainedModel, settings: Settings) -> str:

@@ -4,18 +4,19 @@
               · kernel (1 + n) · settings (2 + n, JSON) · blocks
     block   = size of its data (4) · size of its code (4) · CRC-32 of the code (4) · CRC-32 of the data (4) · code
 
-If the code of a block would be larger than its data, the data take its place, and the highest bit of the size is set.
+If the code of a block would be larger than its data, the block holds the data instead, and the highest bit of the size
+of the code is set.
 
-Numbers are little-endian. The fingerprint is a hash of the model's probabilities where the data were compressed
-([`arithmetic_fingerprint`]): only a machine that computes the same ones, bit for bit, can decode the code. The CRC of
-the code detects damage, the CRC of the data a decoder that computed something else.
+Integers are little-endian. The fingerprint is a hash of the model's probabilities on the machine that compressed the
+data ([`arithmetic_fingerprint`]): a decoder has to compute the same ones bit for bit. The CRC of the code detects
+damage; the CRC of the data detects a decoder that computed something else.
 """
 
 import json
 import struct
 import zlib
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 MAGIC = b"HFRC"
 VERSION = 1
@@ -24,13 +25,13 @@ _BLOCK = struct.Struct("<IIII")
 # Blocks end at this much code, or this much data, whichever comes first.
 BLOCK_CODE = 1 << 16
 BLOCK_DATA = 1 << 22
-# The encoder looks at the size of the code after every symbol of B streams, and ends it with a few bytes.
+# The encoder checks the size of the code after every B symbols, and its last symbols add a few bytes.
 _LARGEST_CODE = 2 * BLOCK_CODE
 _STORED = 1 << 31
 
 
 class ArchiveError(ValueError):
-    """A file that is no archive, a damaged one, or one that cannot be decoded with this model or here."""
+    """A file that is not an archive, is damaged, or cannot be decoded with this model or on this machine."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Header:
 
     Args:
         size: bytes of the data.
-        weights: hash of the weights (hexadecimal, 16 digits).
-        fingerprint: of the arithmetic (hexadecimal, 8 digits).
-        kernel: where the archive was made, in words; only for messages.
+        weights: hash of the weights (16 hexadecimal digits).
+        fingerprint: hash of the model's arithmetic (8 hexadecimal digits).
+        kernel: version of torch and instruction set that made the archive, for messages only.
         settings: JSON values that differ from the defaults.
     """
 
@@ -69,7 +70,7 @@ def read_header(file: IO[bytes], length: int) -> Header:
         length: bytes of the whole archive.
 
     Raises:
-        ArchiveError: the file is no archive, of a later version, or damaged.
+        ArchiveError: the file is not an archive, of a later version, or damaged.
     """
     start = file.read(_FIXED.size)
     if start[: len(MAGIC)] != MAGIC:
@@ -97,23 +98,15 @@ def read_header(file: IO[bytes], length: int) -> Header:
 
 
 def write_block(file: IO[bytes], data: bytes, code: bytes) -> None:
-    """Append a block of data, as code or as it is."""
+    """Append a block of data, encoded or as it is."""
     stored = len(code) >= len(data)
     content = data if stored else code
     size = len(content) | (_STORED if stored else 0)
     file.write(_BLOCK.pack(len(data), size, zlib.crc32(content), zlib.crc32(data)) + content)
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of an archive.
-
-    Args:
-        size: bytes of its data.
-        checksum: CRC-32 of its data.
-        content: the code, or the data if `stored`.
-        stored: True if the content is the data.
-    """
+class Block(NamedTuple):
+    """A block: size and CRC-32 of its data, and the code, or the data themselves if `stored`."""
 
     size: int
     checksum: int

@@ -1,7 +1,7 @@
-"""Compress and decompress: the loop over steps and blocks that both sides share.
+"""The loop over steps and blocks that compression and decompression share.
 
-The data are cut into B contiguous parts of equal length, the last ones shorter, and one byte of each is coded at every
-step: the model then computes B rows at a time, in far less time than B single ones.
+The data are cut into B contiguous parts of equal length (the last ones are shorter), and one byte of each is coded at
+every step, because a batch of B rows takes far less time than B single rows.
 
 Shape letters: B streams (parts), V vocabulary.
 """
@@ -24,17 +24,17 @@ from hf_recurrent.compression.archive import (
 from hf_recurrent.compression.entropy_coder import Decoder, Encoder
 from hf_recurrent.compression.predictors import Predictor
 
-# Called after each block with the next step and the number of bytes done.
-AfterBlock = Callable[[int, int], None]
-# Called with the number of bytes done, after every `_REPORTED_STEPS` steps of a block, which takes a minute.
+# Called with the number of bytes done, after every `_REPORTED_STEPS` steps: a block takes a minute.
 Progress = Callable[[int], None]
-# Called with a place in the data and the bytes there.
-Write = Callable[[int, bytes], None]
 _REPORTED_STEPS = 512
 
 
+def no_progress(done: int) -> None:
+    """Show nothing."""
+
+
 class Parts:
-    """Where the bytes of every step lie in the data.
+    """Offsets of the bytes of every step in the data.
 
     Args:
         size: bytes of the data.
@@ -46,18 +46,18 @@ class Parts:
         self._begins = np.arange(streams) * self.steps
         self._lengths = np.clip(size - self._begins, 0, self.steps)
 
-    def places(self, step: int, count: int = 1) -> np.ndarray:
-        """Positions of the bytes that are coded at `count` steps, in their order; at most B at each."""
+    def offsets(self, step: int, count: int = 1) -> np.ndarray:
+        """Offsets of the bytes coded at `count` steps, in the order of coding; at most B at each step."""
         steps = np.arange(step, step + count)[:, None]
         return (self._begins + steps)[self._lengths > steps]
 
     def pieces(self, symbols: np.ndarray, step: int, count: int) -> Iterator[tuple[int, bytes]]:
-        """The bytes of `count` steps, in their order, as contiguous pieces of the data with their places."""
-        places = self.places(step, count)
-        order = np.argsort(places, kind="stable")
-        breaks = np.flatnonzero(np.diff(places[order]) != 1) + 1
+        """The bytes of `count` steps as contiguous pieces of the data, each with its offset."""
+        offsets = self.offsets(step, count)
+        order = np.argsort(offsets, kind="stable")
+        breaks = np.flatnonzero(np.diff(offsets[order]) != 1) + 1
         for piece in np.split(order, breaks):
-            yield int(places[piece[0]]), symbols[piece].tobytes()
+            yield int(offsets[piece[0]]), symbols[piece].tobytes()
 
     def bytes_before(self, step: int) -> int:
         """Bytes coded in the steps before `step`."""
@@ -65,60 +65,57 @@ class Parts:
 
 
 def encode(
-    data: np.ndarray,
-    archive: IO[bytes],
-    predictor: Predictor,
-    after_block: AfterBlock | None = None,
-    step: int = 0,
-    progress: Progress = lambda done: None,
-) -> None:
+    data: np.ndarray, archive: IO[bytes], predictor: Predictor, step: int = 0, progress: Progress = no_progress
+) -> Iterator[tuple[int, int]]:
     """Append the blocks of the data to an archive.
 
     Args:
         data: uint8, in memory or mapped from a file.
-        archive: after its header, or after the block that ended before `step`.
+        archive: positioned after its header, or after the block that ended before `step`.
         predictor: before the byte of `step`.
-        after_block: called when a block was written.
         step: where to begin.
         progress: called within a block.
+
+    Yields:
+        The next step and the number of bytes done, after each block.
     """
     parts, encoder = Parts(len(data), predictor.streams), Encoder()
     while step < parts.steps:
         block = bytearray()
         while step < parts.steps and len(block) + predictor.streams <= BLOCK_DATA and encoder.size < BLOCK_CODE:
-            symbols = data[parts.places(step)]
-            encoder.encode(symbols, predictor.probabilities()[: len(symbols)])
+            symbols = data[parts.offsets(step)]
+            encoder.encode(symbols, predictor.probabilities[: len(symbols)])
             predictor.read(_filled(symbols, predictor.streams))
             block += symbols.tobytes()
             step += 1
             _report(progress, parts, step)
         write_block(archive, block, encoder.finish())
-        if after_block is not None:
-            after_block(step, parts.bytes_before(step))
+        yield step, parts.bytes_before(step)
 
 
 def decode(
     archive: IO[bytes],
     header: Header,
-    write: Write,
+    output: IO[bytes],
     predictor: Predictor,
-    after_block: AfterBlock | None = None,
     step: int = 0,
-    progress: Progress = lambda done: None,
-) -> None:
-    """Decode the blocks of an archive; no byte is written before the checksum of its block is right.
+    progress: Progress = no_progress,
+) -> Iterator[tuple[int, int]]:
+    """Decode the blocks of an archive; a block is written only after its checksum matches.
 
     Args:
-        archive: after its header, or after the block that ended before `step`.
+        archive: positioned after its header, or after the block that ended before `step`.
         header: of the archive.
-        write: called with the place and the bytes of each piece.
+        output: gets the data.
         predictor: before the byte of `step`.
-        after_block: called when a block was written.
         step: where to begin.
         progress: called within a block.
 
+    Yields:
+        The next step and the number of bytes done, after each block.
+
     Raises:
-        ArchiveError: a block is damaged, or is decoded to other bytes than those that were compressed.
+        ArchiveError: a block is damaged, or decodes to other bytes than those that were compressed.
     """
     parts = Parts(header.size, predictor.streams)
     while step < parts.steps:
@@ -131,11 +128,11 @@ def decode(
                 f"the block after {done:,} bytes is decoded to other bytes than were compressed, so nothing of it was "
                 f"written; it needs the arithmetic of the machine that made it ({header.kernel})."
             )
-        for place, piece in parts.pieces(decoded, step, steps):
-            write(place, piece)
+        for offset, piece in parts.pieces(decoded, step, steps):
+            output.seek(offset)
+            output.write(piece)
         step += steps
-        if after_block is not None:
-            after_block(step, done + block.size)
+        yield step, done + block.size
     if archive.read(1):
         raise ArchiveError("it goes on after its last block.")
 
@@ -154,7 +151,7 @@ def _decode_block(
         if decoder is None:
             symbols = stored[done : done + count]
         else:
-            symbols = decoder.decode(predictor.probabilities()[:count]).astype(np.uint8)
+            symbols = decoder.decode(predictor.probabilities[:count]).astype(np.uint8)
         decoded[done : done + count] = symbols
         predictor.read(_filled(symbols, predictor.streams))
         done, step = done + count, step + 1
@@ -168,5 +165,5 @@ def _report(progress: Progress, parts: Parts, step: int) -> None:
 
 
 def _filled(symbols: np.ndarray, streams: int) -> np.ndarray:
-    """Symbols (B,): parts that have ended go on with zeros, which are not coded."""
+    """Symbols (B,): parts that have ended read zeros, which are not coded."""
     return symbols if len(symbols) == streams else np.pad(symbols, (0, streams - len(symbols)))

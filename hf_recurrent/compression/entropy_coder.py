@@ -7,32 +7,25 @@ from typing import Any
 
 import numpy as np
 
-_INSTALL = "compression needs the package constriction; install it with `pip install hf-recurrent[compress]`."
 
-
-def _library() -> Any:
+def require_coder() -> Any:
+    """The library's stream coders; an ImportError says what to install if they are missing."""
     try:
-        import constriction
+        from constriction import stream
     except ImportError as error:
-        raise ImportError(_INSTALL) from error
-    return constriction
-
-
-def require_coder() -> None:
-    """Raise an ImportError that says what to install if the library is missing."""
-    _library()
+        raise ImportError(
+            "compression needs the package constriction; install it with `pip install hf-recurrent[compress]`."
+        ) from error
+    return stream
 
 
 class Encoder:
-    """Encodes symbols as they come; `finish` returns the code and begins anew."""
+    """Encodes symbols as they come; `finish` returns the code and starts the next one."""
 
     def __init__(self) -> None:
-        self._library = _library()
-        self._family = self._library.stream.model.Categorical(perfect=False)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._encoder = self._library.stream.queue.RangeEncoder()
+        self._stream = require_coder()
+        self._family = self._stream.model.Categorical(perfect=False)
+        self._encoder = self._stream.queue.RangeEncoder()
 
     @property
     def size(self) -> int:
@@ -44,9 +37,9 @@ class Encoder:
         self._encoder.encode(np.asarray(symbols, np.int32), self._family, probabilities)
 
     def finish(self) -> bytes:
-        """The code; the next symbols belong to another one."""
+        """The code of all symbols since the last call."""
         code = self._encoder.get_compressed().astype("<u4").tobytes()
-        self._begin()
+        self._encoder = self._stream.queue.RangeEncoder()
         return code
 
 
@@ -54,9 +47,9 @@ class Decoder:
     """Decodes the code of one [`Encoder.finish`]."""
 
     def __init__(self, code: bytes):
-        library = _library()
-        self._family = library.stream.model.Categorical(perfect=False)
-        self._decoder = library.stream.queue.RangeDecoder(np.frombuffer(code, "<u4").astype(np.uint32))
+        stream = require_coder()
+        self._family = stream.model.Categorical(perfect=False)
+        self._decoder = stream.queue.RangeDecoder(np.frombuffer(code, "<u4").astype(np.uint32))
 
     def decode(self, probabilities: np.ndarray) -> np.ndarray:
         """The next symbols (B,), given the probabilities (B, V) with which they were encoded."""

@@ -1,4 +1,4 @@
-"""Compressing and decompressing: bytes in memory, and files, which can be interrupted and continued."""
+"""Compressing and decompressing bytes in memory, and files, which can be interrupted and continued."""
 
 import io
 import os
@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
 from hf_recurrent.compression.agreement import check_header, new_header, new_predictor
 from hf_recurrent.compression.archive import Header, read_header, write_header
-from hf_recurrent.compression.coding import Progress, decode, encode
+from hf_recurrent.compression.coding import Progress, decode, encode, no_progress
 from hf_recurrent.compression.entropy_coder import require_coder
-from hf_recurrent.compression.unfinished import Unfinished
+from hf_recurrent.compression.unfinished import unfinished_file
 
 
 def compress(
@@ -32,7 +32,7 @@ def compress(
         model: a recurrent byte-level model on the CPU. A model that learns is changed.
         adaptive: how it learns from the data; None for fixed weights.
         streams: B, parts of the data that are coded side by side: faster, but each begins without context.
-        mixes: mix the model's probabilities with counts of what followed the same contexts in the data.
+        mixes: mix the model's probabilities with counts of the bytes that followed the same contexts in the data.
 
     Raises:
         ValueError: the model does not read bytes, or an argument is not allowed.
@@ -41,7 +41,8 @@ def compress(
     require_coder()
     header, archive = new_header(model, len(data), adaptive, streams, mixes), io.BytesIO()
     write_header(archive, header)
-    encode(np.frombuffer(data, np.uint8), archive, new_predictor(header, model))
+    for _ in encode(np.frombuffer(data, np.uint8), archive, new_predictor(header, model)):
+        pass
     return archive.getvalue()
 
 
@@ -53,29 +54,25 @@ def decompress(archive: bytes | bytearray | memoryview, model: PreTrainedModel) 
         model: the same model, with the weights from before.
 
     Raises:
-        ArchiveError: it is no archive or damaged, was made with another model, or needs the arithmetic of another
+        ArchiveError: it is not an archive or damaged, was made with another model, or needs the arithmetic of another
             machine.
         ImportError: `constriction` is not installed.
     """
     require_coder()
-    file = io.BytesIO(archive)
+    file, output = io.BytesIO(archive), io.BytesIO()
     header = read_header(file, len(archive))
     check_header(header, model)
-    data = memoryview(bytearray(header.size))
-
-    def write(place: int, piece: bytes) -> None:
-        data[place : place + len(piece)] = piece
-
-    decode(file, header, write, new_predictor(header, model))
-    return data.tobytes()
+    for _ in decode(file, header, output, new_predictor(header, model)):
+        pass
+    return output.getvalue()
 
 
 def compress_file(
-    source: Path, output: Path, model: PreTrainedModel, header: Header, progress: Progress = lambda done: None
+    source: Path, output: Path, model: PreTrainedModel, header: Header, progress: Progress = no_progress
 ) -> None:
     """Compress a file.
 
-    Until it is complete, the archive is in the directory OUTPUT.partial, with all that is needed to continue.
+    Until it is complete, the archive is in the directory OUTPUT.partial, with everything needed to continue.
 
     Args:
         source: the file.
@@ -89,28 +86,20 @@ def compress_file(
         OSError: a file cannot be read or written.
     """
     data, predictor = _mapped(source), new_predictor(header, model)
-    unfinished = Unfinished(output, {"source": _identity(source), "header": asdict(header)})
-    with unfinished.opened() as archive:
-        saved = unfinished.load(predictor)
+    with unfinished_file(output, {"source": _identity(source), "header": asdict(header)}) as unfinished:
+        archive, saved = unfinished.file, unfinished.load(predictor)
         if saved is None:
             write_header(archive, header)
         else:
             archive.truncate(saved["length"])
             archive.seek(saved["length"])
             progress(saved["done"])
-
-        def after_block(step: int, done: int) -> None:
-            unfinished.save(archive, predictor, step, done=done, length=archive.tell())
+        for step, done in encode(data, archive, predictor, saved["step"] if saved else 0, progress):
+            unfinished.save(predictor, step, done=done, length=archive.tell())
             progress(done)
 
-        encode(data, archive, predictor, after_block, saved["step"] if saved else 0, progress)
-        unfinished.publish(archive)
-    unfinished.remove()
 
-
-def decompress_file(
-    source: Path, output: Path, model: PreTrainedModel, progress: Progress = lambda done: None
-) -> None:
+def decompress_file(source: Path, output: Path, model: PreTrainedModel, progress: Progress = no_progress) -> None:
     """Decompress an archive; until it is complete, the data are in the directory OUTPUT.partial.
 
     Args:
@@ -128,32 +117,23 @@ def decompress_file(
         header = read_header(archive, source.stat().st_size)
         check_header(header, model)
         predictor = new_predictor(header, model)
-        unfinished = Unfinished(output, {"source": _identity(source)})
-        with unfinished.opened() as file:
+        with unfinished_file(output, {"source": _identity(source)}) as unfinished:
             saved = unfinished.load(predictor)
             if saved is not None:
                 archive.seek(saved["position"])
                 progress(saved["done"])
-
-            def write(place: int, piece: bytes) -> None:
-                file.seek(place)
-                file.write(piece)
-
-            def after_block(step: int, done: int) -> None:
-                unfinished.save(file, predictor, step, done=done, position=archive.tell())
+            first = saved["step"] if saved else 0
+            for step, done in decode(archive, header, unfinished.file, predictor, first, progress):
+                unfinished.save(predictor, step, done=done, position=archive.tell())
                 progress(done)
-
-            decode(archive, header, write, predictor, after_block, saved["step"] if saved else 0, progress)
-            unfinished.publish(file)
-        unfinished.remove()
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """The bytes of a file, read when they are used."""
+    """The bytes of a file, read on access."""
     return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
 
 
 def _identity(path: Path) -> list[Any]:
-    """Path, size and time of change, by which a file is known again."""
+    """Path, size and modification time, to recognize the file when the work is continued."""
     status = path.stat()
     return [os.fspath(path.absolute()), status.st_size, status.st_mtime_ns]

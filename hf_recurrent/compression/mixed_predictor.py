@@ -1,12 +1,15 @@
-"""A predictor mixed with the counts of what followed the same contexts before in the data.
+"""A predictor mixed with counts of the bytes that followed the same contexts earlier in the data.
 
-A model knows what its weights have learned; counts know what was just said. Logistic mixing of both is better than
-either, most of all where the weights are new.
+The model's weights hold what was learned in training; the counts hold what this file repeats. Logistic mixing of both
+compresses better than either, most of all with new weights.
+
+Shape letters: B streams, V vocabulary.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from hf_recurrent.compression.predictors import Predictor
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
@@ -16,41 +19,60 @@ try:
 except ImportError:
     ContextMixture = None
 
-# Lines of 64 bytes: a byte of data fills a few, and beyond some hundred megabytes of memory more hardly help.
+# Table lines of 64 bytes: one byte of data fills a few, and more than some hundred megabytes hardly help.
 _LEAST_LINE_BITS, _MOST_LINE_BITS = 8, 21
 
 
+class Mixture(Protocol):
+    """A memory of contexts that corrects the probabilities of a model.
+
+    Attributes:
+        memory: everything that it has learned, uint8.
+    """
+
+    memory: torch.Tensor
+
+    def predict(self, probabilities: np.ndarray) -> np.ndarray:
+        """Mixed probabilities (B, V) of the next byte, from the model's (B, V); call it once before each `read`."""
+
+    def read(self, tokens: np.ndarray) -> None:
+        """Learn from the next byte (B,) of every stream."""
+
+    def load(self, memory: torch.Tensor) -> None:
+        """Continue with a copy of `memory`; a ValueError if its size is wrong."""
+
+
 def can_mix() -> bool:
-    """True where the kernel was built."""
+    """True if the kernel was built."""
     return ContextMixture is not None
 
 
-class MixedPredictor:
-    """Probabilities of a predictor, mixed; [`ContextMixture`].
-
-    Args:
-        predictor: the model.
-        size: bytes of the data, for the memory.
+def build_mixture(streams: int, size: int) -> Mixture:
+    """An empty mixture for `size` bytes of data in B streams.
 
     Raises:
         Uncompilable: the kernel was not built.
     """
+    if ContextMixture is None:
+        raise Uncompilable("the kernel that mixes predictions was not built when hf-recurrent was installed")
+    return ContextMixture(streams, min(max((4 * size).bit_length(), _LEAST_LINE_BITS), _MOST_LINE_BITS))
 
-    def __init__(self, predictor: Predictor, size: int):
-        if ContextMixture is None:
-            raise Uncompilable("the kernel that mixes predictions was not built when hf-recurrent was installed")
-        self._predictor, self.streams = predictor, predictor.streams
-        line_bits = min(max((4 * size).bit_length(), _LEAST_LINE_BITS), _MOST_LINE_BITS)
-        self._mixture = ContextMixture(predictor.streams, line_bits)
-        self._probabilities = self._mixture.predict(predictor.probabilities())
 
-    def probabilities(self) -> np.ndarray:
-        return self._probabilities
+class MixedPredictor(Predictor):
+    """A predictor whose probabilities are corrected by a [`Mixture`]."""
+
+    def __init__(self, predictor: Predictor, mixture: Mixture):
+        super().__init__(predictor.streams)
+        self._predictor, self._mixture = predictor, mixture
+        self._mix()
 
     def read(self, tokens: np.ndarray) -> None:
         self._mixture.read(tokens)
         self._predictor.read(tokens)
-        self._probabilities = self._mixture.predict(self._predictor.probabilities())
+        self._mix()
+
+    def _mix(self) -> None:
+        self.probabilities = self._mixture.predict(self._predictor.probabilities)
 
     def state_dict(self) -> dict[str, Any]:
         return {"predictor": self._predictor.state_dict(), "mixture": self._mixture.memory}
@@ -58,4 +80,4 @@ class MixedPredictor:
     def load_state_dict(self, values: dict[str, Any]) -> None:
         self._predictor.load_state_dict(values["predictor"])
         self._mixture.load(values["mixture"])
-        self._probabilities = self._mixture.predict(self._predictor.probabilities())
+        self._mix()

@@ -1,10 +1,11 @@
-"""The probabilities of the next byte, computed alike by the compressor and the decompressor.
+"""Probabilities of the next byte, computed identically by the compressor and the decompressor.
 
 Shape letters: B streams, V vocabulary.
 """
 
 import hashlib
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,22 +18,61 @@ _BYTES = 256
 _PROBE = b"def main():\n    print('0')\n"
 
 
-class Predictor(Protocol):
-    """Predicts the next byte of each of B streams, and then reads it."""
+class Predictor(ABC):
+    """Predicts the next byte of each of B streams, then reads it.
 
-    streams: int
+    Attributes:
+        streams: B.
+        probabilities: of the next byte, (B, V) float64; rows sum to 1 up to rounding. Uniform before the first byte.
+    """
 
-    def probabilities(self) -> np.ndarray:
-        """(B, V), float64, each row with the sum 1 up to rounding."""
+    def __init__(self, streams: int):
+        self.streams = streams
+        self.probabilities = np.full((streams, _BYTES), 1 / _BYTES)
 
+    @abstractmethod
     def read(self, tokens: np.ndarray) -> None:
-        """Read the next byte (B,) of every stream."""
+        """Read the next byte (B,) of every stream, and predict the one after it."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values and tensors for [`load_state_dict`]."""
+
+    @abstractmethod
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """Continue from the values of [`state_dict`]."""
+
+
+class FrozenPredictor(Predictor):
+    """A model with fixed weights.
+
+    Args:
+        model: a recurrent byte-level model.
+        streams: B.
+    """
+
+    def __init__(self, model: PreTrainedModel, streams: int = 1):
+        check_model(model)
+        super().__init__(streams)
+        self._model = model.eval()
+        self._state = model.init_state(streams)
+
+    @torch.inference_mode()
+    def read(self, tokens: np.ndarray) -> None:
+        input_ids = torch.from_numpy(tokens.astype(np.int64)).to(self._model.device).unsqueeze(1)
+        found = run_single_step(self._model, input_ids, self._state)  # without the checks of `forward`
+        if found is None:
+            output = self._model(input_ids, state=self._state, use_cache=True)
+            found = output.logits, output.state
+        logits, self._state = found
+        self.probabilities = softmax(logits[:, -1].cpu())
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs to continue here, as JSON values and tensors."""
+        return {"state": dict(self._state), "probabilities": torch.from_numpy(self.probabilities)}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
+        self._state = {name: values["state"][name].to(tensor) for name, tensor in self._state.items()}
+        self.probabilities = values["probabilities"].numpy()
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -52,55 +92,10 @@ def softmax(logits: torch.Tensor) -> np.ndarray:
     return values / values.sum(-1, keepdims=True)
 
 
-def uniform(streams: int) -> np.ndarray:
-    """Probabilities (B, V) of the first byte of a stream, before which there is nothing to predict it from."""
-    return np.full((streams, _BYTES), 1 / _BYTES)
-
-
 def arithmetic_fingerprint(predictor: Predictor) -> str:
-    """A hash (8 hexadecimal digits) of the probabilities for a short text: equal where the arithmetic is equal.
-
-    Args:
-        predictor: a new one; it has read the text afterwards.
-    """
+    """Hash (8 hexadecimal digits) of a new predictor's probabilities for a short text, which it reads."""
     digest = hashlib.sha256()
     for byte in _PROBE:
-        digest.update(predictor.probabilities().astype("<f8").tobytes())
+        digest.update(predictor.probabilities.astype("<f8").tobytes())
         predictor.read(np.full(predictor.streams, byte))
     return digest.hexdigest()[:8]
-
-
-class FrozenPredictor:
-    """A model with fixed weights, one byte of every stream at a time.
-
-    Args:
-        model: a recurrent byte-level model.
-        streams: B.
-    """
-
-    def __init__(self, model: PreTrainedModel, streams: int = 1):
-        check_model(model)
-        self.streams = streams
-        self._model = model.eval()
-        self._state = model.init_state(streams)
-        self._probabilities = uniform(streams)
-
-    def probabilities(self) -> np.ndarray:
-        return self._probabilities
-
-    @torch.inference_mode()
-    def read(self, tokens: np.ndarray) -> None:
-        input_ids = torch.from_numpy(tokens.astype(np.int64)).to(self._model.device).unsqueeze(1)
-        found = run_single_step(self._model, input_ids, self._state)  # without the checks of `forward`
-        if found is None:
-            output = self._model(input_ids, state=self._state, use_cache=True)
-            found = output.logits, output.state
-        logits, self._state = found
-        self._probabilities = softmax(logits[:, -1].cpu())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"state": dict(self._state), "probabilities": torch.from_numpy(self._probabilities)}
-
-    def load_state_dict(self, values: dict[str, Any]) -> None:
-        self._state = {name: values["state"][name].to(tensor) for name, tensor in self._state.items()}
-        self._probabilities = values["probabilities"].numpy()

@@ -1,4 +1,4 @@
-"""A file that is being written, with all that is needed to continue after an interruption."""
+"""An output file while it is written, with everything needed to continue after an interruption."""
 
 import os
 import shutil
@@ -22,30 +22,41 @@ _CONTENT = "content"
 _NAME = "progress"
 
 
-class Unfinished:
-    """The directory OUTPUT.partial.
+def partial_directory(output: Path) -> Path:
+    """The directory of an unfinished output."""
+    return output.with_name(output.name + ".partial")
+
+
+@contextmanager
+def unfinished_file(output: Path, identity: dict[str, Any]) -> Iterator["UnfinishedFile"]:
+    """A file in the directory OUTPUT.partial, locked against other processes and renamed to `output` when complete.
 
     Args:
-        output: the file that will be complete.
-        identity: JSON values; only work with the same ones is continued.
+        output: the file; it is complete if the block ends without an exception.
+        identity: JSON values; only work with the same values is continued.
+
+    Raises:
+        ValueError: another process writes it.
     """
+    directory = partial_directory(output)
+    with output_lock(directory):
+        path = directory / _CONTENT
+        path.touch()
+        with path.open("r+b") as file:
+            unfinished = UnfinishedFile(file, directory, identity)
+            yield unfinished
+            unfinished.sync()
+            os.replace(path, output)
+        for saved in unfinished.saved():
+            shutil.rmtree(saved)
+    shutil.rmtree(directory, ignore_errors=True)
 
-    def __init__(self, output: Path, identity: dict[str, Any]):
-        self._output, self._identity = output, identity
-        self.directory = partial_directory(output)
 
-    @contextmanager
-    def opened(self) -> Iterator[IO[bytes]]:
-        """The unfinished file, locked against other processes.
+class UnfinishedFile:
+    """The open `file`, and the predictor saved after each of its blocks; see [`unfinished_file`]."""
 
-        Raises:
-            ValueError: another process writes it.
-        """
-        with output_lock(self.directory):
-            path = self.directory / _CONTENT
-            path.touch()
-            with path.open("r+b") as file:
-                yield file
+    def __init__(self, file: IO[bytes], directory: Path, identity: dict[str, Any]):
+        self.file, self._directory, self._identity = file, directory, identity
 
     def load(self, predictor: Predictor) -> dict[str, Any] | None:
         """Restore the predictor and return the last values of [`save`]; None if nothing was saved.
@@ -53,24 +64,24 @@ class Unfinished:
         Raises:
             ValueError: the directory belongs to something else, or is damaged.
         """
-        remove_staging(self.directory)
-        saved = self._saved()
+        remove_staging(self._directory)
+        saved = self.saved()
         if not saved:
             return None
         with reading_checkpoint(saved[-1]):
             values = load_tree(saved[-1], _NAME)
             if values["identity"] != self._identity:
                 raise ValueError(
-                    f"{str(self.directory)!r} belongs to another file, model or setting; delete it to begin anew."
+                    f"{str(self._directory)!r} belongs to another file, model or setting; delete it to begin anew."
                 )
             predictor.load_state_dict(values["predictor"])
         return values
 
-    def save(self, file: IO[bytes], predictor: Predictor, step: int, **values: Any) -> None:
-        """Save all that is needed to continue at `step`, after the bytes written so far."""
-        _sync(file)
-        before = self._saved()
-        directory = self.directory / f"{_NAME}-{step:015}"
+    def save(self, predictor: Predictor, step: int, **values: Any) -> None:
+        """Save everything needed to continue at `step`, after the bytes written so far."""
+        self.sync()
+        before = self.saved()
+        directory = self._directory / f"{_NAME}-{step:015}"
         staging = new_staging_directory(directory)
         tree = {"identity": self._identity, "predictor": predictor.state_dict(), "step": step, **values}
         save_tree(tree, staging, _NAME)
@@ -78,26 +89,11 @@ class Unfinished:
         for path in before:
             shutil.rmtree(path)
 
-    def publish(self, file: IO[bytes]) -> None:
-        """Give the complete file its name, and delete the rest."""
-        _sync(file)
-        os.replace(self.directory / _CONTENT, self._output)
-        for path in self._saved():
-            shutil.rmtree(path)
+    def saved(self) -> list[Path]:
+        """Directories written by [`save`], the last of them complete."""
+        return sorted(self._directory.glob(f"{_NAME}-*"))
 
-    def remove(self) -> None:
-        """Delete the directory after `opened`, unless another process uses it."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _saved(self) -> list[Path]:
-        return sorted(self.directory.glob(f"{_NAME}-*"))
-
-
-def partial_directory(output: Path) -> Path:
-    """The directory of an unfinished output."""
-    return output.with_name(output.name + ".partial")
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    def sync(self) -> None:
+        """Write the file to the disk."""
+        self.file.flush()
+        os.fsync(self.file.fileno())

@@ -12,8 +12,8 @@ from hf_recurrent import config_from_preset
 from hf_recurrent.compression import mixed_predictor
 from hf_recurrent.compression.archive import ArchiveError, read_header
 from hf_recurrent.compression.files import compress, decompress
-from hf_recurrent.compression.mixed_predictor import MixedPredictor
-from hf_recurrent.compression.predictors import FrozenPredictor, uniform
+from hf_recurrent.compression.mixed_predictor import MixedPredictor, build_mixture
+from hf_recurrent.compression.predictors import FrozenPredictor
 
 pytest.importorskip("hf_recurrent.kernels.context_mixture_cpu")
 RANDOM = np.random.default_rng(0)
@@ -23,10 +23,7 @@ class Fixed:
     """Predicts the same distribution always."""
 
     def __init__(self, rows: np.ndarray):
-        self.rows, self.streams = rows, len(rows)
-
-    def probabilities(self):
-        return self.rows
+        self.probabilities, self.streams = rows, len(rows)
 
     def read(self, tokens):
         pass
@@ -38,11 +35,19 @@ class Fixed:
         pass
 
 
+def uniform(streams: int) -> np.ndarray:
+    return np.full((streams, 256), 1 / 256)
+
+
+def mixed(predictor, size: int) -> MixedPredictor:
+    return MixedPredictor(predictor, build_mixture(predictor.streams, size))
+
+
 def bits(predictor, data: np.ndarray) -> np.ndarray:
     """Bits of every byte of data (steps, B)."""
     found = []
     for tokens in data:
-        rows = predictor.probabilities()
+        rows = predictor.probabilities
         np.testing.assert_allclose(rows.sum(-1), 1, rtol=1e-9)
         found.append(-np.log2(rows[np.arange(len(tokens)), tokens]))
         predictor.read(tokens)
@@ -67,14 +72,14 @@ def model():
 
 def test_a_repetition_costs_nearly_nothing():
     once = RANDOM.bytes(600)
-    found = bits(MixedPredictor(Fixed(uniform(1)), 1200), as_steps(once + once))
+    found = bits(mixed(Fixed(uniform(1)), 1200), as_steps(once + once))
     assert found[:600].mean() > 7.9 and found[620:].mean() < 0.3
 
 
 def test_streams_share_what_they_learn():
     once = RANDOM.bytes(600)
     late = bytes(600)
-    found = bits(MixedPredictor(Fixed(uniform(2)), 2400), as_steps(once + late + late + once, 2))
+    found = bits(mixed(Fixed(uniform(2)), 2400), as_steps(once + late + late + once, 2))
     assert found[620:, 1].mean() < 0.5
 
 
@@ -85,35 +90,34 @@ def test_a_good_model_is_trusted_and_a_bad_one_is_not():
     good[:, 65] = 0.9
     bad[:, 66] = 1 - 255e-6
     entropy = -(0.9 * math.log2(0.9) + 0.1 * math.log2(0.1 / 255))
-    assert bits(MixedPredictor(Fixed(good), 2000), data).mean() < 1.1 * entropy
-    assert bits(MixedPredictor(Fixed(bad), 2000), data)[1000:].mean() < 1.5 * entropy
+    assert bits(mixed(Fixed(good), 2000), data).mean() < 1.1 * entropy
+    assert bits(mixed(Fixed(bad), 2000), data)[1000:].mean() < 1.5 * entropy
 
 
 def test_it_continues_where_it_was_saved():
     data = as_steps(b"the cat sat on the mat; the cat ate the rat. " * 6)
-    whole = MixedPredictor(Fixed(uniform(1)), len(data))
+    whole = mixed(Fixed(uniform(1)), len(data))
     bits(whole, data[:100])
-    other = MixedPredictor(Fixed(uniform(1)), len(data))
+    other = mixed(Fixed(uniform(1)), len(data))
     saved = whole.state_dict()
     other.load_state_dict(saved | {"mixture": saved["mixture"].clone()})
     assert np.array_equal(bits(whole, data[100:]), bits(other, data[100:]))
     with pytest.raises(ValueError, match="another size"):
-        MixedPredictor(Fixed(uniform(2)), len(data)).load_state_dict(saved)
+        mixed(Fixed(uniform(2)), len(data)).load_state_dict(saved)
 
 
 def test_damaged_memory_is_read_without_a_crash():
-    predictor = MixedPredictor(Fixed(uniform(3)), 100)
+    predictor = mixed(Fixed(uniform(3)), 100)
     memory = torch.randint(256, predictor.state_dict()["mixture"].shape, dtype=torch.uint8)
     memory[:16] = predictor.state_dict()["mixture"][:16]
     predictor.load_state_dict({"predictor": {}, "mixture": memory})
     for _ in range(50):
         predictor.read(RANDOM.integers(0, 256, 3))
-        predictor.probabilities()
 
 
 def test_the_size_is_the_cross_entropy_of_the_mixture(model, text):
     packed = compress(text, model)
-    predictor = MixedPredictor(FrozenPredictor(model), len(text))
+    predictor = mixed(FrozenPredictor(model), len(text))
     expected = bits(predictor, as_steps(text)).sum()
     assert expected <= 8 * len(packed) <= expected * 1.001 + 8 * 64
     assert len(packed) < 0.8 * len(compress(text, model, mixes=False))

@@ -161,7 +161,7 @@ def test_a_block_that_is_decoded_wrongly_is_not_written(model, monkeypatch, tmp_
         read(self, tokens)
         count += 1
         if count > 300 // streams:
-            self._probabilities = np.roll(self._probabilities, 1, -1)
+            self.probabilities = np.roll(self.probabilities, 1, -1)
 
     monkeypatch.setattr(FrozenPredictor, "read", drift)
     done = []
@@ -297,11 +297,11 @@ def test_progress_is_reported_within_a_block(tmp_path, model):
 @given(st.integers(0, 100), st.integers(1, 20))
 def test_parts_cover_every_byte_once(size, streams):
     parts = Parts(size, streams)
-    places = [place for step in range(parts.steps) for place in parts.places(step)]
+    places = [place for step in range(parts.steps) for place in parts.offsets(step)]
     assert sorted(places) == list(range(size))
-    assert np.array_equal(parts.places(0, parts.steps), places)
+    assert np.array_equal(parts.offsets(0, parts.steps), places)
     assert [parts.bytes_before(step) for step in range(parts.steps + 1)] == [
-        sum(len(parts.places(earlier)) for earlier in range(step)) for step in range(parts.steps + 1)
+        sum(len(parts.offsets(earlier)) for earlier in range(step)) for step in range(parts.steps + 1)
     ]
     data = np.arange(size) % 251
     pieces = parts.pieces(data.astype(np.uint8)[places] if size else data.astype(np.uint8), 0, parts.steps)
