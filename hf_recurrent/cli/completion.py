@@ -85,8 +85,7 @@ def _parsers(name: str) -> list[argparse.ArgumentParser]:
     if name == "transformers" or (name == "reproduce" and load_papers() is None):
         return []
     if name != "pretrain":
-        module = f"{name}_arguments" if name == "learn" else name.replace("-", "_")
-        parser = importlib.import_module(f"hf_recurrent.cli.{module}").build_parser()
+        parser = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").build_parser()
         if name == "reproduce":
             _set_choices(parser, "name", load_papers().EXPERIMENTS)
         return [parser]

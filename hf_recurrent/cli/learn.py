@@ -1,20 +1,122 @@
 """`hf-recurrent learn MODEL --source ...`: read an endless stream of bytes and learn from it."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.cli.learn_arguments import build_parser, update_steps
-from hf_recurrent.cli.loading import load_or_build, move_to_device
-from hf_recurrent.cli.parsing import run_command
-from hf_recurrent.cli.threads import thread_count
+from hf_recurrent.cli.loading import add_loading_arguments, load_or_build, move_to_device
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, dataclass_of, run_command
+from hf_recurrent.cli.threads import add_threads_argument, thread_count
+from hf_recurrent.cli.user_code import import_flags
 
 if TYPE_CHECKING:
-    from hf_recurrent.cli.learn_run import LearnRun
+    from hf_recurrent.data.corpus import Corpus
+    from hf_recurrent.online.learn_run import LearnRun
     from hf_recurrent.online.learner import OnlineLearner
+
+# As in `learning_rules.rules` and `online.settings`, which import torch.
+METHODS = ("rtrl", "snap1", "truncated", "spatial")
+OPTIMIZERS = ("adamw", "rmsprop")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    parser = CommandParser(
+        prog="hf-recurrent learn",
+        description="Read a stream of bytes once: predict every byte, score the prediction and learn\n"
+        "from it. MODEL is a checkpoint, or a preset with new weights. The updated model\n"
+        "is saved in --output_dir, where all other commands can use it.",
+        epilog="examples:\n"
+        "  hf-recurrent learn runs/hawk --source book.txt\n"
+        "  hf-recurrent learn runs/hawk --source a.log --follow --output_dir a\n"
+        "  hf-recurrent learn runs/hawk --source a.log --follow --output_dir a --resume\n"
+        "  tail -F server.log | hf-recurrent learn runs/hawk --source - --stride 16\n"
+        "  hf-recurrent learn memora-tiny --source tcp://127.0.0.1:9000 --plot\n\n"
+        "Ctrl-C saves the model and stops. Byte 0 ends an episode and resets the state.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_loading_arguments(parser, takes_presets=True)
+    parser.set_defaults(dtype="float32")  # bfloat16 rounds small updates away
+    source = parser.add_argument_group("stream")
+    source.add_argument(
+        "--source",
+        required=True,
+        help="a file (.gz and .zst are decompressed), - for standard input, or tcp://127.0.0.1:PORT for a program on "
+        "this machine",
+    )
+    source.add_argument("--follow", action="store_true", help="wait for data appended to the file, as tail -f does")
+    source.add_argument("--timeout", type=float, help="stop after this many seconds without a byte")
+    source.add_argument("--binary", action="store_true", help="byte 0 is data and does not end an episode")
+    learning = parser.add_argument_group("learning")
+    learning.add_argument(
+        "--method",
+        default="rtrl",
+        choices=METHODS,
+        help="rtrl: exact gradients within each recurrent layer, over the whole past. snap1: approximate RTRL "
+        "(SnAp-1), for units that mix channels. truncated: gradients within the stride only. spatial: none over "
+        "time. (default: rtrl)",
+    )
+    learning.add_argument(
+        "--block_size", type=int, help="bytes between two updates (default: --stride times --update_every)"
+    )
+    learning.add_argument("--stride", type=int, help="T, bytes per learning step (default: the whole block, or 1)")
+    learning.add_argument("--update_every", type=int, help="strides per update, instead of --block_size (default: 1)")
+    learning.add_argument("--learning_rate", type=float, help="constant (default: 3e-5; for new weights, try 1e-3)")
+    learning.add_argument("--optim", default="adamw", choices=OPTIMIZERS, help="optimizer (default: adamw)")
+    learning.add_argument("--no_learn", action="store_true", help="only predict and score")
+    learning.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset")
+    add_threads_argument(learning, "CPU threads; more do not help a single stream (default: 1)")
+    parser.set_defaults(threads=1)
+    _add_output_arguments(parser.add_argument_group("results"))
+    return parser
+
+
+def _add_output_arguments(output: Any) -> None:
+    output.add_argument("--output_dir", type=Path, help="default: runs/MODEL-SOURCE")
+    earlier_run = output.add_mutually_exclusive_group()
+    earlier_run.add_argument("--resume", action="store_true", help="continue the run in --output_dir, if there is one")
+    earlier_run.add_argument(
+        "--restart", action="store_true", help="begin anew in --output_dir, and remove the checkpoints of its run"
+    )
+    output.add_argument("--save_every", type=_count, default=100_000, help="bytes between two checkpoints")
+    output.add_argument("--report_every", type=_count, default=1000, help="bytes between two records")
+    output.add_argument("--window", type=_count, default=10_000, help="bytes of the windowed bits per byte")
+    output.add_argument("--held_out", nargs="+", help="files to measure bits per byte on at every checkpoint")
+    output.add_argument(
+        "--plot", action="store_true", help="plot the records to OUTPUT_DIR/prequential.png at the end"
+    )
+    output.add_argument("--quiet", action="store_true", help="hide progress")
+
+
+def update_steps(arguments: argparse.Namespace) -> tuple[int, int]:
+    """(stride, strides per update) of `--block_size`, `--stride` and `--update_every`.
+
+    Raises:
+        ValueError: one is below 1, the stride does not divide the block, or the three contradict each other.
+    """
+    given = {name: getattr(arguments, name) for name in ("block_size", "stride", "update_every")}
+    check_at_least(1, arguments, *(name for name, value in given.items() if value is not None))
+    block, stride, every = given.values()
+    if block is None:
+        return stride or 1, every or 1
+    stride = block // (every or 1) if stride is None else stride
+    if not stride or block % stride or every not in (None, block // stride):
+        needed = f"a multiple of `--stride`, which is {stride}"
+        if every is not None:
+            needed = f"`--stride` times `--update_every`, which is {every}"
+        raise ValueError(f"`--block_size` is {block}; it must be {needed}.")
+    return stride, block // stride
+
+
+def _count(text: str) -> int:
+    value = float(text)
+    if not (value >= 1 and value.is_integer()):  # false for NaN and infinity too
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(value)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -23,75 +125,44 @@ def main(argv: Sequence[str] | None = None) -> None:
     If the source fails or the loss becomes NaN or infinite, everything is saved and the exit status is 1.
     """
     parser = build_parser()
-    with ExitStack() as lock:
-        run = run_command(parser, argv, lambda arguments: _prepare(arguments, lock))
-        with thread_count(run.arguments.threads):
+    with ExitStack() as stack:
+        arguments, run = run_command(parser, argv, lambda found: (found, stack.enter_context(_open(found))))
+        if arguments.threads == 1 and not arguments.quiet:
+            print("1 thread: more do not help a single stream", file=sys.stderr)
+        with thread_count(arguments.threads):
             failure = run.learn()
     if failure:
         parser.exit(1, f"{parser.prog}: error: {failure}\n")
+    _print_summary(arguments, run)
 
 
-def _prepare(arguments: argparse.Namespace, lock: ExitStack) -> "LearnRun":
-    """Check all arguments, lock the directory, and open learner and source; only then is anything changed."""
-    source_name = "standard input" if arguments.source == "-" else arguments.source
+def _open(arguments: argparse.Namespace) -> "AbstractContextManager[LearnRun]":
     if arguments.output_dir is None:
         name = "stdin" if arguments.source == "-" else arguments.source.removeprefix("tcp://").replace(":", "-")
         arguments.output_dir = Path("runs", f"{Path(arguments.model).name}-{Path(name).name}")
     update_steps(arguments)
-    directory = arguments.output_dir
     if arguments.plot:
         from hf_recurrent.plotting import require_pyplot
 
         require_pyplot()
 
+    # After the checks, because importing torch takes seconds.
     from transformers.utils import logging
 
-    from hf_recurrent.checkpoints.files import remove_staging
-    from hf_recurrent.checkpoints.output_lock import output_lock
-    from hf_recurrent.cli.learn_directory import RECORDS_FILE, check_checkpoint, find_checkpoint, remove_run
-    from hf_recurrent.cli.learn_run import LearnRun
-    from hf_recurrent.cli.learn_source import continue_source
-    from hf_recurrent.data.loading import load_corpus
-    from hf_recurrent.online.prequential import check_records
+    from hf_recurrent.online.learn_run import LearnOptions, open_learn_run
 
     logging.disable_progress_bar()  # of saving, because it breaks the line of progress
-    find_checkpoint(directory, arguments.resume, arguments.restart)
-    is_new = not directory.exists()
-    if not is_new:
-        lock.enter_context(output_lock(directory))
-    checkpoint = find_checkpoint(directory, arguments.resume, arguments.restart)
-    if checkpoint is not None:
-        check_checkpoint(directory, checkpoint)
-    learner = _build_learner(arguments, checkpoint)
-    records = directory / RECORDS_FILE
-    if records.is_symlink():
-        raise ValueError(f"`--output_dir` is {str(directory)!r}, but {records} is a link; remove it.")
-    if checkpoint is not None and records.exists():
-        check_records(records, learner.bytes_read)
-    source, start = continue_source(learner, arguments)
-    held_out = None
-    if arguments.held_out:
-        held_out = load_corpus(arguments.held_out, tokenizer=learner.tokenizer, binary=arguments.binary)
-    if is_new:
-        lock.enter_context(output_lock(directory))
-        if find_checkpoint(directory, arguments.resume, arguments.restart) is not None:
-            raise ValueError(f"`--output_dir` is {str(directory)!r}, where another run has begun; use --resume again.")
-    remove_staging(directory)
-    if arguments.restart:
-        remove_run(directory)
-    if not arguments.quiet:
-        how = "reading" if arguments.no_learn else f"learning by {learner.settings.rule} from"
-        place = f" from byte {start:,} on" if start else ""
-        if arguments.resume and checkpoint is None:
-            print(f"{directory} has no checkpoint to resume; a new run begins", file=sys.stderr)
-        if arguments.threads == 1:
-            print("1 thread: more do not help a single stream", file=sys.stderr)
-        print(f"{how} {source_name}{place}, saving to {directory}", file=sys.stderr)
-    return LearnRun(arguments, learner, source, held_out, resumed=checkpoint is not None)
+    return open_learn_run(
+        dataclass_of(LearnOptions, arguments),
+        lambda checkpoint: _load_learner(arguments, checkpoint),
+        lambda tokenizer: _load_held_out(arguments, tokenizer),
+        _save_context,
+    )
 
 
-def _build_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "OnlineLearner":
+def _load_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "OnlineLearner":
     from hf_recurrent.online.learner import OnlineLearner
+    from hf_recurrent.online.saved_learner import load_saved_model
 
     stride, update_every = update_steps(arguments)
     settings = {
@@ -105,24 +176,40 @@ def _build_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "On
     }
     if arguments.learning_rate is not None:
         settings["learning_rate"] = arguments.learning_rate
-    if checkpoint is not None:
-        return _load_learner(arguments, checkpoint, settings)
-    return OnlineLearner(*load_or_build(arguments), **settings)
-
-
-def _load_learner(arguments: argparse.Namespace, checkpoint: str, settings: dict[str, Any]) -> "OnlineLearner":
-    from hf_recurrent.checkpoints.files import checkpoint_number
-    from hf_recurrent.cli.learn_source import check_metadata
-    from hf_recurrent.online.learner import OnlineLearner
-    from hf_recurrent.online.saved_learner import load_saved_model
-
+    if checkpoint is None:
+        return OnlineLearner(*load_or_build(arguments), **settings)
     model, tokenizer = load_saved_model(checkpoint, trust_remote_code=arguments.trust_remote_code)
     move_to_device(model, arguments)
-    learner = OnlineLearner.load(checkpoint, model, tokenizer, **settings)
-    try:
-        check_metadata(learner.metadata, learner.bytes_read)
-        if learner.bytes_read != checkpoint_number(checkpoint):
-            raise ValueError(f"it is the learner at byte {learner.bytes_read}.")
-    except ValueError as error:
-        raise ValueError(f"The checkpoint {checkpoint!r} is damaged: {error}") from error
-    return learner
+    return OnlineLearner.load(checkpoint, model, tokenizer, **settings)
+
+
+def _load_held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus | None":
+    from hf_recurrent.data.loading import load_corpus
+
+    if not arguments.held_out:
+        return None
+    return load_corpus(arguments.held_out, tokenizer=tokenizer, binary=arguments.binary)
+
+
+def _save_context(learner: "OnlineLearner", path: Path) -> None:
+    """Write what the learner has read as a state with which `generate`, `chat` and `serve` continue."""
+    from hf_recurrent.server.text_state import TextState, read_texts, save_text_state
+
+    context = learner.context()
+    ids = context["input_ids"][0].cpu().numpy()
+    text = read_texts(learner.model, [ids], TextState(context["state"], [None]))
+    save_text_state(learner.model, text, path)
+
+
+def _print_summary(arguments: argparse.Namespace, run: "LearnRun") -> None:
+    from hf_recurrent.online.run_directory import STATE_FILE
+
+    directory = arguments.output_dir
+    start = f"--state {directory / STATE_FILE}" if run.learner.has_context else '--prompt "..."'
+    if arguments.user_code:
+        start = f"{shlex.join(import_flags(arguments.user_code))} {start}"
+    print(
+        f"{run.summary()}\nSaved in {directory}. Next:\n"
+        f"  hf-recurrent generate {directory} {start}\n"
+        f"  to continue, rerun with --output_dir {directory} --resume"
+    )

@@ -1,6 +1,6 @@
 """Texts and names of `hf-recurrent pretrain` that its parser and its help share; importing them takes no time."""
 
-from hf_recurrent.cli.learn_arguments import METHODS as RULES
+from hf_recurrent.cli.learn import METHODS as RULES
 from hf_recurrent.cli.recipes import recipe_names
 
 PROG = "hf-recurrent pretrain"

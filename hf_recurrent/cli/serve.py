@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_recurrent.cli.learn_arguments import METHODS
+from hf_recurrent.cli.learn import METHODS
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads

@@ -9,13 +9,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import ByteTokenizer, config_from_preset
-from hf_recurrent.cli import evaluate, generate, learn, learn_arguments, pretrain, pretrain_arguments, reproduce
+from hf_recurrent.cli import evaluate, generate, learn, pretrain, pretrain_arguments, reproduce
 
 # Command → main, the parsers of all of its forms, and arguments that are otherwise good.
 COMMANDS = {
     "generate": (generate.main, [generate.build_parser()], ["absent/model", "--prompt", "a"]),
     "evaluate": (evaluate.main, [evaluate.build_parser()], ["absent/model"]),
-    "learn": (learn.main, [learn_arguments.build_parser()], ["absent/model", "--source", "absent"]),
+    "learn": (learn.main, [learn.build_parser()], ["absent/model", "--source", "absent"]),
     "reproduce": (reproduce.main, [reproduce.build_parser()], ["parity"]),
     "pretrain": (
         pretrain.main,

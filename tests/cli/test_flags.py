@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 import hf_recurrent
-from hf_recurrent.cli import evaluate, generate, learn_arguments, pretrain_arguments
+from hf_recurrent.cli import evaluate, generate, learn, pretrain_arguments
 from hf_recurrent.cli.main import COMMANDS, main
 from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.online.settings import LearnerSettings
@@ -30,8 +30,8 @@ def test_hyphens_and_underscores(flags):
 @pytest.mark.parametrize(
     ("parser", "other", "name", "value"),
     [
-        (learn_arguments.build_parser(), "--rule", "method", "spatial"),
-        (learn_arguments.build_parser(), "--optimizer", "optim", "rmsprop"),
+        (learn.build_parser(), "--rule", "method", "spatial"),
+        (learn.build_parser(), "--optimizer", "optim", "rmsprop"),
         (pretrain_arguments.build_parser("rtrl"), "--rule", "method", "spatial"),
         (pretrain_arguments.build_parser(), "--optimizer", "optim", "rmsprop"),
         (pretrain_arguments.build_parser(), "--max-bytes", "max_eval_bytes", 5),
@@ -46,8 +46,8 @@ def test_other_names(parser, other, name, value):
 
 
 def test_the_choices_of_learn_are_those_of_the_learner():
-    assert sorted(learn_arguments.METHODS) == sorted(RULES)
-    for name in learn_arguments.OPTIMIZERS:
+    assert sorted(learn.METHODS) == sorted(RULES)
+    for name in learn.OPTIMIZERS:
         LearnerSettings(optimizer=name)
 
 
@@ -64,8 +64,8 @@ def test_the_choices_of_learn_are_those_of_the_learner():
     ],
 )
 def test_block_size_of_learn(words, steps):
-    arguments = learn_arguments.build_parser().parse_args(["m", "--source", "s", *words.split()])
-    assert learn_arguments.update_steps(arguments) == steps
+    arguments = learn.build_parser().parse_args(["m", "--source", "s", *words.split()])
+    assert learn.update_steps(arguments) == steps
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import ByteTokenizer, OnlineLearner, config_from_preset
-from hf_recurrent.cli import interruption
 from hf_recurrent.cli.generate import main as generate
 from hf_recurrent.cli.learn import main
+from hf_recurrent.online import learn_run
 
 STREAM = b"".join(b"line %d of the log\n" % (number * 37 % 101) for number in range(9))
 SHORT = STREAM[:60]
@@ -125,7 +125,7 @@ def foreground():
 
 @pytest.mark.usefixtures("foreground")
 def test_stopped_at_any_byte_and_resumed_while_the_file_grows(model, monkeypatch, capsys):
-    monkeypatch.setattr(interruption, "_PIECE", 1)
+    monkeypatch.setattr(learn_run, "_PIECE", 1)
     monkeypatch.setattr("hf_recurrent.online.sources._MOMENT", 0.01)
     with open("log.txt", "wb") as file:
         file.write(STREAM[:90])

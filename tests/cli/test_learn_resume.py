@@ -424,8 +424,8 @@ def test_a_pipe_as_source_ends_with_its_writer_and_can_be_stopped(model):
         "out",
     ]
     process = subprocess.Popen([*command, "--stride", "4"], stderr=subprocess.PIPE, text=True)
-    assert "1 thread" in process.stderr.readline()
     assert "learning by rtrl from pipe" in process.stderr.readline()
+    assert "1 thread" in process.stderr.readline()
     time.sleep(0.2)
     process.terminate()  # no writer has come
     assert process.wait(60) == 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hf_recurrent.checkpoints.manifest import write_manifest
-from hf_recurrent.cli import evaluate, generate, learn_arguments, pretrain_arguments, reproduce, threads
+from hf_recurrent.cli import evaluate, generate, learn, pretrain_arguments, reproduce, threads
 
 Times = namedtuple("Times", "user system idle iowait guest")
 
@@ -146,7 +146,7 @@ def test_a_busy_process_is_seen():
     [
         evaluate.build_parser(),
         generate.build_parser(),
-        learn_arguments.build_parser(),
+        learn.build_parser(),
         reproduce.build_parser(),
         *map(pretrain_arguments.build_parser, ("bptt", "rtrl", "smt", "dmt")),
     ],

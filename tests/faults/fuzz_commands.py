@@ -31,7 +31,6 @@ from hf_recurrent.cli import (
     evaluate,
     generate,
     learn,
-    learn_arguments,
     main,
     pretrain,
     pretrain_arguments,
@@ -116,7 +115,7 @@ def commands() -> list[Command]:
         Command(
             "learn",
             learn.main,
-            learn_arguments.build_parser(),
+            learn.build_parser(),
             [
                 ["memora", "--source", "log.txt", "--timeout", "0.2", "--stride", "16", *loaded],
                 ["memora", "--source", "log.txt", "--output_dir", "learned", "--resume", "--stride", "16", *loaded],

@@ -1,6 +1,5 @@
 """The source of a run of `hf-recurrent learn`, continued where the learner has stopped reading it."""
 
-import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,18 @@ from hf_recurrent.online.sources import STANDARD_INPUT, Source, open_source
 _NAME, _BEFORE, _IDENTITY = "source", "bytes_before", "file"
 
 
-def continue_source(learner: OnlineLearner, arguments: argparse.Namespace) -> tuple[Source, int]:
-    """Open `--source`, and return it with the bytes of it that the learner has read.
+def continue_source(
+    learner: OnlineLearner, source_name: str, *, follow: bool, timeout: float | None
+) -> tuple[Source, int]:
+    """Open a source, and return it with the bytes of it that the learner has read.
 
     A file continues where it was read to, also under a new name. Any other source is read from its beginning.
 
     Raises:
         OSError, ValueError: the source cannot be opened, or is not the file that was read before.
     """
-    name, start, saved = arguments.source, 0, learner.metadata
-    options = {"follow": arguments.follow, "timeout": arguments.timeout}
+    name, start, saved = source_name, 0, learner.metadata
+    options = {"follow": follow, "timeout": timeout}
     source = None
     if name != STANDARD_INPUT and Path(name).is_file():
         name = os.path.abspath(name)
@@ -30,12 +31,12 @@ def continue_source(learner: OnlineLearner, arguments: argparse.Namespace) -> tu
         if has_its_name or is_same_file(os.stat(name), saved.get(_IDENTITY) or {}):
             start = learner.bytes_read - saved[_BEFORE]
             try:
-                source = open_source(arguments.source, start=start, identity=saved.get(_IDENTITY), **options)
+                source = open_source(source_name, start=start, identity=saved.get(_IDENTITY), **options)
             except ChangedSourceError as error:
                 if has_its_name:
-                    raise ValueError(f"{str(error).rstrip('.')}; {_ways_on(arguments.source)}.") from error
+                    raise ValueError(f"{str(error).rstrip('.')}; {_ways_on(source_name)}.") from error
                 start = 0  # another file with the number that the old one had
-    source = source or open_source(arguments.source, **options)
+    source = source or open_source(source_name, **options)
     learner.training_record.name_source({STANDARD_INPUT: "standard input"}.get(name, name))
     learner.metadata = {**saved, _NAME: name, _BEFORE: learner.bytes_read - start}
     return source, start

@@ -15,8 +15,8 @@ def find_checkpoint(directory: Path, resume: bool, restart: bool) -> str | None:
     """The last checkpoint of the run in a directory, damaged or not; None to begin a run.
 
     Raises:
-        ValueError: the directory holds something else, a run without `resume` or `restart`, or a model without the
-            checkpoint that it was saved with.
+        ValueError: the directory holds something else, a run without `resume` or `restart`, or a model without its
+            checkpoint.
     """
     name = f"`--output_dir` is {str(directory)!r}"
     if directory.exists() and not directory.is_dir():

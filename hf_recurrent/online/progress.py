@@ -1,4 +1,4 @@
-"""Progress of `hf-recurrent learn`."""
+"""Progress of a run of `hf-recurrent learn` in a terminal or a log."""
 
 import sys
 import time

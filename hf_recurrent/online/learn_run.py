@@ -1,0 +1,317 @@
+"""A run of `hf-recurrent learn`: learning, and the records and checkpoints written on the way."""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from safetensors import SafetensorError
+
+from hf_recurrent.checkpoints.data_facts import describe_data
+from hf_recurrent.checkpoints.files import (
+    checkpoint_number,
+    list_checkpoints,
+    new_staging_directory,
+    publish_files,
+    remove_staging,
+    staging_path,
+)
+from hf_recurrent.checkpoints.output_lock import output_lock
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.decompression import COMPRESSIONS
+from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
+from hf_recurrent.hub.model_card import save_model_card
+from hf_recurrent.interruption import StopRequest, stop_on_signals
+from hf_recurrent.learning_rules.rules import NonFiniteLossError
+from hf_recurrent.online.learner import OnlineLearner, is_saved_learner
+from hf_recurrent.online.prequential import PrequentialRecord, RecordFile, check_records, plot_records, read_records
+from hf_recurrent.online.progress import describe, show_progress
+from hf_recurrent.online.run_directory import RECORDS_FILE, STATE_FILE, check_checkpoint, find_checkpoint, remove_run
+from hf_recurrent.online.run_source import check_metadata, continue_source, remember_source
+from hf_recurrent.online.sources import Source
+
+PLOT_FILE = "prequential.png"
+# A slow stream is saved after this many seconds, however few bytes were read.
+_SAVE_SECONDS = 600.0
+# Bytes between two checks for a request to stop.
+_PIECE = 64
+
+
+@dataclass(frozen=True)
+class LearnOptions:
+    """Where a run reads and writes.
+
+    Args:
+        source: see [`open_source`].
+        output_dir: directory of the records, the checkpoints and the model.
+        follow: see [`open_source`].
+        timeout: see [`open_source`].
+        resume: continue the run in `output_dir`, if there is one.
+        restart: remove its checkpoints and begin anew.
+        save_every: bytes between two checkpoints.
+        report_every: bytes between two records.
+        plot: plot the records at the end.
+        quiet: hide the progress.
+    """
+
+    source: str
+    output_dir: Path
+    follow: bool = False
+    timeout: float | None = None
+    resume: bool = False
+    restart: bool = False
+    save_every: int = 100_000
+    report_every: int = 1000
+    plot: bool = False
+    quiet: bool = False
+
+
+@contextmanager
+def open_learn_run(
+    options: LearnOptions,
+    load_learner: Callable[[str | None], OnlineLearner],
+    load_held_out: Callable[[Any], Corpus | None],
+    save_context: Callable[[OnlineLearner, Path], None],
+) -> Iterator["LearnRun"]:
+    """Check everything, lock the directory, and open learner and source; only then is anything changed.
+
+    Args:
+        options: of the run.
+        load_learner: called with the checkpoint to continue, or None for a new learner.
+        load_held_out: called with the tokenizer; the corpus to measure at every checkpoint, or None.
+        save_context: writes the learner's state to a file, for other commands.
+
+    Raises:
+        OSError, ValueError: the directory cannot be used, or the source or a checkpoint cannot be read.
+    """
+    directory, resume, restart = options.output_dir, options.resume, options.restart
+    with ExitStack() as lock:
+        find_checkpoint(directory, resume, restart)
+        is_new = not directory.exists()
+        if not is_new:
+            lock.enter_context(output_lock(directory))
+        checkpoint = find_checkpoint(directory, resume, restart)
+        learner = _load_learner(directory, checkpoint, load_learner)
+        source, start = continue_source(learner, options.source, follow=options.follow, timeout=options.timeout)
+        held_out = load_held_out(learner.tokenizer)
+        if is_new:
+            lock.enter_context(output_lock(directory))
+            if find_checkpoint(directory, resume, restart) is not None:
+                raise ValueError(
+                    f"`--output_dir` is {str(directory)!r}, where another run has begun; use --resume again."
+                )
+        remove_staging(directory)
+        if restart:
+            remove_run(directory)
+        if not options.quiet:
+            _announce(options, learner, start, checkpoint)
+        yield LearnRun(options, learner, source, held_out, save_context, resumed=checkpoint is not None)
+
+
+def _load_learner(
+    directory: Path, checkpoint: str | None, load_learner: Callable[[str | None], OnlineLearner]
+) -> OnlineLearner:
+    """The learner of a checkpoint, compared with the records, or a new one."""
+    if checkpoint is not None:
+        check_checkpoint(directory, checkpoint)
+    learner = load_learner(checkpoint)
+    records = directory / RECORDS_FILE
+    if records.is_symlink():
+        raise ValueError(f"`--output_dir` is {str(directory)!r}, but {records} is a link; remove it.")
+    if checkpoint is None:
+        return learner
+    try:
+        check_metadata(learner.metadata, learner.bytes_read)
+        if learner.bytes_read != checkpoint_number(checkpoint):
+            raise ValueError(f"it is the learner at byte {learner.bytes_read}.")
+    except ValueError as error:
+        raise ValueError(f"The checkpoint {checkpoint!r} is damaged: {error}") from error
+    if records.exists():
+        check_records(records, learner.bytes_read)
+    return learner
+
+
+def _announce(options: LearnOptions, learner: OnlineLearner, start: int, checkpoint: str | None) -> None:
+    how = f"learning by {learner.settings.rule} from" if learner.settings.learn else "reading"
+    source = "standard input" if options.source == "-" else options.source
+    place = f" from byte {start:,} on" if start else ""
+    if options.resume and checkpoint is None:
+        print(f"{options.output_dir} has no checkpoint to resume; a new run begins", file=sys.stderr)
+    print(f"{how} {source}{place}, saving to {options.output_dir}", file=sys.stderr)
+
+
+class _OutputError(Exception):
+    """Something cannot be written, for example because the disk is full."""
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        cause = error.__cause__ or error
+        reason = str(getattr(cause, "strerror", None) or cause).rstrip(".")
+        raise _OutputError(f"{path} cannot be written: {reason}.") from error
+
+
+class LearnRun:
+    """A run that is ready to start; `resumed` is True if the learner comes from a checkpoint in the directory.
+
+    Attributes:
+        ending: why reading has ended, once [`learn`] has returned.
+    """
+
+    ending = ""
+
+    def __init__(
+        self,
+        options: LearnOptions,
+        learner: OnlineLearner,
+        source: Source,
+        held_out: Corpus | None,
+        save_context: Callable[[OnlineLearner, Path], None],
+        resumed: bool,
+    ):
+        self.options, self.learner, self.source, self.held_out = options, learner, source, held_out
+        self.directory, self.resumed = options.output_dir, resumed
+        self._save_context = save_context
+        self.first = self.saved = learner.bytes_read
+        self.saved_at = time.monotonic()
+        self.written: PrequentialRecord | None = None
+        # Without a checkpoint, the records start anew.
+        self.records = RecordFile(self.directory / RECORDS_FILE, learner.bytes_read if resumed else -1)
+
+    def learn(self) -> str | None:
+        """Learn until the source ends or fails or a signal arrives, then save; return the error, if there is one."""
+        failures: list[str] = []
+        with self.records, stop_on_signals() as stop:
+            error = self._catch(failures, lambda: self._read(stop))
+            diverged, before = isinstance(error, NonFiniteLossError), self.saved
+            self._catch(failures, lambda: self._write(self.learner.record(), measure=not diverged))
+            is_saved = self._catch(failures, lambda: self._save(diverged)) is None
+        if self.options.plot:
+            self._catch(failures, self._plot)
+        self.ending = "stopped" if stop.is_set() else "end of the source"
+        if self.resumed and self.learner.bytes_read == self.first:
+            self.ending = "this run is finished: end of the source"
+        if not failures:
+            return None
+        return " ".join([*failures, self._describe_saved(is_saved, before if diverged else None)])
+
+    def _catch(self, failures: list[str], action: Callable[[], None]) -> Exception | None:
+        """Run and return the error of `action`; of several errors of writing, only the first is reported."""
+        try:
+            action()
+        except (OSError, ValueError, _OutputError) as error:
+            if not (failures and isinstance(error, _OutputError)):
+                failures.append(str(error))
+            return error
+        return None
+
+    def _read(self, stop: StopRequest) -> None:
+        learner, options = self.learner, self.options
+        if not self.resumed:
+            self._write(learner.record(), measure=True)
+        learning = learner.learn(read_until(stop, self.source), options.report_every)
+        for record in show_progress(learning, learner.settings.window, options.quiet, self._size()):
+            due = self._is_due()
+            self._write(record, measure=due)
+            if due:
+                self._save()
+        if not stop.is_set():
+            learner.flush()
+
+    def _size(self) -> int | None:
+        """`bytes_read` of the learner at the end of a plain file; None for other sources."""
+        path = Path(self.options.source)
+        if self.options.follow or path.suffix.lower() in COMPRESSIONS or not path.is_file():
+            return None
+        return self.learner.metadata["bytes_before"] + path.stat().st_size
+
+    def _describe_saved(self, is_saved: bool, before: int | None) -> str:
+        """The checkpoints that a failed run leaves; `before` is the byte of the last one before the model diverged."""
+        if not is_saved:
+            checkpoints = list_checkpoints(self.directory)
+            return f"The last checkpoint is {checkpoints[-1]}." if checkpoints else "There is no checkpoint."
+        read = self.learner.bytes_read
+        words = f"The model after byte {read:,} is saved in {self._checkpoint(read)}."
+        if before is not None and before < read and self._checkpoint(before).is_dir():
+            words += f" To go back to {self._checkpoint(before)}, remove the newer checkpoint"
+            words += " and rerun with --resume and a smaller --learning_rate."
+        return words
+
+    def _is_due(self) -> bool:
+        unsaved = self.learner.bytes_read - self.saved
+        slow = unsaved > 0 and time.monotonic() - self.saved_at >= _SAVE_SECONDS
+        return unsaved >= self.options.save_every or slow
+
+    def _write(self, record: PrequentialRecord, measure: bool) -> None:
+        if measure and self.held_out is not None:
+            found = evaluate_bits_per_byte(self.learner.model, self.held_out, progress=False)
+            record = replace(record, held_out_bits_per_byte=found["bits_per_byte"])
+            self._record_held_out(found)
+        without_rate = replace(record, bytes_per_second=None)
+        if without_rate != self.written:
+            with _writing(self.directory / RECORDS_FILE):
+                self.records.write(record)
+            self.written = without_rate
+
+    def _record_held_out(self, found: dict[str, float]) -> None:
+        self.learner.record_training()
+        metrics = {name: found[name] for name in ("loss", "bits_per_byte", "num_bytes", "num_episodes")}
+        self.learner.training_record.add_result(describe_data(self.held_out), metrics, state_carried=True)
+
+    def _checkpoint(self, byte: int) -> Path:
+        return self.directory / f"checkpoint-{byte}"
+
+    def _save(self, diverged: bool = False) -> None:
+        """Replace the checkpoint and the published model; if the model has diverged, add a checkpoint instead."""
+        new = self._checkpoint(self.learner.bytes_read)
+        remember_source(self.learner, self.source)
+        with _writing(new):
+            self.learner.save(new)
+        self.saved, self.saved_at = self.learner.bytes_read, time.monotonic()
+        if diverged:
+            return
+        for old in list_checkpoints(self.directory):
+            if Path(old).name != new.name and is_saved_learner(old):
+                shutil.rmtree(old, ignore_errors=True)
+        with _writing(self.directory):
+            try:
+                self._publish()
+            finally:
+                shutil.rmtree(staging_path(self.directory / "model"), ignore_errors=True)
+
+    def _publish(self) -> None:
+        """Write model and state to `--output_dir`, where the other commands read them."""
+        learner, staging = self.learner, new_staging_directory(self.directory / "model")
+        learner.save_model(staging)
+        save_model_card(learner.model, staging, learner.record_training())
+        if learner.has_context:
+            self._save_context(learner, staging / STATE_FILE)
+        else:
+            (self.directory / STATE_FILE).unlink(missing_ok=True)  # it belongs to older weights
+        publish_files(staging, self.directory)
+
+    def _plot(self) -> None:
+        with _writing(self.directory / PLOT_FILE):
+            plot_records(read_records(self.directory / RECORDS_FILE), self.directory / PLOT_FILE)
+
+    def summary(self) -> str:
+        """How far the source was read, and bits per byte."""
+        record = self.learner.record()
+        return f"{self.ending} at byte {record.bytes_read:,}\n{describe(record, self.learner.settings.window)}"
+
+
+def read_until(stop: Event, source: Iterable[bytes]) -> Iterator[bytes]:
+    """The source in small pieces until `stop` is set, so that Ctrl-C takes effect quickly."""
+    for chunk in source:
+        for begin in range(0, max(len(chunk), 1), _PIECE):  # an empty chunk is passed on
+            if stop.is_set():
+                return
+            yield chunk[begin : begin + _PIECE]
