@@ -2,7 +2,6 @@
 
     python scripts/train_checkpoints.py                        # all: two and a half hours of one core
     python scripts/train_checkpoints.py lru-tiny-python        # one
-    python scripts/train_checkpoints.py --refresh_code         # the package's newest code into what is there
 
 An interrupted run goes on from its last checkpoint in runs/NAME. Matrices are rounded to bfloat16 and stored so; the
 card has the numbers of the rounded weights on whole held-out files. Loaded, they are float32 unless another `dtype` is
@@ -10,6 +9,7 @@ asked for.
 """
 
 import argparse
+import json
 import shlex
 import subprocess
 import sys
@@ -87,11 +87,15 @@ def publish(name: str, run: Path, batch_size: int) -> None:
 
 
 def write(model: PreTrainedModel, tokenizer: ByteTokenizer, name: str, card: ModelCard | str) -> None:
-    """Replace the files of a repository, and remove code that is not needed any more."""
-    names = save_checkpoint_for_hub(model, tokenizer, FOLDER / name, card, state_dict=narrow_weights(model))
-    for file in (FOLDER / name).glob("*.py"):
-        if file.name not in names:
-            file.unlink()
+    """Replace the files of a repository, without code: saving and pushing the model add it."""
+    folder = FOLDER / name
+    save_checkpoint_for_hub(model, tokenizer, folder, card, state_dict=narrow_weights(model))
+    for file in folder.glob("*.py"):
+        file.unlink()
+    for path in (folder / "config.json", folder / "tokenizer_config.json"):
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        del fields["auto_map"]
+        path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def narrow_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -105,27 +109,16 @@ def narrow_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: narrow.get(tensor.data_ptr(), tensor) for name, tensor in state.items()}
 
 
-def refresh_code(name: str) -> None:
-    """Write a repository again with the package's code; weights, card and record stay."""
-    folder = FOLDER / name
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    write(model, ByteTokenizer.from_pretrained(folder), name, (folder / "README.md").read_text(encoding="utf-8"))
-
-
 def main() -> None:
     """Run the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CHECKPOINTS)}; by default all")
-    parser.add_argument("--refresh_code", action="store_true", help="only write the newest code into model_cards/")
     parser.add_argument("--batch_size", type=int, default=8, help="files that are evaluated side by side")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - CHECKPOINTS.keys():
         parser.error(f"NAME is {unknown.pop()!r}; it must be one of {', '.join(CHECKPOINTS)}.")
     for name in arguments.names or CHECKPOINTS:
-        if not arguments.refresh_code:
-            publish(name, train(name), arguments.batch_size)
-        elif (FOLDER / name).is_dir():
-            refresh_code(name)
+        publish(name, train(name), arguments.batch_size)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The code that travels with a checkpoint: modules of `hf_recurrent.modeling`, gathered into a few flat files.
+"""The code of a checkpoint: modules of `hf_recurrent.modeling`, gathered into a few flat files.
 
-A checkpoint that loads without this package needs files that lie side by side and import only each other. Each
-file joins modules in the order of their imports: `configuration_recurrent.py`, `configuration_NAME.py`,
-`recurrent_shared.py` (scan, units, blocks), `modeling_NAME.py`. Tokenizers lie in one folder and travel as they are.
+A checkpoint that loads without this package needs files that lie side by side and import only each other. Each file
+joins modules in the order of their imports: `configuration_recurrent.py`, `configuration_NAME.py`,
+`recurrent_shared.py` (scan, units, blocks), `modeling_NAME.py` and `tokenization_NAME.py`.
 """
 
 import ast
@@ -22,29 +22,12 @@ _BASE_CONFIGURATION = "configuration_recurrent"
 _HEADER = '"""{title}\n\nGathered from `{package}`: with this file a checkpoint loads without the package.\n"""\n'
 
 
-@cache
-def gathered_files(module: str) -> dict[str, str]:
-    """The files that a module of `hf_recurrent.modeling` needs in a checkpoint: name → text.
-
-    Args:
-        module: full name of the module with the class that is saved, such as
-            `hf_recurrent.modeling.memora.modeling_memora`.
-
-    Raises:
-        ValueError: two modules of one file define the same name differently.
-    """
-    parts: dict[str, list[_Module]] = {}
-    for name in _in_order(module):
-        parts.setdefault(_file_of(name, module), []).append(_read(name))
-    return {f"{file}.py": _join(file, modules, module) for file, modules in parts.items()}
-
-
 @contextmanager
 def packaged(saved_class: type, unit: OwnCode | None = None) -> Iterator[str]:
     """Inside the block, a class's module is a file of gathered code, which transformers copies with its neighbours.
 
     Args:
-        saved_class: its module is changed inside the block; classes of other packages stay as they are.
+        saved_class: its `__module__` is changed inside the block; classes of other packages stay as they are.
         unit: the user-defined recurrent unit of the model, if any.
 
     Yields:
@@ -74,65 +57,76 @@ def packaged(saved_class: type, unit: OwnCode | None = None) -> Iterator[str]:
             del sys.modules[staged.__name__]
 
 
-class _Module:
-    """The source of one module: its imports of siblings, other imports, and definitions."""
+@cache
+def gathered_files(module: str) -> dict[str, str]:
+    """The files that a module of `hf_recurrent.modeling` needs in a checkpoint: name → text.
 
-    def __init__(self, name: str, path: Path):
-        self.name, self.lines = name, path.read_text(encoding="utf-8").splitlines(keepends=True)
-        self.tree = ast.parse("".join(self.lines))
-        self.title = ast.get_docstring(self.tree) or ""
-        self.relative = [node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom) and node.level]
-        self.imports = [
-            node
-            for node in self.tree.body
-            if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level)
+    Args:
+        module: full name of the module with the class that is saved, such as
+            `hf_recurrent.modeling.memora.modeling_memora`.
+
+    Raises:
+        ValueError: two modules of one file bind the same name differently.
+    """
+    files: dict[str, list[_Source]] = {}
+    for name in _in_import_order(module):
+        files.setdefault(_file_of(name, module), []).append(_read(name))
+    return {f"{file}.py": _join(sources, module) for file, sources in files.items()}
+
+
+class _Source:
+    """The source of one module."""
+
+    def __init__(self, name: str, text: str):
+        self.name, self.lines, self.tree = name, text.splitlines(keepends=True), ast.parse(text)
+        self.docstring = ast.get_docstring(self.tree) or ""
+        self.relative_imports = [
+            node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom) and node.level
         ]
-        self.definitions = dict(_definitions(self.tree))
 
     def target(self, node: ast.ImportFrom) -> str:
         """The full name of the module that a relative import names."""
         return importlib.util.resolve_name("." * node.level + (node.module or ""), self.name.rpartition(".")[0])
 
-    def text(self, node: ast.stmt) -> str:
-        return "".join(self.lines[node.lineno - 1 : node.end_lineno])
-
-
-def _definitions(tree: ast.Module):
-    """Top-level names of a module, each with the code that defines it."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name, ast.dump(node)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                for name in ast.walk(target):
-                    if isinstance(name, ast.Name):
-                        yield name.id, ast.dump(node)
-
-
-@cache
-def _read(name: str) -> _Module:
-    return _Module(name, Path(importlib.util.find_spec(name).origin))
+    def bindings(self) -> Iterator[tuple[str, str]]:
+        """Names that the module binds at its top level, each with the code that binds it."""
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name, ast.dump(node)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    yield from ((name.id, ast.dump(node)) for name in ast.walk(target) if isinstance(name, ast.Name))
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                source = self.target(node) if getattr(node, "level", 0) else getattr(node, "module", None)
+                for alias in node.names:
+                    is_plain = alias.asname in (None, alias.name)
+                    if getattr(node, "level", 0) and is_plain:
+                        continue  # bound by the module that defines it
+                    yield alias.asname or alias.name.partition(".")[0], f"{source}: {alias.name.partition('.')[0]}"
 
 
 @cache
-def _in_order(module: str) -> tuple[str, ...]:
-    """A module and all modules of `modeling` that it imports, each after those that it imports itself."""
+def _read(name: str) -> _Source:
+    return _Source(name, Path(importlib.util.find_spec(name).origin).read_text(encoding="utf-8"))
+
+
+def _in_import_order(module: str) -> list[str]:
+    """A module and all modules of `modeling` that it imports, each after its own imports."""
     order: dict[str, None] = {}
 
     def visit(name: str) -> None:
         if name not in order:
             source = _read(name)
-            for node in source.relative:
+            for node in source.relative_imports:
                 visit(source.target(node))
             order[name] = None
 
     visit(module)
-    return tuple(order)
+    return list(order)
 
 
 def _file_of(name: str, root: str) -> str:
-    """The file of a checkpoint that holds a module, without `.py`."""
+    """The file that holds a module in a checkpoint of a class of the module `root`, without `.py`."""
     folder, _, stem = name.rpartition(".")
     root_folder, _, root_stem = root.rpartition(".")
     if stem == _BASE_CONFIGURATION:
@@ -144,45 +138,61 @@ def _file_of(name: str, root: str) -> str:
     return root_stem
 
 
-def _join(file: str, modules: list[_Module], root: str) -> str:
+def _join(sources: list[_Source], root: str) -> str:
     """One file: all imports, then the modules, each below a comment with its name."""
+    _check_bindings(sources)
+    own = {source.name for source in sources}
+    imports: dict[str, dict[str, None]] = {}  # "from MODULE import" or "import" → names
+    bodies = []
+    for source in sources:
+        lines: dict[int, str] = {}  # number → its replacement
+        for node in source.tree.body:
+            if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level):
+                start = f"from {node.module} import" if isinstance(node, ast.ImportFrom) else "import"
+                imports.setdefault(start, {}).update((ast.unparse(alias), None) for alias in node.names)
+                _replace(lines, node, "")
+        for node in source.relative_imports:
+            target, indent = source.target(node), " " * node.col_offset
+            if target in own:
+                renamed = [f"{indent}{alias.asname} = {alias.name}\n" for alias in node.names if alias.asname]
+                _replace(lines, node, "".join(renamed) or f"{indent}pass\n" * bool(indent))
+                continue
+            start = f"from .{_file_of(target, root)} import"
+            names = {ast.unparse(alias): None for alias in node.names}
+            if indent:  # inside a function: imported when it is called
+                _replace(lines, node, f"{indent}{start} {', '.join(names)}\n")
+            else:
+                imports.setdefault(start, {}).update(names)
+                _replace(lines, node, "")
+        if source.docstring:
+            _replace(lines, source.tree.body[0], "")
+        body = "".join(lines.get(number, line) for number, line in enumerate(source.lines, start=1)).strip()
+        summary = source.docstring.split("\n\n")[0].replace("\n", " ")
+        bodies.append(f"# ---- {source.name.removeprefix(f'{MODELING}.')}: {summary}\n\n{body}\n")
+    head = [f"import {name}" for name in sorted(imports.pop("import", ()))]
+    head += [f"{start} {', '.join(names)}" for start, names in sorted(imports.items(), key=_is_sibling)]
+    header = _HEADER.format(title=sources[-1].docstring, package=MODELING)
+    text = "\n".join([header, *head, "", "", "\n\n".join(bodies)])
+    ast.parse(text)
+    return text
+
+
+def _is_sibling(item: tuple[str, object]) -> tuple[bool, str]:
+    """Sort key of imports: other packages first."""
+    return item[0].startswith("from ."), item[0]
+
+
+def _check_bindings(sources: list[_Source]) -> None:
+    """Raise a ValueError if joined modules bind a name to different code."""
     seen: dict[str, tuple[str, str]] = {}
-    for module in modules:
-        for name, code in module.definitions.items():
-            if seen.setdefault(name, (code, module.name))[0] != code:
-                raise ValueError(f"{name!r} is defined in both {seen[name][1]} and {module.name}; rename one.")
-    own = {module.name for module in modules}
-    plain, siblings, bodies = {}, {}, []
-    for module in modules:
-        removed: dict[int, str] = {}
-        for node in module.imports:
-            for alias in node.names:
-                source = f"from {node.module} import" if isinstance(node, ast.ImportFrom) else "import"
-                plain.setdefault(source, {})[ast.unparse(alias)] = None
-            _replace(removed, node, "")
-        for node in module.relative:
-            target = module.target(node)
-            renamed = [f"{alias.asname} = {alias.name}\n" for alias in node.names if alias.asname]
-            if target not in own:
-                for alias in node.names:
-                    siblings.setdefault(_file_of(target, root), {})[ast.unparse(alias)] = None
-                renamed = []
-            _replace(removed, node, "".join(renamed))
-        docstring = module.tree.body[0] if module.title else None
-        if docstring is not None:
-            _replace(removed, docstring, "")
-        body = "".join(removed.get(number, line) for number, line in enumerate(module.lines, start=1))
-        about = module.title.split("\n\n")[0].replace("\n", " ")
-        bodies.append(f"# ---- {module.name.removeprefix(MODELING + '.')}: {about}\n\n{body.strip()}\n")
-    header = _HEADER.format(title=modules[-1].title, package=MODELING)
-    imports = [f"import {name}" for name in sorted(plain.pop("import", ()))]
-    imports += [f"{source} {', '.join(sorted(names))}" for source, names in sorted(plain.items())]
-    relative = [f"from .{name} import {', '.join(names)}" for name, names in siblings.items()]
-    return "\n".join([header, *imports, "", *relative, "", "\n\n".join(bodies)])
+    for source in sources:
+        for name, code in source.bindings():
+            first, module = seen.setdefault(name, (code, source.name))
+            if first != code and module != source.name:
+                raise ValueError(f"{name!r} is bound in both {module} and {source.name}; rename one.")
 
 
-def _replace(removed: dict[int, str], node: ast.stmt, text: str) -> None:
+def _replace(lines: dict[int, str], node: ast.stmt, text: str) -> None:
     """Replace the lines of a statement."""
-    for number in range(node.lineno, node.end_lineno + 1):
-        removed[number] = ""
-    removed[node.lineno] = text
+    lines.update(dict.fromkeys(range(node.lineno, node.end_lineno + 1), ""))
+    lines[node.lineno] = text

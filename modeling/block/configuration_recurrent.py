@@ -60,19 +60,19 @@ def packaged(saved_class: type, *unit: Any) -> AbstractContextManager[str]:
     return importlib.import_module("hf_recurrent.hub.packager").packaged(saved_class, *unit)
 
 
-class PackagedConfig:
-    """For a `PreTrainedConfig`: saves its own code, gathered into files that load without this package."""
+class Packaged:
+    """For a configuration or a tokenizer: saves its own code, gathered into files that load without this package."""
 
-    def save_pretrained(self, save_directory, **kwargs: Any) -> Any:
-        """As `transformers.PreTrainedConfig.save_pretrained`."""
+    def save_pretrained(self, save_directory, *arguments: Any, **kwargs: Any) -> Any:
+        """As `save_pretrained` of the base class in transformers."""
         with packaged(type(self)):
-            return super().save_pretrained(save_directory, **kwargs)
+            return super().save_pretrained(save_directory, *arguments, **kwargs)
 
 
 POOLINGS = ("mean", "last")
 
 
-class RecurrentConfig(PackagedConfig, PreTrainedConfig):
+class RecurrentConfig(Packaged, PreTrainedConfig):
     """Base class of the configurations of recurrent byte-level models.
 
     Defaults that differ from transformers': the vocabulary is the 256 bytes, byte 0 ends an episode and pads, the

@@ -2,10 +2,10 @@
 
 from transformers import PreTrainedConfig
 
-from ..block.configuration_recurrent import MOST_PARTS, PackagedConfig, check_positive, check_token_ids, check_types
+from ..block.configuration_recurrent import MOST_PARTS, Packaged, check_positive, check_token_ids, check_types
 
 
-class SmtConfig(PackagedConfig, PreTrainedConfig):
+class SmtConfig(Packaged, PreTrainedConfig):
     """Base class of the configurations of Supervised Memory Training: vocabulary, memory and Transformer blocks.
 
     The defaults are the paper's, which leaves heads and MLP of the blocks open: 8 heads, and 4·M inside the MLP.

@@ -17,6 +17,7 @@ import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizer, PreTrainedTokenizerFast
 from transformers.utils import PaddingStrategy, TensorType
 
+from ..block.configuration_recurrent import Packaged
 from .fast_tokenizer import to_fast, to_tokenizers, token_string
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -61,7 +62,7 @@ def _to_list(array: np.ndarray) -> list:
     return list(array.tobytes()) if array.dtype == np.uint8 else array.tolist()
 
 
-class AlphabetTokenizer(PreTrainedTokenizer):
+class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
     """Tokenizer whose tokens are single bytes of an alphabet. Subclasses set the class attributes.
 
     Byte 0, if it is in the alphabet, ends an episode and is the padding. Encoding adds no tokens; a text pair is the

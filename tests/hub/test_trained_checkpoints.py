@@ -1,6 +1,7 @@
-"""model_cards/ has a trained model of every family: complete repositories with the weights that were measured."""
+"""model_cards/ has a trained model of every family, without code; an upload of each loads without the package."""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -10,29 +11,52 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import hf_recurrent.modeling
 from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
 from hf_recurrent.checkpoints.provenance_files import read_provenance
-from hf_recurrent.hub.checkpoint import check_self_contained
+from hf_recurrent.hub.checkpoint import save_checkpoint_for_hub
 
 ROOT = Path(__file__).parents[2]
-CODE = Path(hf_recurrent.modeling.__file__).parent
 REPOSITORIES = sorted(path.parent for path in (ROOT / "model_cards").glob("*/config.json"))
+FILES = {
+    "README.md", "config.json", "generation_config.json", "model.safetensors", "provenance.json", "tokenizer.json",
+    "tokenizer_config.json", "training_curve.png",
+}  # fmt: skip
+BARE = "hf_recurrent,modeling,trainers"
 TEXT = '''def read(path):
     """Return the lines of a file."""
     with open(path) as file:
         return [line.rstrip() for line in file]
 '''
-WITHOUT_PACKAGE = """
+# Arguments: the file to write, modules that cannot be imported, and folders of checkpoints.
+PROGRAM = """
 import sys
-sys.modules["hf_recurrent"] = None
+for name in sys.argv[2].split(","):
+    sys.modules[name] = None
+import torch
+from pathlib import Path
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
-output = model.generate(**tokenizer("import ", return_tensors="pt"), max_new_tokens=40, do_sample=False)
-print(tokenizer.decode(output[0]))
+try:
+    import hf_recurrent
+except ImportError:
+    origin = "transformers_modules."
+else:
+    origin = "hf_recurrent."
+results = {}
+for folder in map(Path, sys.argv[3:]):
+    options = {"trust_remote_code": True, "local_files_only": True}
+    model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    assert type(model).__module__.startswith(origin), type(model)
+    assert tokenizer.decode_bytes(tokenizer.encode_bytes(bytes(range(256)))) == bytes(range(256))
+    prompt = tokenizer("import ", return_tensors="pt")
+    with torch.no_grad():
+        results[f"{folder.name} logits"] = model(**prompt).logits
+    results[f"{folder.name} tokens"] = model.generate(**prompt, max_new_tokens=40, do_sample=False)
+save_file(results, sys.argv[1])
 """
 
 
@@ -46,19 +70,22 @@ def model(repository):
     return AutoModelForCausalLM.from_pretrained(repository)
 
 
-def test_every_repository_is_made_by_the_script_and_all_are_small():
+def test_every_repository_is_made_by_the_script_without_code():
     script = runpy.run_path(str(ROOT / "scripts" / "train_checkpoints.py"))
     assert [path.name for path in REPOSITORIES] == sorted(script["CHECKPOINTS"])
-    files = [file for repository in REPOSITORIES for file in repository.rglob("*") if "__pycache__" not in file.parts]
-    assert sum(file.stat().st_size for file in files) < 12e6
-    assert {file.suffix for file in files} <= {".json", ".md", ".png", ".py", ".safetensors"}
+    for repository in REPOSITORIES:
+        assert {path.name for path in repository.iterdir()} == FILES
+        for name in ("config.json", "tokenizer_config.json"):
+            assert "auto_map" not in json.loads((repository / name).read_text(encoding="utf-8"))
 
 
-def test_the_code_is_that_of_the_package(repository):
-    check_self_contained(repository)
-    for file in repository.glob("*.py"):
-        same = file.read_bytes() == (CODE / file.name).read_bytes()
-        assert same, f"{file} is old; run scripts/train_checkpoints.py --refresh_code"
+@pytest.mark.parametrize("trust_remote_code", [None, False, True])
+def test_they_load_with_the_package_whatever_is_trusted(trust_remote_code):
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    for repository in REPOSITORIES:
+        for auto_class in (AutoModelForCausalLM, AutoTokenizer):
+            loaded = auto_class.from_pretrained(repository, **options)
+            assert type(loaded).__module__.startswith("hf_recurrent."), type(loaded)
 
 
 def test_the_weights_are_those_that_were_measured(repository, model):
@@ -72,7 +99,6 @@ def test_the_weights_are_those_that_were_measured(repository, model):
         tensors = [weights.get_tensor(name) for name in weights.keys()]  # noqa: SIM118 (not a dictionary)
     narrow = sum(tensor.numel() for tensor in tensors if tensor.dtype == torch.bfloat16)
     assert narrow / sum(tensor.numel() for tensor in tensors) > 0.95
-    assert "auto_map" in json.loads((repository / "config.json").read_text(encoding="utf-8"))
 
 
 def test_the_guide_has_its_numbers(repository, model):
@@ -92,9 +118,26 @@ def test_the_model_knows_python(repository, model):
     assert loss / torch.log(torch.tensor(2.0)) < 3.2  # a first guess has 8
 
 
-@pytest.mark.long
-def test_it_loads_as_it_lies_without_the_package(repository):
-    program = [sys.executable, "-c", WITHOUT_PACKAGE, str(repository)]
-    result = subprocess.run(program, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.startswith("import ")
+def test_an_upload_of_each_loads_without_the_package_and_computes_the_same_bits(tmp_path):
+    for repository in REPOSITORIES:
+        model, tokenizer = (kind.from_pretrained(repository) for kind in (AutoModelForCausalLM, AutoTokenizer))
+        names = save_checkpoint_for_hub(model, tokenizer, tmp_path / repository.name, "# A card")
+        code = {name for name in names if name.endswith(".py")}
+        assert len(code) == 5 and {"recurrent_shared.py", "tokenization_byte.py"} < code
+
+    def run(hidden: str) -> dict[str, torch.Tensor]:
+        unset = ("PYTHONPATH", "HF_", "HUGGING", "TRANSFORMERS_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+        environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        if hidden != BARE:
+            environment["PYTHONPATH"] = str(ROOT)
+        folders = [str(tmp_path / repository.name) for repository in REPOSITORIES]
+        program = [sys.executable, "-c", PROGRAM, str(tmp_path / "results.safetensors"), hidden, *folders]
+        result = subprocess.run(program, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr[-3000:]
+        return load_file(tmp_path / "results.safetensors")
+
+    without, expected = run(BARE), run("hf_recurrent.kernels")  # compiled kernels round differently
+    assert len(without) == 2 * len(REPOSITORIES) and without.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(without[name], tensor), name
