@@ -16,7 +16,7 @@ from ..block.recurrent_causal_lm import (
 )
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
-from ..units.recurrent_units import build_block_unit
+from ..units.recurrent_units import build_layer_unit
 from .configuration_hawk import HawkConfig
 
 
@@ -25,7 +25,7 @@ class HawkRecurrentBlock(nn.Module):
 
     def __init__(self, config: HawkConfig, layer_index: int):
         super().__init__()
-        unit = build_block_unit(config, config.state_size, layer_index)
+        unit = build_layer_unit(config, config.state_size, layer_index)
         self.gate_proj = nn.Linear(config.hidden_size, unit.output_size, bias=False)
         self.in_proj = nn.Linear(config.hidden_size, config.state_size, bias=False)
         self.convolution = TemporalConvolution(config.state_size, config.conv_kernel)

@@ -13,7 +13,7 @@ from ..block.recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, Recur
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState, upcast
 from ..units.recurrent_unit import RecurrentUnit
-from ..units.recurrent_units import build_recurrent_unit, check_same_width
+from ..units.recurrent_units import build_layer_unit
 from .configuration_lru import LruConfig
 
 
@@ -48,20 +48,14 @@ class LruLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: LruConfig, layer_index: int):
         super().__init__()
-        ring = {"r_min": config.r_min, "r_max": config.r_max, "max_phase": config.max_phase}
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.recurrent_unit = build_recurrent_unit(
-            config.recurrent_unit,
-            config.hidden_size,
-            config.state_size,
-            layer_index=layer_index,
-            num_layers=config.num_hidden_layers,
-            bias=config.recurrent_bias,
-            allow_negative_eigenvalues=config.allow_negative_eigenvalues,
-            **(ring if config.recurrent_unit == "lru" else {}),
+        options = {"bias": config.recurrent_bias}
+        if config.recurrent_unit == "lru":
+            options |= {"r_min": config.r_min, "r_max": config.r_max, "max_phase": config.max_phase}
+        width = config.hidden_size
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.recurrent_unit = build_layer_unit(
+            config, width, layer_index, output_size=None if config.read_out else width, **options
         )
-        if not config.read_out:
-            check_same_width(self.recurrent_unit, config.hidden_size)
         self.read_out = LruReadOut(config, self.recurrent_unit) if config.read_out else None
         self.glu = LruGLU(config) if config.glu else nn.Identity()
 

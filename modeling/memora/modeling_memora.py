@@ -18,7 +18,7 @@ from ..block.recurrent_causal_lm import (
 )
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
-from ..units.recurrent_units import build_block_unit
+from ..units.recurrent_units import build_layer_unit
 from .configuration_memora import MemoraConfig
 
 
@@ -29,7 +29,7 @@ class MemoraRecurrentBlock(nn.Module):
         super().__init__()
         self.eps = config.norm_eps
         self.norm_after_contraction = config.norm_after_contraction
-        unit = build_block_unit(config, config.hidden_size, layer_index)
+        unit = build_layer_unit(config, config.hidden_size, layer_index)
         self.gate_proj = nn.Linear(config.hidden_size, unit.output_size, bias=False)
         self.recurrent_unit = unit
         self.out_proj = Contraction(unit.output_size, config.hidden_size)

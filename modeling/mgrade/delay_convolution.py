@@ -14,7 +14,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..block.recurrent_state import upcast
-from ..units.parameter_values import copy_values
+from ..units.recurrent_unit import copy_values
 from .configuration_mgrade import check_positions
 
 # Up to this number of lags, adding shifted inputs is faster than two Fourier transforms.

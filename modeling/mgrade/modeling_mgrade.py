@@ -16,7 +16,7 @@ from ..block.real_valued_inputs import RealValuedInputs, RealValuedSequences, ch
 from ..block.recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
-from ..units.recurrent_units import build_recurrent_unit, check_same_width
+from ..units.recurrent_units import build_layer_unit
 from .configuration_mgrade import MgradeConfig
 from .delay_convolution import DelayConvolution
 
@@ -64,16 +64,7 @@ class MgradeLayer(GradientCheckpointingLayer):
                 interpolation_width=config.interpolation_width,
             )
         if config.recurrent_unit is not None:
-            self.recurrent_unit = build_recurrent_unit(
-                config.recurrent_unit,
-                width,
-                width,
-                layer_index=layer_index,
-                num_layers=config.num_hidden_layers,
-                bias=True,
-                allow_negative_eigenvalues=config.allow_negative_eigenvalues,
-            )
-            check_same_width(self.recurrent_unit, width)
+            self.recurrent_unit = build_layer_unit(config, width, layer_index, output_size=width, bias=True)
         if config.mlp_layers > 0:
             self.mlp = MgradeMLP(config)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps) if config.layer_norm else nn.Identity()

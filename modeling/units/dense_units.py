@@ -7,18 +7,10 @@ Shape letters: B streams or batch, T steps, S state width.
 """
 
 import torch
-from torch import nn
 
 from ..block.recurrent_state import upcast
 from .nonlinear_units import SequentialUnit
-from .parameter_values import copy_values
-
-
-class StateMap(nn.Linear):
-    """A dense map of the S state numbers to S numbers that the next step reads."""
-
-    def forward(self, state: torch.Tensor) -> torch.Tensor:
-        return super().forward(state.to(self.weight.dtype))
+from .recurrent_unit import StateMap, copy_values
 
 
 class DenseUnit(SequentialUnit):
@@ -29,7 +21,7 @@ class DenseUnit(SequentialUnit):
 
     def state_map(self, bias: bool = False) -> StateMap:
         """A linear map of the state."""
-        return StateMap(self.state_size, self.state_size, bias=bias)
+        return StateMap(self.state_size, bias)
 
     @property
     def state_maps(self) -> tuple[StateMap, ...]:
@@ -53,17 +45,13 @@ class GRU(DenseUnit):
     With biases, each W has one, and so has U_n, since its output is multiplied by r.
     """
 
+    input_maps = ("reset_gate", "update_gate", "candidate")
+
     def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)
-        self.reset_gate = self.input_map()
-        self.update_gate = self.input_map()
-        self.candidate = self.input_map()
         self.recurrent_reset_gate = self.state_map()
         self.recurrent_update_gate = self.state_map()
         self.recurrent_candidate = self.state_map(bias=self.bias)
-
-    def project(self, inputs):
-        return self.reset_gate(inputs), self.update_gate(inputs), self.candidate(inputs)
 
     @property
     def state_maps(self):
@@ -85,11 +73,11 @@ class DenseLinear(DenseUnit):
     distribution, truncated at two standard deviations: at first no state explodes.
     """
 
+    input_maps = ("input_projection",)
     initial_radius = 0.88
 
     def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)
-        self.input_projection = self.input_map()
         self.recurrent_map = self.state_map()
 
     def reset_parameters(self) -> None:

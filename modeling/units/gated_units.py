@@ -6,8 +6,7 @@ from transformers import initialization as init
 
 from ..block.recurrent_state import upcast
 from .gate_coefficients import gate_coefficients
-from .parameter_values import copy_log, copy_values
-from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, StateReadOut, input_normalizer
+from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, RecurrentUnit, copy_log, copy_values, input_normalizer
 
 
 class GLRU(RecurrentUnit):
@@ -18,20 +17,12 @@ class GLRU(RecurrentUnit):
     `recurrence_gate` is R, `input_gate` is G (linear, without a sigmoid), `input_projection` is B.
     """
 
+    input_maps = ("recurrence_gate", "input_gate", "input_projection")
+    vectors = ("nu",)
     decay_scale = 3.0
-
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.recurrence_gate = self.input_map()
-        self.input_gate = self.input_map()
-        self.input_projection = self.input_map()
-        self.nu = nn.Parameter(torch.empty(state_size))
 
     def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
-
-    def project(self, inputs):
-        return self.recurrence_gate(inputs), self.input_gate(inputs), self.input_projection(inputs)
 
     def coefficients(self, recurrence_gate, input_gate, projection):
         rate = self.decay_scale * torch.exp(upcast(self.nu))
@@ -51,6 +42,8 @@ class RGLRU(RecurrentUnit):
     gates its input channel by channel and cannot expand it.
     """
 
+    input_maps = ("recurrence_gate", "input_gate")
+    vectors = ("recurrent_param",)
     decay_scale = 8.0
 
     def __init__(self, input_size: int, state_size: int, **options):
@@ -60,16 +53,13 @@ class RGLRU(RecurrentUnit):
                 f"`recurrent_unit='rg_lru'` needs an input as wide as its state, but the block gives it {input_size} "
                 f"channels and `state_size` is {state_size}; use it in Hawk's block, which projects first."
             )
-        self.recurrence_gate = self.input_map()
-        self.input_gate = self.input_map()
-        self.recurrent_param = nn.Parameter(torch.empty(state_size))
 
     def reset_parameters(self) -> None:
         # The inverse of softplus, so that softplus(Λ) is the sampled rate.
         copy_log(self.recurrent_param, torch.expm1(self.sample_rate(self.recurrent_param)))
 
     def project(self, inputs):
-        return self.recurrence_gate(inputs), self.input_gate(inputs), inputs
+        return *super().project(inputs), inputs
 
     def coefficients(self, recurrence_gate, input_gate, inputs):
         rate = self.decay_scale * nn.functional.softplus(upcast(self.recurrent_param))
@@ -87,13 +77,7 @@ class MinGRU(RecurrentUnit):
     z = σ(W_z x),  h̃ = W_h x,  h_t = (1 - z) ∘ h_{t-1} + z ∘ h̃.
     """
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.update_gate = self.input_map()
-        self.candidate = self.input_map()
-
-    def project(self, inputs):
-        return self.update_gate(inputs), self.candidate(inputs)
+    input_maps = ("update_gate", "candidate")
 
     def coefficients(self, update_gate, candidate):
         update_gate, candidate = map(upcast, (update_gate, candidate))
@@ -108,14 +92,7 @@ class MinLSTM(RecurrentUnit):
     f = σ(W_f x),  i = σ(W_i x),  h̃ = W_h x,  h_t = f / (f + i) ∘ h_{t-1} + i / (f + i) ∘ h̃.
     """
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.forget_gate = self.input_map()
-        self.input_gate = self.input_map()
-        self.candidate = self.input_map()
-
-    def project(self, inputs):
-        return self.forget_gate(inputs), self.input_gate(inputs), self.candidate(inputs)
+    input_maps = ("forget_gate", "input_gate", "candidate")
 
     def coefficients(self, forget_gate, input_gate, candidate):
         forget_gate, input_gate, candidate = map(upcast, (forget_gate, input_gate, candidate))
@@ -136,19 +113,12 @@ class HGRN(RecurrentUnit):
     always rises with depth, starts next to the published l / N, and depends on no other layer.
     """
 
+    input_maps = ("forget_gate", "candidate")
+    vectors = ("lower_bound",)
     initial_bound = -4.0
-
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.forget_gate = self.input_map()
-        self.candidate = self.input_map()
-        self.lower_bound = nn.Parameter(torch.empty(state_size))
 
     def reset_parameters(self) -> None:
         init.constant_(self.lower_bound, self.initial_bound)
-
-    def project(self, inputs):
-        return self.forget_gate(inputs), self.candidate(inputs)
 
     def coefficients(self, forget_gate, candidate):
         forget_gate, candidate, lower_bound = map(upcast, (forget_gate, candidate, self.lower_bound))
@@ -166,14 +136,7 @@ class QRNN(RecurrentUnit):
     The published convolution over time has a window of one step here: Hawk's block convolves before the unit.
     """
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.candidate = self.input_map()
-        self.forget_gate = self.input_map()
-        self.output_gate = self.input_map()
-
-    def project(self, inputs):
-        return self.candidate(inputs), self.forget_gate(inputs), self.output_gate(inputs)
+    input_maps = ("candidate", "forget_gate", "output_gate")
 
     def coefficients(self, candidate, forget_gate, output_gate):
         candidate, forget_gate = map(upcast, (candidate, forget_gate))
@@ -193,22 +156,14 @@ class ComplexGLRU(ComplexRecurrentUnit):
     prints |λ| without the square). Here the output is h itself, [`ComplexGLRUReadOut`] has the appendix's map C.
     """
 
+    channel_maps = ("recurrence_gate",)
+    input_maps = ("input_gate", "input_projection")
+    vectors = ("nu", "theta")
     decay_scale = GLRU.decay_scale
-
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.recurrence_gate = self.input_map(self.free_channels)
-        self.input_gate = self.input_map()
-        self.input_projection = self.input_map()
-        self.nu = nn.Parameter(torch.empty(self.free_channels))
-        self.theta = nn.Parameter(torch.empty(self.free_channels))
 
     def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
         copy_values(self.theta, self.sample_phase(self.theta))
-
-    def project(self, inputs):
-        return self.recurrence_gate(inputs), self.input_gate(inputs), self.input_projection(inputs)
 
     def coefficients(self, recurrence_gate, input_gate, projection):
         recurrence_gate, input_gate, projection, nu, theta = map(
@@ -231,15 +186,8 @@ class ComplexGLRUConjugate(ComplexGLRU):
     conjugate_pairs = True
 
 
-class ComplexGLRUReadOut(ComplexGLRU):
+class ComplexGLRUReadOut(DenseReadOut, ComplexGLRU):
     """Complex GLRU with its dense map out, y_t = Re(C h_t) (Memora, appendix D)."""
-
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.state_read_out = StateReadOut(state_size)
-
-    def read_out(self, states, *projections):
-        return self.state_read_out(states)
 
 
 class ComplexGLRUConjugateReadOut(ComplexGLRUReadOut):
@@ -256,16 +204,8 @@ class GateLoop(ComplexRecurrentUnit):
     The output has both terms of each real part, q_R ∘ Re h and q_I ∘ Im h, since a linear map follows.
     """
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.key = self.input_map(self.free_channels)
-        self.value = self.input_map(self.free_channels)
-        self.amplitude = self.input_map(self.free_channels)
-        self.phase = self.input_map(self.free_channels)
-        self.query = self.input_map()
-
-    def project(self, inputs):
-        return self.key(inputs), self.value(inputs), self.amplitude(inputs), self.phase(inputs), self.query(inputs)
+    channel_maps = ("key", "value", "amplitude", "phase")
+    input_maps = ("query",)
 
     def coefficients(self, key, value, amplitude, phase, query):
         key, value, amplitude, phase = map(upcast, (key, value, amplitude, phase))

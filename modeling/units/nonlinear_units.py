@@ -8,8 +8,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..block.recurrent_state import upcast
-from .parameter_values import copy_values
-from .recurrent_unit import RecurrentUnit, StateReadOut, sample_ring_rate
+from .recurrent_unit import RecurrentUnit, StateMap, copy_values, sample_ring_rate
 
 
 class SequentialUnit(RecurrentUnit):
@@ -54,10 +53,8 @@ class IndRNN(SequentialUnit):
     it is tanh here, and the states stay bounded for every u. u starts on the linear units' ring.
     """
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.input_projection = self.input_map()
-        self.recurrent_weight = nn.Parameter(torch.empty(state_size))
+    input_maps = ("input_projection",)
+    vectors = ("recurrent_weight",)
 
     def reset_parameters(self) -> None:
         copy_values(self.recurrent_weight, torch.exp(-sample_ring_rate(self.recurrent_weight)))
@@ -77,28 +74,20 @@ class SRU(SequentialUnit):
     width, a linear map of x takes its place in h, as in the paper.
     """
 
+    input_maps = ("candidate", "forget_gate", "reset_gate")
+    vectors = ("forget_weight", "reset_weight")
     state_per_output = 2
 
     def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)
-        width = self.output_size
-        self.candidate = self.input_map(width)
-        self.forget_gate = self.input_map(width)
-        self.reset_gate = self.input_map(width)
-        self.skip = nn.Identity() if input_size == width else self.input_map(width)
-        self.forget_weight = nn.Parameter(torch.empty(width))
-        self.reset_weight = nn.Parameter(torch.empty(width))
-
-    @property
-    def channel_groups(self) -> int:
-        return self.output_size
+        self.skip = nn.Identity() if input_size == self.output_size else self.input_map(self.output_size)
 
     def reset_parameters(self) -> None:
         for weight in (self.forget_weight, self.reset_weight):
             init.uniform_(weight, -1.0, 1.0)
 
     def project(self, inputs):
-        return self.candidate(inputs), self.forget_gate(inputs), self.reset_gate(inputs), self.skip(inputs)
+        return *super().project(inputs), self.skip(inputs)
 
     def step(self, state, candidate, forget_gate, reset_gate, skip):
         forget_weight, reset_weight = map(upcast, (self.forget_weight, self.reset_weight))
@@ -120,21 +109,16 @@ class ELSTM(SequentialUnit):
     o = σ(O x + W c_t),  h_t = o ∘ c_t; c is the state, W is dense and reads it after the step.
     """
 
+    input_maps = ("forget_gate", "candidate", "output_gate")
+    vectors = ("forget_weight", "candidate_weight")
+
     def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)
-        self.forget_gate = self.input_map()
-        self.candidate = self.input_map()
-        self.output_gate = self.input_map()
-        self.forget_weight = nn.Parameter(torch.empty(state_size))
-        self.candidate_weight = nn.Parameter(torch.empty(state_size))
-        self.state_read_out = StateReadOut(state_size)
+        self.state_read_out = StateMap(state_size)
 
     def reset_parameters(self) -> None:
         for weight in (self.forget_weight, self.candidate_weight):
             init.uniform_(weight, -1.0, 1.0)
-
-    def project(self, inputs):
-        return self.forget_gate(inputs), self.candidate(inputs), self.output_gate(inputs)
 
     def step(self, state, forget_gate, candidate, output_gate):
         forget_weight, candidate_weight = map(upcast, (self.forget_weight, self.candidate_weight))
@@ -156,27 +140,13 @@ class SLSTM(SequentialUnit):
     (c e^-m, n e^-m, m, h) with the stabiliser m_t = max(log f + m_{t-1}, log i), on which h does not depend.
     """
 
+    input_maps = ("candidate", "input_gate", "forget_gate", "output_gate")
+    vectors = ("candidate_weight", "input_weight", "forget_weight", "output_weight")
     state_per_output = 4
-
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        width = self.output_size
-        self.candidate, self.input_gate, self.forget_gate, self.output_gate = (self.input_map(width) for _ in range(4))
-        self.candidate_weight = nn.Parameter(torch.empty(width))
-        self.input_weight = nn.Parameter(torch.empty(width))
-        self.forget_weight = nn.Parameter(torch.empty(width))
-        self.output_weight = nn.Parameter(torch.empty(width))
-
-    @property
-    def channel_groups(self) -> int:
-        return self.output_size
 
     def reset_parameters(self) -> None:
         for weight in (self.candidate_weight, self.input_weight, self.forget_weight, self.output_weight):
             init.uniform_(weight, -1.0, 1.0)
-
-    def project(self, inputs):
-        return self.candidate(inputs), self.input_gate(inputs), self.forget_gate(inputs), self.output_gate(inputs)
 
     def step(self, state, candidate, input_gate, forget_gate, output_gate):
         weights = (self.candidate_weight, self.input_weight, self.forget_weight, self.output_weight)

@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 from ..scan.linear_scan import linear_scan
 
@@ -34,6 +35,20 @@ def lecun_std(fan_in: int) -> float:
     return 1 / math.sqrt(fan_in)
 
 
+def copy_values(parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """Initialise a parameter, unless it was loaded; a sharded one (FSDP) with the values of the first process."""
+    if hasattr(parameter, "device_mesh") and not hasattr(values, "device_mesh"):
+        from torch.distributed.tensor import distribute_tensor
+
+        values = distribute_tensor(values, parameter.device_mesh, parameter.placements)
+    init.copy_(parameter, values)
+
+
+def copy_log(parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """Initialise a parameter with the logarithm of positive values."""
+    copy_values(parameter, torch.log(values))
+
+
 class RecurrentUnit(nn.Module):
     """Base class of the units with h_t = a_t ∘ h_{t-1} + b_t; a step of another form overrides `recur`.
 
@@ -50,6 +65,12 @@ class RecurrentUnit(nn.Module):
         ValueError: the unit does not support these sizes or negative eigenvalues.
     """
 
+    # Names of the linear maps of the input, to `channel_groups` numbers each, and to `output_size` numbers each.
+    # `coefficients` gets their results in this order.
+    channel_maps: tuple[str, ...] = ()
+    input_maps: tuple[str, ...] = ()
+    # Names of the unit's own parameters with one number for each group of channels.
+    vectors: tuple[str, ...] = ()
     has_real_eigenvalues = True
     # Numbers of state for each number of the output: state_size must be a multiple of it.
     state_per_output = 1
@@ -69,10 +90,10 @@ class RecurrentUnit(nn.Module):
             raise ValueError(
                 f"`allow_negative_eigenvalues` is True, but the eigenvalues of {type(self).__name__} are complex."
             )
-        if state_size % self.state_per_output:
+        if state_size % self.state_per_channel:
             raise ValueError(
                 f"`state_size` is {state_size}; {type(self).__name__} needs a multiple of "
-                f"{self.state_per_output}, the numbers of state of each channel."
+                f"{self.state_per_channel}, the numbers of state of each channel."
             )
         self.input_size = input_size
         self.state_size = state_size
@@ -81,6 +102,12 @@ class RecurrentUnit(nn.Module):
         self.num_layers = num_layers
         self.bias = bias
         self.allow_negative_eigenvalues = allow_negative_eigenvalues
+        for name in self.channel_maps:
+            setattr(self, name, self.input_map(self.channel_groups))
+        for name in self.input_maps:
+            setattr(self, name, self.input_map(self.output_size))
+        for name in self.vectors:
+            setattr(self, name, nn.Parameter(torch.empty(self.channel_groups)))
 
     def input_map(self, width: int | None = None) -> nn.Linear:
         """A linear map of the unit's input, to S numbers by default."""
@@ -92,6 +119,11 @@ class RecurrentUnit(nn.Module):
         return [name for name, _ in self.named_parameters(recurse=False)]
 
     @property
+    def state_per_channel(self) -> int:
+        """Numbers of state in a group of channels."""
+        return self.state_per_output
+
+    @property
     def channel_groups(self) -> int:
         """G, the number of independent groups of channels.
 
@@ -99,11 +131,12 @@ class RecurrentUnit(nn.Module):
         independent, with G = S/2 each pair of real and imaginary part. This makes real-time recurrent learning exact
         and cheap.
         """
-        return self.state_size
+        return self.state_size // self.state_per_channel
 
     def project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The linear maps of the input, (B, T, input_size) → each (B, T, …); `input_projection` by default."""
-        return (self.input_projection(inputs),)
+        """The linear maps of the input, (B, T, input_size) → each (B, T, …), by default `input_projection` alone."""
+        names = (*self.channel_maps, *self.input_maps) or ("input_projection",)
+        return tuple(getattr(self, name)(inputs) for name in names)
 
     def coefficients(self, *projections: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Element-wise (a, b) of the step from the projections, with T or without it, float32 or wider."""
@@ -195,19 +228,9 @@ class ComplexRecurrentUnit(RecurrentUnit):
     has_real_eigenvalues = False
     conjugate_pairs = False
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        divisor = 4 if self.conjugate_pairs else 2
-        if state_size % divisor:
-            raise ValueError(
-                f"`state_size` is {state_size}; {type(self).__name__} needs a multiple of {divisor}: the real and "
-                f"imaginary parts of its channels{', which come in conjugate pairs' if self.conjugate_pairs else ''}."
-            )
-        self.free_channels = state_size // divisor
-
     @property
-    def channel_groups(self) -> int:
-        return self.free_channels
+    def state_per_channel(self) -> int:
+        return max(self.state_per_output, 4 if self.conjugate_pairs else 2)
 
     def eigenvalue(self, radius: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:
         """λ of all S/2 channels from radius and phase of the free ones, (…, free) → complex (…, S/2)."""
@@ -231,11 +254,22 @@ class ComplexRecurrentUnit(RecurrentUnit):
         return torch.cat([state.real, state.imag], -1)
 
 
-class StateReadOut(nn.Linear):
-    """The dense map C of a unit's S state numbers to its S outputs."""
+class StateMap(nn.Linear):
+    """A dense map of the S numbers of a unit's state to S numbers."""
 
-    def __init__(self, state_size: int):
-        super().__init__(state_size, state_size, bias=False)
+    def __init__(self, state_size: int, bias: bool = False):
+        super().__init__(state_size, state_size, bias=bias)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return super().forward(states.to(self.weight.dtype))
+
+
+class DenseReadOut(RecurrentUnit):
+    """For a unit whose output is y_t = C h_t, or Re(C h_t) of a complex state, with a dense C."""
+
+    def __init__(self, input_size: int, state_size: int, **options):
+        super().__init__(input_size, state_size, **options)
+        self.state_read_out = StateMap(state_size)
+
+    def read_out(self, states, *projections):
+        return self.state_read_out(states)

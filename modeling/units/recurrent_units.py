@@ -109,22 +109,33 @@ def build_recurrent_unit(name: str, input_size: int, state_size: int, **options)
     return RECURRENT_UNITS[name](input_size, state_size, **options)
 
 
-def build_block_unit(config: RecurrentConfig, input_size: int, layer_index: int) -> RecurrentUnit:
-    """The unit of one layer's block, by the configuration."""
-    return build_recurrent_unit(
+def build_layer_unit(
+    config: RecurrentConfig, input_size: int, layer_index: int, output_size: int | None = None, **options
+) -> RecurrentUnit:
+    """The unit of one layer, by the configuration.
+
+    Args:
+        config: of the model.
+        input_size: width of the unit's input.
+        layer_index: number of the layer, from 0.
+        output_size: the width that the layer needs; None for any.
+        options: other keyword arguments of the unit.
+
+    Raises:
+        ValueError: the unit is unknown, or does not support these sizes.
+    """
+    unit = build_recurrent_unit(
         config.recurrent_unit,
         input_size,
         config.state_size,
         layer_index=layer_index,
         num_layers=config.num_hidden_layers,
         allow_negative_eigenvalues=config.allow_negative_eigenvalues,
+        **options,
     )
-
-
-def check_same_width(unit: RecurrentUnit, width: int) -> None:
-    """Raise a ValueError if a layer that adds the unit's output to a stream of `width` numbers cannot."""
-    if unit.output_size != width:
+    if output_size not in (None, unit.output_size):
         raise ValueError(
             f"`recurrent_unit` is a {type(unit).__name__} whose output has {unit.output_size} numbers; it must have "
-            f"{width}, because the layer adds it to its input."
+            f"{output_size}, because the layer adds it to its input."
         )
+    return unit

@@ -10,8 +10,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..block.recurrent_state import upcast
-from .parameter_values import copy_values
-from .recurrent_unit import ComplexRecurrentUnit, StateReadOut, lecun_std
+from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, copy_values, lecun_std
 
 # Of Δ at initialisation, log-uniform.
 STEP_RANGE = (0.001, 0.1)
@@ -33,25 +32,19 @@ def as_complex(real: torch.Tensor) -> torch.Tensor:
     return torch.complex(real, 0 * real)
 
 
-class S5(ComplexRecurrentUnit):
+class S5(DenseReadOut, ComplexRecurrentUnit):
     """Diagonal state space with dense maps in and out (Smith et al. 2023), in S4D's parameters (Gu et al. 2022).
 
     A = -e^α + i ω, step Δ = e^δ, zero-order hold:  λ = exp(Δ A),  h_t = λ ∘ h_{t-1} + (λ - 1) / A ∘ (B u),
     y_t = Re(C h_t).  Starts as S4D-Lin: A_n = -1/2 + iπn in blocks of 32 channels, Δ log-uniform in [0.001, 0.1].
     """
 
+    input_maps = ("input_projection",)
+    vectors = ("log_rate", "frequency", "log_step")
     block_channels = 32
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.input_projection = self.input_map()
-        self.log_rate = nn.Parameter(torch.empty(self.free_channels))
-        self.frequency = nn.Parameter(torch.empty(self.free_channels))
-        self.log_step = nn.Parameter(torch.empty(self.free_channels))
-        self.state_read_out = StateReadOut(state_size)
-
     def reset_parameters(self) -> None:
-        channel = torch.arange(self.free_channels, dtype=torch.float32, device=self.frequency.device)
+        channel = torch.arange(self.channel_groups, dtype=torch.float32, device=self.frequency.device)
         init.constant_(self.log_rate, math.log(0.5))
         copy_values(self.frequency, math.pi * (channel % self.block_channels))
         init.uniform_(self.log_step, *map(math.log, STEP_RANGE))
@@ -62,9 +55,6 @@ class S5(ComplexRecurrentUnit):
         )
         decay, phase, gain = zero_order_hold(torch.exp(log_rate), frequency, torch.exp(log_step))
         return self.eigenvalue(decay, phase), gain * torch.complex(*projection.chunk(2, -1))
-
-    def read_out(self, states, projection):
-        return self.state_read_out(states)
 
 
 class GSS(ComplexRecurrentUnit):
@@ -77,22 +67,17 @@ class GSS(ComplexRecurrentUnit):
     channels to S numbers again, for the product with the block's gate. Eigenvalues start at random, as there.
     """
 
-    # 2 N numbers of state for each channel.
-    state_per_output = 4
+    input_maps = ("input_projection",)
+    state_per_output = 4  # 2 N for each channel
 
     def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)
         self.channels, self.output_size = self.output_size, state_size
-        self.input_projection = self.input_map(self.channels)
-        self.log_rate = nn.Parameter(torch.empty(self.free_channels))
-        self.log_frequency = nn.Parameter(torch.empty(self.free_channels))
+        self.log_rate = nn.Parameter(torch.empty(state_size // 2))
+        self.log_frequency = nn.Parameter(torch.empty(state_size // 2))
         self.state_weight = nn.Parameter(torch.empty(state_size))
         self.skip_weight = nn.Parameter(torch.empty(self.channels))
         self.expansion = nn.Linear(self.channels, state_size, bias=False)
-
-    @property
-    def channel_groups(self) -> int:
-        return self.channels
 
     def reset_parameters(self) -> None:
         for vector in (self.log_rate, self.log_frequency, self.state_weight, self.skip_weight):
@@ -123,22 +108,18 @@ class H3(ComplexRecurrentUnit):
     A padded step must not stand before a real one of its row.
     """
 
+    input_maps = ("query", "key", "value")
     state_per_output = 4
 
     def __init__(self, input_size: int, state_size: int, **options):
         super().__init__(input_size, state_size, **options)
         width = self.output_size
-        self.query, self.key, self.value = (self.input_map(width) for _ in range(3))
         self.shift_weight = nn.Parameter(torch.empty(2 * width))
         self.log_rate = nn.Parameter(torch.empty(width))
         self.frequency = nn.Parameter(torch.empty(width))
         self.log_step = nn.Parameter(torch.empty(width))
         self.state_weight = nn.Parameter(torch.empty(2 * width))
         self.skip_weight = nn.Parameter(torch.empty(width))
-
-    @property
-    def channel_groups(self) -> int:
-        return self.output_size
 
     def reset_parameters(self) -> None:
         init.constant_(self.log_rate, math.log(0.5))
@@ -147,9 +128,6 @@ class H3(ComplexRecurrentUnit):
         for weight in (self.shift_weight, self.state_weight):
             init.normal_(weight, mean=0.0, std=lecun_std(2))
         init.normal_(self.skip_weight, mean=0.0, std=1.0)
-
-    def project(self, inputs):
-        return self.query(inputs), self.key(inputs), self.value(inputs)
 
     def recur(self, projections, state, reset_mask=None, padding_mask=None):
         _, key, value = map(upcast, projections)

@@ -3,24 +3,19 @@
 import math
 
 import torch
-from torch import nn
 
 from ..block.recurrent_state import upcast
-from .parameter_values import copy_log
-from .recurrent_unit import ComplexRecurrentUnit, RecurrentUnit, StateReadOut, input_normalizer
+from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, copy_log, input_normalizer
 
 
-class RealLRU(RecurrentUnit):
+class RealLRU(DenseReadOut):
     """Linear recurrent unit with real eigenvalues (Orvieto et al. 2023, section 3; Memora, section 5.6).
 
     r = exp(-e^ν),  γ = sqrt(1 - r²),  h_t = r ∘ h_{t-1} + γ ∘ (B u),  y_t = C h_t.
     """
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.input_projection = self.input_map()
-        self.nu = nn.Parameter(torch.empty(state_size))
-        self.state_read_out = StateReadOut(state_size)
+    input_maps = ("input_projection",)
+    vectors = ("nu",)
 
     def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
@@ -30,11 +25,8 @@ class RealLRU(RecurrentUnit):
         decay, normalizer = self.decay_and_normalizer(-torch.exp(nu))
         return decay, normalizer * projection
 
-    def read_out(self, states, projection):
-        return self.state_read_out(states)
 
-
-class ComplexLRU(ComplexRecurrentUnit):
+class ComplexLRU(DenseReadOut, ComplexRecurrentUnit):
     """Linear recurrent unit (Orvieto et al. 2023, section 3).
 
     λ = exp(-e^ν + i e^θ),  γ = sqrt(1 - |λ|²),  h_t = λ ∘ h_{t-1} + γ ∘ (B u),  y_t = Re(C h_t), B and C complex.
@@ -43,12 +35,8 @@ class ComplexLRU(ComplexRecurrentUnit):
     direct path D u.
     """
 
-    def __init__(self, input_size: int, state_size: int, **options):
-        super().__init__(input_size, state_size, **options)
-        self.input_projection = self.input_map()
-        self.nu = nn.Parameter(torch.empty(self.free_channels))
-        self.theta = nn.Parameter(torch.empty(self.free_channels))
-        self.state_read_out = StateReadOut(state_size)
+    input_maps = ("input_projection",)
+    vectors = ("nu", "theta")
 
     def reset_parameters(self) -> None:
         copy_log(self.nu, self.sample_rate(self.nu))
@@ -61,9 +49,6 @@ class ComplexLRU(ComplexRecurrentUnit):
         real, imaginary = projection.chunk(2, -1)
         eigenvalue = self.eigenvalue(torch.exp(log_decay), torch.exp(theta))
         return eigenvalue, torch.complex(normalizer * real, normalizer * imaginary)
-
-    def read_out(self, states, projection):
-        return self.state_read_out(states)
 
 
 class ComplexLRUConjugate(ComplexLRU):
@@ -85,6 +70,9 @@ class LRU(ComplexRecurrentUnit):
         max_phase: phases of λ are uniform between 0 and this at initialisation.
     """
 
+    input_maps = ("input_projection",)
+    vectors = ("nu", "theta", "log_gamma")
+
     def __init__(
         self,
         input_size: int,
@@ -97,14 +85,10 @@ class LRU(ComplexRecurrentUnit):
     ):
         super().__init__(input_size, state_size, **options)
         self.r_min, self.r_max, self.max_phase = r_min, r_max, max_phase
-        self.input_projection = self.input_map()
-        self.nu = nn.Parameter(torch.empty(self.free_channels))
-        self.theta = nn.Parameter(torch.empty(self.free_channels))
-        self.log_gamma = nn.Parameter(torch.empty(self.free_channels))
 
     def reset_parameters(self) -> None:
         # Without the ends of the interval: |λ| = 0, |λ| = 1 and a phase of 0 have no logarithm.
-        u, v = torch.rand(2, self.free_channels, dtype=torch.float64, device=self.nu.device).clamp(1e-7, 1 - 1e-7)
+        u, v = torch.rand(2, self.channel_groups, dtype=torch.float64, device=self.nu.device).clamp(1e-7, 1 - 1e-7)
         copy_log(self.nu, -0.5 * torch.log(u * (self.r_max**2 - self.r_min**2) + self.r_min**2))
         copy_log(self.theta, self.max_phase * v)
         copy_log(self.log_gamma, input_normalizer(-torch.exp(self.nu)))

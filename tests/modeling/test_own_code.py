@@ -106,7 +106,7 @@ def test_files_that_would_not_load_elsewhere(text, message):
         ("linear_scan", UNIT.replace('"leaky"', '"other"'), "also the name of a file of this package"),
         ("two_classes", UNIT.replace('"leaky"', '"glru"'), "'glru' is a recurrent unit of this package"),
         ("a_word", UNIT.replace('"leaky"', '"my unit"'), "is registered as 'my unit'; the name must be an identifier"),
-        ("a_base", UNIT.replace("(RecurrentUnit)", "(nn.Module)"), "must be a subclass of `RecurrentUnit`"),
+        ("a_base", UNIT.replace("(RecurrentUnit)", "(torch.nn.Module)"), "must be a subclass of `RecurrentUnit`"),
         (
             "other_code",
             UNIT.replace("1 - decay", "2 - decay"),

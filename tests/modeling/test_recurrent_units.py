@@ -525,7 +525,7 @@ def test_what_a_block_cannot_hold_is_refused():
         build_recurrent_unit("rg_lru", 4, 6)
     with pytest.raises(ValueError, match=r"`state_size` is 7.*multiple of 2"):
         build_recurrent_unit("complex_lru", 4, 7)
-    with pytest.raises(ValueError, match=r"`state_size` is 6.*multiple of 4.*conjugate"):
+    with pytest.raises(ValueError, match=r"`state_size` is 6; ComplexGLRUConjugate needs a multiple of 4"):
         build_recurrent_unit("complex_glru_conjugate", 4, 6)
     with pytest.raises(ValueError, match=r"`allow_negative_eigenvalues` is True.*ComplexGLRU"):
         MemoraForCausalLM(tiny_config("memora", recurrent_unit="complex_glru", allow_negative_eigenvalues=True))
