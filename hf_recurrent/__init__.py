@@ -119,7 +119,6 @@ _PUBLIC_NAMES = {
     "hf_recurrent.tasks.state_tracking": ("Parity", "PermutationComposition"),
     "hf_recurrent.tasks.smt_tasks": ("KeysValues", "ModularArithmetic", "Retrieval", "StackOperations", "StringCopy"),
     "hf_recurrent.tasks.list_ops": ("ListOps",),
-    "hf_recurrent.tasks.lorenz": ("LorenzTrajectories", "integrate_lorenz", "mean_absolute_scaled_error"),
     "hf_recurrent.tasks.phonebook": ("Phonebook",),
     "hf_recurrent.tasks.pixel_sequences": ("PixelSequences", "sequential_cifar10", "sequential_mnist"),
     "hf_recurrent.tasks.byte_texts": ("ByteTexts", "byte_text_classification"),

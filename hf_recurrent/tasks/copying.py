@@ -56,28 +56,6 @@ class Copying(Task):
         targets[:, -self.num_tokens :] = data
         return inputs, targets
 
-    def bit_examples(self, indices: np.ndarray, split: str = "train") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same examples as bits, for a binary cross-entropy; num_bits = log2(`num_symbols`).
-
-        Returns:
-            inputs (B, T, num_bits + 1) float32, the last channel 1 at the markers; targets (B, T, num_bits) float32;
-            asked (B, T) bool, true where there is a target. The most significant bit comes first.
-
-        Raises:
-            ValueError: `num_symbols` is not a power of two.
-        """
-        num_bits = self.num_symbols.bit_length() - 1
-        if self.num_symbols != 2**num_bits:
-            raise ValueError(f"`num_symbols` is {self.num_symbols}; for bits it must be a power of two.")
-        input_ids, target_ids = self.examples(indices, split)
-        shifts = np.arange(num_bits - 1, -1, -1)
-        marker, asked = input_ids == self.num_symbols + 1, target_ids != IGNORE_INDEX
-        data = np.where((input_ids > 0) & ~marker, input_ids - 1, 0)
-        bits = (data[..., None] >> shifts) & 1
-        answers = (np.where(asked, target_ids - 1, 0)[..., None] >> shifts) & 1
-        inputs = np.concatenate([bits, marker[..., None]], axis=-1)
-        return inputs.astype(np.float32), answers.astype(np.float32), asked
-
     def token_name(self, token_id: int) -> str:
         return {0: "_", self.num_symbols + 1: "?"}.get(token_id, str(token_id - 1))
 

@@ -59,22 +59,5 @@ class FlipFlop(Task):
         targets[:, 0::2] = np.where(reads, remembered, IGNORE_INDEX)
         return inputs, targets
 
-    def possible_next(self, input_ids: np.ndarray) -> np.ndarray:
-        """The set of tokens that can follow each step: (B, T) → (B, T, V) bool.
-
-        Any instruction can follow a bit, both bits w and i, and only the remembered bit r. mGRADE (section 4.2,
-        figure 3A) predicts this set at every step, with a mean squared error.
-        """
-        input_ids = np.asarray(input_ids)
-        instructions = input_ids[:, 0::2]
-        last_write = np.maximum.accumulate(
-            np.where(instructions == _WRITE, np.arange(instructions.shape[1]), 0), axis=1
-        )
-        remembered = np.take_along_axis(input_ids[:, 1::2], last_write, axis=1)
-        possible = np.zeros((*input_ids.shape, self.vocab_size), dtype=bool)
-        possible[:, 1::2, [_WRITE, _READ, _IGNORE]] = True
-        possible[:, 0::2, :2] = (instructions != _READ)[..., None] | (remembered[..., None] == np.arange(2))
-        return possible
-
     def token_name(self, token_id: int) -> str:
         return _NAMES[token_id]

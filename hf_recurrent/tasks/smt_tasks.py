@@ -281,22 +281,6 @@ class ModularArithmetic(Task):
         targets[:, 0::2] = inputs[:, 1::2]
         return targets
 
-    def best_answers(self, inputs: np.ndarray) -> np.ndarray:
-        """The most probable target given all tokens so far: (B, T) → (B, T), -100 where there is no target.
-
-        No model exceeds its accuracy on average; the first target is little better than a guess.
-        """
-        a, b = (grid.ravel() for grid in np.mgrid[: self.max_a + 1, : self.max_b + 1])
-        possible = np.ones((len(inputs), len(a)), dtype=bool)
-        best = np.full_like(inputs, IGNORE_INDEX)
-        for step in range(0, self.length, 2):
-            values = (a * inputs[:, step, None] + b) % self.vocab_size
-            counts = np.zeros((len(inputs), self.vocab_size), dtype=np.int64)
-            np.add.at(counts, (np.arange(len(inputs))[:, None], values), possible)
-            best[:, step] = counts.argmax(axis=1)
-            possible &= values == inputs[:, step + 1, None]
-        return best
-
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         a, b = draws.integers("a", 1, self.max_a + 1), draws.integers("b", 1, self.max_b + 1)
         inputs = np.empty((draws.num_examples, self.length), dtype=np.int64)

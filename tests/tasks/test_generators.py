@@ -207,24 +207,6 @@ def test_flip_flop_has_the_probabilities_of_its_source():
         assert targets[targets >= 0].mean() == pytest.approx(0.5, abs=0.05)
 
 
-def test_flip_flop_possible_next_tokens():
-    task = FlipFlop(length=64, p_ignore=0.5)
-    inputs, targets = task.examples(np.arange(30))
-    possible = task.possible_next(inputs)
-    assert possible.shape == (30, 64, 5)
-    for row, sets in zip(inputs.tolist(), possible.tolist(), strict=True):
-        memory = None
-        for place, token in enumerate(row):
-            if place % 2:
-                memory = token if row[place - 1] == 2 else memory
-                expected = {2, 3, 4}
-            else:
-                expected = {memory} if token == 3 else {0, 1}
-            assert {number for number, allowed in enumerate(sets[place]) if allowed} == expected
-    reads = targets >= 0
-    assert (possible[reads].argmax(-1) == targets[reads]).all()
-
-
 def test_places_and_answers_are_spread_evenly():
     places = np.concatenate(
         [np.flatnonzero(row[:60]) for row in SelectiveCopying(length=64, num_tokens=4).examples(np.arange(3000))[0]]
@@ -233,21 +215,6 @@ def test_places_and_answers_are_spread_evenly():
     inputs, _ = InductionHeads(length=12, vocab_size=5).examples(np.arange(3000))
     first = (inputs == 4).argmax(1)
     assert np.bincount(first, minlength=10).min() > 300 * 0.75 and first.max() == 9
-
-
-def test_copying_as_bits():
-    task = Copying(num_tokens=20, delay=7, num_symbols=2**7)
-    inputs, targets, asked = task.bit_examples(np.arange(5))
-    ids, _ = task.examples(np.arange(5))
-    assert inputs.shape == (5, 47, 8) and targets.shape == (5, 47, 7) and asked.sum() == 100
-    for row in range(5):
-        for step in range(20):
-            bits = "".join(str(int(bit)) for bit in inputs[row, step, :7])
-            assert int(bits, 2) == ids[row, step] - 1
-            assert (targets[row, 27 + step] == inputs[row, step, :7]).all()
-    assert not inputs[:, 20:, :7].any() and (inputs[:, :, 7] == asked).all()
-    with pytest.raises(ValueError, match="`num_symbols` is 6; for bits it must be a power of two"):
-        Copying(num_symbols=6).bit_examples(np.arange(2))
 
 
 def test_show_is_readable():

@@ -49,12 +49,12 @@ def load_images(dataset: str, directory: str, is_tuning: bool = False) -> tuple[
 
 def _divided(data: PixelSequences) -> tuple[PixelSequences, PixelSequences]:
     order = np.argsort(hash_integers(0, np.arange(len(data))))
-    cut = int(len(data) * _TRAINING_SHARE)
-    return _chosen(data, order[:cut]), _chosen(data, order[cut:])
+    parts = np.split(order, [int(len(data) * _TRAINING_SHARE)])
+    return tuple(_like(data, data.images[part], data.labels[part]) for part in parts)
 
 
-def _chosen(data: PixelSequences, indices: np.ndarray) -> PixelSequences:
-    return PixelSequences(data.images[indices], data.labels[indices], num_labels=data.num_labels, name=data.name)
+def _like(data: PixelSequences, images: np.ndarray, labels: np.ndarray) -> PixelSequences:
+    return PixelSequences(images, labels, num_labels=data.num_labels, name=data.name)
 
 
 def padded(data: PixelSequences, pixels: int) -> PixelSequences:
@@ -63,19 +63,15 @@ def padded(data: PixelSequences, pixels: int) -> PixelSequences:
     side = math.isqrt(steps)
     squares = data.images.reshape(count, side, side, channels)
     images = np.pad(squares, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0))).reshape(count, -1, channels)
-    return PixelSequences(images, data.labels, num_labels=data.num_labels, name=data.name)
+    return _like(data, images, data.labels)
 
 
 def average_pooled(data: PixelSequences, factor: int) -> PixelSequences:
-    """The same images with every square of factor × factor pixels averaged to one.
-
-    Raises:
-        ValueError: the images are not squares whose side is a multiple of `factor`.
-    """
+    """The same images with every square of factor × factor pixels, which must divide their side, averaged to one."""
     count, steps, channels = data.images.shape
     side = math.isqrt(steps)
     if side * side != steps or side % factor:
         raise ValueError(f"`pooling` is {factor}; it must divide the images' side, and they have {steps} pixels.")
     squares = data.images.reshape(count, side // factor, factor, side // factor, factor, channels)
     images = np.rint(squares.mean((2, 4))).astype(np.uint8).reshape(count, -1, channels)
-    return PixelSequences(images, data.labels, num_labels=data.num_labels, name=data.name)
+    return _like(data, images, data.labels)

@@ -13,6 +13,19 @@ from papers.engine.experiment import Settings
 from papers.engine.training import run_trainer
 
 
+class Wrapper(nn.Module):
+    """A module around a model of ours, the attribute `inner`; passes on what the model declares of its parameters."""
+
+    inner = "backbone"
+
+    def parameters_without_weight_decay(self) -> set[str]:
+        return {f"{self.inner}.{name}" for name in getattr(self, self.inner).parameters_without_weight_decay()}
+
+    def parameter_learning_rate_factors(self) -> dict[str, float]:
+        factors = getattr(getattr(self, self.inner), "parameter_learning_rate_factors", dict)()
+        return {f"{self.inner}.{name}": factor for name, factor in factors.items()}
+
+
 class SupervisedTrainer(Trainer):
     """The stock trainer, with weight decay and learning rate of each parameter as the model declares them."""
 

@@ -102,10 +102,22 @@ class PredictionSets(Dataset):
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
         """A whole batch, generated at once; the DataLoader calls this where it exists."""
         inputs, _ = self.task.examples(np.asarray(indices))
-        sets = torch.from_numpy(self.task.possible_next(inputs)).float()
+        sets = torch.from_numpy(possible_next(inputs)).float()
         return [
             {"input_ids": ids, "labels": labels} for ids, labels in zip(torch.from_numpy(inputs), sets, strict=True)
         ]
+
+
+def possible_next(input_ids: np.ndarray) -> np.ndarray:
+    """The set of symbols that can follow each step: any instruction after a bit, both bits after w and i, only the
+    remembered bit after r. (B, T) → (B, T, 5) bool."""
+    instructions = input_ids[:, 0::2]
+    last_write = np.maximum.accumulate(np.where(instructions == 2, np.arange(instructions.shape[1]), 0), axis=1)
+    remembered = np.take_along_axis(input_ids[:, 1::2], last_write, axis=1)
+    possible = np.zeros((*input_ids.shape, 5), dtype=bool)
+    possible[:, 1::2, 2:] = True
+    possible[:, 0::2, :2] = (instructions != 3)[..., None] | (remembered[..., None] == np.arange(2))
+    return possible
 
 
 def set_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -126,7 +138,7 @@ def measure(model: Any, task: Any, num_examples: int, batch_size: int = 100) -> 
     for first in range(0, num_examples, batch_size):
         indices = np.arange(first, min(first + batch_size, num_examples))
         inputs, targets = task.examples(indices, "test")
-        possible = torch.from_numpy(task.possible_next(inputs))
+        possible = torch.from_numpy(possible_next(inputs))
         targets = torch.from_numpy(targets)
         logits = model(input_ids=torch.from_numpy(inputs).to(model.device), use_cache=False).logits.cpu()
         asked = targets >= 0

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from transformers import AutoModel
 
-from hf_recurrent import LorenzTrajectories, MgradeConfig, mean_absolute_scaled_error
+from hf_recurrent import MgradeConfig
 from papers.engine.experiment import Experiment, Settings
-from papers.engine.supervised import train_supervised
+from papers.engine.supervised import Wrapper, train_supervised
 from papers.engine.training import new_model
+from papers.mgrade.lorenz_system import LorenzTrajectories, scaled_error
 
 # Section 4: without MLP and LayerNorm, ten hidden states.
 SIZES = {"input_size": 1, "hidden_size": 10, "mlp_layers": 0, "layer_norm": False}
@@ -99,7 +100,7 @@ def train_regressor(
     return model, train, test, train_supervised(model, train, settings, warmup_share=0.1)
 
 
-class NextStepRegressor(nn.Module):
+class NextStepRegressor(Wrapper):
     """A model of real values and a linear map from its hidden states to the next observed value."""
 
     def __init__(self, backbone: Any):
@@ -107,13 +108,9 @@ class NextStepRegressor(nn.Module):
         self.backbone = backbone
         self.readout = nn.Linear(backbone.config.hidden_size, backbone.config.input_size)
 
-    def parameters_without_weight_decay(self) -> set[str]:
-        """The backbone's, by their names in this model."""
-        return {f"backbone.{name}" for name in self.backbone.parameters_without_weight_decay()}
-
     def forward(self, input_values: torch.Tensor, labels: torch.Tensor, **kwargs) -> dict[str, torch.Tensor]:
         """Mean absolute scaled error of the predictions from inputs (B, T, I), with the next inputs as labels."""
-        return {"loss": mean_absolute_scaled_error(self.readout(self.hidden_states(input_values)), labels)}
+        return {"loss": scaled_error(self.readout(self.hidden_states(input_values)), labels)}
 
     def hidden_states(self, input_values: torch.Tensor) -> torch.Tensor:
         """Map inputs (B, T, I) to hidden states (B, T, M)."""
@@ -128,11 +125,11 @@ def measure(model: NextStepRegressor, train: Any, test: Any) -> dict[str, Any]:
     states, targets, _ = states_and_targets(model, train)
     fits = {kind: fit_readout(features(states), targets) for kind, features in FEATURES.items()}
     states, targets, observed = states_and_targets(model, test)
-    labels = torch.from_numpy(test.clean[:, 1:, test.observed : test.observed + 1])
+    labels = torch.from_numpy(test.clean[:, 1:, :1])
     overlap = neighbour_overlap(torch.from_numpy(test.clean[:, :-1]).flatten(0, 1), states.flatten(0, 1))
-    errors = {OBSERVED: mean_absolute_scaled_error(observed, labels).item()}
+    errors = {OBSERVED: scaled_error(observed, labels).item()}
     for kind, features in FEATURES.items():
-        errors[kind] = mean_absolute_scaled_error(features(states) @ fits[kind], targets).item()
+        errors[kind] = scaled_error(features(states) @ fits[kind], targets).item()
     return {"value": errors, "neighbour_overlap": overlap}
 
 

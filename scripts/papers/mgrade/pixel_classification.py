@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from hf_recurrent import PixelSequences
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.images import average_pooled, load_images, padded
+from papers.engine.labelled_sequences import accuracy
 from papers.engine.supervised import train_supervised
 from papers.engine.training import new_classifier
 from papers.engine.tuning import is_tuning
@@ -37,8 +35,8 @@ class PixelClassification(Experiment):
             train, test = (padded(data, settings["padding"]) for data in (train, test))
         model = self.build(settings)
         results = train_supervised(model, train, settings, warmup_share=settings["warmup_share"])
-        memory = model.memory_footprint().total
-        return {**results, "value": accuracy(model, test), "data_used": words, "total_memory": memory}
+        results |= {"data_used": words, "total_memory": model.memory_footprint().total}
+        return {**results, "value": accuracy(model, test, len(test), batch_size=250)}
 
     def build(self, settings: Settings) -> Any:
         """A row's new model."""
@@ -46,15 +44,3 @@ class PixelClassification(Experiment):
 
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         return {**super().details(rows), "floats at inference": f"{rows[-1]['total_memory']:,}"}
-
-
-@torch.no_grad()
-def accuracy(model: Any, data: PixelSequences, batch_size: int = 250) -> float:
-    """Share of images whose label has the largest logit."""
-    model.eval()
-    right = 0
-    for first in range(0, len(data), batch_size):
-        pixels = torch.from_numpy(data.images[first : first + batch_size]).to(model.device)
-        answers = model(input_values=pixels.float() / 255).logits.argmax(-1).cpu()
-        right += int((answers == torch.from_numpy(data.labels[first : first + batch_size])).sum())
-    return right / len(data)

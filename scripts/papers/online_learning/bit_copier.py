@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from hf_recurrent import Copying, LruConfig, LruModel, SequenceRule
 from papers.engine.experiment import Settings
-from papers.engine.supervised import train_supervised
+from papers.engine.supervised import Wrapper, train_supervised
 
 # Appendix B names no clipping of gradients; S5's code, on which it is based, has none.
 WITHOUT_CLIPPING: Settings = {"max_grad_norm": 0.0}
@@ -29,9 +29,11 @@ class CopiedBits(Dataset):
 
     def __init__(self, num_tokens: int, num_examples: int, seed: int, split: str = "train"):
         task = Copying(num_tokens=num_tokens, delay=self.delay, num_symbols=self.num_symbols, seed=seed)
-        inputs, bits, asked = task.bit_examples(np.arange(num_examples), split)
-        self.num_tokens = int(asked[0].sum())
-        self.inputs, self.bits = torch.from_numpy(inputs), torch.from_numpy(bits).long()
+        ids, targets = task.examples(np.arange(num_examples), split)
+        marker = ids == task.num_symbols + 1
+        inputs = np.concatenate([_bits(np.where(marker, 0, ids)), marker[..., None]], axis=-1)
+        self.inputs, self.bits = torch.from_numpy(inputs).float(), torch.from_numpy(_bits(targets))
+        self.num_tokens = num_tokens
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -45,7 +47,12 @@ class CopiedBits(Dataset):
         return nn.functional.cross_entropy(logits[:, asked].flatten(0, 1), bits[:, asked].flatten(0, 1))
 
 
-class BitCopier(nn.Module):
+def _bits(ids: np.ndarray) -> np.ndarray:
+    """The 7 bits of each symbol, the most significant first, 0 where there is none: (B, T) → (B, T, 7)."""
+    return np.maximum(ids - 1, 0)[..., None] >> np.arange(6, -1, -1) & 1
+
+
+class BitCopier(Wrapper):
     """A model that reads 8 numbers per step and predicts two logits for each of 7 bits.
 
     Args:
@@ -70,15 +77,6 @@ class BitCopier(nn.Module):
         with self.rule.block():
             hidden = self.backbone(input_values=input_values, use_cache=False).last_hidden_state
         return self.decoder(self.readout(hidden)).unflatten(-1, (2, 7))
-
-    def parameters_without_weight_decay(self) -> set[str]:
-        """The backbone's, by their names in this model."""
-        return {f"backbone.{name}" for name in self.backbone.parameters_without_weight_decay()}
-
-    def parameter_learning_rate_factors(self) -> dict[str, float]:
-        """The backbone's, by their names in this model."""
-        factors = self.backbone.parameter_learning_rate_factors()
-        return {f"backbone.{name}": factor for name, factor in factors.items()}
 
 
 def train_bit_copier(

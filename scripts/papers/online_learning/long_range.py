@@ -4,11 +4,11 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import nn
 
 from hf_recurrent import SequenceRule
 from papers.engine.experiment import Experiment, Settings
 from papers.engine.labelled_sequences import DATA, train_and_test
+from papers.engine.supervised import Wrapper
 from papers.engine.training import new_classifier
 from papers.online_learning.bit_copier import WITHOUT_CLIPPING
 
@@ -109,8 +109,10 @@ class LongRange(Experiment):
         return train_and_test(model, settings, RuleClassifier(model, settings["rule"]))
 
 
-class RuleClassifier(nn.Module):
+class RuleClassifier(Wrapper):
     """A sequence classifier whose backward pass computes the gradient of a learning rule, see [`SequenceRule`]."""
+
+    inner = "model"
 
     def __init__(self, model: Any, rule: str):
         super().__init__()
@@ -128,11 +130,3 @@ class RuleClassifier(nn.Module):
         inputs = {"input_ids": input_ids} if input_values is None else {"input_values": input_values}
         with self.rule.block():
             return self.model(**inputs, attention_mask=attention_mask, labels=labels)
-
-    def parameters_without_weight_decay(self) -> set[str]:
-        """The classifier's, by their names in this model."""
-        return {f"model.{name}" for name in self.model.parameters_without_weight_decay()}
-
-    def parameter_learning_rate_factors(self) -> dict[str, float]:
-        """The classifier's, by their names in this model."""
-        return {f"model.{name}": factor for name, factor in self.model.parameter_learning_rate_factors().items()}

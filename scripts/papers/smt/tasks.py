@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_recurrent import SmtRnnForCausalLM, SmtTeacherModel, Task, task_from_name
+from hf_recurrent import ModularArithmetic, SmtRnnForCausalLM, SmtTeacherModel, Task, task_from_name
 from papers.engine.experiment import Curves, Settings
 from papers.engine.pictures import split_axes
 from papers.engine.report import draw_table
@@ -100,10 +100,10 @@ class SyntheticTasks(MethodComparison):
 
     def run(self, settings: Settings) -> dict[str, Any]:
         results, _, task = train_on_task(settings)
-        if hasattr(task, "best_answers"):
+        if isinstance(task, ModularArithmetic):
             inputs, targets = task.examples(np.arange(settings["num_tested"]), "validation")
             asked = targets >= 0
-            results["best_possible"] = float((task.best_answers(inputs) == targets)[asked].mean())
+            results["best_possible"] = float((best_answers(task, inputs) == targets)[asked].mean())
         return {**results, "value": method_values(results, "accuracy")}
 
     def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
@@ -155,3 +155,20 @@ def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
         rollout_length=length,
     )
     return results, pair, task
+
+
+def best_answers(task: ModularArithmetic, inputs: np.ndarray) -> np.ndarray:
+    """The most probable target given all tokens so far: (B, T) → (B, T), -100 where there is no target.
+
+    No model exceeds its accuracy on average; the first target is little better than a guess.
+    """
+    a, b = (grid.ravel() for grid in np.mgrid[: task.max_a + 1, : task.max_b + 1])
+    possible = np.ones((len(inputs), len(a)), dtype=bool)
+    best = np.full_like(inputs, -100)
+    for step in range(0, task.length, 2):
+        values = (a * inputs[:, step, None] + b) % task.vocab_size
+        counts = np.zeros((len(inputs), task.vocab_size), dtype=np.int64)
+        np.add.at(counts, (np.arange(len(inputs))[:, None], values), possible)
+        best[:, step] = counts.argmax(axis=1)
+        possible &= values == inputs[:, step + 1, None]
+    return best

@@ -1,9 +1,13 @@
 """Data of the long-range tasks."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
-from papers.engine.labelled_sequences import DATA, load_sequences
+from hf_recurrent import PixelSequences
+from papers.engine.labelled_sequences import DATA, accuracy, load_sequences
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
@@ -20,3 +24,17 @@ def test_pixels_are_values_or_tokens(write_digits, as_ids):
 def test_both_sizes_have_the_same_kinds():
     assert DATA["small"].keys() == DATA["paper"].keys()
     assert all(DATA[size][kind].keys() == DATA["small"][kind].keys() for size in DATA for kind in DATA[size])
+
+
+def test_accuracy_counts_all_images():
+    class Brightest:
+        device = "cpu"
+
+        def eval(self):
+            pass
+
+        def __call__(self, input_values, attention_mask):
+            return SimpleNamespace(logits=input_values[..., 0])
+
+    images = np.eye(10, dtype=np.uint8)[np.arange(7)].reshape(7, 10, 1) * 200
+    assert accuracy(Brightest(), PixelSequences(images, np.array([0, 1, 2, 3, 4, 9, 9])), 7, batch_size=3) == 5 / 7

@@ -23,7 +23,7 @@ def test_flip_flop_is_judged_by_reads_and_whole_sets():
             pass
 
         def __call__(self, input_ids, use_cache):
-            logits = torch.from_numpy(task.possible_next(input_ids.numpy())).float() * 40 - 20
+            logits = torch.from_numpy(flip_flop.possible_next(input_ids.numpy())).float() * 40 - 20
             self.change(logits, input_ids)
             return SimpleNamespace(logits=logits)
 
@@ -38,3 +38,21 @@ def test_flip_flop_is_judged_by_reads_and_whole_sets():
     item = flip_flop.PredictionSets(task, 10)[3]
     assert item["labels"].shape == (64, 5) and item["labels"].sum(-1).unique().tolist() == [1, 2, 3]
     assert flip_flop.set_loss(SimpleNamespace(logits=item["labels"] * 40 - 20), item["labels"]) < 1e-8
+
+
+def test_flip_flop_possible_next_tokens():
+    task = FlipFlop(length=64, p_ignore=0.5)
+    inputs, targets = task.examples(np.arange(30))
+    possible = flip_flop.possible_next(inputs)
+    assert possible.shape == (30, 64, 5)
+    for row, sets in zip(inputs.tolist(), possible.tolist(), strict=True):
+        memory = None
+        for place, token in enumerate(row):
+            if place % 2:
+                memory = token if row[place - 1] == 2 else memory
+                expected = {2, 3, 4}
+            else:
+                expected = {memory} if token == 3 else {0, 1}
+            assert {number for number, allowed in enumerate(sets[place]) if allowed} == expected
+    reads = targets >= 0
+    assert (possible[reads].argmax(-1) == targets[reads]).all()

@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from hf_recurrent import LorenzTrajectories, MgradeConfig, MgradeModel
+from hf_recurrent import MgradeConfig, MgradeModel
 from papers.engine.projections import project
 from papers.engine.supervised import SupervisedTrainer
 from papers.mgrade import lorenz, lorenz_components
+from papers.mgrade.lorenz_system import LorenzTrajectories
 
 
 def test_readout_finds_what_the_states_hold():

@@ -1,26 +1,7 @@
-"""Tables 1 and 2: accuracy, and the sizes of their models."""
+"""Tables 1 and 2: the sizes of their models."""
 
-from types import SimpleNamespace
-
-import numpy as np
-
-from hf_recurrent import MgradeForSequenceClassification, PixelSequences, config_from_preset
+from hf_recurrent import MgradeForSequenceClassification, config_from_preset
 from papers import load_experiment
-from papers.mgrade.pixel_classification import accuracy
-
-
-def test_accuracy_counts_all_images():
-    class Brightest:
-        device = "cpu"
-
-        def eval(self):
-            pass
-
-        def __call__(self, input_values):
-            return SimpleNamespace(logits=input_values[..., 0])
-
-    images = np.eye(10, dtype=np.uint8)[np.arange(7)].reshape(7, 10, 1) * 200
-    assert accuracy(Brightest(), PixelSequences(images, np.array([0, 1, 2, 3, 4, 9, 9])), batch_size=3) == 5 / 7
 
 
 def test_small_and_paper_sizes_are_those_of_the_tables():

@@ -1,8 +1,10 @@
 """Bit copier: its loss, and cosines between gradients, on cases whose answer is known."""
 
+import numpy as np
 import pytest
 import torch
 
+from hf_recurrent import Copying
 from papers.online_learning.bit_copier import BitCopier, CopiedBits, layer_cosines
 
 
@@ -18,6 +20,10 @@ def test_loss_is_that_of_the_asked_bits():
     right[:, :-3] = 0
     assert data.loss(right, bits) < 1e-8
     assert data.loss(0 * right, bits).item() == pytest.approx(0.6931, abs=1e-4)
+    ids, _ = Copying(num_tokens=3, delay=7, num_symbols=128).examples(np.arange(5))
+    for row in range(5):
+        numbers = [int("".join(str(int(bit)) for bit in step), 2) for step in data.inputs[row, :3, :7]]
+        assert numbers == (ids[row, :3] - 1).tolist() and not data.inputs[row, 3:, :7].any()
     assert not torch.equal(data.inputs, CopiedBits(3, 5, seed=0, split="validation").inputs)
 
 
