@@ -1,12 +1,13 @@
-"""Copying: reproduce the tokens at the beginning, at markers, or after a sentinel and reading one's own answer."""
+"""Copying: reproduce tokens at markers, from among blanks, or after a sentinel while reading one's own answer."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
-from hf_recurrent.tasks.task import Task
+from hf_recurrent.tasks.task import Task, targets_at_end
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Copying(Task):
     Sources: Hochreiter and Schmidhuber (1997) in the form of Arjovsky et al. (2016): 10 tokens of 8 symbols, `delay`
     blanks, 10 markers (the defaults). Zucchet et al., "Online learning of long-range dependencies" (2023), section 4.1
     and appendix B.1: `Copying(num_tokens=20, delay=7, num_symbols=2**7)`, 20 patterns of 7 bits; their models read and
-    predict the bits themselves, see `bit_examples`. `num_symbols=2` copies single bits.
+    predict the bits themselves. `num_symbols=2` copies single bits.
 
     Ids: 0 is the blank, 1..num_symbols are data, num_symbols + 1 is the marker.
 
@@ -33,11 +34,7 @@ class Copying(Task):
     delay: int = 100
     num_symbols: int = 8
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("num_tokens", self.num_tokens, 1)
-        check_integer("delay", self.delay, 0)
-        check_integer("num_symbols", self.num_symbols, 2)
+    least: ClassVar = {"num_tokens": 1, "delay": 0, "num_symbols": 2}
 
     @property
     def vocab_size(self) -> int:
@@ -52,12 +49,49 @@ class Copying(Task):
         inputs = np.zeros((draws.num_examples, self.length), dtype=np.int64)
         inputs[:, : self.num_tokens] = data
         inputs[:, -self.num_tokens :] = self.num_symbols + 1
-        targets = np.full_like(inputs, IGNORE_INDEX)
-        targets[:, -self.num_tokens :] = data
-        return inputs, targets
+        return inputs, targets_at_end(inputs, data)
 
     def token_name(self, token_id: int) -> str:
         return {0: "_", self.num_symbols + 1: "?"}.get(token_id, str(token_id - 1))
+
+
+@dataclass(frozen=True)
+class SelectiveCopying(Task):
+    """Data tokens at random places among blanks, then one marker per data token, whose targets are the data in order.
+
+    Source: Gu and Dao, "Mamba" (2024), section 4.1.1 and appendix E.1, as in Memora, section 5.1 and appendix F.1:
+    episodes of 4096 steps with 16 numbers, V = 16. Ids: 0 is the blank, 1..V-2 are data, V-1 is the marker. Places are
+    uniform over the `length` - `num_tokens` steps before the markers; data tokens are uniform and may repeat.
+
+    Args:
+        length: T, with the markers.
+        num_tokens: number of data tokens.
+        vocab_size: V.
+
+    Raises:
+        ValueError: fewer than 3 ids, or more tokens than fit into the length.
+    """
+
+    length: int = 4096
+    num_tokens: int = 16
+    vocab_size: int = 16
+
+    least: ClassVar = {"length": 2, "vocab_size": 3}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("num_tokens", self.num_tokens, 1, self.length // 2)
+
+    def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
+        before = self.length - self.num_tokens
+        data = draws.integers("data", self.num_tokens, self.vocab_size - 2) + 1
+        inputs = np.zeros((draws.num_examples, self.length), dtype=np.int64)
+        np.put_along_axis(inputs, draws.choose("places", before, self.num_tokens), data, axis=1)
+        inputs[:, before:] = self.vocab_size - 1
+        return inputs, targets_at_end(inputs, data)
+
+    def token_name(self, token_id: int) -> str:
+        return {0: "_", self.vocab_size - 1: "?"}.get(token_id, str(token_id))
 
 
 @dataclass(frozen=True)
@@ -84,9 +118,10 @@ class SentinelCopy(Task):
     min_length: int | None = None
     num_letters: int = 26
 
+    least: ClassVar = {"max_length": 1}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("max_length", self.max_length, 1)
         check_integer("num_letters", self.num_letters, 2, 26)
         if self.min_length is not None:
             check_integer("min_length", self.min_length, 1, self.max_length)
@@ -103,8 +138,7 @@ class SentinelCopy(Task):
         least = self.max_length if self.min_length is None else self.min_length
         lengths = least + draws.integers("length", 1, self.max_length - least + 1)
         string = draws.integers("string", self.max_length, self.num_letters) + 1
-        place = np.arange(self.length)[None]
-        after = place - lengths  # 0 at the sentinel
+        after = np.arange(self.length) - lengths  # 0 at the sentinel
         first = np.pad(string, ((0, 0), (0, self.max_length)))
         again = np.take_along_axis(string, np.clip(after, 0, self.max_length - 1), axis=1)
         targets = np.where((after >= 0) & (after < lengths), again, IGNORE_INDEX)

@@ -1,11 +1,12 @@
 """The flip-flop language: write one bit, ignore others, read it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.tasks.example_draws import ExampleDraws, check_integer
+from hf_recurrent.tasks.example_draws import ExampleDraws
 from hf_recurrent.tasks.task import Task
 
 _WRITE, _READ, _IGNORE = 2, 3, 4
@@ -35,9 +36,10 @@ class FlipFlop(Task):
     p_ignore: float = 0.8
     vocab_size = 5
 
+    least: ClassVar = {"length": 4}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("length", self.length, 4)
         if self.length % 2:
             raise ValueError(f"`length` is {self.length}; it must be even: instructions and bits alternate.")
         if not 0 <= self.p_ignore <= 1:

@@ -8,12 +8,13 @@ Shape letters: B batch, T steps, V vocabulary.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
-from hf_recurrent.tasks.task import Task
+from hf_recurrent.tasks.task import Task, targets_at_end
 
 # Keys are drawn as 64-bit numbers.
 _MOST_KEYS = 2**62
@@ -40,19 +41,17 @@ class Retrieval(Task):
     vocab_size: int = 16
     label_noise: float = 0.0
 
+    least: ClassVar = {"length": 3, "vocab_size": 3}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("length", self.length, 3)
-        check_integer("vocab_size", self.vocab_size, 3)
         if not 0 <= self.label_noise <= 1:
             raise ValueError(f"`label_noise` is {self.label_noise}; it must be a probability from 0 to 1.")
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
         """(B, T) → targets (B, T), without noise."""
         place = (inputs == 0).argmax(axis=1)[:, None] + 1
-        targets = np.full_like(inputs, IGNORE_INDEX)
-        targets[:, -1:] = np.take_along_axis(inputs, place, axis=1)
-        return targets
+        return targets_at_end(inputs, np.take_along_axis(inputs, place, axis=1))
 
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         inputs = draws.integers("tokens", self.length, self.vocab_size - 1) + 1
@@ -83,19 +82,16 @@ class StringCopy(Task):
     length: int = 64
     vocab_size: int = 16
 
+    least: ClassVar = {"length": 2, "vocab_size": 3}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("length", self.length, 2)
         if self.length % 2:
             raise ValueError(f"`length` is {self.length}; it must be even: a string and an answer of its length.")
-        check_integer("vocab_size", self.vocab_size, 3)
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
         """(B, T) → targets (B, T)."""
-        half = self.length // 2
-        targets = np.full_like(inputs, IGNORE_INDEX)
-        targets[:, half:] = inputs[:, :half][:, ::-1]
-        return targets
+        return targets_at_end(inputs, inputs[:, : self.length // 2][:, ::-1])
 
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         half = self.length // 2
@@ -124,11 +120,7 @@ class StackOperations(Task):
     max_depth: int = 8
     vocab_size: int = 16
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("length", self.length, 2)
-        check_integer("max_depth", self.max_depth, 1)
-        check_integer("vocab_size", self.vocab_size, 2)
+    least: ClassVar = {"length": 2, "max_depth": 1, "vocab_size": 2}
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
         """(B, T) → targets (B, T), for inputs that never pop an empty stack."""
@@ -181,12 +173,12 @@ class KeysValues(Task):
     value_length: int = 1
     vocab_size: int = 33
 
+    least: ClassVar = {"value_length": 1, "vocab_size": 4}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("vocab_size", self.vocab_size, 4)
         longest = int(math.log(_MOST_KEYS, max(self._num_key_symbols, 2)))
         check_integer("key_length", self.key_length, 1, longest)
-        check_integer("value_length", self.value_length, 1)
         check_integer("num_pairs", self.num_pairs, 1, self._num_key_symbols**self.key_length)
 
     @property
@@ -204,9 +196,7 @@ class KeysValues(Task):
         pairs = inputs[:, :end].reshape(len(inputs), self.num_pairs, pair)
         asked = inputs[:, None, end + 1 : end + 1 + self.key_length]
         which = (pairs[:, :, : self.key_length] == asked).all(axis=2).argmax(axis=1)
-        targets = np.full_like(inputs, IGNORE_INDEX)
-        targets[:, -self.value_length :] = pairs[np.arange(len(inputs)), which, self.key_length :]
-        return targets
+        return targets_at_end(inputs, pairs[np.arange(len(inputs)), which, self.key_length :])
 
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         num_examples, num_pairs, symbols = draws.num_examples, self.num_pairs, self._num_key_symbols
@@ -248,7 +238,7 @@ class ModularArithmetic(Task):
 
     a and b are drawn for every example, uniform in 0..max_a and 0..max_b, and every x_i in 0..V-1. As in the paper,
     there is no target at a y_i, and there is one at x_0, although y_0 cannot be known there. So no model reaches an
-    accuracy of 1; `best_answers` gives the bound.
+    accuracy of 1.
 
     Args:
         num_shots: pairs of an example, the paper's in-context examples; T = 2 · num_shots.
@@ -264,10 +254,10 @@ class ModularArithmetic(Task):
     max_b: int = 3
     vocab_size: int = 16
 
+    least: ClassVar = {"num_shots": 1, "vocab_size": 2}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("num_shots", self.num_shots, 1)
-        check_integer("vocab_size", self.vocab_size, 2)
         check_integer("max_a", self.max_a, 0, self.vocab_size - 1)
         check_integer("max_b", self.max_b, 0, self.vocab_size - 1)
 

@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,9 +33,7 @@ class Parity(Task):
     final_only: bool = False
     vocab_size = 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("length", self.length, 1)
+    least: ClassVar = {"length": 1}
 
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         inputs = draws.integers("bits", self.length, 2)
@@ -63,9 +62,10 @@ class PermutationComposition(Task):
     num_elements: int = 3
     final_only: bool = False
 
+    least: ClassVar = {"length": 1}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("length", self.length, 1)
         check_integer("num_elements", self.num_elements, 2, 6)
 
     @property

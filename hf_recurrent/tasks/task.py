@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,15 +48,18 @@ class Task(EpisodeSource):
     num_validation_examples: int = 1024
 
     unit = "symbol"
+    least: ClassVar[dict[str, int]] = {}
+    """Integer fields of a subclass and the smallest value of each, which `__post_init__` checks."""
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     def __post_init__(self) -> None:
+        for field, least in {"num_validation_examples": 1, **self.least}.items():
+            check_integer(field, getattr(self, field), least)
         if self.num_examples is not None:
             check_integer("num_examples", self.num_examples, 1)
-        check_integer("num_validation_examples", self.num_validation_examples, 1)
 
     @property
     def episode_length(self) -> int:
@@ -195,3 +198,10 @@ class Task(EpisodeSource):
         )
         right = f"{metrics['accuracy']:.1%} of the answers right, {metrics['exact_match']:.1%} of {examples}"
         return f"{right}, {metrics['bits_per_symbol']:.3f} bits per symbol"
+
+
+def targets_at_end(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    """Targets (B, T) for inputs (B, T): the answers (B, n) at the last n steps, none before."""
+    targets = np.full_like(inputs, IGNORE_INDEX)
+    targets[:, -answers.shape[1] :] = answers
+    return targets
