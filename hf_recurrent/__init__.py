@@ -110,7 +110,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.tasks.task_dataset": ("TaskDataset",),
     "hf_recurrent.tasks.task_names": ("register_task", "task_from_name", "task_names"),
     "hf_recurrent.tasks.example_draws": ("ExampleDraws",),
-    "hf_recurrent.evaluation.answers": ("evaluate_task",),
+    "hf_recurrent.tasks.answers": ("evaluate_task",),
     "hf_recurrent.tasks.copying": ("Copying", "SelectiveCopying", "SentinelCopy"),
     "hf_recurrent.tasks.adding": ("AddingProblem",),
     "hf_recurrent.tasks.recall": ("AssociativeRecall", "InductionHeads", "Phonebook"),

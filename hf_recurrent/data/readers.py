@@ -102,23 +102,33 @@ def _read_binary(path: Path, text_column: str) -> Iterator[Document]:
 
 
 def _read_json_lines(path: Path, text_column: str) -> Iterator[Document]:
-    file, parse = str(path), json.JSONDecoder().decode
+    for name, row in json_rows(path):
+        if text_column not in row:
+            raise missing_column(name, text_column, row)
+        yield name, [column_bytes(row[text_column], text_column, name)]
+
+
+def json_rows(path: Path) -> Iterator[tuple[str, dict]]:
+    """The rows of a file of JSON lines, each with its name for error messages.
+
+    Raises:
+        ValueError: a line is too long, is not JSON, or holds something other than an object.
+    """
+    parse = json.JSONDecoder().decode
     for number, line in enumerate(_lines(path), start=1):
         if not line or line.isspace():
             continue
-        name = f"{file}, line {number}"
+        name = f"{path}, line {number}"
         try:
             try:
                 row = parse(line.decode("utf-8"))
             except ValueError:
-                row = json.loads(line)  # which knows other encodings, at the cost of looking for them
+                row = json.loads(line)  # also knows other encodings, at the cost of detecting them
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"{name} is a JSON {type(row).__name__}; it must be an object with columns.")
-        if text_column not in row:
-            raise missing_column(name, text_column, row)
-        yield name, [column_bytes(row[text_column], text_column, name)]
+        yield name, row
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
 """Labelled texts as sequences of bytes, from directories laid out like IMDB or from JSONL and CSV files."""
 
 import csv
-import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from hf_recurrent.data.readers import json_rows
 from hf_recurrent.tasks.example_draws import check_integer
 
 _IMDB_LABELS = ("neg", "pos")
 _LONGEST_FIELD = 2**31 - 1
-_MOST_NUMBERED_LABELS = 10_000
 
 
 class ByteTexts(Dataset):
@@ -83,91 +83,70 @@ def byte_text_classification(
         raise ValueError(f"`split` is {split!r}; for a file such as {path} it must be None.")
     if not path.is_file():
         raise FileNotFoundError(f"file not found: {path}")
-    readers = {".jsonl": _json_rows, ".ndjson": _json_rows, ".csv": _csv_rows}
-    if path.suffix.lower() not in readers:
-        raise ValueError(f"`path` is {str(path)!r}; it must be a directory or end in {', '.join(readers)}.")
-    texts, found = [], []
-    for place, row in readers[path.suffix.lower()](path):
+    if path.suffix.lower() not in _READERS:
+        raise ValueError(f"`path` is {str(path)!r}; it must be a directory or end in {', '.join(_READERS)}.")
+    texts, labels = [], []
+    for name, row in _READERS[path.suffix.lower()](path):
         for column in (text_column, label_column):
             if row.get(column) is None:
-                raise ValueError(f"{place} has no column {column!r}; it has {', '.join(map(str, row))}.")
-        text = row[text_column]
+                raise ValueError(f"{name} has no column {column!r}; it has {', '.join(map(str, row))}.")
+        text, label = row[text_column], row[label_column]
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{place} has the text {text!r}; it must be a string that is not empty.")
-        label = row[label_column]
+            raise ValueError(f"{name} has the text {text!r}; it must be a string that is not empty.")
         if isinstance(label, bool) or not isinstance(label, str | int):
-            raise ValueError(f"{place} has the label {label!r}; it must be a name or an integer.")
+            raise ValueError(f"{name} has the label {label!r}; it must be a name or an integer.")
         texts.append(text.encode("utf-8", "surrogatepass")[:max_length])
-        found.append(str(label))
+        labels.append(str(label))
     if not texts:
         raise ValueError(f"{path} is empty: it holds no texts.")
-    names = _label_names(found) if label_names is None else list(label_names)
+    names = _label_names(labels) if label_names is None else list(label_names)
     numbers = {label: number for number, label in enumerate(names)}
-    if unknown := sorted(set(found) - set(numbers)):
+    if unknown := sorted(set(labels) - set(names)):
         raise ValueError(f"{path} has the label {unknown[0]!r}; it must be one of {', '.join(names)}.")
-    return ByteTexts(texts, [numbers[label] for label in found], names, name=path.stem)
+    return ByteTexts(texts, [numbers[label] for label in labels], names, name=path.stem)
 
 
 def _read_directory(directory: Path, max_length: int | None) -> ByteTexts:
     texts, labels = [], []
     for number, label in enumerate(_IMDB_LABELS):
-        if not (directory / label).is_dir():
-            raise FileNotFoundError(
-                f"directory not found: {directory / label} (a directory of texts holds {' and '.join(_IMDB_LABELS)})"
-            )
-        files = sorted((directory / label).glob("*.txt"))
+        folder = directory / label
+        if not folder.is_dir():
+            raise FileNotFoundError(f"directory not found: {folder} (texts are in {' and '.join(_IMDB_LABELS)})")
+        files = sorted(folder.glob("*.txt"))
         if not files:
-            raise ValueError(f"{directory / label} holds no .txt files.")
+            raise ValueError(f"{folder} holds no .txt files.")
         for file in files:
-            text = file.read_bytes()[:max_length]
-            if not text:
+            texts.append(file.read_bytes()[:max_length])
+            if not texts[-1]:
                 raise ValueError(f"{file} is empty.")
-            texts.append(text)
-            labels.append(number)
+        labels += [number] * len(files)
     return ByteTexts(texts, labels, list(_IMDB_LABELS), name=directory.name)
 
 
 def _label_names(labels: list[str]) -> list[str]:
     names = sorted(set(labels))
-    if all(name.isascii() and name.isdigit() and len(name) < 10 and str(int(name)) == name for name in names):
-        largest = max(map(int, names))
-        if largest < _MOST_NUMBERED_LABELS:
-            return [str(number) for number in range(largest + 1)]
+    if all(re.fullmatch("0|[1-9][0-9]{0,3}", name) for name in names):
+        return [str(number) for number in range(max(map(int, names)) + 1)]
     return names
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    for number, line in enumerate(_lines(path), 1):
-        if line.strip():
-            place = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{place} is not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{place} is a JSON {type(row).__name__}; it must be an object with text and label.")
-            yield place, row
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, dict]]:
     # Texts may be longer than the module's limit, which is global and therefore restored.
     limit = csv.field_size_limit(_LONGEST_FIELD)
     try:
-        reader = csv.DictReader(_lines(path), strict=True)
-        for row in reader:
-            place = f"{path}, line {reader.line_num}"
-            if None in row:
-                raise ValueError(f"{place} has more fields than the first line has names.")
-            yield place, row
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            for row in reader:
+                name = f"{path}, line {reader.line_num}"
+                if None in row:
+                    raise ValueError(f"{name} has more fields than the first line has names.")
+                yield name, row
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from error
     except csv.Error as error:
         raise ValueError(f"{path} is not CSV: {error}") from error
     finally:
         csv.field_size_limit(limit)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            yield from file
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}") from error
+_READERS = {".jsonl": json_rows, ".ndjson": json_rows, ".csv": _csv_rows}

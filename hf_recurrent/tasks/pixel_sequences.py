@@ -90,14 +90,12 @@ def sequential_mnist(
     path = find_idx(directory, f"{prefix}-labels", 1)
     labels = read_idx(path, num_dimensions=1)
     if len(images) != len(labels):
-        raise ValueError(
-            f"{path} has {len(labels)} labels, but there are {len(images)} images; the numbers must be equal."
-        )
-    pixels = images.reshape(len(images), -1, 1)
-    if permutation_seed is not None:
-        pixels = pixels[:, np.argsort(hash_integers(permutation_seed, np.arange(pixels.shape[1])))]
-    name = "sequential_mnist" if permutation_seed is None else "permuted_mnist"
+        raise ValueError(f"{path} has {len(labels)} labels, but there are {len(images)} images; they must be equal.")
     _check_labels(path, labels)
+    pixels, name = images.reshape(len(images), -1, 1), "sequential_mnist"
+    if permutation_seed is not None:
+        name = "permuted_mnist"
+        pixels = pixels[:, np.argsort(hash_integers(permutation_seed, np.arange(pixels.shape[1])))]
     return PixelSequences(pixels, labels, as_ids=as_ids, name=name)
 
 
@@ -118,19 +116,18 @@ def sequential_cifar10(
         ValueError: an unknown split, the Python version, or a file that is damaged or of another format.
     """
     names = _file_names(_CIFAR_FILES, split)
-    directory = Path(directory).expanduser()
-    for folder in (directory, directory / "cifar-10-batches-bin"):
-        if (folder / names[0]).is_file():
-            directory = folder
-            break
-    else:
-        for folder in (directory, directory / "cifar-10-batches-py"):
+    parent = Path(directory).expanduser()
+    directory = next(
+        (folder for folder in (parent, parent / "cifar-10-batches-bin") if (folder / names[0]).is_file()), None
+    )
+    if directory is None:
+        for folder in (parent, parent / "cifar-10-batches-py"):
             if any((folder / name).is_file() for name in _CIFAR_PICKLED):
                 raise ValueError(
                     f"{folder} holds the Python version of CIFAR-10, whose files execute code when they are read; "
                     "it must be the binary version (cifar-10-binary.tar.gz)."
                 )
-        raise FileNotFoundError(f"file not found: {directory / names[0]} (of the binary version of CIFAR-10)")
+        raise FileNotFoundError(f"file not found: {parent / names[0]} (of the binary version of CIFAR-10)")
     records = np.concatenate([_read_cifar_records(directory / name) for name in names])
     images = records[:, 1:].reshape(len(records), *_CIFAR_SHAPE).transpose(0, 2, 3, 1).reshape(len(records), -1, 3)
     if grey:

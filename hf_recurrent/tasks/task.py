@@ -152,14 +152,10 @@ class Task(EpisodeSource):
                 "two must be equal where no state is carried from block to block."
             )
 
-    def count_answers(self, model: PreTrainedModel, indices: np.ndarray, **options: Any) -> dict[str, float | int]:
-        """Sums over some examples, see [`count_answers`]."""
-        return count_answers(model, self, indices, **options)
-
     def evaluate(self, model: PreTrainedModel, share: EvaluationShare) -> dict[str, float]:
         """Sums of [`count_answers`] over the split "validation"."""
         indices = np.arange(share.index, self.num_validation_examples, share.count)
-        return self.count_answers(model, indices, batch_size=share.batch_size, block_size=share.block_size)
+        return count_answers(model, self, indices, batch_size=share.batch_size, block_size=share.block_size)
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         return summarize_answers(sums)

@@ -1,4 +1,4 @@
-"""`TaskDataset`: examples of a task for trainers that take a map-style data set and shift the labels."""
+"""`TaskDataset`: examples of a task for trainers that take a map-style dataset and shift the labels."""
 
 from typing import TYPE_CHECKING
 
@@ -42,18 +42,13 @@ class TaskDataset(Dataset):
         return self._size
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {name: tensor[0] for name, tensor in self._batch([index]).items()}
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
         """A batch of examples; a DataLoader calls this, and generation is vectorized."""
-        batch = self._batch(indices)
-        return [{name: tensor[row] for name, tensor in batch.items()} for row in range(len(indices))]
-
-    def _batch(self, indices: list[int]) -> dict[str, torch.Tensor]:
-        for index in indices:
-            if not 0 <= index < self._size:
-                raise IndexError(f"`index` is {index}; the data set has {self._size} examples.")
+        if not all(0 <= index < self._size for index in indices):
+            raise IndexError(f"`indices` is {indices}; the dataset has {self._size} examples.")
         inputs, targets = self.task.examples(np.asarray(indices), self.split)
-        input_ids = np.pad(inputs, ((0, 0), (0, 1)))
-        labels = np.pad(targets, ((0, 0), (1, 0)), constant_values=IGNORE_INDEX)
-        return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
+        input_ids = torch.from_numpy(np.pad(inputs, ((0, 0), (0, 1))))
+        labels = torch.from_numpy(np.pad(targets, ((0, 0), (1, 0)), constant_values=IGNORE_INDEX))
+        return [{"input_ids": row, "labels": label} for row, label in zip(input_ids, labels, strict=True)]

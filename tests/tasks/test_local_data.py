@@ -234,7 +234,7 @@ def test_named_labels(tmp_path):
         ("a.csv", "text,label\na,1,2\n", "a.csv, line 2 has more fields"),
         ("a.csv", "text,label\na\n", "line 2 has no column 'label'"),
         ("a.csv", 'text,label\n"a,1\n', "a.csv is not CSV"),
-        ("a.jsonl", b'{"text": "\xff"}', "a.jsonl is not UTF-8"),
+        ("a.jsonl", b'{"text": "\xff"}', "a.jsonl, line 1 is not JSON: 'utf-8' codec"),
         ("a.csv", b"text,label\n\xff,1\n", "a.csv is not UTF-8"),
         ("a.parquet", b"PAR1", "`path` is .*; it must be a directory or end in .jsonl, .ndjson, .csv"),
     ],
