@@ -328,8 +328,8 @@ def memory(device: torch.device, sizes: Sizes, end: float) -> Iterator[Row]:
 
     from hf_recurrent import MultiStreamTrainingArguments, config_from_preset
     from hf_recurrent.planning.setting import Setting
-    from hf_recurrent.planning.throughput import bytes_per_second
-    from hf_recurrent.planning.training_memory import training_memory
+    from hf_recurrent.planning.training_memory import MemoryCounter
+    from hf_recurrent.planning.training_steps import bytes_per_second
 
     streams, size = sizes.streams, sizes.block_size
     cases = [("bptt", False, streams, size), ("bptt", True, streams, size), ("rtrl", False, streams, 1)]
@@ -348,7 +348,8 @@ def memory(device: torch.device, sizes: Sizes, end: float) -> Iterator[Row]:
             def measure(row=row, method=method, bfloat16=bfloat16, streams=streams, steps=steps) -> Row:
                 setting = Setting(method=method, streams=streams, block_size=steps, stride=steps, bfloat16=bfloat16)
                 config = config_from_preset(f"memora-{row}")
-                planned = training_memory(lambda: AutoModelForCausalLM.from_config(config), arguments, setting).total
+                counter = MemoryCounter(lambda: AutoModelForCausalLM.from_config(config), arguments)
+                planned = counter.count(setting).total
                 result = {"planned GB": planned / 1e9}
                 if device.type != "cuda":
                     return result

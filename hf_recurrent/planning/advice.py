@@ -1,11 +1,11 @@
 """Changes of a run that does not fit, each with the memory that it leaves."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hf_recurrent.learning_rules.rules import RULES
 from hf_recurrent.planning.setting import BPTT, Setting
-from hf_recurrent.planning.training_memory import TrainingMemory
+from hf_recurrent.planning.training_memory import MemoryCounter, TrainingMemory
 from hf_recurrent.trainers.sharding import ShardingSettings
 
 _WITHOUT_STATE = ("truncated", "spatial")  # rules that carry no sensitivities
@@ -19,21 +19,11 @@ class Change:
     memory: TrainingMemory
 
 
-def changes(
-    setting: Setting,
-    count: Callable[[Setting], TrainingMemory],
-    *,
-    can_checkpoint: bool,
-) -> Iterator[Change]:
-    """Single changes that need less memory than `setting`, the mildest first.
-
-    Args:
-        count: the memory of a setting.
-        can_checkpoint: whether the model and the method support gradient checkpointing.
-    """
-    now = count(setting).total
-    for flags, changed in _candidates(setting, can_checkpoint):
-        memory = count(changed)
+def changes(setting: Setting, counter: MemoryCounter) -> Iterator[Change]:
+    """Single changes that need less memory than `setting`, the mildest first."""
+    now = counter.count(setting).total
+    for flags, changed in _candidates(setting, counter.can_checkpoint(setting)):
+        memory = counter.count(changed)
         if memory.total < now:
             yield Change(flags, memory)
 
@@ -71,7 +61,7 @@ def _candidates(setting: Setting, can_checkpoint: bool) -> Iterator[tuple[str, S
 
 
 def _launched(file: str, setting: Setting) -> str:
-    """The flags of another launch configuration, with what the present one may have set."""
+    """The flags of another launch configuration, with the precision and checkpointing of the present one."""
     flags = f"--config_file {file}"
     flags += " --bf16 true" if setting.bfloat16 else ""
     return flags + (" --gradient_checkpointing true" if setting.checkpointing else "")

@@ -1,10 +1,17 @@
-"""`Setting`: the arguments of training that memory and time depend on."""
+"""`Setting`: the arguments of training, and of its launcher, that memory and time depend on."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from hf_recurrent.trainers.sharding import ShardingSettings
+import yaml
+from transformers import TrainingArguments
 
-BPTT, DMT = "bptt", "dmt"
+from hf_recurrent.data.episode_source import EpisodeSource
+from hf_recurrent.trainers.sharding import ShardingSettings, requested_sharding
+from hf_recurrent.trainers.smt_arguments import MemoryTrainingArguments, SmtTrainingArguments
+
+BPTT, SMT, DMT = "bptt", "smt", "dmt"
+RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "accelerate"
 
 
 @dataclass(frozen=True)
@@ -43,3 +50,84 @@ class Setting:
     def step_bytes(self) -> int:
         """Bytes of an optimizer step of all processes."""
         return self.processes * self.accumulation * self.streams * self.block_size
+
+
+@dataclass(frozen=True)
+class LaunchConfiguration:
+    """Processes and precision of a run; `sharding` is None for a copy of the model in every process."""
+
+    processes: int = 1
+    bfloat16: bool = False
+    sharding: ShardingSettings | None = None
+
+
+def read_launch_configuration(name: str) -> LaunchConfiguration:
+    """Read the file of `accelerate launch --config_file`, or one of `recipes/accelerate` by its name.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is no configuration of accelerate, or does not ask for DDP or FSDP2.
+    """
+    path = Path(name)
+    shipped = sorted(file.name for file in RECIPES.glob("*.yaml"))
+    if not path.is_file():
+        if name not in shipped:
+            raise FileNotFoundError(
+                f"`--config_file` is {name!r}; file not found. Or choose from {', '.join(shipped)}."
+            )
+        path = RECIPES / name
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"`--config_file` is {name!r}, which is not YAML: {error}") from error
+    if not isinstance(content, dict) or "distributed_type" not in content:
+        raise ValueError(f"`--config_file` is {name!r}, which has no `distributed_type`: not one of accelerate.")
+    options = content.get("fsdp_config") or {}
+    # As `accelerate launch` passes them on.
+    environment = {str(key).upper(): str(value) for key, value in options.items()}
+    kind = str(content["distributed_type"])
+    environment |= {"ACCELERATE_USE_FSDP": str(kind == "FSDP"), "ACCELERATE_USE_DEEPSPEED": str(kind == "DEEPSPEED")}
+    return LaunchConfiguration(
+        processes=int(content.get("num_processes") or 1),
+        bfloat16=content.get("mixed_precision") == "bf16",
+        sharding=requested_sharding(environment),
+    )
+
+
+def setting_of(
+    training: TrainingArguments,
+    source: EpisodeSource | None,
+    launch: LaunchConfiguration,
+    processes: int | None = None,
+) -> Setting:
+    """The setting of a run.
+
+    Args:
+        training: its arguments.
+        source: its task, if it trains on one; None for documents.
+        launch: its launcher.
+        processes: number of processes; None for the launcher's.
+    """
+    method, anchors, first_anchor = getattr(training, "method", BPTT), 0, 0
+    if isinstance(training, MemoryTrainingArguments):
+        method = SMT if isinstance(training, SmtTrainingArguments) else DMT
+        if training.chooses_block_size and source is not None and source.episode_length is not None:
+            training.block_size = source.episode_length
+        context_length = min(training.context_length, training.block_size)
+        first_anchor = context_length if source is None else source.first_anchor(context_length)
+        anchors = training.num_anchors(first_anchor)
+    return Setting(
+        method=method,
+        streams=training.per_device_train_batch_size,
+        block_size=training.block_size,
+        stride=getattr(training, "stride", None) or training.block_size,
+        accumulation=training.gradient_accumulation_steps,
+        anchors=anchors,
+        first_anchor=first_anchor,
+        bfloat16=training.bf16 or launch.bfloat16,
+        checkpointing=training.gradient_checkpointing
+        or (launch.sharding is not None and launch.sharding.activation_checkpointing),
+        carries_state=training.regime == "multi_stream",
+        processes=launch.processes if processes is None else processes,
+        sharding=launch.sharding,
+    )

@@ -14,10 +14,9 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from hf_recurrent.learning_rules.optimizers import frozen
-from hf_recurrent.planning.live_memory import LiveMemory, imagined_memory
+from hf_recurrent.planning.fake_tensors import LiveMemory, fake_memory, probes_with_values
 from hf_recurrent.planning.setting import BPTT, DMT, Setting
 from hf_recurrent.planning.training_steps import NextTokenSteps, build_steps
-from hf_recurrent.planning.unit_probes import probes_with_values
 from hf_recurrent.stock_models.stock_model import StockModelWithState
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
@@ -30,7 +29,7 @@ class TrainingMemory:
     """Bytes of one process, by what they hold; `host` is in the memory of the host instead of the device.
 
     Attributes:
-        activations: everything that lives within a step only: what autograd keeps, and temporary tensors, at the peak.
+        activations: tensors that live within a step only: saved by autograd, or temporary, at the peak.
         communication: gradient buckets of DDP; gathered parameters and unreduced gradients of FSDP2.
         state: the carried states of all streams of the process.
     """
@@ -52,22 +51,8 @@ class TrainingMemory:
         return sum(parts) + self.state + self.sensitivities + self.activations
 
 
-def training_memory(build: Callable[[], nn.Module], arguments: TrainingArguments, setting: Setting) -> TrainingMemory:
-    """Count the memory of one process.
-
-    Args:
-        build: makes the model, or RNN and teacher as one; called where tensors have no memory.
-        arguments: gives the optimizer.
-        setting: everything else.
-
-    Raises:
-        ValueError: the model does not support the method.
-    """
-    return distributed(undistributed(build, arguments, setting), setting)
-
-
 @dataclass(frozen=True)
-class Undistributed:
+class _SingleProcess:
     """The memory of a single process, and what depends on its model.
 
     Attributes:
@@ -83,11 +68,42 @@ class Undistributed:
     can_checkpoint: bool
 
 
-def undistributed(build: Callable[[], nn.Module], arguments: TrainingArguments, setting: Setting) -> Undistributed:
-    """See [`training_memory`], for one process whatever the setting says about several.
+class MemoryCounter:
+    """Counts the memory of one process that trains a model, for any number of settings.
+
+    Args:
+        build: makes the model, or RNN and teacher as one; called where tensors have no memory.
+        arguments: gives the optimizer.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], arguments: TrainingArguments):
+        self._build, self._arguments = build, arguments
+        self._counted: dict[Setting, _SingleProcess] = {}
+
+    def count(self, setting: Setting) -> TrainingMemory:
+        """The memory of one process of a run.
+
+        Raises:
+            ValueError: the model does not support the method.
+        """
+        return _distributed(self._of_single_process(setting), setting)
+
+    def can_checkpoint(self, setting: Setting) -> bool:
+        """True if the model and the method support gradient checkpointing."""
+        return self._of_single_process(setting).can_checkpoint
+
+    def _of_single_process(self, setting: Setting) -> _SingleProcess:
+        key = replace(setting, processes=1, sharding=None)
+        if key not in self._counted:
+            self._counted[key] = _count_single(self._build, self._arguments, key)
+        return self._counted[key]
+
+
+def _count_single(build: Callable[[], nn.Module], arguments: TrainingArguments, setting: Setting) -> _SingleProcess:
+    """The memory of a single process.
 
     A rollout of DMT runs step by step, which takes long without memory too. Its activations are proportional to its
-    steps, and extrapolated from those of two short ones, in which the teacher reads one byte of context. There only
+    steps, and extrapolated from two short rollouts, in which the teacher reads one byte of context. There only
     activations are counted: in short rollouts, gradients and optimizer need more, and hide how activations grow.
     """
     rollout = setting.block_size - setting.first_anchor
@@ -122,8 +138,8 @@ def undistributed(build: Callable[[], nn.Module], arguments: TrainingArguments, 
 
 def _run(
     build: Callable[[], nn.Module], arguments: TrainingArguments, setting: Setting, activations_only: bool = False
-) -> Undistributed:
-    with imagined_memory() as memory, probes_with_values(), warnings.catch_warnings():
+) -> _SingleProcess:
+    with fake_memory() as memory, probes_with_values(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of names that older transformers need
         model = with_state(build()).train()
         if setting.checkpointing:
@@ -133,10 +149,7 @@ def _run(
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             optimizer, optimizer_bytes = _optimizer_with_state(model, trained, arguments, memory)
             steps = build_steps(model, setting)
-            if activations_only:
-                _drop_gradients(trained)
-            else:
-                _count_gradients(trained, memory)
+            _watch_gradients(trained, memory, drop=activations_only)
             memory.peak = 0
             for group in range(setting.accumulation):
                 steps.run(group)
@@ -158,7 +171,7 @@ def _run(
     layers = [_parameter_bytes(layer) for layer in _layers(model)] if by_layer else []
     drops_state = isinstance(model, StockModelWithState) and isinstance(steps, NextTokenSteps) and steps.carries_state
     is_rule = isinstance(steps, NextTokenSteps) and steps.rule is not None
-    return Undistributed(counted, gradients, layers, can_checkpoint=not drops_state and not is_rule)
+    return _SingleProcess(counted, gradients, layers, can_checkpoint=not drops_state and not is_rule)
 
 
 def _optimizer_with_state(
@@ -175,27 +188,22 @@ def _optimizer_with_state(
     return optimizer, memory.now - before
 
 
-def _drop_gradients(trained: list[nn.Parameter]) -> None:
-    def drop(parameter: nn.Parameter) -> None:
-        parameter.grad = None
-
-    for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(drop)
-
-
-def _count_gradients(trained: list[nn.Parameter], memory: LiveMemory) -> None:
+def _watch_gradients(trained: list[nn.Parameter], memory: LiveMemory, drop: bool) -> None:
+    """Count the gradient of each parameter when it is first complete, or drop it."""
     seen = set()
 
-    def count(parameter: nn.Parameter) -> None:
-        if id(parameter) not in seen:
+    def use(parameter: nn.Parameter) -> None:
+        if drop:
+            parameter.grad = None
+        elif id(parameter) not in seen:
             seen.add(id(parameter))
             memory.gradients += parameter.nbytes
 
     for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(count)
+        parameter.register_post_accumulate_grad_hook(use)
 
 
-def distributed(single: Undistributed, setting: Setting) -> TrainingMemory:
+def _distributed(single: _SingleProcess, setting: Setting) -> TrainingMemory:
     """The memory of one of several processes.
 
     DDP has a copy of all gradients in its buckets. FSDP2 has a share of parameters, gradients and optimizer state; and

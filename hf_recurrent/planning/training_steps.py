@@ -1,16 +1,17 @@
-"""Forward and backward passes of a run on made-up blocks: what its memory and its time depend on.
+"""Forward and backward passes of a run on blocks of zeros, and their rate on this machine."""
 
-Both kinds of steps have the bytes of what they carry between blocks, and run one micro-batch of their own.
-"""
-
+import time
 from contextlib import nullcontext
 
 import torch
 from torch import nn
+from transformers import Trainer, TrainingArguments
 
+from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
 from hf_recurrent.planning.setting import BPTT, Setting
+from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.next_token_loss import next_token_loss
 from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
@@ -53,8 +54,7 @@ class NextTokenSteps:
 
         Args:
             group: number of the micro-batch.
-            most_strides: by default two, of which the second finds what the first one leaves; more need no more
-                memory.
+            most_strides: two are enough for memory: the second finds what the first one leaves.
         """
         setting, model = self.setting, self.model
         ids = torch.zeros(setting.streams, setting.stride, dtype=torch.long, device=model.device)
@@ -106,3 +106,29 @@ class MemorySteps:
 
 def _nbytes(tensors: RecurrentState | None) -> int:
     return sum(tensor.nbytes for tensor in (tensors or {}).values())
+
+
+def bytes_per_second(model: nn.Module, arguments: TrainingArguments, setting: Setting, steps: int) -> float:
+    """The rate of one process, from the fastest of `steps` optimizer steps after a first one."""
+    model = with_state(model).to(arguments.device).train()
+    if setting.checkpointing:
+        model.gradient_checkpointing_enable()
+    optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    seconds = []
+    with frozen(*(model.frozen_modules if isinstance(model, StudentAndTeacher) else ())):
+        optimizer = optimizer_class([part for part in model.parameters() if part.requires_grad], **options)
+        training = build_steps(model, setting)
+        for _ in range(steps + 1):
+            begin = _now(model)
+            for group in range(setting.accumulation):
+                training.run(group, None)
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds.append(_now(model) - begin)
+    return setting.streams * setting.accumulation * setting.block_size / min(seconds[1:])
+
+
+def _now(model: nn.Module) -> float:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter()

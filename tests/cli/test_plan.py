@@ -5,7 +5,8 @@ import json
 import pytest
 
 from hf_recurrent.cli.main import main
-from hf_recurrent.cli.plan import duration, parse_size, size
+from hf_recurrent.cli.plan import parse_size
+from hf_recurrent.planning.report import duration, size
 
 TINY = "--config_overrides hidden_size=16 state_size=16 num_hidden_layers=1 --use_cpu --report_to none --recipe none"
 

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 from hf_recurrent import MultiStreamTrainingArguments, config_from_preset
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.planning.advice import changes
-from hf_recurrent.planning.live_memory import imagined_memory
+from hf_recurrent.planning.fake_tensors import fake_memory
 from hf_recurrent.planning.setting import Setting
-from hf_recurrent.planning.training_memory import training_memory, undistributed
+from hf_recurrent.planning.training_memory import MemoryCounter
 from hf_recurrent.trainers.sharding import ShardingSettings
 
 SIZES = {"hidden_size": 32, "state_size": 48, "num_hidden_layers": 2}
@@ -29,7 +29,7 @@ def build(**sizes):
 
 
 def test_live_memory_is_that_of_a_hand_count():
-    with imagined_memory() as memory:
+    with fake_memory() as memory:
         first = torch.nn.Parameter(torch.empty(5, 4))
         x = torch.empty(3, 4)
         hidden = x @ first.T  # (3, 5), kept by relu as its result
@@ -43,42 +43,34 @@ def test_live_memory_is_that_of_a_hand_count():
 
 
 def test_parameters_optimizer_and_state_are_exact(arguments):
-    memory = training_memory(build, arguments, SETTING)
+    memory = MemoryCounter(build, arguments).count(SETTING)
     model = build()
     assert memory.num_parameters == model.num_parameters() and memory.parameters == 4 * model.num_parameters()
     assert memory.optimizer == 2 * memory.parameters + 4 * len(list(model.parameters()))  # two moments, and the steps
     assert memory.state == 4 * 2 * 4 * 48 and memory.sensitivities == 0
-    doubled = training_memory(build, arguments, dataclasses.replace(SETTING, accumulation=2))
+    doubled = MemoryCounter(build, arguments).count(dataclasses.replace(SETTING, accumulation=2))
     assert doubled.state == 2 * memory.state and doubled.optimizer == memory.optimizer
 
 
 @pytest.mark.parametrize("unit, method", [("glru", "rtrl"), ("gru", "snap1"), ("glru", "truncated")])
 def test_sensitivities_are_those_of_the_rule(arguments, unit, method):
     setting = dataclasses.replace(SETTING, method=method, block_size=8, stride=2)
-    memory = training_memory(lambda: build(recurrent_unit=unit), arguments, setting)
+    memory = MemoryCounter(lambda: build(recurrent_unit=unit), arguments).count(setting)
     carried = build_learning_rule(method, build(recurrent_unit=unit)).init_carried(4)
     assert memory.sensitivities == sum(tensor.nbytes for tensor in carried.values())
     assert (memory.sensitivities > 0) == (method != "truncated") and memory.activations > 0
 
 
 def test_what_lowers_memory(arguments):
-    single = {}
-
-    def count(setting):
-        from hf_recurrent.planning.training_memory import distributed
-
-        key = dataclasses.replace(setting, processes=1, sharding=None)
-        single[key] = single.get(key) or undistributed(build, arguments, key)
-        return distributed(single[key], setting)
-
+    counter = MemoryCounter(build, arguments)
     setting = dataclasses.replace(SETTING, streams=16, block_size=64, stride=64, processes=4)
-    found = {change.flags: change.memory for change in changes(setting, count, can_checkpoint=True)}
-    before = count(setting)
+    found = {change.flags: change.memory for change in changes(setting, counter)}
+    before = counter.count(setting)
     assert before.communication == before.parameters
     assert found["--gradient_checkpointing true"].activations < before.activations / 2
     fewer = found["--per_device_train_batch_size 8 --gradient_accumulation_steps 2"]
     assert fewer.activations < 0.7 * before.activations and fewer.state == before.state
     assert found["--config_file fsdp2.yaml"].optimizer == -(-before.optimizer // 4)
     assert all(memory.total < before.total for memory in found.values())
-    offloaded = count(dataclasses.replace(setting, sharding=ShardingSettings(offload=True)))
+    offloaded = counter.count(dataclasses.replace(setting, sharding=ShardingSettings(offload=True)))
     assert offloaded.parameters == offloaded.optimizer == 0 and offloaded.host > 0

@@ -1,0 +1,77 @@
+"""The report of a plan: a table of memory, the time of a run, and changes that make it fit."""
+
+import math
+from collections.abc import Sequence
+
+from hf_recurrent.planning.advice import Change
+from hf_recurrent.planning.setting import Setting
+from hf_recurrent.planning.training_memory import TrainingMemory
+
+
+def describe(name: str, setting: Setting, memory: TrainingMemory, optimizer: str) -> str:
+    """The table of a plan."""
+    precision = "bfloat16 autocast" if setting.bfloat16 else "float32"
+    head = f"{name}, {memory.num_parameters:,} parameters, {setting.method}, {precision}\n"
+    head += (
+        f"{setting.processes} x {setting.accumulation} x {setting.streams} streams (processes, accumulation, batch)"
+    )
+    head += f" of {setting.block_size} bytes: {setting.step_bytes:,} bytes per step"
+    communication = "buckets of DDP" if setting.sharding is None else "gathered weights"
+    rows = {
+        "parameters": memory.parameters,
+        "gradients at the peak": memory.gradients,
+        f"optimizer ({optimizer})": memory.optimizer,
+        communication: memory.communication,
+        "carried state": memory.state,
+        "sensitivities": memory.sensitivities,
+        "activations": memory.activations,
+        "total": memory.total,
+        "host": memory.host,
+    }
+    width = max(map(len, rows))
+    shown = {words: count for words, count in rows.items() if count}
+    lines = [f"  {words:<{width}}  {size(count):>10}" for words, count in shown.items()]
+    return "\n".join([head, "memory of one process:", *lines])
+
+
+def describe_changes(total: int, available: int, changes: Sequence[Change]) -> str:
+    """Whether a run fits; if it does not, the changes that need less memory."""
+    if total <= available:
+        return f"It fits: {size(total)} of {size(available)}."
+    lines = [f"It does not fit: {size(total)} of {size(available)}. Changes:"]
+    for change in changes:
+        words = "fits" if change.memory.total <= available else "does not fit"
+        lines.append(f"  {size(change.memory.total):>10}  {words:<12}  {change.flags}")
+    if not any(change.memory.total <= available for change in changes):
+        lines.append("None of them is enough by itself: combine them, or take a smaller model.")
+    return "\n".join(lines)
+
+
+def describe_time(rate: float, setting: Setting, total: float | None) -> str:
+    """Rate and duration of a run.
+
+    Args:
+        rate: bytes per second of one process, measured.
+        setting: of the run.
+        total: bytes of the run; None if they are not known.
+    """
+    words = f"measured here: {rate:,.0f} bytes per second of a process"
+    if not total:
+        return f"{words}; with --train_bytes or --max_steps, plan estimates the time"
+    together = f" with {setting.processes} processes, if they lose nothing" if setting.processes > 1 else ""
+    return f"{words}; {total:,.0f} bytes take {duration(total / (rate * setting.processes))}{together}"
+
+
+def size(count: float) -> str:
+    """A number of bytes with three digits: 1.15 GB."""
+    power = min(max(int(math.log10(max(count, 1))) // 3, 1), 4)
+    value = count / 1000**power
+    return f"{value:.{max(2 - int(math.log10(max(value, 1))), 0)}f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes, hours or days."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
