@@ -43,3 +43,27 @@ def check_integer(name: str, value: object, least: int, most: int) -> None:
 def is_number(value: object) -> bool:
     """True for integers and floats, not for booleans."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# Logits divided by less would be infinite, and their differences NaN.
+LEAST_TEMPERATURE = 1e-6
+
+
+def check_sampling(
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, *, prefix: str = "", instead_of_zero: str = ""
+) -> None:
+    """Raise a ValueError that names the first argument of sampling that is out of range.
+
+    Args:
+        temperature, top_k, top_p: as in `generate()`.
+        prefix: begins the name of an argument, for messages: "--" for flags.
+        instead_of_zero: the argument that takes the most likely token; empty where a temperature of 0 does.
+    """
+    if not (LEAST_TEMPERATURE <= temperature < float("inf") or (temperature == 0 and not instead_of_zero)):
+        allowed = f"{'' if instead_of_zero else '0 or '}at least {LEAST_TEMPERATURE}"
+        allowed += f". For 0, use {instead_of_zero}" if instead_of_zero else ""
+        raise ValueError(f"`{prefix}temperature` is {temperature}; it must be {allowed}.")
+    if top_k < 0:
+        raise ValueError(f"`{prefix}top_k` is {top_k}; it must be at least 0.")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"`{prefix}top_p` is {top_p}; it must be more than 0 and at most 1.")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIERS = (
     ("scripts",),
     ("cli",),
-    ("papers", "server", "planning", "watch"),  # papers: scripts/papers
+    ("papers", "chat", "server", "planning", "watch"),  # papers: scripts/papers
     ("trainers", "online", "export", "compression"),
     ("learning_rules", "evaluation", "generation", "tasks", "hub"),
     ("data",),

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_recurrent.cli.chat_commands import ChatSettings, command_table
+from hf_recurrent.chat.commands import ChatSettings, command_table
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import CommandParser, check_file, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
@@ -45,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _chat(arguments: argparse.Namespace) -> None:
     settings = ChatSettings()
     for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed"):
-        settings.set(name, getattr(arguments, name), f"--{name}")
+        settings.set(name, getattr(arguments, name), "--")
     check_file("--state", arguments.state)
     model, tokenizer = load_model_and_tokenizer(arguments)
 
-    from hf_recurrent.cli.chat_loop import ChatLoop
+    from hf_recurrent.chat.conversation import Conversation, ConversationPartner
+    from hf_recurrent.chat.loop import ChatLoop
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
-    from hf_recurrent.server.conversation import Conversation, ConversationPartner
     from hf_recurrent.stock_models.with_state import with_state
 
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)

@@ -193,7 +193,7 @@ def _load_held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus | N
 
 def _save_context(learner: "OnlineLearner", path: Path) -> None:
     """Write what the learner has read as a state with which `generate`, `chat` and `serve` continue."""
-    from hf_recurrent.server.text_state import TextState, read_texts, save_text_state
+    from hf_recurrent.generation.text_state import TextState, read_texts, save_text_state
 
     context = learner.context()
     ids = context["input_ids"][0].cpu().numpy()

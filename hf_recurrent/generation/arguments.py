@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NewText(Enum):
-    """The default of `state`; None is a variable that was not set."""
+    """Default of `state`: no text before the prompt. None is refused, as a variable that was not set."""
 
     NEW_TEXT = "new text"
 
@@ -26,32 +26,25 @@ NEW_TEXT: Final = NewText.NEW_TEXT
 
 
 def given_state(name: str, state: RecurrentState | NewText) -> RecurrentState | None:
-    """`state` as `forward` takes it: None for a new text.
-
-    Raises:
-        ValueError: `state` is None.
-    """
+    """`state` as `forward` takes it, None for a new text; raise a ValueError if it is None."""
     if state is None:
         raise ValueError(f"`{name}` is None; to begin a new text, leave it out or pass `model.init_state(1)`.")
     return None if state is NEW_TEXT else state
 
 
-def check_prompt(input_ids: torch.Tensor) -> None:
-    """Raise an error unless `input_ids` is one prompt (1, T) of at least one token."""
+def check_prompt(input_ids: torch.Tensor, **counts: int) -> None:
+    """Raise an error unless `input_ids` is one prompt (1, T) of at least one token, and each count is at least 1."""
     if not isinstance(input_ids, torch.Tensor):
         raise TypeError(f"`input_ids` is of type {type(input_ids).__name__}; it must be a torch.Tensor.")
     if input_ids.dim() != 2 or input_ids.shape[0] != 1 or not input_ids.shape[1]:
         raise ValueError(f"`input_ids` has shape {tuple(input_ids.shape)}; it must be (1, T), one prompt with T ≥ 1.")
-
-
-def check_positive(name: str, value: int) -> None:
-    """Raise a ValueError unless `value` is at least 1."""
-    if value < 1:
-        raise ValueError(f"`{name}` is {value}; it must be at least 1.")
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"`{name}` is {value}; it must be at least 1.")
 
 
 def end_token_list(eos_token_id: int | Sequence[int] | None) -> list[int]:
-    """An `eos_token_id` as a list, in its order; transformers also writes it as one number or None."""
+    """An `eos_token_id`, which may be one number or None, as a list in its order."""
     given = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
     return [int(token) for token in given]
 

@@ -9,16 +9,10 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.generation.arguments import (
-    NEW_TEXT,
-    NewText,
-    check_positive,
-    check_prompt,
-    end_tokens,
-    given_state,
-)
+from hf_recurrent.argument_checks import check_sampling
+from hf_recurrent.generation.arguments import NEW_TEXT, NewText, check_prompt, end_tokens, given_state
 from hf_recurrent.generation.constraints import Constraint
-from hf_recurrent.generation.token_choice import check_sampling, draw, sampling_probabilities
+from hf_recurrent.generation.sampling import Sampling, draw
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state, split_state
 from hf_recurrent.stock_models.with_state import check_recurrent
 
@@ -74,10 +68,10 @@ def sample_continuations(
         seed: of the first continuation.
         temperature: divides the logits.
         top_k: sample from the k most likely tokens; 0 for all.
-        top_p: sample from the most likely tokens of this probability; 1 for all.
+        top_p: sample from the most likely tokens that together have this probability; 1 for all.
         state: of the text before the prompt; by default, there is none.
         eos_token_id: the end token or tokens; those of the model's generation configuration by default; None for none.
-        constraint: what each continuation has to match.
+        constraint: a form that each continuation has to match.
         batch_size: number of continuations at a time; on a CPU, up to 24 of Memora and Hawk are one call of a kernel.
 
     Raises:
@@ -85,108 +79,89 @@ def sample_continuations(
         ValueError: there is more than one prompt, `state` is None, or an argument is out of range.
     """
     check_recurrent("model", model)
-    check_prompt(input_ids)
-    for name, value in (
-        ("num_continuations", num_continuations),
-        ("max_new_tokens", max_new_tokens),
-        ("batch_size", batch_size),
-    ):
-        check_positive(name, value)
-    check_sampling(temperature, top_k, top_p)
-    ends = end_tokens(model, eos_token_id, constraint)
-    state = given_state("state", state)
-    output = model(input_ids=input_ids, state=state, use_cache=True, logits_to_keep=1, return_dict=True)
-    found: list[Continuation] = []
+    counts = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    check_prompt(input_ids, num_continuations=num_continuations, **counts)
+    check_sampling(temperature, top_k, top_p, instead_of_zero="`generate(do_sample=False)`")
+    ends, state = end_tokens(model, eos_token_id, constraint), given_state("state", state)
+    read = model(input_ids=input_ids, state=state, use_cache=True, logits_to_keep=1, return_dict=True)
+    rows = [_Row(seed + number, max_new_tokens, ends, constraint) for number in range(num_continuations)]
     for first in range(0, num_continuations, batch_size):
-        seeds = range(seed + first, seed + min(first + batch_size, num_continuations))
-        batch = _Batch(output.logits[:, -1], output.state, seeds, max_new_tokens, ends, constraint)
-        for step in range(max_new_tokens):
-            probabilities = sampling_probabilities(batch.restricted_logits(), temperature, top_k, top_p)
-            batch.append(draw(probabilities, batch.uniform(step)))
-            if not batch.places or step == max_new_tokens - 1:
-                break
-            batch.read(model)
-        found += batch.finish(model)
-    return found
+        batch = rows[first : first + batch_size]
+        _sample(model, read.logits[:, -1], read.state, batch, Sampling(temperature, top_k, top_p))
+    return [row.result for row in rows]
 
 
-class _Batch:
-    """Continuations that are sampled side by side; those that have ended leave it."""
+class _Row:
+    """One continuation while it is sampled."""
 
-    def __init__(
-        self,
-        logits: torch.Tensor,
-        state: RecurrentState,
-        seeds: range,
-        steps: int,
-        ends: frozenset[int],
-        constraint: Constraint | None,
-    ):
-        rows, self._ends, self._seeds = len(seeds), torch.tensor(sorted(ends), dtype=torch.long), seeds
-        self._logits = logits.expand(rows, -1).float().cpu()
-        self._state = select_state(state, torch.zeros(rows, dtype=torch.long))
-        generators = (torch.Generator().manual_seed(seed) for seed in seeds)
-        self._uniform = torch.stack([torch.rand(steps, dtype=torch.float64, generator=g) for g in generators])
-        self._tokens = torch.zeros(rows, 0, dtype=torch.long)
-        self._log_probabilities = torch.zeros(rows, dtype=torch.float64)
-        self._positions = None if constraint is None else [constraint.begin()] * rows
-        self.places = list(range(rows))  # numbers of the continuations that have not ended
-        self._found: dict[int, tuple[torch.Tensor, float, bool, RecurrentState]] = {}
+    def __init__(self, seed: int, max_new_tokens: int, ends: frozenset[int], constraint: Constraint | None):
+        self.seed, self.tokens, self.log_probability = seed, [], 0.0
+        self.position = None if constraint is None else constraint.begin()
+        self.pending_state: RecurrentState = {}
+        self.result: Continuation
+        self._ends, self._max_new_tokens = ends, max_new_tokens
 
-    def restricted_logits(self) -> torch.Tensor:
-        """Logits (B, V) of the next tokens, -inf where the constraint forbids one."""
-        if self._positions is None:
-            return self._logits
-        allowed = torch.stack([position.allowed() for position in self._positions])
-        return self._logits.masked_fill(~allowed, -torch.inf)
+    def random_numbers(self) -> torch.Tensor:
+        """One number in [0, 1) for each new token."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(self._max_new_tokens, dtype=torch.float64, generator=generator)
 
-    def uniform(self, step: int) -> torch.Tensor:
-        """The random numbers (B,) of a step."""
-        return self._uniform[self.places, step]
+    def append(self, token: int, log_probability: float) -> None:
+        """Add a token."""
+        self.tokens.append(token)
+        self.log_probability += log_probability
+        self.position = self.position and self.position.after(token)
 
-    def append(self, tokens: torch.Tensor) -> None:
-        """Continue with these tokens (B,); continuations that end leave the batch."""
-        chosen = self._logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-        self._log_probabilities += chosen
-        self._tokens = torch.cat([self._tokens, tokens[:, None]], 1)
-        ended = torch.isin(tokens, self._ends)
-        for row in ended.nonzero()[:, 0].tolist():
-            self._take(row, ended=True)
-        if ended.any():
-            self._keep((~ended).nonzero()[:, 0])
-        if self._positions is not None:
-            last = self._tokens[:, -1].tolist()
-            self._positions = [position.after(token) for position, token in zip(self._positions, last, strict=True)]
+    @property
+    def ended(self) -> bool:
+        """True if the last token is an end token."""
+        return self.tokens[-1] in self._ends
 
-    def read(self, model: PreTrainedModel) -> None:
-        """Read the last token of every continuation."""
-        output = model(
-            input_ids=self._tokens[:, -1:].to(model.device), state=self._state, use_cache=True, return_dict=True
-        )
-        self._logits, self._state = output.logits[:, -1].float().cpu(), output.state
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing is added any more."""
+        return self.ended or len(self.tokens) == self._max_new_tokens
 
-    def finish(self, model: PreTrainedModel) -> list[Continuation]:
-        """All continuations, in the order of their seeds, after reading the last token of each."""
-        for row in range(len(self.places)):
-            self._take(row, ended=False)
-        found = [self._found[place] for place in sorted(self._found)]
-        last = torch.stack([tokens[-1:] for tokens, *_ in found]).to(model.device)
-        pending = join_states([state for *_, state in found])
-        state = model(input_ids=last, state=pending, use_cache=True, logits_to_keep=1, return_dict=True).state
-        return [
-            Continuation(tokens, log_probability, ended, seed, after, before)
-            for (tokens, log_probability, ended, before), seed, after in zip(
-                found, self._seeds, split_state(state), strict=True
-            )
-        ]
 
-    def _take(self, row: int, ended: bool) -> None:
-        state = select_state(self._state, torch.tensor([row]))
-        self._found[self.places[row]] = (self._tokens[row].clone(), float(self._log_probabilities[row]), ended, state)
+def _sample(
+    model: PreTrainedModel, logits: torch.Tensor, state: RecurrentState, rows: Sequence[_Row], sampling: Sampling
+) -> None:
+    """Complete the rows after logits (1, V) and a state of one stream; rows that end leave the batch."""
+    running, logits = list(rows), logits.expand(len(rows), -1).float().cpu()
+    state = select_state(state, [0] * len(rows))
+    uniform = torch.stack([row.random_numbers() for row in rows], 1)  # (steps, B)
+    while True:
+        tokens = draw(sampling.probabilities(_restricted(logits, running)), uniform[len(running[0].tokens)])
+        scores = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0].tolist()
+        for row, token, score in zip(running, tokens.tolist(), scores, strict=True):
+            row.append(token, score)
+        kept = [place for place, row in enumerate(running) if not row.is_complete]
+        for place, row in enumerate(running):
+            if row.is_complete:
+                row.pending_state = select_state(state, place)
+        if not kept:
+            break
+        if len(kept) < len(running):
+            running, uniform, state = [running[place] for place in kept], uniform[:, kept], select_state(state, kept)
+        logits, state = _read_last(model, running, state)
+        logits = logits.float().cpu()
+    _, state = _read_last(model, rows, join_states([row.pending_state for row in rows]))
+    for row, after in zip(rows, split_state(state), strict=True):
+        tokens = torch.tensor(row.tokens)
+        row.result = Continuation(tokens, row.log_probability, row.ended, row.seed, after, row.pending_state)
 
-    def _keep(self, rows: torch.Tensor) -> None:
-        self._state = select_state(self._state, rows)
-        self._tokens, self._log_probabilities = self._tokens[rows], self._log_probabilities[rows]
-        self.places = [self.places[row] for row in rows.tolist()]
-        if self._positions is not None:
-            self._positions = [self._positions[row] for row in rows.tolist()]
+
+def _read_last(
+    model: PreTrainedModel, rows: Sequence[_Row], state: RecurrentState
+) -> tuple[torch.Tensor, RecurrentState]:
+    """Logits (B, V) and state after reading the last token of every row."""
+    input_ids = torch.tensor([row.tokens[-1:] for row in rows], device=model.device)
+    output = model(input_ids=input_ids, state=state, use_cache=True, return_dict=True)
+    return output.logits[:, -1], output.state
+
+
+def _restricted(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
+    """Logits (B, V), -inf where the constraint of a row forbids a token."""
+    if rows[0].position is None:
+        return logits
+    return logits.masked_fill(~torch.stack([row.position.allowed() for row in rows]), -torch.inf)

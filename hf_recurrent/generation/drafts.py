@@ -1,13 +1,15 @@
-"""Drafts of speculative decoding: a smaller model, or text that occurred before."""
+"""Drafts of speculative decoding: a smaller model, or text that occurred before.
+
+Shape letters: T steps, V vocabulary.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
-from hf_recurrent.generation.state_reader import StateReader
-from hf_recurrent.generation.token_choice import TokenChoice
+from hf_recurrent.generation.state_reader import StateReader, UnreadText
+from hf_recurrent.generation.token_choice import GreedyChoice
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 # How many of the last tokens are looked up, the most first.
@@ -17,28 +19,7 @@ _LOOKUP_LENGTHS = (16, 8, 4)
 Restriction = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
 
-class Draft(Protocol):
-    """Proposes the next tokens of one text."""
-
-    forwards: int  # forward passes so far
-
-    def begin(self, prompt: torch.Tensor) -> None:
-        """Read the prompt (1, T)."""
-
-    def propose(self, count: int, restrict: Restriction) -> tuple[list[int], list[torch.Tensor | None]]:
-        """At most `count` next tokens, and the distribution (V,) that each was drawn from, or None."""
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Continue after new tokens: all but the last are those that were proposed."""
-
-    def state(self) -> RecurrentState | None:
-        """The state after all tokens but the last."""
-
-    def final_state(self) -> RecurrentState | None:
-        """The state after all tokens."""
-
-
-class ModelDraft:
+class ModelDraft(UnreadText):
     """A model that proposes one token after another from its own state.
 
     Args:
@@ -47,63 +28,60 @@ class ModelDraft:
         choice: how tokens are chosen.
     """
 
-    def __init__(self, reader: StateReader, state: RecurrentState | None, choice: TokenChoice):
-        self._reader, self._choice = reader, choice
-        self._states = [state]  # after the tokens that are certain, then after each that was proposed and read
-        self._unread: list[int] = []  # certain tokens after the first of these states
+    def __init__(self, reader: StateReader, state: RecurrentState | None, choice: GreedyChoice):
+        super().__init__(reader, state)
+        self._choice = choice
+        self._proposed_states: list[RecurrentState] = []  # after the unread tokens, then after each proposed one
 
     @property
     def forwards(self) -> int:
-        return self._reader.forwards
+        """Forward passes so far."""
+        return self.reader.forwards
 
-    def begin(self, prompt):
-        self._states = [self._reader.read_prompt(prompt, self._states[0])[1]]
+    def begin(self, prompt: torch.Tensor) -> None:
+        """Read the prompt (1, T)."""
+        self.state = self.reader.read_prompt(prompt, self.state)[1]
 
-    def propose(self, count, restrict):
+    def propose(self, count: int, restrict: Restriction) -> tuple[list[int], list[torch.Tensor | None]]:
+        """At most `count` next tokens, and the distribution (V,) that each was drawn from, or None."""
         tokens: list[int] = []
         distributions: list[torch.Tensor | None] = []
+        self._proposed_states, state = [], self.state
         for _ in range(count):
-            logits = self._read([tokens[-1]] if tokens else self._unread)
-            token, distribution = self._choice.propose(restrict(logits, tokens))
+            feed = tokens[-1:] or self.unread
+            reading = self.reader.read(feed, state)
+            state = reading.states[len(feed)]
+            self._proposed_states.append(state)
+            token, distribution = self._choice.propose(restrict(reading.logits[-1], tokens))
             tokens.append(token)
             distributions.append(distribution)
-        if tokens:
-            self._unread, self._states = [], self._states[1:]
         return tokens, distributions
 
-    def accept(self, tokens):
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Continue after new tokens: all but the last were proposed."""
+        if not self._proposed_states:
+            self.unread = [*self.unread, *tokens]
+            return
         # The last proposed token was not read.
-        read = min(len(tokens), len(self._states)) - 1
-        self._states = [self._states[read]]
-        self._unread += tokens[read:]
-
-    def state(self):
-        if len(self._unread) > 1:
-            self._read(self._unread[:-1])
-            self._states, self._unread = self._states[1:], self._unread[-1:]
-        return self._states[0]
-
-    def final_state(self):
-        return self._reader.read(self._unread, self._states[0]).states[len(self._unread)]
-
-    def _read(self, tokens: Sequence[int]) -> torch.Tensor:
-        reading = self._reader.read(tokens, self._states[-1])
-        self._states.append(reading.states[len(tokens)])
-        return reading.logits[-1]
+        read = min(len(tokens), len(self._proposed_states)) - 1
+        self.state, self._proposed_states = self._proposed_states[read], []
+        self.unread = list(tokens[read:])
 
 
 class PromptLookup:
-    """Proposes what followed the last time that the text had the same last tokens; it has no model and no state."""
+    """Proposes the tokens that followed the last time that the text had the same last tokens; without a state."""
 
     forwards = 0
 
     def __init__(self):
         self._text = ""  # one character per token: strings are searched fast
 
-    def begin(self, prompt):
+    def begin(self, prompt: torch.Tensor) -> None:
+        """As [`ModelDraft.begin`]."""
         self.accept(prompt[0].tolist())
 
-    def propose(self, count, restrict):
+    def propose(self, count: int, restrict: Restriction) -> tuple[list[int], list[None]]:
+        """As [`ModelDraft.propose`]."""
         text = self._text
         for length in _LOOKUP_LENGTHS:
             place = text.rfind(text[-length:], 0, len(text) - 1) if len(text) > length else -1
@@ -113,10 +91,11 @@ class PromptLookup:
                 return list(itertools.islice(following, count)), [None] * count
         return [], []
 
-    def accept(self, tokens):
+    def accept(self, tokens: Sequence[int]) -> None:
+        """As [`ModelDraft.accept`]."""
         self._text += "".join(map(chr, tokens))
 
-    def state(self):
-        return None
+    def pending_state(self) -> None:
+        """None: there is no state."""
 
-    final_state = state
+    final_state = pending_state

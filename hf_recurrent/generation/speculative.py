@@ -11,18 +11,13 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from hf_recurrent.generation.arguments import (
-    NEW_TEXT,
-    NewText,
-    check_positive,
-    check_prompt,
-    end_tokens,
-    given_state,
-)
+from hf_recurrent.argument_checks import check_sampling
+from hf_recurrent.generation.arguments import NEW_TEXT, NewText, check_prompt, end_tokens, given_state
 from hf_recurrent.generation.constraints import Constraint
-from hf_recurrent.generation.drafts import Draft, ModelDraft, PromptLookup
-from hf_recurrent.generation.state_reader import Reading, StateReader
-from hf_recurrent.generation.token_choice import Greedy, Sampling, TokenChoice
+from hf_recurrent.generation.drafts import ModelDraft, PromptLookup
+from hf_recurrent.generation.sampling import Sampling
+from hf_recurrent.generation.state_reader import StateReader, UnreadText
+from hf_recurrent.generation.token_choice import GreedyChoice, SampledChoice
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 # Without a state after every byte, accepted bytes are read again until a whole draft is accepted, or until here.
@@ -83,79 +78,43 @@ def generate_speculative(
     """Generate as `model` alone would, in fewer of its forward passes.
 
     In each round the draft proposes a few bytes, and the model reads them in one forward pass. Greedy, it keeps those
-    that it would have chosen. Sampling, it keeps each with the probability at which its own distribution results
-    (Leviathan et al. 2023, Chen et al. 2023). One more byte is its own in either case.
-
-    On a CPU, Memora and Hawk read a draft with the numbers of single bytes, bit for bit, so that the greedy text is
-    that of `generate()`. Other models and devices read it with `forward`, whose logits may differ in the last bits:
-    there, the text may differ where the two best bytes are that close.
+    that it would have chosen; sampling, it keeps each with the probability at which its own distribution results
+    (Leviathan et al. 2023, Chen et al. 2023). One more byte is its own in either case. The greedy text is that of
+    `generate()`, up to the last bits of logits where the compiled step does not read drafts ([`StateReader`]).
 
     Args:
         model: a recurrent language model.
         input_ids: (1, T), the prompt, T ≥ 1.
-        draft: a recurrent language model with the same vocabulary, or "prompt-lookup", which proposes what followed
-            the last occurrence of the latest bytes.
+        draft: a recurrent language model with the same vocabulary, or "prompt-lookup": the bytes that followed the
+            last occurrence of the latest bytes.
         max_new_tokens: number of new bytes, at least 1.
         draft_tokens: bytes per round. On a CPU, 3 is best for most: four bytes share one reading of the weights.
-        do_sample: sample; greedy by default. The next four arguments are for sampling.
-        temperature: divides the logits of both models.
-        top_k: sample from the k most likely bytes; 0 for all.
-        top_p: sample from the most likely bytes of this probability; 1 for all.
-        generator: random numbers, on the CPU.
-        state: of the model, of the text before the prompt; by default, there is none.
-        draft_state: the same of the draft.
+        do_sample: sample with `temperature`, `top_k`, `top_p` and `generator`; greedy by default.
+        state, draft_state: of model and draft, of the text before the prompt; by default, there is none.
         eos_token_id: the end byte or bytes; those of the model's generation configuration by default; None for none.
-        constraint: what the new bytes have to match.
+        constraint: a form that the new bytes have to match.
+        generator: random numbers, on the CPU.
         streamer: receives the prompt and each new byte.
 
     Raises:
         TypeError: a model has no recurrent state.
-        ValueError: there is more than one row, the vocabularies differ, a state is None, or an argument is out of
-            range.
+        ValueError: there are several prompts, vocabularies differ, a state is None, or an argument is out of range.
     """
-    check_prompt(input_ids)
-    check_positive("max_new_tokens", max_new_tokens)
-    check_positive("draft_tokens", draft_tokens)
+    check_prompt(input_ids, max_new_tokens=max_new_tokens, draft_tokens=draft_tokens)
     state, draft_state = given_state("state", state), given_state("draft_state", draft_state)
-    choice = Sampling(temperature, top_k, top_p, generator) if do_sample else Greedy()
+    choice = GreedyChoice()
+    if do_sample:
+        check_sampling(temperature, top_k, top_p, instead_of_zero="`do_sample=False`")
+        choice = SampledChoice(Sampling(temperature, top_k, top_p), generator)
     ends = end_tokens(model, eos_token_id, constraint)
     reader = StateReader(model)
-    rounds = _Rounds(reader, _build_draft(model, draft, draft_state, choice), choice, constraint, draft_tokens)
-    if streamer is not None:
-        streamer.put(input_ids.cpu())
-    tokens = input_ids[0].tolist()
-    last = len(tokens) + max_new_tokens
-    new = rounds.begin(input_ids, state)
-    while True:
-        new = _until_end(new, ends)
-        rounds.accept(new)
-        tokens += new
-        if streamer is not None:
-            for token in new:
-                streamer.put(torch.tensor([token]))
-        if len(tokens) == last or new[-1] in ends:
-            break
-        new = rounds.propose_and_verify(last - len(tokens))
-    if streamer is not None:
-        streamer.end()
-    drafting, forwards = rounds.draft, (reader.forwards, rounds.draft.forwards)
-    pending, pending_draft = rounds.state(), drafting.state()
-    return SpeculativeOutput(
-        sequences=torch.tensor([tokens], device=input_ids.device),
-        state=reader.read(tokens[-1:], pending).states[1],
-        draft_state=drafting.final_state(),
-        pending_state=pending,
-        pending_draft_state=pending_draft,
-        proposed=rounds.proposed,
-        accepted=rounds.accepted,
-        forwards=forwards[0],
-        draft_forwards=forwards[1],
-    )
+    text = _DraftedText(reader, state, _build_draft(model, draft, draft_state, choice), choice, constraint)
+    return text.generate(input_ids, max_new_tokens, draft_tokens, ends, streamer)
 
 
 def _build_draft(
-    model: PreTrainedModel, draft: PreTrainedModel | str, state: RecurrentState | None, choice: TokenChoice
-) -> Draft:
+    model: PreTrainedModel, draft: PreTrainedModel | str, state: RecurrentState | None, choice: GreedyChoice
+) -> ModelDraft | PromptLookup:
     if isinstance(draft, str):
         if draft != "prompt-lookup":
             raise ValueError(f"`draft` is {draft!r}; it must be a model or 'prompt-lookup'.")
@@ -168,61 +127,86 @@ def _build_draft(
     return ModelDraft(reader, state, choice)
 
 
-def _until_end(tokens: list[int], ends: frozenset[int]) -> list[int]:
-    found = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
-    return tokens[: found + 1]
-
-
-class _Rounds:
-    """The text so far: for model and draft, a state and the tokens that it has not read."""
+class _DraftedText(UnreadText):
+    """The text of the model, with a draft that proposes its next tokens."""
 
     def __init__(
-        self, reader: StateReader, draft: Draft, choice: TokenChoice, constraint: Constraint | None, draft_tokens: int
+        self,
+        reader: StateReader,
+        state: RecurrentState | None,
+        draft: ModelDraft | PromptLookup,
+        choice: GreedyChoice,
+        constraint: Constraint | None,
     ):
-        self.reader, self.draft, self.choice, self.draft_tokens = reader, draft, choice, draft_tokens
-        self.proposed = self.accepted = 0
+        super().__init__(reader, state)
+        self._draft, self._choice = draft, choice
         self._position = None if constraint is None else constraint.begin()
-        self._unread: list[int] = []
-        self._block: list[int] = []  # the tokens of the last reading: the unread ones, then the draft
-        self._reading: Reading
+        self._proposed = self._accepted = 0
 
-    def begin(self, prompt: torch.Tensor, state: RecurrentState | None) -> list[int]:
-        """Read the prompt (1, T) with both models; the first new token."""
-        logits, state = self.reader.read_prompt(prompt, state)
-        self._reading = Reading(logits.unsqueeze(0), {0: state})
-        self.draft.begin(prompt)
-        return [self.choice.propose(self._restrict(logits, []))[0]]
+    def generate(
+        self,
+        prompt: torch.Tensor,
+        max_new_tokens: int,
+        draft_tokens: int,
+        ends: frozenset[int],
+        streamer: BaseStreamer | None,
+    ) -> SpeculativeOutput:
+        """Read the prompt (1, T) and continue it."""
+        if streamer is not None:
+            streamer.put(prompt.cpu())
+        logits, self.state = self.reader.read_prompt(prompt, self.state)
+        self._draft.begin(prompt)
+        tokens = [self._choice.propose(self._restrict(logits, []))[0]]
+        self._accept(tokens, [], {0: self.state})
+        new = tokens
+        while True:
+            for token in new if streamer is not None else ():
+                streamer.put(torch.tensor([token]))
+            if len(tokens) == max_new_tokens or tokens[-1] in ends:
+                break
+            new = self._round(min(draft_tokens, max_new_tokens - len(tokens) - 1), ends)
+            tokens = tokens + new
+        if streamer is not None:
+            streamer.end()
+        forwards, draft_forwards = self.reader.forwards, self._draft.forwards
+        pending, pending_draft = self.pending_state(), self._draft.pending_state()
+        return SpeculativeOutput(
+            sequences=torch.cat([prompt, torch.tensor([tokens], device=prompt.device)], 1),
+            state=self.final_state(),
+            draft_state=self._draft.final_state(),
+            pending_state=pending,
+            pending_draft_state=pending_draft,
+            proposed=self._proposed,
+            accepted=self._accepted,
+            forwards=forwards,
+            draft_forwards=draft_forwards,
+        )
 
-    def propose_and_verify(self, most: int) -> list[int]:
-        """The next tokens, at least one and at most `most`."""
-        tokens, distributions = self.draft.propose(min(self.draft_tokens, most - 1), self._restrict)
-        state = self.state() if len(self._unread) > _MOST_UNREAD else self._state
-        self._block = self._unread + tokens
-        self._reading = self.reader.read(self._block, state)
-        rows = self._reading.logits[len(self._unread) - 1 :]
-        logits = rows.float().cpu()
+    def _round(self, count: int, ends: frozenset[int]) -> list[int]:
+        """Check at most `count` proposed tokens; returns the new ones, at least one, up to an end token."""
+        drafted, distributions = self._draft.propose(count, self._restrict)
+        if len(self.unread) > _MOST_UNREAD:
+            self.pending_state()
+        reading = self.reader.read(self.unread + drafted, self.state)
+        logits = reading.logits[len(self.unread) - 1 :].float().cpu()
         if self._position is not None:
-            logits = torch.stack([self._restrict(row, tokens[:place]) for place, row in enumerate(logits)])
-        new = self.choice.verify(logits, tokens, distributions)
-        self.proposed += len(tokens)
-        self.accepted += len(new) - 1
+            logits = torch.stack([self._restrict(row, drafted[:place]) for place, row in enumerate(logits)])
+        new = self._choice.verify(logits, drafted, distributions)
+        self._proposed += len(drafted)
+        self._accepted += len(new) - 1
+        new = new[: next((place for place, token in enumerate(new) if token in ends), len(new)) + 1]
+        self._accept(new, drafted, reading.states)
         return new
 
-    def accept(self, new: list[int]) -> None:
-        """Continue after these tokens, all but the last of which were proposed."""
-        certain = len(self._unread) + len(new) - 1
-        read, self._state = self._reading.latest_state(certain)
-        self._unread = [*self._block[read:certain], new[-1]]
-        self.draft.accept(new)
+    def _accept(self, new: list[int], drafted: list[int], states: dict[int, RecurrentState]) -> None:
+        """Continue after new tokens, all but the last of which were drafted and read with these `states`."""
+        certain = len(self.unread) + len(new) - 1
+        read = max(count for count in states if count <= certain)
+        self.state = states[read]
+        self.unread = [*(self.unread + drafted)[read:certain], new[-1]]
+        self._draft.accept(new)
         for token in new:
             self._position = self._position and self._position.after(token)
-
-    def state(self) -> RecurrentState:
-        """The state of the model after all tokens but the last."""
-        if len(self._unread) > 1:
-            self._state = self.reader.read(self._unread[:-1], self._state).states[len(self._unread) - 1]
-            self._unread = self._unread[-1:]
-        return self._state
 
     def _restrict(self, logits: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """Logits (V,) for the choice after `tokens` that are not accepted yet, float32 as in `generate()`."""

@@ -1,6 +1,6 @@
 """Reading bytes of one stream with the logits and the state after each of them.
 
-Shape letters: T steps, M model width, V vocabulary.
+Shape letters: T steps, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,6 @@ class Reading:
 
     logits: torch.Tensor
     states: dict[int, RecurrentState]
-
-    def latest_state(self, count: int) -> tuple[int, RecurrentState]:
-        """The latest state that has read at most `count` of the bytes, and how many it has read."""
-        found = max(read for read in self.states if read <= count)
-        return found, self.states[found]
 
 
 class StateReader:
@@ -76,27 +71,51 @@ class StateReader:
         """Read at least one byte after `state`."""
         self.forwards += 1
         input_ids = torch.tensor([tokens], device=self.device)
-        if self._step is not None and len(tokens) <= self.longest_chain:
-            reading = self._read_chain(input_ids, state)
-            if reading is not None:
-                return reading
+        reading = self._read_compiled(input_ids, state) if len(tokens) <= self.longest_chain else None
+        if reading is not None:
+            return reading
         output = self.model(input_ids=input_ids, state=state, use_cache=True, return_dict=True)
         return Reading(output.logits[0], {0: state, len(tokens): output.state})
 
-    def _read_chain(self, input_ids: torch.Tensor, state: RecurrentState) -> Reading | None:
-        steps = input_ids.shape[1]
-        if steps == 1:
-            single = self._step.run(self.model, input_ids, state)
-            return None if single is None else Reading(single[0][0], {0: state, 1: single[1]})
-        chained = self._step.run_chain(self.model, input_ids, state)
-        if chained is None:
+    def _read_compiled(self, input_ids: torch.Tensor, state: RecurrentState) -> Reading | None:
+        """Read (1, T) as rows of the compiled step; None where there is none."""
+        if self._step is None:
             return None
-        logits, states = chained
-        return Reading(logits[0], _StatesOfSteps(states, steps))
+        if (steps := input_ids.shape[1]) == 1:
+            single = self._step.run(self.model, input_ids, state)
+            return single and Reading(single[0][0], {0: state, 1: single[1]})
+        chained = self._step.run_chain(self.model, input_ids, state)
+        return chained and Reading(chained[0][0], _StatesOfSteps(chained[1], steps))
+
+
+class UnreadText:
+    """A text whose last tokens its model has not read.
+
+    Args:
+        reader: of the model.
+        state: after all tokens but the unread ones.
+
+    Attributes:
+        unread: the last tokens; at least one once the first was chosen.
+    """
+
+    def __init__(self, reader: StateReader, state: RecurrentState | None):
+        self.reader, self.state, self.unread = reader, state, []
+
+    def pending_state(self) -> RecurrentState | None:
+        """The state after all tokens but the last."""
+        if len(self.unread) > 1:
+            self.state = self.reader.read(self.unread[:-1], self.state).states[len(self.unread) - 1]
+            self.unread = self.unread[-1:]
+        return self.state
+
+    def final_state(self) -> RecurrentState | None:
+        """The state after all tokens."""
+        return self.reader.read(self.unread, self.state).states[len(self.unread)]
 
 
 class _StatesOfSteps(dict):
-    """Step → state, cut out of tensors (T + 1, …) when it is asked for."""
+    """Step → state, cut out of tensors (T + 1, …) on access."""
 
     def __init__(self, states: RecurrentState, steps: int):
         super().__init__((step, None) for step in range(steps + 1))
@@ -107,7 +126,7 @@ class _StatesOfSteps(dict):
 
 
 def _compiled_step(model: PreTrainedModel) -> CompiledStep | None:
-    """The compiled step of a model whose own `forward` is the usual one, without hooks."""
+    """The compiled step of a model whose `forward` is the usual one, without hooks."""
     if type(model).forward is not RecurrentForCausalLM.forward or "forward" in vars(model):
         return None
     if model._forward_hooks or model._forward_pre_hooks:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from hf_recurrent.server.sampling import TokenSource, log_probabilities
+from hf_recurrent.server.sampling import TokenSource
 from hf_recurrent.server.session import Session, Snapshot
 
 
@@ -44,7 +44,7 @@ class Scores:
 
     def add(self, logits: torch.Tensor, tokens: Sequence[int]) -> None:
         """Add T tokens after their logits (T, V)."""
-        found = log_probabilities(logits)
+        found = logits.double().log_softmax(-1)
         self.log_probabilities.extend(found.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist())
         if self._count:
             best = found.topk(min(self._count, found.shape[1]))

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from hf_recurrent import join_states, load_state, save_state, split_state
-from hf_recurrent.server.text_state import load_text_state
+from hf_recurrent.generation.text_state import load_text_state
 
 TEXT = torch.tensor([list(b"to be"), list(b"or no")])
 

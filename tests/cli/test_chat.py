@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import CHAT_TEMPLATE, ByteTokenizer, config_from_preset
-from hf_recurrent.cli import chat, chat_loop
-from hf_recurrent.cli.chat_commands import COMMANDS, ChatSettings
-from hf_recurrent.cli.chat_loop import ChatLoop
+from hf_recurrent.chat.commands import COMMANDS, ChatSettings
+from hf_recurrent.chat.conversation import Conversation, ConversationPartner
+from hf_recurrent.chat.loop import ChatLoop
+from hf_recurrent.cli import chat
 from hf_recurrent.cli.main import main
-from hf_recurrent.server.conversation import Conversation, ConversationPartner
 
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
 NEVER = threading.Event()
@@ -119,7 +119,7 @@ def say(monkeypatch, capsys):
             return line
 
         monkeypatch.setattr("builtins.input", type_line)
-        monkeypatch.setattr(chat_loop.ChatLoop, "_edit_lines", lambda self: None)
+        monkeypatch.setattr(ChatLoop, "_edit_lines", lambda self: None)
         chosen = ChatSettings(**{"temperature": 0.0, "max_new_tokens": 6} | settings)
         loop = ChatLoop(ConversationPartner(model, tokenizer, is_chat), chosen, Conversation())
         loop.run()

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hf_recurrent import ByteTokenizer, config_from_preset, save_state
 from hf_recurrent.cli.generate import main
-from hf_recurrent.server.text_state import continue_texts, load_text_state, read_texts, save_text_state
+from hf_recurrent.generation.text_state import continue_texts, load_text_state, read_texts, save_text_state
 
 GREEDY = {"do_sample": False}
 SIZES = {"hidden_size": 32, "state_size": 48, "num_hidden_layers": 2}

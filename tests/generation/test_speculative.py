@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from hf_recurrent import config_from_preset, generate_speculative
 from hf_recurrent.generation import state_reader
 from hf_recurrent.generation.drafts import PromptLookup
-from hf_recurrent.generation.token_choice import Greedy, Sampling, draw, sampling_probabilities
+from hf_recurrent.generation.sampling import Sampling, draw
+from hf_recurrent.generation.token_choice import GreedyChoice, SampledChoice
 from hf_recurrent.modeling.step import compiled_step
 
 PROMPT = torch.tensor([list(b"def main(")])
@@ -201,10 +202,10 @@ def test_rejection_keeps_the_distribution(options, lookup):
     torch.manual_seed(0)
     target = torch.randn(3, 6) * 1.5
     proposed = target[:2] + torch.randn(2, 6)
-    choice = Sampling(**options, generator=torch.Generator().manual_seed(1))
-    expected = choice.probabilities(target)
+    choice = SampledChoice(Sampling(**options), torch.Generator().manual_seed(1))
+    expected = choice.sampling.probabilities(target)
     first, second = torch.zeros(6), torch.zeros(6)
-    for _ in range(3000):
+    for _ in range(2000):
         pairs = [(3, None), (1, None)] if lookup else [choice.propose(row) for row in proposed]
         draft, distributions = zip(*pairs, strict=True)
         kept = choice.verify(target, draft, distributions)
@@ -260,7 +261,7 @@ def test_probabilities_follow_transformers():
     torch.manual_seed(0)
     logits = torch.randn(5, 40, dtype=torch.float64) * 3
     scores = TopPLogitsWarper(0.8)(None, TopKLogitsWarper(12)(None, TemperatureLogitsWarper(0.7)(None, logits)))
-    torch.testing.assert_close(sampling_probabilities(logits, 0.7, 12, 0.8), scores.softmax(-1))
+    torch.testing.assert_close(Sampling(0.7, 12, 0.8).probabilities(logits), scores.softmax(-1))
 
 
 def test_draw_takes_no_impossible_token():
@@ -282,9 +283,9 @@ def test_lookup_finds_the_last_occurrence():
 
 def test_greedy_keeps_one_more_than_it_accepts():
     logits = torch.eye(4)[[2, 0, 3]]
-    assert Greedy().verify(logits, [2, 0], [None, None]) == [2, 0, 3]
-    assert Greedy().verify(logits, [2, 1], [None, None]) == [2, 0]
-    assert Greedy().verify(logits, [1, 0], [None, None]) == [2]
+    assert GreedyChoice().verify(logits, [2, 0], [None, None]) == [2, 0, 3]
+    assert GreedyChoice().verify(logits, [2, 1], [None, None]) == [2, 0]
+    assert GreedyChoice().verify(logits, [1, 0], [None, None]) == [2]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import pytest
 import torch
 from model_cases import tiny_model
 
+from hf_recurrent.generation.sampling import Sampling
 from hf_recurrent.server.job import Job, Scores
 from hf_recurrent.server.model_steps import ModelSteps
-from hf_recurrent.server.sampling import Sampling, TokenSource, choose_tokens
+from hf_recurrent.server.sampling import TokenSource, choose_tokens
 from hf_recurrent.server.scheduler import Scheduler, TimeIsUp
 from hf_recurrent.server.session import Session, Snapshot
 from hf_recurrent.server.session_database import SessionDatabase
@@ -64,10 +65,10 @@ def make_scheduler(model, store=None, **options) -> Scheduler:
 def test_rows_of_a_batch_are_sampled_as_alone():
     logits = torch.randn(40, 256, generator=torch.Generator().manual_seed(0)) * 3
     samplings = [SAMPLINGS[row % len(SAMPLINGS)] for row in range(40)]
-    sources = [TokenSource.seeded(sampling, row) for row, sampling in enumerate(samplings)]
+    sources = [TokenSource(sampling, row) for row, sampling in enumerate(samplings)]
     together = [choose_tokens(logits, sources) for _ in range(3)]
     for row, sampling in enumerate(samplings):
-        alone = TokenSource.seeded(sampling, row)
+        alone = TokenSource(sampling, row)
         assert [choose_tokens(logits[row : row + 1], [alone])[0] for _ in range(3)] == [step[row] for step in together]
 
 
@@ -75,7 +76,7 @@ def test_probabilities_that_are_nan_choose_nothing():
     logits = torch.zeros(3, 256)
     logits[1, 7] = float("nan")
     for sampling in (Sampling(), Sampling(0.0)):
-        chosen = choose_tokens(logits, [TokenSource.seeded(sampling, 0)] * 3)
+        chosen = choose_tokens(logits, [TokenSource(sampling, 0)] * 3)
         assert [token is None for token in chosen] == [False, True, False]
 
 
@@ -105,7 +106,7 @@ def test_random_schedules_give_the_bytes_of_each_session_alone(family, tmp_path)
         for session_id in chance.sample(sorted(places), min(len(places), 3)):
             text = chance.randbytes(chance.choice([1, 2, 7, 50])).replace(b"\0", b"x")
             sampling, seed, new = chance.choice(SAMPLINGS), chance.randrange(1000), chance.choice([0, 1, 8])
-            source = TokenSource.seeded(sampling, seed)
+            source = TokenSource(sampling, seed)
             job = job_of(text, session_id=session_id, max_new_tokens=new, source=source, scores=Scores())
             jobs.append((session_id, text, sampling, seed, new, job))
         finish(scheduler, *(job for *_, job in jobs))
@@ -150,7 +151,7 @@ def test_a_prompt_is_read_as_generate_reads_it():
     cases = [(b"a" * length + b"bc", SAMPLINGS[length % 5], length) for length in (0, 1, 47, 48, 200)] + [
         (b"", SAMPLINGS[0], 3)
     ]
-    jobs = [job_of(text, max_new_tokens=30, source=TokenSource.seeded(how, seed)) for text, how, seed in cases]
+    jobs = [job_of(text, max_new_tokens=30, source=TokenSource(how, seed)) for text, how, seed in cases]
     finish(scheduler, *jobs)
     for job, (text, how, seed) in zip(jobs, cases, strict=True):
         # An empty text begins with the end byte.
@@ -162,9 +163,7 @@ def test_scores_are_log_probabilities():
     model = tiny_model("memora", torch.float64)
     scheduler = make_scheduler(model)
     text = b"some text to be scored, longer than one slice of the scheduler" * 3
-    job = job_of(
-        text, scores=Scores(2), max_new_tokens=4, output_scores=Scores(), source=TokenSource.seeded(Sampling(), 0)
-    )
+    job = job_of(text, scores=Scores(2), max_new_tokens=4, output_scores=Scores(), source=TokenSource(Sampling(), 0))
     finish(scheduler, job)
     whole = text + bytes(job.output)
     with torch.no_grad():
@@ -182,7 +181,7 @@ def test_stop_sequences_are_held_back_until_they_are_decided():
     scheduler = make_scheduler(model)
     alone = generate_alone(model, b"q", 40, Sampling(), 5)
     stop = alone[10:13]
-    job = job_of(b"q", max_new_tokens=40, source=TokenSource.seeded(Sampling(), 5), stops=[stop, [1, 2, 3]])
+    job = job_of(b"q", max_new_tokens=40, source=TokenSource(Sampling(), 5), stops=[stop, [1, 2, 3]])
     released = []
     job.wake = lambda: released.append((job.released, len(job.output)))
     finish(scheduler, job)
@@ -223,7 +222,7 @@ def test_a_generation_that_is_cancelled_ends_where_it_is():
     store = SessionStore(model.init_state(1))
     scheduler = make_scheduler(model, store, end_tokens=frozenset())
     session = scheduler.call(store.add, Session(Snapshot(store.zero))).result()
-    job = job_of(b"a", session_id=session.id, max_new_tokens=10**6, source=TokenSource.seeded(Sampling(), 0))
+    job = job_of(b"a", session_id=session.id, max_new_tokens=10**6, source=TokenSource(Sampling(), 0))
     scheduler.submit(job).result()
     while len(job.output) < 5:
         time.sleep(0.001)
@@ -240,9 +239,7 @@ def test_a_generation_that_is_cancelled_ends_where_it_is():
 def test_limits_of_time_and_number():
     model = tiny_model("memora")
     scheduler = make_scheduler(model, max_rows=2, max_jobs=3, max_waiting_bytes=100, end_tokens=frozenset())
-    endless = [
-        job_of(b"a", max_new_tokens=10**6, seconds=0.2, source=TokenSource.seeded(Sampling(), 0)) for _ in range(2)
-    ]
+    endless = [job_of(b"a", max_new_tokens=10**6, seconds=0.2, source=TokenSource(Sampling(), 0)) for _ in range(2)]
     waiting = job_of(b"a", seconds=0.05)
     for job in (*endless, waiting):
         scheduler.submit(job).result()
@@ -258,7 +255,7 @@ def test_limits_of_time_and_number():
     scheduler.close()
     scheduler = make_scheduler(model, begin_token=None)
     with pytest.raises(NothingToContinue):
-        scheduler.submit(job_of(b"", max_new_tokens=1, source=TokenSource.seeded(Sampling(), 0))).result()
+        scheduler.submit(job_of(b"", max_new_tokens=1, source=TokenSource(Sampling(), 0))).result()
     scheduler.close()
 
 
@@ -274,9 +271,9 @@ def test_a_model_that_fails_does_not_end_the_server():
     scheduler = make_scheduler(model)
     working, scheduler.steps.step = scheduler.steps.step, lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        finish(scheduler, job_of(b"a", max_new_tokens=3, source=TokenSource.seeded(Sampling(), 0)))
+        finish(scheduler, job_of(b"a", max_new_tokens=3, source=TokenSource(Sampling(), 0)))
     scheduler.steps.step = working
-    job = job_of(b"a", max_new_tokens=3, source=TokenSource.seeded(Sampling(), 0))
+    job = job_of(b"a", max_new_tokens=3, source=TokenSource(Sampling(), 0))
     finish(scheduler, job)
     assert job.output == generate_alone(model, b"a", 3, Sampling(), 0)
     scheduler.close()

@@ -9,7 +9,7 @@ from model_cases import tiny_model
 from running_server import running_server
 from safetensors.torch import load, save
 
-from hf_recurrent.server.text_state import TextState, load_text_state, pack_text_state
+from hf_recurrent.generation.text_state import TextState, load_text_state, pack_text_state
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import Corpus, MultiStreamDataset, evaluate_bits_per_byte, with_state
+from hf_recurrent.generation.text_state import continue_texts, load_text_state, read_texts, save_text_state
 from hf_recurrent.modeling.block.causal_lm_loss import causal_lm_loss
 from hf_recurrent.modeling.block.recurrent_state import detach_state
-from hf_recurrent.server.text_state import continue_texts, load_text_state, read_texts, save_text_state
 
 RATE = 0.05
 

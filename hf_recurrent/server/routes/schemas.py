@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from hf_recurrent.server.sampling import Sampling
+from hf_recurrent.argument_checks import LEAST_TEMPERATURE
+from hf_recurrent.generation.sampling import Sampling
 
 _MOST_SEED = 2**63 - 1 - (1 << 16)  # further choices take the next seeds
 _MOST_TOKENS = 1 << 31
-_LEAST_TEMPERATURE = 1e-6  # logits divided by less would be infinite
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Id = Annotated[str, Field(max_length=100)]
 
@@ -34,8 +34,8 @@ class SamplingFields(Body):
     @field_validator("temperature")
     @classmethod
     def _can_divide(cls, value: float | None) -> float | None:
-        if value and value < _LEAST_TEMPERATURE:
-            raise ValueError(f"it must be 0 or at least {_LEAST_TEMPERATURE}")
+        if value and value < LEAST_TEMPERATURE:
+            raise ValueError(f"it must be 0 or at least {LEAST_TEMPERATURE}")
         return value
 
     @property

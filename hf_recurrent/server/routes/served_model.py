@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from hf_recurrent.generation.sampling import Sampling
 from hf_recurrent.server.job import Job, Scores
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.settings import ServerSettings
-from hf_recurrent.server.sampling import Sampling, TokenSource
+from hf_recurrent.server.sampling import TokenSource
 from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.session import Snapshot
 
@@ -85,7 +86,7 @@ class ServedModel:
             session_id=session,
             start=start,
             max_new_tokens=max_new_tokens,
-            source=None if sampling is None else TokenSource.seeded(sampling, seed),
+            source=None if sampling is None else TokenSource(sampling, seed),
             stops=[self.encode(stop, "stop").tolist() for stop in stops],
             scores=scores,
             output_scores=output_scores,

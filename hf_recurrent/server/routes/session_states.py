@@ -1,9 +1,9 @@
 """Sessions as state files. Both functions run in the scheduler's thread."""
 
+from hf_recurrent.generation.text_state import TextState, pack_text_state, unpack_text_state
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.session import Session, Snapshot
-from hf_recurrent.server.text_state import TextState, pack_text_state, unpack_text_state
 
 
 def state_of_session(served: ServedModel, session_id: str) -> bytes:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hf_recurrent.argument_checks import check_numbers
+from hf_recurrent.argument_checks import check_numbers, check_sampling
 
 # Command → its arguments and help.
 COMMANDS = {
@@ -18,12 +18,10 @@ COMMANDS = {
     "/temperature": ("[X]", "show or set it; 0 takes the most likely token"),
     "/top_k": ("[K]", "sample only from the K most likely tokens; 0 for all"),
     "/top_p": ("[P]", "sample from the most likely tokens of this probability"),
-    "/max_new_tokens": ("[N]", "of a turn"),
+    "/max_new_tokens": ("[N]", "limit of a turn"),
     "/seed": ("[N]", "make sampling reproducible from here"),
     "/quit": ("", "leave, as Ctrl-D"),
 }
-# Logits divided by less would be infinite, and their differences NaN.
-_LEAST_TEMPERATURE = 1e-6
 
 
 def command_table() -> str:
@@ -42,11 +40,11 @@ class ChatSettings:
     max_new_tokens: int = 400
     seed: int | None = None
 
-    def set(self, name: str, value: Any, label: str) -> None:
-        """Change a setting, from a number or its text.
+    def set(self, name: str, value: Any, prefix: str) -> None:
+        """Change a setting, from a number or its text; None leaves it.
 
         Raises:
-            ValueError: it is not a number, or not an allowed one; the message names it `label`.
+            ValueError: the number is malformed or out of range; the message names it with the prefix.
         """
         if value is None:
             return
@@ -54,22 +52,17 @@ class ChatSettings:
         try:
             number = int(value) if is_whole else float(value)
         except ValueError:
-            raise ValueError(f"`{label}` is {value!r}; it must be {'a whole' if is_whole else 'a'} number.") from None
-        check_numbers({label.strip("-/"): number}, label.removesuffix(name))
-        words = {
-            "temperature": (number == 0 or number >= _LEAST_TEMPERATURE, f"0 or at least {_LEAST_TEMPERATURE}"),
-            "top_k": (number >= 0, "at least 0"),
-            "top_p": (0 < number <= 1, "more than 0 and at most 1"),
-            "max_new_tokens": (number >= 1, "at least 1"),
-        }
-        is_allowed, allowed = words.get(name, (True, ""))
-        if not is_allowed:
-            raise ValueError(f"`{label}` is {number}; it must be {allowed}.")
+            kind = "a whole" if is_whole else "a"
+            raise ValueError(f"`{prefix}{name}` is {value!r}; it must be {kind} number.") from None
+        check_numbers({name: number}, prefix)
+        if name in ("temperature", "top_k", "top_p"):
+            check_sampling(**{name: number}, prefix=prefix)
+        elif name == "max_new_tokens" and number < 1:
+            raise ValueError(f"`{prefix}{name}` is {number}; it must be at least 1.")
         setattr(self, name, number)
 
     def options(self) -> dict[str, Any]:
         """Arguments of `generate()`."""
-        if not self.temperature:
-            return {"do_sample": False, "max_new_tokens": self.max_new_tokens}
-        names = ("temperature", "top_k", "top_p", "max_new_tokens")
-        return {"do_sample": True} | {name: getattr(self, name) for name in names}
+        sampling = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        is_sampled = bool(self.temperature)
+        return {"do_sample": is_sampled, "max_new_tokens": self.max_new_tokens} | (sampling if is_sampled else {})

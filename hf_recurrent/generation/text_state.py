@@ -47,14 +47,14 @@ def pack_text_state(model: PreTrainedModel, text: TextState) -> bytes:
 
 
 def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
-    """Read a file of [`save_text_state`], for the same model.
+    """Read a file of [`save_text_state`]; it works with the model that saved it only.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is damaged, is not a saved text, or belongs to other weights.
 
     Warns:
-        UserWarning: the file is of an earlier version; nothing tells whether it is of this model.
+        UserWarning: the file is of an earlier version, without the content hash that ties it to its model.
     """
     return _text_of(model, str(path), *read_state(path, model))
 
@@ -66,7 +66,7 @@ def unpack_text_state(model: PreTrainedModel, data: bytes, name: str, other_weig
         model: with the weights that the states belong to.
         data: the content.
         name: of the argument, for errors.
-        other_weights: hashes of other weights whose states are allowed.
+        other_weights: hashes of other weights whose states are allowed, too.
 
     Raises:
         ValueError: the content is damaged, is not a saved text, or belongs to other weights.
@@ -123,7 +123,6 @@ def read_texts(
     Raises:
         ValueError: a text is empty or has a token outside the vocabulary, or `start` has another number of rows.
     """
-    vocab_size = model.config.vocab_size
     model = with_state(model)
     if start is None:
         start = TextState(model.init_state(len(texts)), [None] * len(texts))
@@ -131,40 +130,50 @@ def read_texts(
         raise ValueError(f"`texts` has {len(texts)} rows; `start` has {len(start.pending)}.")
     if any(token is None and not len(ids) for token, ids in zip(start.pending, texts, strict=True)):
         raise ValueError("A text is empty; it must have at least one byte, because there is nothing to continue.")
-    # Each row is its pending token and all of its tokens but the last, aligned on the right.
     lengths = np.array([len(ids) - (token is None) for token, ids in zip(start.pending, texts, strict=True)])
     longest, state = int(lengths.max()), start.state
-    with (
-        torch.inference_mode(),
-        tqdm(total=int(lengths.sum()), unit="B", unit_scale=True, disable=not progress) as bar,
-    ):
-        bar.set_description("reading")
+    bar = tqdm(total=int(lengths.sum()), unit="B", unit_scale=True, desc="reading", disable=not progress)
+    with torch.inference_mode(), bar:
         for begin in range(0, longest, chunk):
-            end = min(begin + chunk, longest)
-            mask = np.arange(begin, end) >= longest - lengths[:, None]
-            ids = np.zeros(mask.shape, dtype=np.int64)
-            for row in mask.any(1).nonzero()[0]:
-                offset, token, tokens = int(longest - lengths[row]), start.pending[row], texts[row]
-                first, last = max(begin - offset, 0), end - offset  # in this row
-                if token is None:
-                    ids[row, mask[row]] = tokens[first:last]
-                else:
-                    ids[row, mask[row]] = tokens[first - 1 : last - 1] if first else [token, *tokens[: last - 1]]
-            if ids.max() >= vocab_size:
-                raise ValueError(
-                    f"A text has the token {ids.max()}; it must be below the vocabulary size {vocab_size}."
-                )
-            inputs = torch.from_numpy(ids).to(model.device)
-            attention_mask = None if mask.all() else torch.from_numpy(mask.astype(np.int64)).to(model.device)
+            ids, mask = _fed_columns(texts, start.pending, lengths, range(begin, min(begin + chunk, longest)))
+            _check_vocabulary(model, int(ids.max()))
             state = model(
-                input_ids=inputs, attention_mask=attention_mask, state=state, use_cache=True, logits_to_keep=1
+                input_ids=torch.from_numpy(ids).to(model.device),
+                attention_mask=None if mask.all() else torch.from_numpy(mask.astype(np.int64)).to(model.device),
+                state=state,
+                use_cache=True,
+                logits_to_keep=1,
             ).state
             bar.update(int(mask.sum()))
     # A row without new tokens keeps its pending one, which was not fed.
     pending = [int(ids[-1:][0]) if len(ids) else token for token, ids in zip(start.pending, texts, strict=True)]
-    if (last := max(pending)) >= vocab_size:
-        raise ValueError(f"A text has the token {last}; it must be below the vocabulary size {vocab_size}.")
+    _check_vocabulary(model, max(pending))
     return TextState(state, pending)
+
+
+def _fed_columns(
+    texts: Sequence[np.ndarray], pending: Sequence[int | None], lengths: np.ndarray, columns: range
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids (B, T) of some columns, and the mask (B, T) of those that are not padding.
+
+    Each row is its pending token and all of its tokens but the last, aligned on the right.
+    """
+    offsets = lengths.max() - lengths
+    mask = np.asarray(columns) >= offsets[:, None]
+    ids = np.zeros(mask.shape, dtype=np.int64)
+    for row in mask.any(1).nonzero()[0]:
+        token, tokens = pending[row], texts[row]
+        first, last = max(columns.start - int(offsets[row]), 0), columns.stop - int(offsets[row])  # in this row
+        if token is None:
+            ids[row, mask[row]] = tokens[first:last]
+        else:
+            ids[row, mask[row]] = tokens[first - 1 : last - 1] if first else [token, *tokens[: last - 1]]
+    return ids, mask
+
+
+def _check_vocabulary(model: PreTrainedModel, token: int) -> None:
+    if token >= (size := model.config.vocab_size):
+        raise ValueError(f"A text has the token {token}; it must be below the vocabulary size {size}.")
 
 
 def continue_texts(

@@ -1,4 +1,4 @@
-"""A conversation with a recurrent model: one state that reads what is typed and what is generated, turn by turn.
+"""A conversation with a recurrent model: one state that reads typed and generated text, turn by turn.
 
 With the chat template of a tokenizer, a turn is a message of the user and an answer; without one, typed text is read
 as it is, and the model continues it.
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from hf_recurrent.server.text_state import TextState, load_text_state, read_texts, save_text_state
+from hf_recurrent.generation.text_state import TextState, load_text_state, read_texts, save_text_state
 from hf_recurrent.stock_models.with_state import with_state
 
 Message = dict[str, str]
@@ -53,7 +53,7 @@ class ConversationPartner:
         self.model, self.tokenizer, self.is_chat = with_state(model), tokenizer, is_chat
 
     def read(self, before: Conversation, typed: str) -> Conversation:
-        """Read what the user typed; nothing typed is a wish for more, in a chat an error.
+        """Read a line of the user; an empty one continues the text, and is an error in a chat.
 
         Raises:
             ValueError: there is nothing to continue, or a token is outside the model's vocabulary.
@@ -110,7 +110,7 @@ class ConversationPartner:
         """Write the state to a file that [`load`] and `hf-recurrent generate --state` read.
 
         Raises:
-            ValueError: nothing was said yet.
+            ValueError: nothing was read yet.
         """
         if conversation.text is None:
             raise ValueError("There is no state to save; type some text first.")

@@ -1,18 +1,17 @@
 """The loop of `hf-recurrent chat`: lines that are typed, commands among them, and answers as they are generated."""
 
 import contextlib
+import difflib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from transformers import set_seed
 
-from hf_recurrent.cli.chat_commands import COMMANDS, ChatSettings, command_table
-from hf_recurrent.cli.parsing import did_you_mean
+from hf_recurrent.chat.commands import COMMANDS, ChatSettings, command_table
+from hf_recurrent.chat.conversation import Conversation, ConversationPartner
 from hf_recurrent.data.episode_source import count_of
 from hf_recurrent.interruption import stop_on_signals
 from hf_recurrent.modeling.tokenizer.byte_streamer import ByteStreamer
-from hf_recurrent.server.conversation import Conversation, ConversationPartner
 
 _MAIN = "main"
 
@@ -29,17 +28,17 @@ class ChatLoop:
     def __init__(self, partner: ConversationPartner, settings: ChatSettings, begin: Conversation) -> None:
         self._partner, self._settings, self._begin = partner, settings, begin
         self._branch, self._branches = _MAIN, {_MAIN: [begin]}
-        # What was typed in the last turn, for /retry; None if the last action was no turn.
+        # Text of the last turn of each branch, for /retry; None if the last action was no turn.
         self._typed: dict[str, str | None] = {}
-        self._actions: dict[str, Callable[[str], None]] = {
-            "/help": lambda rest: self._show_help(),
+        self._actions = {
+            "/help": self._show_help,
             "/fork": self._fork,
             "/switch": self._switch,
             "/rewind": self._rewind,
-            "/retry": lambda rest: self._retry(),
+            "/retry": self._retry,
             "/save": self._save,
             "/load": self.load,
-            "/reset": lambda rest: self._reset(),
+            "/reset": self._reset,
         }
 
     @property
@@ -98,7 +97,9 @@ class ChatLoop:
         elif name in COMMANDS:
             self._change(name.removeprefix("/"), rest.strip())
         else:
-            raise ValueError(f"unknown command {command}{did_you_mean(name, COMMANDS).replace('--help', '/help')}")
+            nearest = difflib.get_close_matches(name, list(COMMANDS), 1)
+            hint = f"did you mean {nearest[0]}?" if nearest else "/help lists all commands."
+            raise ValueError(f"unknown command {command}; {hint}")
 
     def _take_turn(self, typed: str) -> None:
         read = self._partner.read(self._turns[-1], typed)
@@ -116,7 +117,7 @@ class ChatLoop:
 
     def _change(self, name: str, value: str) -> None:
         if value:
-            self._settings.set(name, value, f"/{name}")
+            self._settings.set(name, value, "/")
             if name == "seed":
                 set_seed(self._settings.seed)
         print(f"{name} is {getattr(self._settings, name)}", file=sys.stderr)
@@ -147,7 +148,7 @@ class ChatLoop:
         self._typed.pop(self._branch, None)
         print(f"{count_of(int(count or 1), 'turn')} taken back", file=sys.stderr)
 
-    def _retry(self) -> None:
+    def _retry(self, _: str) -> None:
         typed = self._typed.get(self._branch)
         if typed is None:
             raise ValueError("`/retry` needs an answer to replace; type some text first.")
@@ -163,11 +164,11 @@ class ChatLoop:
         self._partner.save(self._turns[-1], file)
         print(f"saved in {file}", file=sys.stderr)
 
-    def _reset(self) -> None:
+    def _reset(self, _: str) -> None:
         self._turns[:] = [self._begin]
         self._typed.pop(self._branch, None)
 
-    def _show_help(self) -> None:
+    def _show_help(self, _: str) -> None:
         print(f"{command_table()}\nText that begins with / is typed with two: //text.", file=sys.stderr)
 
     def _edit_lines(self) -> None:

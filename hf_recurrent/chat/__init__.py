@@ -1,0 +1,1 @@
+"""Conversations with a model in a terminal."""
