@@ -1,4 +1,4 @@
-"""A job: a text that the scheduler reads and continues, and its results, which another thread takes as they come.
+"""A job: a text that the scheduler reads and continues. Another thread takes its results as they come.
 
 Shape letters: T steps, V vocabulary.
 """
@@ -7,17 +7,17 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from hf_recurrent.server.sampling import TokenSource
-from hf_recurrent.server.session import Session, Snapshot
+from hf_recurrent.server.session import Snapshot
 
 
 class Scores:
-    """Log-probabilities of successive tokens, and of the most likely tokens in the place of each.
+    """Log-probabilities of successive tokens, and of the most likely tokens at each position.
 
     Args:
         count: how many of the most likely tokens.
@@ -52,30 +52,20 @@ class Scores:
             self.alternatives += [dict(zip(*pair, strict=True)) for pair in pairs]
 
 
-@dataclass(eq=False)  # a job is equal to itself only
-class Job:
-    """Reads tokens after a place, then generates.
-
-    The scheduler writes the results, another thread reads them: lists that only grow, and at the end `is_done`.
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Tokens to read, and the text to generate after them.
 
     Args:
         tokens: to read.
         session_id: the session to continue; None for a text of its own, which is forgotten.
-        start: where a text of its own begins; empty by default.
+        start: beginning of a text of its own; empty by default.
         max_new_tokens: 0 only reads.
         source: how tokens are chosen; needed to generate.
         stops: sequences of tokens that end the text.
-        scores: of the tokens to read, to be filled; None if nobody wants them.
-        output_scores: of the generated tokens, likewise.
-        seconds: the job ends after so many.
-        wake: called by the scheduler, in its thread, when there are new results.
-
-    Attributes:
-        output: the generated tokens, without the end token.
-        released: how many generated tokens are final: no stop sequence may begin with the others, and a session will
-            have them after a crash.
-        finish_reason: "stop" or "length".
-        error: why the job failed.
+        scores: how many alternatives to list for each token that is read; None to compute no scores.
+        output_scores: the same for generated tokens.
+        seconds: time limit of the job.
     """
 
     tokens: np.ndarray
@@ -84,42 +74,59 @@ class Job:
     max_new_tokens: int = 0
     source: TokenSource | None = None
     stops: Sequence[Sequence[int]] = ()
-    scores: Scores | None = None
-    output_scores: Scores | None = None
+    scores: int | None = None
+    output_scores: int | None = None
     seconds: float = 600.0
-    wake: Callable[[], None] = lambda: None
 
-    output: list[int] = field(default_factory=list)
-    released: int = 0
-    finish_reason: str | None = None
-    error: Exception | None = None
-    is_done: bool = False
-    is_cancelled: bool = False
-
-    # Of the scheduler.
-    session: Session | None = None
-    origin: Snapshot | None = None
-    snapshot: Snapshot | None = None
-    feed: np.ndarray | None = None
-    fed: int = 0
-    journaled: int = 0
-
-    def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + self.seconds
-
-    def cancel(self) -> None:
-        """Nobody waits for the results any more. A read of a session is then undone, a generation ends where it is."""
-        self.is_cancelled = True
-
-    def held_back(self) -> int:
+    def held_back(self, output: Sequence[int]) -> int:
         """How many of the last generated tokens may be the beginning of a stop sequence."""
         longest = max(map(len, self.stops), default=1) - 1
-        for size in range(min(longest, len(self.output)), 0, -1):
-            end = self.output[-size:]
+        for size in range(min(longest, len(output)), 0, -1):
+            end = output[-size:]
             if any(len(stop) > size and list(stop[:size]) == end for stop in self.stops):
                 return size
         return 0
 
-    def matched_stop(self) -> int:
+    def matched_stop(self, output: Sequence[int]) -> int:
         """Length of the stop sequence with which the output ends; 0 if there is none."""
-        return max((len(stop) for stop in self.stops if self.output[-len(stop) :] == list(stop)), default=0)
+        return max((len(stop) for stop in self.stops if output[-len(stop) :] == list(stop)), default=0)
+
+
+class Job:
+    """A request and its results. The scheduler writes them, another thread reads them: `is_done` is set last.
+
+    Args:
+        request: the text to read and continue.
+
+    Attributes:
+        wake: called by the scheduler, in its thread, when there are new results.
+        scores: of the tokens that were read; None if the request has none. It only grows.
+        output: the generated tokens, without the end token. It only grows.
+        output_scores: of the generated tokens, likewise.
+        released: how many generated tokens are final: no stop sequence may begin with the others, and a session will
+            have them after a crash.
+        finish_reason: "stop" or "length".
+        snapshot: the text at the end of the job.
+        error: why the job failed.
+    """
+
+    def __init__(self, request: Request):
+        self.request = request
+        self.wake: Callable[[], None] = lambda: None
+        self.scores = None if request.scores is None else Scores(request.scores)
+        self.output: list[int] = []
+        self.output_scores = None if request.output_scores is None else Scores(request.output_scores)
+        self.released = 0
+        self.finish_reason: str | None = None
+        self.snapshot: Snapshot | None = None
+        self.error: Exception | None = None
+        self.is_done = self.is_cancelled = False
+        self._deadline = time.monotonic() + request.seconds
+
+    def cancel(self) -> None:
+        """Nobody waits for the results any more. A read of a session is undone, a generation ends where it is."""
+        self.is_cancelled = True
+
+    def is_over(self, now: float) -> bool:
+        """True for a cancelled or expired job."""
+        return self.is_cancelled or now > self._deadline

@@ -1,10 +1,8 @@
 """The thread that owns model and sessions: it reads and generates for all of them together.
 
 Continuous batching: all texts that generate are rows of one batch, and every tick is one step of that batch. Between
-two steps, one slice of one text that is to be read is read. Whoever waits for results takes them from its job when it
-likes, so that nobody waits for a slow reader.
-
-Shape letters: B batch.
+two steps, one slice of one text that is to be read is read. Clients take results from their job when they like, so
+that nobody waits for a slow reader.
 """
 
 import logging
@@ -15,21 +13,20 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state
+from hf_recurrent.server.batch import Batch, Progress
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
-from hf_recurrent.server.sampling import choose_tokens
-from hf_recurrent.server.session import Session, Snapshot, after_end
+from hf_recurrent.server.session import Snapshot
 from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import NothingToContinue, SessionStore, TooMany
 
 _log = logging.getLogger(__name__)
-# Between two commits of what sessions have generated.
+# Between two commits of generated tokens of sessions.
 _COMMIT_SECONDS = 0.02
 _MOST_CALLS = 64  # of other threads, between two ticks
 
@@ -57,11 +54,11 @@ class Scheduler:
     Args:
         steps: the model.
         store: of the sessions.
-        learner: learns from what sessions marked for it read; None for a model that does not change.
+        learner: learns from the text that sessions marked for it read; None for a model that does not change.
         begin_token: read at the beginning of an empty text before it is continued; None where there is none.
-        end_tokens: those that end a text.
+        end_tokens: tokens that end a text.
         max_rows: jobs that read or generate at a time; the others wait.
-        max_jobs: jobs at a time, those that wait included.
+        max_jobs: jobs at a time, including those that wait.
         max_waiting_bytes: tokens to be read by all jobs together.
     """
 
@@ -77,17 +74,15 @@ class Scheduler:
         max_jobs: int = 512,
         max_waiting_bytes: int = 1 << 26,
     ):
-        self.store, self.counts, self.learner = store, Counts(), learner
-        self.steps, self._begin_token, self._end_tokens = steps, begin_token, end_tokens
+        self.steps, self.store, self.learner, self.counts = steps, store, learner, Counts()
+        self._begin_token, self._end_tokens = begin_token, end_tokens
         self._max_rows, self._max_jobs, self._max_waiting_bytes = max_rows, max_jobs, max_waiting_bytes
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting: deque[Job] = deque()
-        self._reading: deque[Job] = deque()
-        # The batch: jobs, the next token of each, and their states (B, ...).
-        self._rows: list[Job] = []
-        self._tokens: list[int] = []
-        self._state: RecurrentState = {}
-        self._joining: list[tuple[Job, Snapshot]] = []
+        # A job goes from one to the next.
+        self._waiting: deque[Progress] = deque()
+        self._reading: deque[Progress] = deque()
+        self._joining: list[Progress] = []
+        self._batch = Batch(steps)
         self._last_commit = 0.0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -114,8 +109,8 @@ class Scheduler:
         """Begin a job; the future has a result once it is accepted.
 
         Raises, in the future:
-            UnknownSession, SessionBusy: see those.
-            TooMany: there are as many jobs as there may be.
+            UnknownSession, SessionBusy: from [`SessionStore.acquire`].
+            TooMany: the limit of jobs is reached.
             NothingToContinue: the text is empty.
         """
         return self.call(self._admit, job)
@@ -140,12 +135,15 @@ class Scheduler:
                     self._tick()
                 except Exception as error:  # of the batch as a whole, such as a failed allocation
                     _log.exception("A step of the batch failed.")
-                    for job in self._all_jobs():
-                        self._fail(job, error)
+                    failed = self._all_jobs()
+                    self._waiting, self._reading, self._joining = deque(), deque(), []
+                    self._batch = Batch(self.steps)
+                    for progress in failed:
+                        self._fail(progress, error)
 
     def _take_calls(self) -> None:
-        """Run what other threads have asked for; wait for it if there is nothing else to do."""
-        if not (self._waiting or self._reading or self._rows or self._joining):
+        """Run the calls of other threads; wait for one if there is no job."""
+        if not (self._waiting or self._reading or self._joining or self._batch.rows):
             self._inbox.get()()
         for _ in range(_MOST_CALLS):
             try:
@@ -155,217 +153,170 @@ class Scheduler:
 
     def _close(self) -> None:
         self._is_closing = True
-        for job in self._all_jobs():
-            job.cancel()
+        for progress in self._all_jobs():
+            progress.job.cancel()
         self._drop_ended()
         self.store.close()
 
-    def _all_jobs(self) -> list[Job]:
-        return [*self._waiting, *self._reading, *(job for job, _ in self._joining), *self._rows]
+    def _all_jobs(self) -> list[Progress]:
+        return [*self._waiting, *self._reading, *self._joining, *self._batch.rows]
 
     def _admit(self, job: Job) -> None:
-        to_read = sum(len(other.tokens) for other in (*self._waiting, *self._reading, job))
+        request = job.request
+        to_read = len(request.tokens)
+        to_read += sum(len(other.job.request.tokens) for other in (*self._waiting, *self._reading))
         if len(self._all_jobs()) >= self._max_jobs or to_read > self._max_waiting_bytes:
             raise TooMany("The server is busy: too many requests wait; try again later.")
-        snapshot = job.start or Snapshot(self.store.zero)
-        if job.session_id is not None:
-            job.session = self.store.acquire(job.session_id)
-            snapshot = job.session.snapshot
-        if not len(job.tokens) and snapshot.pending is None and job.max_new_tokens:
+        session = None if request.session_id is None else self.store.acquire(request.session_id)
+        origin = session.snapshot if session else request.start or Snapshot(self.store.zero)
+        if not len(request.tokens) and origin.pending is None and request.max_new_tokens:
             if self._begin_token is None:
-                if job.session is not None:
-                    self.store.release(job.session, snapshot)
+                if session is not None:
+                    self.store.release(session, origin)
                 raise NothingToContinue("There is no text to continue, and this model has no end byte to begin with.")
-            snapshot = replace(snapshot, pending=self._begin_token)
-        # Of the tokens to read, the last one becomes the pending one.
-        first = [] if snapshot.pending is None or not len(job.tokens) else [snapshot.pending]
-        job.feed = np.concatenate([first, job.tokens[:-1]]).astype(np.int64)
-        job.origin = job.snapshot = snapshot
-        self._waiting.append(job)
+            origin = replace(origin, pending=self._begin_token)
+        self._waiting.append(Progress(job, session, origin, origin))
 
     def _tick(self) -> None:
         self._drop_ended()
-        while self._waiting and len(self._reading) + len(self._rows) + len(self._joining) < self._max_rows:
+        while self._waiting and len(self._reading) + len(self._joining) + len(self._batch.rows) < self._max_rows:
             self._reading.append(self._waiting.popleft())
         if self._reading:
-            job = self._reading.popleft()
+            progress = self._reading.popleft()
             try:
-                self._read_slice(job)
+                self._read_slice(progress)
             except Exception as error:
-                self._fail(job, error)
+                self._fail(progress, error)
         if self._joining:
-            self._join()
-        if self._rows:
+            self._batch.add(self._joining)
+            self._joining = []
+        if self._batch.rows:
             self._step()
         self._commit()
         self.counts.ticks += 1
         self.counts.waiting, self.counts.reading = len(self._waiting), len(self._reading)
-        self.counts.generating = len(self._rows) + len(self._joining)
+        self.counts.generating = len(self._batch.rows)
 
-    # ---- Reading
-
-    def _read_slice(self, job: Job) -> None:
-        """Feed the next tokens of a text; the job is then read, goes on later, or generates."""
-        before, begin = job.snapshot, job.fed
-        piece = job.feed[begin : begin + self._slice_length(job)].tolist()
-        job.fed += len(piece)
-        # A text without a pending token knows its first token before any was fed.
-        ahead = len(job.tokens) - len(job.feed)
-        new = job.tokens[begin + ahead if begin else 0 : job.fed + ahead].tolist()
+    def _read_slice(self, progress: Progress) -> None:
+        """Feed the next tokens of a text; the job then goes on reading, generates, or is done."""
+        before, scores = progress.snapshot, progress.job.scores
+        learner = self.learner if progress.learns else None
+        piece, new = progress.next_slice((learner or self.steps).slice_length)
         state = before.state
-        if job.scores is not None and len(new) > len(piece):
-            job.scores.add_unpredicted()
+        if scores is not None and len(new) > len(piece):
+            scores.add_unpredicted()
         if piece:
             logits, state = self.steps.read(piece, state)
-            if job.scores is not None:
-                job.scores.add(logits, new[-len(piece) :])
+            if scores is not None:
+                scores.add(logits, new[-len(piece) :])
         if new:
-            job.snapshot = Snapshot(state, new[-1], before.bytes_read + len(new))
+            progress.snapshot = Snapshot(state, new[-1], before.bytes_read + len(new))
             self.counts.bytes_read += len(new)
-            if self._is_learned(job):
-                self.learner.read(job.session.id, before, new)
-        if job.fed < len(job.feed):
-            self._reading.append(job)
-        elif job.max_new_tokens:
-            self._joining.append((job, job.snapshot))
+            if learner is not None:
+                learner.read(progress.session.id, before, new)
+        if progress.fed < len(progress.feed):
+            self._reading.append(progress)
+        elif progress.job.request.max_new_tokens:
+            self._joining.append(progress)
         else:
-            self._finish(job, job.snapshot)
-
-    def _slice_length(self, job: Job) -> int:
-        return self.learner.slice_length if self._is_learned(job) else self.steps.slice_length
-
-    def _is_learned(self, job: Job) -> bool:
-        return self.learner is not None and job.session is not None and job.session.learns
-
-    # ---- Generating
-
-    def _join(self) -> None:
-        """The texts that have been read become rows of the batch."""
-        states = [snapshot.state for _, snapshot in self._joining]
-        self._state = join_states([*([self._state] if self._rows else []), *states])
-        self._rows += [job for job, _ in self._joining]
-        self._tokens += [snapshot.pending for _, snapshot in self._joining]
-        self._joining = []
+            self._finish(progress, progress.snapshot)
 
     def _step(self) -> None:
-        """One token of every row."""
-        logits, self._state = self.steps.step(self._tokens, self._state)
-        chosen = choose_tokens(logits, [job.source for job in self._rows])
+        """Generate one token of every row."""
+        logits, chosen = self._batch.step()
         self.counts.bytes_generated += len(chosen)
-        ended: dict[int, str] = {}
-        for row, (job, token) in enumerate(zip(self._rows, chosen, strict=True)):
+        ended = set()
+        for row, (progress, token) in enumerate(zip(self._batch.rows, chosen, strict=True)):
+            job = progress.job
             if token is None:
-                self._fail(job, RuntimeError("The model's probabilities are NaN."), leave=False)
-                ended[row] = "failed"
-                continue
-            if token in self._end_tokens:
-                ended[row] = "end"
-                continue
-            if job.output_scores is not None:
-                job.output_scores.add(logits[row : row + 1], [token])
-            self._tokens[row] = token
-            job.output.append(token)
-            if job.stops and job.matched_stop():
-                ended[row] = "stop"
-            elif len(job.output) >= job.max_new_tokens:
-                ended[row] = "length"
-        if ended:
-            for row, reason in ended.items():
-                if reason != "failed":
-                    self._end_row(row, reason)
-            self._keep([row for row in range(len(self._rows)) if row not in ended])
+                self._fail(progress, RuntimeError("The model's probabilities are NaN."))
+                ended.add(row)
+            elif token in self._end_tokens:
+                self._end_row(row, "end")
+                ended.add(row)
+            else:
+                if job.output_scores is not None:
+                    job.output_scores.add(logits[row : row + 1], [token])
+                job.output.append(token)
+                is_stopped = bool(job.request.stops and job.request.matched_stop(job.output))
+                if is_stopped or len(job.output) >= job.request.max_new_tokens:
+                    self._end_row(row, "stop" if is_stopped else "length")
+                    ended.add(row)
+        self._batch.remove(ended)
 
     def _end_row(self, row: int, reason: str) -> None:
-        job, snapshot = self._rows[row], self._row_snapshot(row)
-        if reason == "end":
-            snapshot = after_end(snapshot, self.store.zero)
+        """Finish the job of a row, which the caller removes."""
+        progress, snapshot = self._batch.rows[row], self._batch.snapshot(row)
+        job = progress.job
+        if reason == "end":  # a new episode begins with a zero state
+            snapshot = replace(snapshot, state=self.store.zero, pending=None)
         job.finish_reason = "length" if reason == "length" else "stop"
-        self._finish(job, snapshot, len(job.output) - (job.matched_stop() if reason == "stop" else 0))
-
-    def _row_snapshot(self, row: int) -> Snapshot:
-        job = self._rows[row]
-        bytes_read = job.snapshot.bytes_read + len(job.output)
-        return Snapshot(select_state(self._state, row), self._tokens[row], bytes_read)
-
-    def _keep(self, rows: list[int]) -> None:
-        self._state = select_state(self._state, rows) if rows else {}
-        self._rows, self._tokens = [self._rows[row] for row in rows], [self._tokens[row] for row in rows]
+        stop = job.request.matched_stop(job.output) if reason == "stop" else 0
+        self._finish(progress, snapshot, len(job.output) - stop)
 
     def _commit(self) -> None:
-        """Release what was generated; what sessions generated is made durable first."""
+        """Release generated tokens; those of sessions are made durable first."""
         now = time.monotonic()
         is_due = now - self._last_commit >= _COMMIT_SECONDS
-        durable: list[tuple[Session, list[int], Callable[[], Snapshot]]] = []
-        released: list[Job] = []
-        for row, job in enumerate(self._rows):
-            if job.session is None:
-                released.append(job)
-            elif is_due:
-                durable.append((job.session, job.output[job.journaled :], lambda row=row: self._row_snapshot(row)))
-                released.append(job)
         if is_due:
             self._last_commit = now
-        if durable:
-            try:
-                self.store.journal(durable)
-            except Exception as error:
-                for job in [job for job in released if job.session is not None]:
-                    self._fail(job, error)
-        for job in released:
-            job.journaled = len(job.output)
-            job.released = len(job.output) - (job.held_back() if job.stops else 0)
+        released = [progress for progress in self._batch.rows if progress.session is None]
+        durable = [row for row, progress in enumerate(self._batch.rows) if progress.session is not None and is_due]
+        rows = {row: self._batch.rows[row] for row in durable}
+        try:
+            self.store.journal(
+                (progress.session, progress.job.output[progress.journaled :], partial(self._batch.snapshot, row))
+                for row, progress in rows.items()
+            )
+            released += rows.values()
+        except Exception as error:
+            for progress in rows.values():
+                self._fail(progress, error)
+            self._batch.remove(durable)
+        for progress in released:
+            job = progress.job
+            progress.journaled = len(job.output)
+            job.released = len(job.output) - (job.request.held_back(job.output) if job.request.stops else 0)
             job.wake()
 
     # ---- Ends of jobs
 
     def _drop_ended(self) -> None:
-        """Take leave of jobs that nobody waits for or whose time is up."""
+        """Drop cancelled and expired jobs."""
         now = time.monotonic()
         for jobs in (self._waiting, self._reading):
-            for job in [job for job in jobs if job.is_cancelled or now > job.deadline]:
-                jobs.remove(job)
-                self._fail(job, TimeIsUp("The time for this request is up; it was not read."), leave=False)
-        for place in [n for n, (job, _) in enumerate(self._joining) if job.is_cancelled][::-1]:
-            job, snapshot = self._joining.pop(place)
-            self._finish(job, snapshot)
-        ended = [row for row, job in enumerate(self._rows) if job.is_cancelled or now > job.deadline]
+            for progress in [progress for progress in jobs if progress.job.is_over(now)]:
+                jobs.remove(progress)
+                self._fail(progress, TimeIsUp("The time for this request is up; it was not read."))
+        for progress in [progress for progress in self._joining if progress.job.is_cancelled]:
+            self._joining.remove(progress)
+            self._finish(progress, progress.snapshot)
+        ended = [row for row, progress in enumerate(self._batch.rows) if progress.job.is_over(now)]
         for row in ended:
             self._end_row(row, "length")
-        if ended:
-            self._keep([row for row in range(len(self._rows)) if row not in ended])
+        self._batch.remove(ended)
 
-    def _finish(self, job: Job, snapshot: Snapshot, released: int | None = None) -> None:
-        """The job has ended, at this place of its text."""
-        if job.session is not None:
+    def _finish(self, progress: Progress, snapshot: Snapshot, released: int = 0) -> None:
+        """End a job with its text at a snapshot."""
+        job = progress.job
+        if progress.session is not None:
             try:
-                self.store.release(job.session, snapshot)
+                self.store.release(progress.session, snapshot)
             except Exception as error:
                 job.error = error
                 self.counts.failed += 1
-        job.snapshot = snapshot
-        job.released = len(job.output) if released is None else released
+        job.snapshot, job.released = snapshot, released
         job.is_done = True
         job.wake()
 
-    def _fail(self, job: Job, error: Exception, leave: bool = True) -> None:
-        """The job has failed; its session is where it was before it."""
-        if job.is_done:
-            return
-        if leave:
-            self._remove(job)
-        if job.session is not None:
+    def _fail(self, progress: Progress, error: Exception) -> None:
+        """End a job with an error; its session is as before."""
+        job = progress.job
+        if progress.session is not None:
             try:
-                self.store.release(job.session, job.origin)
+                self.store.release(progress.session, progress.origin)
             except Exception:
                 _log.exception("A session could not be written.")
         self.counts.failed += not job.is_cancelled
         job.error, job.is_done = error, True
         job.wake()
-
-    def _remove(self, job: Job) -> None:
-        for jobs in (self._waiting, self._reading):
-            if job in jobs:
-                jobs.remove(job)
-        self._joining = [pair for pair in self._joining if pair[0] is not job]
-        if job in self._rows:
-            self._keep([row for row, other in enumerate(self._rows) if other is not job])

@@ -2,14 +2,14 @@
 
 import secrets
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A session at one moment. It never changes, so that sessions, forks and marks share it.
+    """A text at one moment. It never changes, so that sessions, forks and marks share it.
 
     Args:
         state: of one stream, after everything but the pending token.
@@ -27,11 +27,11 @@ class Session:
     """One text of one user.
 
     Args:
-        snapshot: where it is.
+        snapshot: its present state.
         id: unguessable, chosen by the server.
         created: seconds since 1970.
-        learns: the model learns from what is read.
-        marks: name → place to go back to.
+        learns: the model learns from the text that the session reads.
+        marks: name → snapshot to go back to.
         is_private: kept in memory only and not listed; such are the sessions of the page.
     """
 
@@ -43,10 +43,5 @@ class Session:
     is_private: bool = False
 
     def fork(self) -> "Session":
-        """Another session at the same place, with the same marks; copies no state."""
+        """Another session with the same snapshot and marks; copies no state."""
         return Session(self.snapshot, learns=self.learns, marks=dict(self.marks), is_private=self.is_private)
-
-
-def after_end(snapshot: Snapshot, zero: RecurrentState) -> Snapshot:
-    """After the end token, a new episode begins with a zero state."""
-    return replace(snapshot, state=zero, pending=None)

@@ -1,4 +1,4 @@
-"""Sessions on disk: one SQLite database, which a killed process leaves whole.
+"""Sessions on disk: one SQLite database, which stays consistent when the process is killed.
 
 A session's record is its state at some moment and a journal of the tokens that it has read since. Reading them again
 gives the state bit for bit, because a token is fed in the same way whatever is read together with it.
@@ -48,20 +48,20 @@ class StatePacking:
         self.nbytes = sum(self._sizes) * first.element_size()
 
     def pack(self, state: RecurrentState) -> bytes:
-        """The numbers of a state."""
+        """The elements of a state."""
         return torch.cat([state[name].reshape(-1) for name in self._shapes]).cpu().numpy().tobytes()
 
     def unpack(self, data: bytes) -> RecurrentState:
-        """The state of such numbers.
+        """The inverse of [`pack`].
 
         Raises:
-            ValueError: it is not of this model.
+            ValueError: the size is not that of this model's states.
         """
         if len(data) != self.nbytes:
             raise ValueError(f"A stored state has {len(data)} bytes; this model needs {self.nbytes}.")
-        numbers = torch.frombuffer(bytearray(data), dtype=self._dtype).split(self._sizes)
+        elements = torch.frombuffer(bytearray(data), dtype=self._dtype).split(self._sizes)
         # Cloned to memory aligned like that of a new tensor.
-        parts = (part.view(shape).clone() for part, shape in zip(numbers, self._shapes.values(), strict=True))
+        parts = (part.view(shape).clone() for part, shape in zip(elements, self._shapes.values(), strict=True))
         return {name: part.to(self._device) for name, part in zip(self._shapes, parts, strict=True)}
 
 
@@ -81,7 +81,7 @@ class SessionDatabase:
         self._packing = StatePacking(zero)
         path = Path(directory, _FILE)
         try:
-            # Its thread is that of the scheduler; it is opened before that thread runs.
+            # The scheduler's thread uses it; it is opened before that thread runs.
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection.execute("pragma journal_mode = wal")
             self._connection.execute("pragma synchronous = normal")

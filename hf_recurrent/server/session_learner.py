@@ -1,4 +1,4 @@
-"""Learning from what sessions read: one model, one optimizer, and the sensitivities of each session."""
+"""Learning from the text that sessions read: one model, one optimizer, and the sensitivities of each session."""
 
 import logging
 import shutil
@@ -25,7 +25,7 @@ _WEIGHTS_FILE = "weights.json"
 class SessionLearner:
     """Learns from the texts of many sessions. One thread uses it.
 
-    A session that was away (on disk, forked, rewound, or that generated) begins again with sensitivities of zero.
+    A session that was on disk, forked or rewound, or that generated, begins again with sensitivities of zero.
 
     Args:
         learner: of the model.
@@ -126,7 +126,7 @@ class SessionLearner:
         self._saved_at = checkpoint_number(name)
 
     def remember_weights(self) -> None:
-        """States of the present weights are accepted later, when the model has learned more."""
+        """Accept states of the present weights later, when the model has learned more."""
         found = weights_hash(self._learner.model)
         if found not in self._known_weights:
             self._known_weights.add(found)

@@ -16,7 +16,7 @@ _LONGEST_JOURNAL = 256
 
 
 class SessionError(ValueError):
-    """A request for a session that cannot be met."""
+    """A request that cannot be met."""
 
 
 class UnknownSession(SessionError):
@@ -38,12 +38,15 @@ class TooMany(SessionError):
 class SessionStore:
     """Sessions by id. One thread uses it.
 
+    A method that takes an id or the name of a mark raises UnknownSession if there is none, and SessionBusy if it would
+    change or copy a session that reads or generates.
+
     Args:
         zero: the state of a new session.
         database: where sessions are kept; None to keep them in memory only.
-        replay: feeds tokens to a snapshot, for sessions that a killed process left with a journal.
+        replay: feeds tokens to a snapshot, for sessions whose journal a killed process left.
         max_states: how many sessions and marks there may be together.
-        max_resident: with a database, how many sessions stay in memory; the longest unused leave first.
+        max_resident: with a database, how many sessions stay in memory; the least recently used leave first.
     """
 
     def __init__(
@@ -74,11 +77,7 @@ class SessionStore:
         return len(self._resident) + len(self._private)
 
     def ids(self, after: str | None = None, limit: int = 100) -> list[str]:
-        """Ids of sessions that are not private, the oldest first, those that follow `after`.
-
-        Raises:
-            UnknownSession: there is no session `after`.
-        """
+        """Ids of sessions that are not private, the oldest first, those that follow `after`."""
         found = iter(self._ids)
         if after is not None:
             if after not in self._ids:
@@ -90,7 +89,7 @@ class SessionStore:
         """Keep a new session.
 
         Raises:
-            TooMany: there are as many as there may be.
+            TooMany: the limit of sessions and marks is reached.
         """
         self._check_room(1 + len(session.marks))
         if database := self._database_of(session):
@@ -106,11 +105,7 @@ class SessionStore:
         return session
 
     def get(self, session_id: str) -> Session:
-        """A session, from memory or disk.
-
-        Raises:
-            UnknownSession: there is none of that id.
-        """
+        """A session, from memory or disk."""
         if session_id in self._private:
             return self._private[session_id]
         if session_id not in self._ids:
@@ -127,19 +122,11 @@ class SessionStore:
         return session
 
     def fork(self, session_id: str) -> Session:
-        """A copy of a session as it is now, with its marks.
-
-        Raises:
-            UnknownSession, SessionBusy, TooMany: see those.
-        """
+        """A copy of a session as it is now, with its marks; TooMany as in [`add`]."""
         return self.add(self._idle(session_id).fork())
 
     def set_mark(self, session_id: str, name: str) -> Session:
-        """Remember the present place of a session; a mark of the same name moves there.
-
-        Raises:
-            UnknownSession, SessionBusy, TooMany: see those.
-        """
+        """Mark the present place of a session; a mark of the same name moves there. TooMany as in [`add`]."""
         session = self._idle(session_id)
         is_new = name not in session.marks
         self._check_room(is_new)
@@ -150,12 +137,7 @@ class SessionStore:
         return session
 
     def delete_mark(self, session_id: str, name: str) -> Session:
-        """Forget a mark.
-
-        Raises:
-            UnknownSession: there is no such session or mark.
-            SessionBusy: it reads or generates.
-        """
+        """Forget a mark."""
         session = self._idle(session_id)
         self._mark(session, name)
         if database := self._database_of(session):
@@ -165,33 +147,20 @@ class SessionStore:
         return session
 
     def rewind(self, session_id: str, name: str) -> Session:
-        """Go back to a mark, as if nothing had been read since.
-
-        Raises:
-            UnknownSession: there is no such session or mark.
-            SessionBusy: it reads or generates.
-        """
+        """Go back to a mark, as if nothing had been read since."""
         session = self._idle(session_id)
         self._replace(session, self._mark(session, name))
         return session
 
     def set_learns(self, session_id: str, learns: bool) -> Session:
-        """Choose whether the model learns from what a session reads.
-
-        Raises:
-            UnknownSession, SessionBusy: see those.
-        """
+        """Choose whether the model learns from what a session reads."""
         session = self._idle(session_id)
         session.learns = learns
         self._replace(session, session.snapshot)
         return session
 
     def delete(self, session_id: str) -> None:
-        """Forget a session with its marks.
-
-        Raises:
-            UnknownSession, SessionBusy: see those.
-        """
+        """Forget a session with its marks."""
         session = self._idle(session_id)
         if database := self._database_of(session):
             database.delete(session_id)
@@ -200,11 +169,7 @@ class SessionStore:
         self._marks -= len(session.marks)
 
     def acquire(self, session_id: str) -> Session:
-        """A session for one reader or generator, until [`release`].
-
-        Raises:
-            UnknownSession, SessionBusy: see those.
-        """
+        """A session for one reader or generator, until [`release`]."""
         session = self._idle(session_id)
         self._busy.add(session_id)
         return session
@@ -218,7 +183,7 @@ class SessionStore:
             self._evict()
 
     def journal(self, generated: Iterable[tuple[Session, list[int], Callable[[], Snapshot]]]) -> None:
-        """Make tokens durable that sessions have generated since the last call, each with the place after them."""
+        """Make generated tokens durable: of each session, those since the last call and the place after them."""
         if not self._database:
             return
         short = []
@@ -260,12 +225,9 @@ class SessionStore:
             raise TooMany(f"There are {count} sessions and marks; this server allows {self._max_states}; delete some.")
 
     def _idle(self, session_id: str) -> Session:
-        self._check_idle(session_id)
-        return self.get(session_id)
-
-    def _check_idle(self, session_id: str) -> None:
         if session_id in self._busy:
             raise SessionBusy("The session is busy: it reads or generates; wait for that to end.")
+        return self.get(session_id)
 
     @staticmethod
     def _mark(session: Session, name: str) -> Snapshot:

@@ -9,7 +9,7 @@ import torch
 from model_cases import tiny_model
 
 from hf_recurrent.generation.sampling import Sampling
-from hf_recurrent.server.job import Job, Scores
+from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.sampling import TokenSource, choose_tokens
 from hf_recurrent.server.scheduler import Scheduler, TimeIsUp
@@ -44,7 +44,7 @@ def generate_alone(model, text: bytes, new: int, sampling: Sampling, seed: int, 
 
 
 def job_of(text: bytes, **arguments) -> Job:
-    return Job(np.frombuffer(text, np.uint8), **arguments)
+    return Job(Request(np.frombuffer(text, np.uint8), **arguments))
 
 
 def finish(scheduler: Scheduler, *jobs: Job) -> None:
@@ -107,7 +107,7 @@ def test_random_schedules_give_the_bytes_of_each_session_alone(family, tmp_path)
             text = chance.randbytes(chance.choice([1, 2, 7, 50])).replace(b"\0", b"x")
             sampling, seed, new = chance.choice(SAMPLINGS), chance.randrange(1000), chance.choice([0, 1, 8])
             source = TokenSource(sampling, seed)
-            job = job_of(text, session_id=session_id, max_new_tokens=new, source=source, scores=Scores())
+            job = job_of(text, session_id=session_id, max_new_tokens=new, source=source, scores=0)
             jobs.append((session_id, text, sampling, seed, new, job))
         finish(scheduler, *(job for *_, job in jobs))
         for session_id, text, sampling, seed, new, job in jobs:
@@ -163,7 +163,7 @@ def test_scores_are_log_probabilities():
     model = tiny_model("memora", torch.float64)
     scheduler = make_scheduler(model)
     text = b"some text to be scored, longer than one slice of the scheduler" * 3
-    job = job_of(text, scores=Scores(2), max_new_tokens=4, output_scores=Scores(), source=TokenSource(Sampling(), 0))
+    job = job_of(text, scores=2, max_new_tokens=4, output_scores=0, source=TokenSource(Sampling(), 0))
     finish(scheduler, job)
     whole = text + bytes(job.output)
     with torch.no_grad():

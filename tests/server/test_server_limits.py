@@ -7,6 +7,7 @@ import time
 import pytest
 from running_server import Client, running_server
 
+from hf_recurrent.server.routes.app import listen
 from hf_recurrent.server.routes.protocol import TimedProtocol
 
 HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -86,6 +87,14 @@ def test_large_bodies_are_refused_before_they_are_read(server):
         assert received(connection)[:13] in (b"HTTP/1.1 413 ", b"")
     assert server.request("POST", "/v1/completions", b"x" * 5001).status == 413
     assert server.request("POST", "/v1/completions", b"x" * 5000).status == 400
+
+
+def test_responses_are_sent_without_delay():
+    """Connections inherit the option of the listener."""
+    with listen("127.0.0.1", 0) as listener, connect(listener.getsockname()[1]):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_slow_clients_are_cut_off(server, monkeypatch):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
-from hf_recurrent.server.job import Job, Scores
+from hf_recurrent.server.job import Job
 from hf_recurrent.server.page.transcript import Transcript
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.running_jobs import RunningJobs, call
@@ -83,7 +83,7 @@ class Visitor:
         tokens, text = self._served.encode(content, "text"), self.text
         data, session_id = self._served.decode(tokens), await self._session(text)
         for _ in range(times):
-            job = self._served.job(tokens, session=session_id, scores=Scores())
+            job = self._served.job(tokens, session_id=session_id, scores=0)
             async with aclosing(self._follow(job)) as updates:
                 async for _ in updates:
                     pass
@@ -102,16 +102,8 @@ class Visitor:
         Raises:
             ApiError, SessionError, TimeIsUp: it cannot be continued.
         """
-        self._served.check_limit("max_tokens", request.max_tokens, self._served.settings.max_new_tokens)
         text = self.text
-        job = self._served.job(
-            self._served.encode(b"", "text"),
-            session=await self._session(text),
-            max_new_tokens=request.max_tokens,
-            sampling=request.sampling,
-            seed=request.seed_or_random(),
-            output_scores=Scores(),
-        )
+        job = self._served.generation(request, await self._session(text), output_scores=0)
         before = text.transcript
         async with aclosing(self._follow(job)) as updates:
             async for _ in updates:

@@ -109,6 +109,10 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket; raises an OSError that names the arguments."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        # Connections inherit it. asyncio sets it only on sockets that were made with IPPROTO_TCP, and without it, a
+        # response on a kept-alive connection waits for the client's delayed acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise OSError(f"`--host` is {host!r} and `--port` {port}; that address cannot be used: {error}.") from error

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hf_recurrent.server.job import Job, Scores
+from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.completion_texts import CompletionChoice
 from hf_recurrent.server.routes.errors import ApiError, error_body
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
@@ -23,7 +23,7 @@ _DEFAULT_TOKENS = 16  # of OpenAI
 
 @dataclass
 class _Completion:
-    """A completion that is being made.
+    """A completion in progress.
 
     Args:
         body: the request.
@@ -78,10 +78,10 @@ def openai_routes(served: ServedModel) -> APIRouter:
         _check(served, body, prompts)
         completion, jobs = await _begin(served, body, prompts, request)
         running = RunningJobs(served.scheduler, jobs, bool(body.stream))
-        await running.submit()
         if body.stream:
+            await running.submit()
             return JobsResponse(running, _stream(running, completion, served.send_interval))
-        await running.wait(request)
+        await running.run(request)
         return completion.json([choice.take() for choice in completion.choices], with_usage=True)
 
     return routes
@@ -133,32 +133,29 @@ def _max_tokens(body: CompletionRequest) -> int:
 async def _begin(
     served: ServedModel, body: CompletionRequest, prompts: Sequence[np.ndarray], request: Request
 ) -> tuple[_Completion, list[Job]]:
-    """The completion with its jobs, which are not yet submitted. A prompt with several choices is read here, once."""
+    """The completion with its jobs, not yet submitted. A prompt with several choices is read here, once."""
     seed, repeats = body.seed_or_random(), body.n or 1
-    wants_prompt_scores = bool(body.echo) and body.logprobs is not None
+    prompt_scores = (body.logprobs or 0) if body.echo and body.logprobs is not None else None
     choices: list[CompletionChoice] = []
     for prompt in prompts:
         read = None
         if repeats > 1 and len(prompt):
-            read = served.job(prompt, scores=Scores(body.logprobs or 0) if wants_prompt_scores else None)
-            reading = RunningJobs(served.scheduler, [read])
-            await reading.submit()
-            await reading.wait(request)
+            read = served.job(prompt, scores=prompt_scores)
+            await RunningJobs(served.scheduler, [read]).run(request)
         for _ in range(repeats):
-            scores = read.scores if read else Scores(body.logprobs or 0) if wants_prompt_scores else None
             job = served.job(
                 prompt if read is None else prompt[:0],
-                session=body.session,
+                body,
+                seed + len(choices),
+                session_id=body.session,
                 start=read and read.snapshot,
                 max_new_tokens=_max_tokens(body),
-                sampling=body.sampling,
-                seed=seed + len(choices),
-                stops=body.stops,
-                scores=scores if read is None else None,
-                output_scores=None if body.logprobs is None else Scores(body.logprobs),
+                scores=prompt_scores if read is None else None,
+                output_scores=body.logprobs,
             )
-            repeated = prompt.tolist() if body.echo else []
-            choices.append(CompletionChoice(served, job, len(choices), repeated, scores, body.logprobs))
+            echoed = prompt.tolist() if body.echo else []
+            scores = (read or job).scores
+            choices.append(CompletionChoice(served, job, len(choices), echoed, scores, body.logprobs))
     return _Completion(body, choices, list(prompts)), [choice.job for choice in choices]
 
 

@@ -12,12 +12,12 @@ from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.scheduler import Scheduler
 
-# Between two looks whether the client is still there.
+# Between two checks that the client is still connected.
 _POLL_SECONDS = 1.0
 
 
 async def call(scheduler: Scheduler, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function in the thread that owns model and sessions."""
+    """The result of a function that runs in the thread of the scheduler."""
     if not scheduler.is_alive:
         raise ApiError(503, "The server is stopping.")
     return await asyncio.wrap_future(scheduler.call(function, *arguments))
@@ -29,7 +29,7 @@ class RunningJobs:
     Args:
         scheduler: runs them.
         jobs: not yet submitted.
-        is_streamed: results are taken as they come, not only at the end.
+        is_streamed: take results as they come, not only at the end.
     """
 
     def __init__(self, scheduler: Scheduler, jobs: Sequence[Job], is_streamed: bool = False):
@@ -50,8 +50,9 @@ class RunningJobs:
             self.cancel()
             raise
 
-    async def wait(self, request: Request) -> None:
-        """Until all jobs are done; they end if the client leaves. Raises the error of a job that failed."""
+    async def run(self, request: Request) -> None:
+        """Begin, and wait until all jobs are done; they end if the client leaves. Raises the error of a failed job."""
+        await self.submit()
         try:
             while not self.are_done:
                 await self._next_results()

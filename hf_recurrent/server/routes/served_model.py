@@ -1,4 +1,4 @@
-"""A model as the two APIs use it: its name, tokenizer, scheduler and limits."""
+"""A model as the APIs and the page use it: its name, tokenizer, scheduler and limits."""
 
 import time
 from collections.abc import Sequence
@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hf_recurrent.generation.sampling import Sampling
-from hf_recurrent.server.job import Job, Scores
+from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.routes.errors import ApiError
+from hf_recurrent.server.routes.schemas import GenerateRequest, SamplingFields
 from hf_recurrent.server.routes.settings import ServerSettings
 from hf_recurrent.server.sampling import TokenSource
 from hf_recurrent.server.scheduler import Scheduler
-from hf_recurrent.server.session import Snapshot
 
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.02, 0.2
 
@@ -46,7 +45,7 @@ class ServedModel:
         return self.scheduler.steps.model.config.vocab_size
 
     def send_interval(self) -> float:
-        """Seconds between two pieces of a stream, now that so many texts are generated."""
+        """Seconds between two pieces of a stream, longer the more texts are generated."""
         fair = self.scheduler.counts.generating / self.settings.pieces_per_second
         return min(max(fair, _SHORTEST_INTERVAL), _LONGEST_INTERVAL)
 
@@ -68,30 +67,26 @@ class ServedModel:
         return self.tokenizer.decode_bytes(np.array(tokens, dtype=np.int64))
 
     def job(
-        self,
-        tokens: np.ndarray,
-        *,
-        session: str | None = None,
-        start: Snapshot | None = None,
-        max_new_tokens: int = 0,
-        sampling: Sampling | None = None,
-        seed: int = 0,
-        stops: Sequence[str] = (),
-        scores: Scores | None = None,
-        output_scores: Scores | None = None,
+        self, tokens: np.ndarray, sampling: SamplingFields | None = None, seed: int | None = None, **options: Any
     ) -> Job:
-        """A job within the limits."""
-        return Job(
-            tokens,
-            session_id=session,
-            start=start,
-            max_new_tokens=max_new_tokens,
-            source=None if sampling is None else TokenSource(sampling, seed),
-            stops=[self.encode(stop, "stop").tolist() for stop in stops],
-            scores=scores,
-            output_scores=output_scores,
-            seconds=self.settings.seconds,
-        )
+        """A job within the limits.
+
+        Args:
+            tokens: to read.
+            sampling: how new text is chosen; None only reads.
+            seed: instead of that of `sampling`.
+            options: further fields of [`Request`].
+        """
+        if sampling is not None:
+            options["source"] = TokenSource(sampling.sampling, sampling.seed_or_random() if seed is None else seed)
+            options["stops"] = [self.encode(stop, "stop").tolist() for stop in sampling.stops]
+        return Job(Request(tokens, seconds=self.settings.seconds, **options))
+
+    def generation(self, body: GenerateRequest, session_id: str, **options: Any) -> Job:
+        """A job that continues a session."""
+        self.check_limit("max_tokens", body.max_tokens, self.settings.max_new_tokens)
+        nothing = np.zeros(0, dtype=np.int64)
+        return self.job(nothing, body, session_id=session_id, max_new_tokens=body.max_tokens, **options)
 
     def check_limit(self, param: str, value: int, limit: int) -> None:
         """Raise an ApiError that names an argument above its limit."""

@@ -4,10 +4,10 @@ import base64
 import math
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
+from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
-from hf_recurrent.server.job import Scores
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.running_jobs import RunningJobs, call
 from hf_recurrent.server.routes.schemas import (
@@ -25,6 +25,14 @@ from hf_recurrent.server.session import Session, Snapshot
 def session_routes(served: ServedModel) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter(prefix="/v1/sessions")
+    _add_sessions(routes, served)
+    _add_changes(routes, served)
+    _add_texts(routes, served)
+    return routes
+
+
+def _add_sessions(routes: APIRouter, served: ServedModel) -> None:
+    """Create, list and delete sessions, and move them as files."""
     scheduler, store = served.scheduler, served.scheduler.store
 
     @routes.post("")
@@ -42,10 +50,9 @@ def session_routes(served: ServedModel) -> APIRouter:
         return _about(session)
 
     @routes.post("/from_state")
-    async def create_from_state(request: Request) -> dict:
+    async def create_from_state(request: HttpRequest) -> dict:
         """A new session from the bytes of a state file."""
-        data = await request.body()
-        return _about(await call(scheduler, session_of_state, served, data))
+        return _about(await call(scheduler, session_of_state, served, await request.body()))
 
     @routes.get("")
     async def list_sessions(
@@ -60,18 +67,30 @@ def session_routes(served: ServedModel) -> APIRouter:
         """A session."""
         return _about(await call(scheduler, store.get, session_id))
 
-    @routes.patch("/{session_id}")
-    async def change(session_id: str, body: ChangeRequest) -> dict:
-        """Switch learning from this session on or off."""
-        if body.learns:
-            _check_learning(served)
-        return _about(await call(scheduler, store.set_learns, session_id, body.learns))
+    @routes.get("/{session_id}/state")
+    async def download(session_id: str) -> Response:
+        """The state as a file, which `generate --state` and `chat --state` read too."""
+        data = await call(scheduler, state_of_session, served, session_id)
+        headers = {"content-disposition": 'attachment; filename="state.safetensors"'}
+        return Response(data, media_type="application/octet-stream", headers=headers)
 
     @routes.delete("/{session_id}")
     async def delete(session_id: str) -> dict:
         """Forget a session."""
         await call(scheduler, store.delete, session_id)
         return {"id": session_id, "object": "session.deleted", "deleted": True}
+
+
+def _add_changes(routes: APIRouter, served: ServedModel) -> None:
+    """Fork, mark and rewind sessions, and switch learning."""
+    scheduler, store = served.scheduler, served.scheduler.store
+
+    @routes.patch("/{session_id}")
+    async def change(session_id: str, body: ChangeRequest) -> dict:
+        """Switch learning from this session on or off."""
+        if body.learns:
+            _check_learning(served)
+        return _about(await call(scheduler, store.set_learns, session_id, body.learns))
 
     @routes.post("/{session_id}/fork")
     async def fork(session_id: str) -> dict:
@@ -80,7 +99,7 @@ def session_routes(served: ServedModel) -> APIRouter:
 
     @routes.post("/{session_id}/marks")
     async def set_mark(session_id: str, body: MarkRequest) -> dict:
-        """Remember this place."""
+        """Mark this place."""
         return _about(await call(scheduler, store.set_mark, session_id, body.mark))
 
     @routes.delete("/{session_id}/marks/{mark}")
@@ -93,19 +112,16 @@ def session_routes(served: ServedModel) -> APIRouter:
         """Go back to a mark."""
         return _about(await call(scheduler, store.rewind, session_id, body.mark))
 
-    @routes.get("/{session_id}/state")
-    async def download(session_id: str) -> Response:
-        """The state as a file, which `generate --state` and `chat --state` read too."""
-        data = await call(scheduler, state_of_session, served, session_id)
-        headers = {"content-disposition": 'attachment; filename="state.safetensors"'}
-        return Response(data, media_type="application/octet-stream", headers=headers)
+
+def _add_texts(routes: APIRouter, served: ServedModel) -> None:
+    """Read and generate."""
 
     @routes.post("/{session_id}/read")
-    async def read(session_id: str, body: ReadRequest, request: Request) -> dict:
+    async def read(session_id: str, body: ReadRequest, request: HttpRequest) -> dict:
         """Read a text; returns the bits of every byte."""
         tokens = served.encode(body.content, "base64" if body.text is None else "text")
-        job = served.job(tokens, session=session_id, scores=Scores() if body.bits else None)
-        await _run(served, job, request)
+        job = served.job(tokens, session_id=session_id, scores=0 if body.bits else None)
+        await RunningJobs(served.scheduler, [job]).run(request)
         result: dict[str, Any] = {"bytes_read": job.snapshot.bytes_read}
         if job.scores is not None:
             bits = [None if math.isnan(value) else value for value in job.scores.bits()]
@@ -114,18 +130,10 @@ def session_routes(served: ServedModel) -> APIRouter:
         return result
 
     @routes.post("/{session_id}/generate")
-    async def generate(session_id: str, body: GenerateRequest, request: Request) -> dict:
+    async def generate(session_id: str, body: GenerateRequest, request: HttpRequest) -> dict:
         """Continue the session."""
-        served.check_limit("max_tokens", body.max_tokens, served.settings.max_new_tokens)
-        job = served.job(
-            served.encode(b"", "text"),
-            session=session_id,
-            max_new_tokens=body.max_tokens,
-            sampling=body.sampling,
-            seed=body.seed_or_random(),
-            stops=body.stops,
-        )
-        await _run(served, job, request)
+        job = served.generation(body, session_id)
+        await RunningJobs(served.scheduler, [job]).run(request)
         data = served.decode(job.output[: job.released])
         return {
             "text": data.decode("utf-8", "replace"),
@@ -133,14 +141,6 @@ def session_routes(served: ServedModel) -> APIRouter:
             "finish_reason": job.finish_reason,
             "bytes_read": job.snapshot.bytes_read,
         }
-
-    return routes
-
-
-async def _run(served: ServedModel, job: Any, request: Request) -> None:
-    running = RunningJobs(served.scheduler, [job])
-    await running.submit()
-    await running.wait(request)
 
 
 def _about(session: Session) -> dict[str, Any]:

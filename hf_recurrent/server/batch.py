@@ -1,0 +1,102 @@
+"""The texts that a scheduler works on, and the batch of those that generate.
+
+Shape letters: B batch, V vocabulary.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state
+from hf_recurrent.server.job import Job
+from hf_recurrent.server.model_steps import ModelSteps
+from hf_recurrent.server.sampling import choose_tokens
+from hf_recurrent.server.session import Session, Snapshot
+
+
+@dataclass(eq=False)
+class Progress:
+    """The progress of a job.
+
+    Args:
+        job: to read and to generate.
+        session: of the job, acquired; None for a text of its own.
+        origin: the text before the job, which a failed job restores.
+        snapshot: the text after the tokens that were read.
+        fed: how many tokens of `feed` the model has read.
+        journaled: how many generated tokens are durable.
+    """
+
+    job: Job
+    session: Session | None
+    origin: Snapshot
+    snapshot: Snapshot
+    fed: int = 0
+    journaled: int = 0
+
+    def __post_init__(self) -> None:
+        # Of the tokens to read, the last one becomes the pending one.
+        tokens, pending = self.job.request.tokens, self.snapshot.pending
+        first = [] if pending is None or not len(tokens) else [pending]
+        self.feed = np.concatenate([first, tokens[:-1]]).astype(np.int64)
+
+    @property
+    def learns(self) -> bool:
+        """True if the model learns from the text that is read."""
+        return self.session is not None and self.session.learns
+
+    def next_slice(self, length: int) -> tuple[list[int], list[int]]:
+        """The next tokens to feed, and the tokens of the request that are known after them."""
+        begin = self.fed
+        piece = self.feed[begin : begin + length].tolist()
+        self.fed += len(piece)
+        # A text without a pending token has its first token before any was fed.
+        tokens = self.job.request.tokens
+        ahead = len(tokens) - len(self.feed)
+        return piece, tokens[begin + ahead if begin else 0 : self.fed + ahead].tolist()
+
+
+class Batch:
+    """Texts that generate, one row each: all of them take a step together.
+
+    Args:
+        steps: the model.
+
+    Attributes:
+        rows: the progress of each text.
+    """
+
+    def __init__(self, steps: ModelSteps):
+        self.rows: list[Progress] = []
+        self._steps = steps
+        self._tokens: list[int] = []  # the next one to feed of each row
+        self._state: RecurrentState = {}  # (B, ...)
+
+    def add(self, new: Sequence[Progress]) -> None:
+        """Add texts that have been read."""
+        states = [progress.snapshot.state for progress in new]
+        self._state = join_states([*([self._state] if self.rows else []), *states])
+        self.rows += new
+        self._tokens += [progress.snapshot.pending for progress in new]
+
+    def step(self) -> tuple[torch.Tensor, list[int | None]]:
+        """Logits (B, V) and the next token of every row; None where the probabilities are NaN."""
+        logits, self._state = self._steps.step(self._tokens, self._state)
+        self._tokens = choose_tokens(logits, [progress.job.request.source for progress in self.rows])
+        return logits, self._tokens
+
+    def snapshot(self, row: int) -> Snapshot:
+        """The text of a row as it is now."""
+        progress = self.rows[row]
+        bytes_read = progress.snapshot.bytes_read + len(progress.job.output)
+        return Snapshot(select_state(self._state, row), self._tokens[row], bytes_read)
+
+    def remove(self, rows: Collection[int]) -> None:
+        """Remove rows."""
+        if not rows:
+            return
+        kept = [row for row in range(len(self.rows)) if row not in rows]
+        self._state = select_state(self._state, kept) if kept else {}
+        self.rows, self._tokens = [self.rows[row] for row in kept], [self._tokens[row] for row in kept]
