@@ -2,6 +2,7 @@
 
     python scripts/train_checkpoints.py                        # all: two and a half hours of one core
     python scripts/train_checkpoints.py lru-tiny-python        # one
+    python scripts/train_checkpoints.py --cards                # only write the cards again, from provenance.json
 
 An interrupted run goes on from its last checkpoint in runs/NAME. Matrices are rounded to bfloat16 and stored so; the
 card has the numbers of the rounded weights on whole held-out files. Loaded, they are float32 unless another `dtype` is
@@ -10,6 +11,7 @@ asked for.
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -22,15 +24,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hf_recurrent import ByteTokenizer
 from hf_recurrent.checkpoints.data_facts import describe_data
 from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
-from hf_recurrent.checkpoints.provenance_files import find_provenance, remember_provenance
-from hf_recurrent.checkpoints.records import Sample
+from hf_recurrent.checkpoints.provenance_files import find_provenance, read_provenance, remember_provenance
+from hf_recurrent.checkpoints.records import Provenance, Sample
 from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_source
 from hf_recurrent.data.episode_source import EvaluationShare
 from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
 from hf_recurrent.evaluation.samples import generate_samples
 from hf_recurrent.export.weight_types import round_weights
 from hf_recurrent.hub.checkpoint import save_checkpoint_for_hub
-from hf_recurrent.hub.model_card import create_model_card
+from hf_recurrent.hub.model_card import Statements, create_model_card
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "model_cards"
@@ -75,15 +77,21 @@ def publish(name: str, run: Path, batch_size: int) -> None:
     provenance.gaps.append(ROUNDED)
     remember_provenance(model, provenance)
     comparisons = {f"{name}, each file alone": value for name, value in compressed_bits_per_byte(source).items()}
-    card = create_model_card(
-        model,
-        provenance=provenance,
-        repo_id=f"{OWNER}/{name}",
-        comparisons=comparisons,
-        license="apache-2.0",
-        curve=True,
-    )
-    write(model, tokenizer, name, card)
+    write(model, tokenizer, name, create_card(model, provenance, name, comparisons))
+
+
+def create_card(model: PreTrainedModel, provenance: Provenance, name: str, comparisons: dict[str, float]) -> ModelCard:
+    """The card of a repository."""
+    statements = Statements(repo_id=f"{OWNER}/{name}", license="apache-2.0", comparisons=comparisons)
+    return create_model_card(model, provenance, statements, curve=True)
+
+
+def renewed_card(name: str) -> ModelCard:
+    """The card of a repository from its record; the bits per byte of compressors are those of the present card."""
+    folder = FOLDER / name
+    rows = re.findall(r"^\| (.*, each file alone) \| ([\d.]+) \|$", (folder / "README.md").read_text(), re.MULTILINE)
+    comparisons = {method: float(value) for method, value in rows}
+    return create_card(AutoModelForCausalLM.from_pretrained(folder), read_provenance(folder), name, comparisons)
 
 
 def write(model: PreTrainedModel, tokenizer: ByteTokenizer, name: str, card: ModelCard | str) -> None:
@@ -113,12 +121,16 @@ def main() -> None:
     """Run the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CHECKPOINTS)}; by default all")
+    parser.add_argument("--cards", action="store_true", help="only write README.md again")
     parser.add_argument("--batch_size", type=int, default=8, help="files that are evaluated side by side")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - CHECKPOINTS.keys():
         parser.error(f"NAME is {unknown.pop()!r}; it must be one of {', '.join(CHECKPOINTS)}.")
     for name in arguments.names or CHECKPOINTS:
-        publish(name, train(name), arguments.batch_size)
+        if arguments.cards:
+            (FOLDER / name / "README.md").write_text(renewed_card(name).content, encoding="utf-8")
+        else:
+            publish(name, train(name), arguments.batch_size)
 
 
 if __name__ == "__main__":

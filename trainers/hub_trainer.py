@@ -38,7 +38,7 @@ class HubTrainer(RecordingTrainer):
             return
         from hf_recurrent.checkpoints.privacy import last_part
         from hf_recurrent.checkpoints.provenance_files import write_provenance
-        from hf_recurrent.hub.model_card import save_model_card
+        from hf_recurrent.hub.model_card import Statements, save_model_card
 
         provenance = self.record()
         if recipe is not None and provenance.phases and provenance.phases[-1].recipe is None:
@@ -51,16 +51,14 @@ class HubTrainer(RecordingTrainer):
             return
         os.makedirs(self.args.output_dir, exist_ok=True)
         write_provenance(provenance, self.args.output_dir)
-        save_model_card(
-            self.trained_model,
-            self.args.output_dir,
-            provenance,
+        statements = Statements(
             repo_id=self.hub_model_id,
             model_name=model_name,
             license=license,
             language=language,
-            tags=[tags] if isinstance(tags, str) else tags,
+            tags=[tags] if isinstance(tags, str) else tags or [],
         )
+        save_model_card(self.trained_model, self.args.output_dir, provenance, statements)
 
     @property
     def takes_part_in_saving(self) -> bool:

@@ -59,20 +59,25 @@ def _push(arguments: argparse.Namespace) -> None:
     from hf_recurrent.checkpoints.hub_repositories import is_connection_error, unreachable
     from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
-    from hf_recurrent.hub.model_card import create_model_card, unnamed_repository
+    from hf_recurrent.hub.model_card import Statements, create_model_card, unnamed_repository
 
     trust = arguments.trust_remote_code
     model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH", trust_remote_code=trust)
     tokenizer = load_tokenizer(arguments.path, argument="PATH")
     _name_base(model, arguments)
     written = arguments.path / "README.md"
-    options = {"base_model": arguments.base_model, "license": arguments.license}
-    if written.is_file() and not any((metrics, arguments.corpus_name, *options.values())):
+    if written.is_file() and not any((metrics, arguments.corpus_name, arguments.base_model, arguments.license)):
         text = written.read_text(encoding="utf-8").replace(unnamed_repository(model), arguments.repo_id)
         card = ModelCard(text, ignore_metadata_errors=True)
     else:
-        options |= {"repo_id": arguments.repo_id, "curve": True}
-        card = create_model_card(model, None, arguments.corpus_name, metrics, **options)
+        statements = Statements(
+            repo_id=arguments.repo_id,
+            license=arguments.license,
+            base_model=arguments.base_model,
+            corpus_name=arguments.corpus_name,
+            metrics=metrics or {},
+        )
+        card = create_model_card(model, statements=statements, curve=True)
     if arguments.dry_run:
         with tempfile.TemporaryDirectory() as directory:
             names = save_checkpoint_for_hub(model, tokenizer, directory, card)

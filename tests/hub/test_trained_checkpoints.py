@@ -74,6 +74,8 @@ def test_every_repository_is_made_by_the_script_without_code():
     script = runpy.run_path(str(ROOT / "scripts" / "train_checkpoints.py"))
     assert [path.name for path in REPOSITORIES] == sorted(script["CHECKPOINTS"])
     for repository in REPOSITORIES:
+        card = (repository / "README.md").read_text(encoding="utf-8")
+        assert card == script["renewed_card"](repository.name).content, "run scripts/train_checkpoints.py --cards"
         assert {path.name for path in repository.iterdir()} == FILES
         for name in ("config.json", "tokenizer_config.json"):
             assert "auto_map" not in json.loads((repository / name).read_text(encoding="utf-8"))

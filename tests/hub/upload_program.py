@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from hf_recurrent import ByteTokenizer, config_from_preset
 from hf_recurrent.cli.push_to_hub import main as push_to_hub
 from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
-from hf_recurrent.hub.model_card import create_model_card
+from hf_recurrent.hub.model_card import Statements, create_model_card
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import leaky_unit  # noqa: F401 (registers "leaky")
@@ -37,15 +37,17 @@ def record(repository: str, model) -> None:
 
 # 1. Everything in one commit.
 memora = tiny("memora", 0)
-card = create_model_card(
-    memora, None, "python", {"bits_per_byte": 2.05}, repo_id="tester/memora-whole", recipe=os.environ["HF_TOKEN"]
+statements = Statements(
+    repo_id="tester/memora-whole", corpus_name="python", metrics={"bits_per_byte": 2.05}, tags=[os.environ["HF_TOKEN"]]
 )
+card = create_model_card(memora, statements=statements)
 push_checkpoint_to_hub(memora, tokenizer, "tester/memora-whole", card)
 record("memora-whole", memora)
 
 # 2. transformers' own methods, one after another, the card first: they keep it.
 hawk = tiny("hawk", 1)
-hub_card = create_model_card(hawk, None, "hub:roneneldan/TinyStories", {"bits_per_byte": 1.5}, model_name="Hawk")
+statements = Statements(corpus_name="hub:roneneldan/TinyStories", metrics={"bits_per_byte": 1.5}, model_name="Hawk")
+hub_card = create_model_card(hawk, statements=statements)
 hawk.push_to_hub("hawk-parts")
 tokenizer.push_to_hub("tester/hawk-parts")
 hub_card.push_to_hub("tester/hawk-parts")
@@ -54,7 +56,9 @@ record("hawk-parts", hawk)
 
 # 3. The command, into a private repository.
 local = work / "local"
-save_checkpoint_for_hub(hawk, tokenizer, local, create_model_card(hawk, repo_id="tester/hawk-command"))
+save_checkpoint_for_hub(
+    hawk, tokenizer, local, create_model_card(hawk, statements=Statements(repo_id="tester/hawk-command"))
+)
 push_to_hub([str(local), "tester/hawk-command", "--private"])
 record("hawk-command", hawk)
 

@@ -15,20 +15,23 @@ METHODS = {
     "dmt": "DAgger Memory Training (DMT)",
 }
 # Further settings and their labels, in the order of the card.
-_LABELS = {
-    "stride": "Steps of a forward and backward pass",
-    "update_every": "Strides per update",
-    "context_length": "Context (Tc)",
-    "future_length": "Future (Tf)",
-    "rollout_length": "Rollout",
-    "gradient_steps": "Steps of gradients through the rollout",
-    "timesteps": "Positions used per block (0: all)",
-    "start_share": "Share of blocks in which an episode is made to begin",
+_SETTINGS = {
+    "stride": "stride",
+    "update_every": "strides per update",
+    "context_length": "context (Tc)",
+    "future_length": "future (Tf)",
+    "rollout_length": "rollout",
+    "gradient_steps": "steps of gradients through the rollout",
+    "timesteps": "positions used per block (0: all)",
+    "start_share": "share of blocks in which an episode begins",
     "decoder_weight": "λ_dec",
     "dynamics_weight": "λ_dyn",
     "uniformity_weight": "λ_unif",
-    "uniformity_over": "Uniformity over",
-    "detached": "Memories detached from the dynamics loss",
+    "uniformity_over": "uniformity over",
+    "detached": "memories detached from the dynamics loss",
+    "precision": "precision",
+    "seed": "seed",
+    "data_seed": "seed of the data",
 }
 _REGIMES = {"multi_stream": "continuous streams", "iid": "blocks at random starts (IID)"}
 # Columns of a table of segments.
@@ -50,40 +53,37 @@ _SPLITS = {
 
 
 def describe_phase(phase: Phase) -> dict[str, Any]:
-    """Values of a phase for the template: `title`, `facts` (label → text), `columns` and `rows` of its segments."""
+    """Values of a phase for the template: `title`, and `columns` and `rows` of a table of its segments.
+
+    Rows about the whole phase have one cell.
+    """
     first, last = phase.segments[0], phase.segments[-1]
     unit = phase.data[0].unit if phase.data else "byte"
-    facts = {"Method": METHODS.get(phase.method, phase.method)}
-    facts["Data"] = "; ".join(_describe_data(data, last.versions) for data in phase.data)
-    facts["Updates"] = f"{phase.steps - first.first_step:,}"
-    facts[f"{unit.capitalize()}s read"] = _read(phase)
-    if phase.recipe:
-        facts["Recipe"] = f"`{phase.recipe}`"
+    rows = {
+        "Data": ["; ".join(_describe_data(data, last.versions) for data in phase.data)],
+        "Updates": [f"{phase.steps - first.first_step:,}"],
+        f"{unit.capitalize()}s read": [_read(phase)],
+    }
     if phase.trained_parameters is not None:
-        facts["Trained parameters"] = f"{phase.trained_parameters:,}" + (
-            " (the teacher's included)" if phase.method == "smt" else ""
-        )
+        teacher = " (the teacher's included)" if phase.method == "smt" else ""
+        rows["Trained parameters"] = [f"{phase.trained_parameters:,}{teacher}"]
     if phase.adapter:
         values = ", ".join(f"{name} {_shown(value)}" for name, value in phase.adapter.items() if name != "type")
-        facts["Adapter"] = f"{phase.adapter['type']}: {values}"
-    facts["Time, with evaluations"] = _duration(phase.seconds)
+        rows["Adapter"] = [f"{phase.adapter['type']}: {values}"]
     shown = phase.segments
     if len(shown) > _MOST_SEGMENTS:
         shown = [*shown[:2], *shown[2 - _MOST_SEGMENTS :]]
-    rows: dict[str, list[str]] = {}
-    facts_of_segments = [_segment_facts(segment, unit) for segment in shown]
-    for label in dict.fromkeys(label for found in facts_of_segments for label in found):
-        rows[label] = [found.get(label, "-") for found in facts_of_segments]
+    described = [_describe_segment(segment, unit) for segment in shown]
+    for label in dict.fromkeys(label for facts in described for label in facts):
+        rows[label] = [facts.get(label, "-") for facts in described]
+    title = f"{METHODS.get(phase.method, phase.method)}, {', '.join(data.name for data in phase.data)}"
     return {
-        "title": f"{METHODS.get(phase.method, phase.method)}, {', '.join(data.name for data in phase.data)}",
-        "facts": facts,
+        "title": f"{title} (recipe `{phase.recipe}`)" if phase.recipe else title,
         "columns": [f"updates {segment.first_step + 1:,} to {segment.last_step:,}" for segment in shown],
         "rows": rows,
         "hidden": len(phase.segments) - len(shown),
         "base": _describe_base(phase),
         "teacher": [describe_phase(earlier) for earlier in phase.teacher.phases] if phase.teacher else [],
-        "has_trained_teacher": phase.teacher is not None,
-        "carried": last.settings.get("state_carried"),
     }
 
 
@@ -130,10 +130,10 @@ def hub_datasets(provenance: Provenance) -> list[str]:
         *provenance.phases,
         *(old for phase in provenance.phases if phase.teacher for old in phase.teacher.phases),
     ]
-    return hub_dataset_names(part for phase in phases for data in phase.data for part in data.name.split(", "))
+    return _hub_names(part for phase in phases for data in phase.data for part in data.name.split(", "))
 
 
-def hub_dataset_names(sources: Iterable[str]) -> list[str]:
+def _hub_names(sources: Iterable[str]) -> list[str]:
     """Names of the datasets among sources such as "hub:owner/name"."""
     names = [source.removeprefix("hub:") for source in sources if source.startswith("hub:") and "/" in source]
     return list(dict.fromkeys(names))
@@ -183,30 +183,25 @@ def _read(phase: Phase) -> str:
     return f"{phase.read:,}" + (f" ({phase.read / size:.3g} times the data)" if size else "")
 
 
-def _segment_facts(segment: Segment, unit: str) -> dict[str, str]:
+def _describe_segment(segment: Segment, unit: str) -> dict[str, str]:
     settings = segment.settings
     facts = {}
     if "streams" in settings:
-        facts["Streams (B)"] = f"{settings['streams']:,}"
-    if "block_size" in settings:
-        facts[f"{unit.capitalize()}s per stream and update (T)"] = f"{settings['block_size']:,}"
+        size = f", {settings['block_size']:,} {unit}s each per update (T)" if "block_size" in settings else ""
+        facts["Streams (B)"] = f"{settings['streams']:,}{size}"
     if "regime" in settings:
         carried = "the state carried" if settings.get("state_carried") else "no state carried"
         facts["Regime"] = f"{_REGIMES.get(settings['regime'], settings['regime'])}, {carried}"
     facts["Learning rate"] = "; ".join(dict.fromkeys(map(_describe_rate, segment.rates)))
-    if "schedule" in settings:
-        facts["Schedule"] = _describe_schedule(settings["schedule"])
-    facts["Optimizer"] = _describe_optimizer(settings.get("optimizer", ""), segment.rates)
+    facts["Optimizer"] = _describe_optimizer(settings, segment.rates)
     facts["Weight decay"] = _describe_decay(segment.rates)
     limit = settings.get("max_grad_norm")
     facts["Gradient clipping"] = f"norm {limit:g}" if limit else "none"
-    facts |= {label: _shown(settings[name]) for name, label in _LABELS.items() if name in settings}
-    facts["Precision"] = settings.get("precision", "not recorded")
-    if "seed" in settings:
-        data_seed = settings.get("data_seed", settings["seed"])
-        facts["Seed"] = _shown(settings["seed"]) + (f", of the data {data_seed}" * (data_seed != settings["seed"]))
-    facts["Hardware"] = segment.hardware
-    facts["Versions"] = ", ".join(f"{name} {version}" for name, version in segment.versions.items())
+    facts["Settings"] = ", ".join(
+        f"{label} {_shown(settings[name])}" for name, label in _SETTINGS.items() if name in settings
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in segment.versions.items())
+    facts["Machine"] = f"{segment.hardware}, {_duration(segment.seconds)} with evaluations; {versions}"
     if segment.resumed:
         facts["Resumed"] = f"{segment.resumed} time{'' if segment.resumed == 1 else 's'}"
     return facts
@@ -219,22 +214,19 @@ def _describe_rate(rate: Rate) -> str:
     return words if rate.highest in (rate.first, rate.last) else f"{words}, {rate.highest:.3g} at most"
 
 
-def _describe_schedule(schedule: dict[str, Any]) -> str:
-    words = [schedule["name"].replace("_", " ")]
-    if warmup := schedule.get("num_warmup_steps"):
-        words.append(f"warm-up of {warmup:,}")
-    if "num_training_steps" in schedule:
-        words.append(f"for {schedule['num_training_steps']:,} updates")
-    return ", ".join(words)
-
-
-def _describe_optimizer(name: str, rates: list[Rate]) -> str:
+def _describe_optimizer(settings: dict[str, Any], rates: list[Rate]) -> str:
     first = rates[0].settings if rates else {}
-    words = [name]
+    parts = [settings.get("optimizer", "")]
     if "betas" in first:
-        words.append(f"β {first['betas'][0]:g} and {first['betas'][1]:g}")
-    words += [f"{symbol} {first[key]:g}" for key, symbol in (("alpha", "alpha"), ("eps", "ε")) if key in first]
-    return ", ".join(words)
+        parts.append(f"β {first['betas'][0]:g} and {first['betas'][1]:g}")
+    parts += [f"{symbol} {first[key]:g}" for key, symbol in (("alpha", "alpha"), ("eps", "ε")) if key in first]
+    if schedule := settings.get("schedule"):
+        parts.append(schedule["name"].replace("_", " "))
+        if warmup := schedule.get("num_warmup_steps"):
+            parts.append(f"warm-up of {warmup:,}")
+        if "num_training_steps" in schedule:
+            parts.append(f"for {schedule['num_training_steps']:,} updates")
+    return ", ".join(parts)
 
 
 def _describe_decay(rates: list[Rate]) -> str:
