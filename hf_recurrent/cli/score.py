@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from hf_recurrent.cli.data_arguments import TASK_PREFIX
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
@@ -14,7 +14,7 @@ from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
-    from hf_recurrent.data.readers import Document
+    from hf_recurrent.data.documents import Document
     from hf_recurrent.data.token_encoding import TokenEncoding
     from hf_recurrent.evaluation.scores import ByteRows, SumRows
 
@@ -127,20 +127,26 @@ def _rows(arguments: argparse.Namespace, encoding: "TokenEncoding") -> "ByteRows
 
 def _documents(arguments: argparse.Namespace) -> "tuple[Iterator[Document], int | None]":
     """The documents of all files in their order, and their bytes; None if these are not known before reading."""
+    from hf_recurrent.data.documents import ReadOptions, Source
     from hf_recurrent.data.pixel_readers import pixel_format
-    from hf_recurrent.data.sources import plain_bytes, resolve
+    from hf_recurrent.data.sources import known_bytes, resolve
 
-    options = {"text_column": arguments.text_column, "split": arguments.dataset_split, "binary": arguments.binary}
-    options |= {"config_name": arguments.dataset_config, "streaming": arguments.streaming}
-    parts: list[Any] = []
+    options = ReadOptions(
+        arguments.text_column,
+        arguments.dataset_split,
+        arguments.dataset_config,
+        arguments.streaming,
+        arguments.binary,
+    )
+    parts: list[Source] = []
     for name in arguments.files:
         if pixel_format([name]) is not None or name.startswith(TASK_PREFIX):
             raise ValueError(f"`FILE` is {name!r}, which is no text; measure images and tasks with evaluate.")
-        parts += [None] if name == "-" else resolve(name, **options)
-    documents = (
-        document for part in parts for document in ([("-", _standard_input())] if part is None else part.documents())
-    )
-    return documents, plain_bytes(parts)
+        if name == "-":
+            parts.append(Source(None, lambda: iter([("-", _standard_input())])))
+        else:
+            parts += resolve(name, options)
+    return (document for part in parts for document in part.documents()), known_bytes(parts)
 
 
 def _standard_input() -> Iterator[bytes]:

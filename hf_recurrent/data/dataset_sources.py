@@ -2,55 +2,60 @@
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hf_recurrent.checkpoints.hub_repositories import check_repository
-from hf_recurrent.data.file_stamps import file_stamp, files_below
-from hf_recurrent.data.readers import Document, column_bytes, missing_column
+from hf_recurrent.data.documents import (
+    Document,
+    ReadOptions,
+    Source,
+    column_bytes,
+    file_stamp,
+    files_below,
+    missing_column,
+)
 
 _ROWS_AT_ONCE = 256
 
 
-class DatasetSource:
-    """A split of a dataset of the `datasets` library.
+def _source(name: str, dataset: Any, identity: list | None, text_column: str) -> Source:
+    """A `Dataset` or `IterableDataset` as a source.
 
     Args:
-        name: its name in error messages.
-        dataset: a `Dataset` or an `IterableDataset`.
         identity: JSON that differs from that of every other dataset; None if the dataset has none.
-        text_column: the column with the documents.
+
+    Raises:
+        ValueError: no such column.
     """
+    columns = dataset.column_names  # None if a streamed dataset does not know them before it is read
+    if columns is not None and text_column not in columns:
+        raise missing_column(name, text_column, columns)
+    key = None if identity is None else ["dataset", identity, text_column]
+    return Source(key, partial(_documents, name, dataset, text_column))
 
-    def __init__(self, name: str, dataset: Any, identity: list | None, text_column: str) -> None:
-        self._name, self._dataset, self._identity, self._text_column = name, dataset, identity, text_column
-        columns = dataset.column_names  # None if a streamed dataset does not know them before it is read
-        if columns is not None and text_column not in columns:
-            raise missing_column(name, text_column, columns)
 
-    def key(self) -> list | None:
-        return None if self._identity is None else ["dataset", self._identity, self._text_column]
+def _documents(name: str, dataset: Any, column: str) -> Iterator[Document]:
+    import pyarrow
 
-    def documents(self) -> Iterator[Document]:
-        column, dataset = self._text_column, self._dataset
-        if dataset.column_names is not None:
-            dataset = dataset.select_columns([column])
-        number = 0
-        for rows in self._batches(dataset):
-            if column not in rows:
-                raise missing_column(self._name, column, rows)
-            for value in rows[column]:
-                name = f"{self._name}, row {number}"
-                yield name, [column_bytes(value, column, name)]
-                number += 1
-
-    def _batches(self, dataset: Any) -> Iterator[dict[str, list]]:
-        import pyarrow
-
+    if dataset.column_names is not None:
+        dataset = dataset.select_columns([column])
+    number = 0
+    batches = dataset.iter(batch_size=_ROWS_AT_ONCE)
+    while True:
         try:
-            yield from dataset.iter(batch_size=_ROWS_AT_ONCE)
+            rows = next(batches, None)
         except (pyarrow.ArrowException, EOFError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self._name} cannot be read: {error}") from error
+            raise ValueError(f"{name} cannot be read: {error}") from error
+        if rows is None:
+            return
+        if column not in rows:
+            raise missing_column(name, column, rows)
+        for value in rows[column]:
+            row = f"{name}, row {number}"
+            yield row, [column_bytes(value, column, row)]
+            number += 1
 
 
 def is_dataset(source: Any) -> bool:
@@ -66,7 +71,7 @@ def dataset_name(dataset: Any) -> str:
     return dataset.info.dataset_name or (f"dataset {fingerprint}" if fingerprint else "streamed dataset")
 
 
-def given_dataset(dataset: Any, split: str, text_column: str) -> DatasetSource:
+def given_dataset(dataset: Any, options: ReadOptions) -> Source:
     """A dataset object, or the `split` of a dictionary of them.
 
     Raises:
@@ -74,13 +79,13 @@ def given_dataset(dataset: Any, split: str, text_column: str) -> DatasetSource:
     """
     name = dataset_name(dataset)
     if isinstance(dataset, dict):
-        dataset = _choose_split(name, dataset, split)
+        dataset = _choose_split(name, dataset, options.split)
     identity = None
     if (fingerprint := getattr(dataset, "_fingerprint", None)) is not None:
         identity = ["given", fingerprint]
         if dataset.format["type"] != "custom":  # values as Python has them; a transform is part of the content
             dataset = dataset.with_format(None)
-    return DatasetSource(name, dataset, identity, text_column)
+    return _source(name, dataset, identity, options.text_column)
 
 
 def _splits(datasets: Any) -> Any:
@@ -101,7 +106,7 @@ def _import_datasets(purpose: str) -> Any:
     return datasets
 
 
-def saved_dataset(path: Path, split: str, text_column: str) -> DatasetSource:
+def saved_dataset(path: Path, options: ReadOptions) -> Source:
     """A directory written by `save_to_disk`."""
     datasets = _import_datasets(f"reading {path}")
     try:
@@ -109,11 +114,11 @@ def saved_dataset(path: Path, split: str, text_column: str) -> DatasetSource:
     except Exception as error:  # the library raises many types for a damaged directory
         raise ValueError(f"{path} is not a whole saved dataset: {error}") from error
     if isinstance(dataset, datasets.DatasetDict):
-        dataset = _choose_split(str(path), dataset, split)
-    return DatasetSource(str(path), dataset, [split, *map(file_stamp, files_below(path))], text_column)
+        dataset = _choose_split(str(path), dataset, options.split)
+    return _source(str(path), dataset, [options.split, *map(file_stamp, files_below(path))], options.text_column)
 
 
-def hub_dataset(name: str, config_name: str | None, split: str, streaming: bool, text_column: str) -> DatasetSource:
+def hub_dataset(name: str, options: ReadOptions) -> Source:
     """A dataset of the Hub, by its name."""
     if not name:
         raise ValueError("`source` is 'hub:'; it must be 'hub:owner/name'.")
@@ -124,6 +129,7 @@ def hub_dataset(name: str, config_name: str | None, split: str, streaming: bool,
             check_repository(name, "dataset")
         except OSError as error:
             raise OSError(f"dataset {name!r} cannot be read: {error}") from error
+    config_name, split, streaming = options.config_name, options.split, options.streaming
     try:
         dataset = datasets.load_dataset(name, config_name, split=split, streaming=streaming)
     except datasets.exceptions.DatasetGenerationError as error:
@@ -133,4 +139,4 @@ def hub_dataset(name: str, config_name: str | None, split: str, streaming: bool,
         identity += [file_stamp(Path(file["filename"])) for file in dataset.cache_files]
     elif Path(name).is_dir():
         identity += [file_stamp(file) for file in files_below(Path(name))]
-    return DatasetSource(f"dataset {name!r}", dataset, identity, text_column)
+    return _source(f"dataset {name!r}", dataset, identity, options.text_column)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hf_recurrent.data.readers import Document
+from hf_recurrent.data.documents import Document
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 

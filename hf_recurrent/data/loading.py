@@ -7,10 +7,11 @@ from typing import Any
 
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.dataset_sources import dataset_name, is_dataset
+from hf_recurrent.data.documents import ReadOptions
 from hf_recurrent.data.packed_files import FORMAT, fingerprint
 from hf_recurrent.data.packing import pack_by_content, pack_once
 from hf_recurrent.data.pixel_readers import has_test_files, pixel_format
-from hf_recurrent.data.sources import plain_bytes, resolve
+from hf_recurrent.data.sources import known_bytes, resolve
 from hf_recurrent.data.token_encoding import TokenEncoding
 
 # A name or path, a dataset of the `datasets` library, or a list of these.
@@ -76,19 +77,17 @@ def load_corpus(
     sources = _as_list(source)
     pixels = pixel_format(sources)
     encoding = TokenEncoding(tokenizer, binary) if pixels is None else pixels.encoding()
-    parts = resolve(
-        sources, text_column=text_column, split=split, config_name=config_name, streaming=streaming, binary=binary
-    )
+    parts = resolve(sources, ReadOptions(text_column, split, config_name, streaming, binary))
     name = ", ".join(map(_name, sources))
     options = [FORMAT, encoding.key(), text_column, max_bytes, binary]
-    keys = [part.key() for part in parts]
+    keys = [part.key for part in parts]
     cache = _cache_directory(cache_dir)
     documents = (document for part in parts for document in part.documents())
     if None in keys:
         directory = pack_by_content(cache, documents, encoding, name, max_bytes)
     else:
         directory = cache / fingerprint([options, keys])
-        pack_once(directory, lambda: documents, encoding, name, max_bytes, plain_bytes(parts))
+        pack_once(directory, lambda: documents, encoding, name, max_bytes, known_bytes(parts))
     return Corpus.open(directory, name, unit="byte" if pixels is None else "pixel")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from huggingface_hub.utils import WeakFileLock, tqdm
 
+from hf_recurrent.data.documents import Document
 from hf_recurrent.data.packed_files import (
     FORMAT,
     METADATA,
@@ -24,7 +25,6 @@ from hf_recurrent.data.packed_files import (
     open_packed,
     remember_verified,
 )
-from hf_recurrent.data.readers import Document
 from hf_recurrent.data.token_encoding import TokenEncoding
 
 # Of a directory whose lock does not tell whether a process writes to it.

@@ -6,14 +6,15 @@ Their tokens are pixels or patches whatever the tokenizer. All ids are data: epi
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hf_recurrent.data.documents import Document, Source, file_stamp
 from hf_recurrent.data.idx_files import find_idx, read_idx
 from hf_recurrent.data.pixel_images import GREY_LEVELS, PATCHES, binary_patches, import_pillow
-from hf_recurrent.data.readers import Document
 from hf_recurrent.data.token_encoding import TokenEncoding
 
 _SPLITS = ("train", "test")
@@ -26,25 +27,20 @@ _INK_BELOW = 128
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """A kind of source: how to find its files in a directory (of one split), how to read them, and V."""
+    """A kind of source: finds its files in a directory (of one split), reads them, and has V ids.
+
+    It also stands in for a tokenizer, because the bytes of its documents are ids already.
+    """
 
     files: Callable[[Path, str], list[Path]]
     read: Callable[[Path], Iterator[Document]]
     vocab_size: int
 
-    def encoding(self) -> TokenEncoding:
-        """The encoding that only checks the documents' bytes, which are ids already."""
-        return TokenEncoding(_Tokens(self.vocab_size), binary=True)
-
-
-class _Tokens:
-    """In place of a tokenizer: bytes below V are the ids."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
     def encode_bytes(self, data: bytes) -> np.ndarray:
         return np.frombuffer(data, dtype=np.uint8)
+
+    def encoding(self) -> TokenEncoding:
+        return TokenEncoding(self, binary=True)
 
 
 def pixel_format(sources: Iterable[Any]) -> PixelFormat | None:
@@ -62,28 +58,35 @@ def pixel_format(sources: Iterable[Any]) -> PixelFormat | None:
     return PIXEL_FORMATS.get(prefixes.pop()) if prefixes else None
 
 
-def pixel_files(name: str, split: str) -> tuple[PixelFormat, list[Path]] | None:
-    """The format and the files of `mnist:FOLDER` or `images:FOLDER`; None for other names.
+def pixel_sources(name: str, split: str) -> list[Source] | None:
+    """The files of `mnist:FOLDER` or `images:FOLDER`; None for other names.
 
     Raises:
         ValueError: a split other than train and test.
         FileNotFoundError: no such directory or split.
+        ImportError: Pillow is missing.
     """
-    for prefix, kind in PIXEL_FORMATS.items():
-        if name.startswith(prefix):
-            if split not in _SPLITS:
-                raise ValueError(f"`split` is {split!r}; for {prefix} sources it must be one of {', '.join(_SPLITS)}.")
-            directory = Path(name.removeprefix(prefix)).expanduser()
-            if not directory.is_dir():
-                raise FileNotFoundError(f"`source` is {name!r}; directory not found: {directory}")
-            return kind, kind.files(directory, split)
-    return None
+    kind = pixel_format([name])
+    if kind is None:
+        return None
+    prefix, _, folder = name.partition(":")
+    if split not in _SPLITS:
+        raise ValueError(f"`split` is {split!r}; for {prefix}: sources it must be one of {', '.join(_SPLITS)}.")
+    directory = Path(folder).expanduser()
+    if not directory.is_dir():
+        raise FileNotFoundError(f"`source` is {name!r}; directory not found: {directory}")
+    if kind.read is _read_image:
+        import_pillow(f"reading {name}")
+    return [
+        Source(["pixels", *file_stamp(path), kind.read.__name__], partial(kind.read, path))
+        for path in kind.files(directory, split)
+    ]
 
 
 def has_test_files(sources: Iterable[Any]) -> bool:
     """True if all sources are images that have separate files for the split "test"."""
     try:
-        return all(pixel_files(name, "test") is not None for name in _names(sources))
+        return all(pixel_sources(name, "test") is not None for name in _names(sources))
     except FileNotFoundError:
         return False
 

@@ -2,16 +2,13 @@
 
 Text, raw bytes and FASTA sequences may be of any length. A line of JSON and a row of Parquet are read as a whole, and
 therefore limited.
-
-A document is a pair (name, chunks). The name is its place, for error messages; the chunks are its bytes in order, to
-be consumed before the next document is requested.
 """
 
 import codecs
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -24,9 +21,8 @@ from hf_recurrent.data.decompression import (
     content_suffix,
     read_chunks,
 )
-from hf_recurrent.data.parquet_columns import is_text, largest_repeated_value, text_values
+from hf_recurrent.data.documents import Document, column_bytes, missing_column
 
-Document = tuple[str, Iterable[bytes]]
 Reader = Callable[[Path, str], Iterator[Document]]
 
 # Bytes of a document that has to be in memory as a whole: a line of JSON, a row of Parquet.
@@ -35,7 +31,10 @@ _LARGEST_HEADER = 1 << 24
 # Rows of Parquet that are read together: their number, and their bytes.
 _ROWS_AT_ONCE = 256
 _LARGEST_BATCH = 1 << 30
+_VALUES_AT_ONCE = 8
 _READ_AT_ONCE = 1 << 20
+# Encodings that store each value once, or a reference to a dictionary; others may share prefixes of values.
+_WHOLE_VALUES = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _NOT_A_SEQUENCE = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.\r\n\t "))
 
 
@@ -57,24 +56,6 @@ def check_packages(path: Path) -> None:
             from pyarrow import parquet  # noqa: F401
         except ImportError as error:
             raise ImportError(f"reading {path} needs the pyarrow package: pip install datasets") from error
-
-
-def column_bytes(value: object, column: str, name: str) -> bytes:
-    """One value of a text column as bytes; null is an empty document, which is skipped later."""
-    if isinstance(value, str):
-        try:
-            return value.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{name}: column {column!r} is not valid Unicode: {error}") from error
-    if isinstance(value, bytes | None):
-        return value or b""
-    raise ValueError(f"{name}: column {column!r} holds {type(value).__name__}; it must hold text or bytes.")
-
-
-def missing_column(name: str, column: str, columns: Iterable[str]) -> ValueError:
-    """The error for a missing text column."""
-    present = ", ".join(map(repr, columns)) or "none"
-    return ValueError(f"`text_column` is {column!r}; it must be a column of {name}, which has {present}.")
 
 
 def _read_text(path: Path, text_column: str) -> Iterator[Document]:
@@ -188,25 +169,67 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
 
 
 def _column_values(column: Any, name: str, place: str, first: int) -> Iterator[bytes]:
-    if not is_text(column):
-        for number, value in enumerate(column, start=first):
-            yield column_bytes(value.as_py(), name, f"{place}{number}")
-        return
+    """The values of a column of text or bytes, a few at a time."""
+    import pyarrow
+
+    is_text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
+    if is_text:  # Python strings would be decoded and encoded again
+        column = column.cast(pyarrow.large_binary())
     number = first
-    try:
-        for value in text_values(column):
-            yield value
+    for begin in range(0, len(column), _VALUES_AT_ONCE):
+        for value in column.slice(begin, _VALUES_AT_ONCE).to_pylist():
+            if is_text and value:
+                try:
+                    value.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise ValueError(f"{place}{number}: column {name!r} is not valid Unicode: {error}") from error
+            yield column_bytes(value, name, f"{place}{number}")
             number += 1
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place}{number}: column {name!r} is not valid Unicode: {error}") from error
 
 
 def _rows_at_once(file: BinaryIO, column: str) -> int:
     """So many rows of a Parquet file that they fit in memory even if they repeat its largest value."""
     from pyarrow import parquet
 
-    largest = largest_repeated_value(file, parquet.read_metadata(file), column)
+    largest = _largest_repeated_value(file, parquet.read_metadata(file), column)
     return min(max(_LARGEST_BATCH // max(largest, 1), 1), _ROWS_AT_ONCE)
+
+
+def _largest_repeated_value(file: BinaryIO, metadata: Any, column: str) -> int:
+    """A bound of the bytes of a value that many rows of `column` may refer to.
+
+    It is the size of the largest dictionary, from the header of its page, or where that cannot be read, of the largest
+    column chunk.
+    """
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+    return max((_repeated_bytes(file, it) for it in chunks if it.path_in_schema.split(".")[0] == column), default=0)
+
+
+def _repeated_bytes(file: BinaryIO, chunk: Any) -> int:
+    if not _WHOLE_VALUES.issuperset(chunk.encodings):
+        return chunk.total_uncompressed_size
+    if not chunk.has_dictionary_page:
+        return 0
+    file.seek(chunk.dictionary_page_offset)
+    size = _dictionary_size(file.read(16))
+    return chunk.total_uncompressed_size if size is None else min(size, chunk.total_uncompressed_size)
+
+
+def _dictionary_size(header: bytes) -> int | None:
+    """The uncompressed size in the header of a dictionary page, None if it is another header.
+
+    It is in Thrift's compact protocol; its first field is the type of the page, 2 for a dictionary, its second the
+    size, both as zigzag integers.
+    """
+    if not header.startswith(b"\x15\x04\x15"):
+        return None
+    value = 0
+    for place, byte in enumerate(header[3:]):
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value >> 1
+    return None
 
 
 def _read_fasta(path: Path, text_column: str) -> Iterator[Document]:

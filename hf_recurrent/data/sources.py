@@ -4,112 +4,19 @@ import glob
 import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from hf_recurrent.data.dataset_sources import given_dataset, hub_dataset, is_dataset, saved_dataset
+from hf_recurrent.data.documents import Document, ReadOptions, Source, file_stamp, files_below
 from hf_recurrent.data.episode_source import EpisodeSource
-from hf_recurrent.data.file_stamps import file_stamp, files_below
-from hf_recurrent.data.pixel_images import import_pillow
-from hf_recurrent.data.pixel_readers import PIXEL_FORMATS, pixel_files
-from hf_recurrent.data.readers import Document, check_packages, is_plain, reader_of
+from hf_recurrent.data.pixel_readers import PIXEL_FORMATS, pixel_sources
+from hf_recurrent.data.readers import check_packages, is_plain, reader_of
 from hf_recurrent.own_parts import OwnParts, hint_for_unknown
 
 HUB_PREFIX = "hub:"
-_IMAGES_PREFIX = "images:"  # the pixel format whose files Pillow reads
 _LARGEST_LIBRARY_FILE = 1 << 20
-
-
-class Source(Protocol):
-    """One part of a corpus."""
-
-    def key(self) -> list | None:
-        """Names, sizes and times that determine the documents, as JSON; None if only reading them tells."""
-
-    def documents(self) -> Iterator[Document]:
-        """The documents, in an order that never changes."""
-
-
-@dataclass(frozen=True)
-class FileSource:
-    """A file whose format is that of its suffix."""
-
-    path: Path
-    text_column: str
-    binary: bool
-
-    def key(self) -> list:
-        return ["file", *file_stamp(self.path), reader_of(self.path, self.binary).__name__]
-
-    def documents(self) -> Iterator[Document]:
-        return reader_of(self.path, self.binary)(self.path, self.text_column)
-
-
-@dataclass(frozen=True)
-class PixelSource:
-    """A file of one or more images, each an episode."""
-
-    path: Path
-    read: Callable[[Path], Iterator[Document]]
-
-    def key(self) -> list:
-        return ["pixels", *file_stamp(self.path), self.read.__name__]
-
-    def documents(self) -> Iterator[Document]:
-        return self.read(self.path)
-
-
-@dataclass(frozen=True)
-class StandardLibrarySource:
-    """A Python source file of the standard library.
-
-    It is left out if it is not UTF-8, is very large, or holds byte 0, as some of the library's own test data do.
-    """
-
-    path: Path
-
-    def key(self) -> list:
-        return ["library", *file_stamp(self.path)]
-
-    def documents(self) -> Iterator[Document]:
-        if self.path.stat().st_size > _LARGEST_LIBRARY_FILE:
-            return
-        data = self.path.read_bytes()
-        try:
-            data.decode("utf-8")
-        except UnicodeDecodeError:
-            return
-        if b"\0" not in data:
-            yield str(self.path), [data]
-
-
-@dataclass(frozen=True)
-class OwnSource:
-    """A registered function, called with the text after the colon."""
-
-    name: str
-    read: Callable[[str], Iterable[str | bytes]]
-
-    def key(self) -> None:
-        return None
-
-    def documents(self) -> Iterator[Document]:
-        """The documents of the function, as UTF-8 where it gives text.
-
-        Raises:
-            ValueError: it gives something else, or fails.
-        """
-        try:
-            for number, document in enumerate(self.read(self.name.partition(":")[2])):
-                if isinstance(document, str):
-                    document = document.encode()
-                if not isinstance(document, bytes):
-                    raise TypeError(f"document {number} is of type {type(document).__name__}; it must be str or bytes")
-                yield f"{self.name}, document {number}", [document]
-        except Exception as error:  # of the user's code, which may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"`source` is {self.name!r}; `{self.read.__name__}` failed: {reason}.") from error
 
 
 _Part = TypeVar("_Part", bound=Callable)
@@ -161,22 +68,7 @@ def own_episode_source(name: str) -> EpisodeSource | None:
     return part(text) if ":" in name and _is_episode_source(part) else None
 
 
-def _own_documents(name: str) -> OwnSource | None:
-    part = _OWN_SOURCES.get(name.partition(":")[0]) if ":" in name else None
-    if _is_episode_source(part):
-        raise ValueError(f"`source` is {name!r}, an `EpisodeSource`, which cannot be combined or read as a corpus.")
-    return None if part is None else OwnSource(name, part)
-
-
-def resolve(
-    source: Any,
-    *,
-    text_column: str,
-    split: str,
-    config_name: str | None,
-    streaming: bool,
-    binary: bool,
-) -> list[Source]:
+def resolve(source: Any, options: ReadOptions) -> list[Source]:
     """The parts that `source` names or is, in an order that never changes. See `load_corpus`.
 
     Raises:
@@ -185,20 +77,9 @@ def resolve(
         ImportError: an optional package is missing.
     """
     if is_dataset(source):
-        return [given_dataset(source, split, text_column)]
+        return [given_dataset(source, options)]
     if not isinstance(source, str | os.PathLike):
-        parts = [
-            part
-            for each in source
-            for part in resolve(
-                each,
-                text_column=text_column,
-                split=split,
-                config_name=config_name,
-                streaming=streaming,
-                binary=binary,
-            )
-        ]
+        parts = [part for each in source for part in resolve(each, options)]
         if not parts:
             raise ValueError("`source` is an empty list; it must name at least one file or dataset.")
         return parts
@@ -206,26 +87,34 @@ def resolve(
     if name == "python":
         return _standard_library()
     if name.startswith(HUB_PREFIX):
-        return [hub_dataset(name.removeprefix(HUB_PREFIX), config_name, split, streaming, text_column)]
-    if (own := _own_documents(name)) is not None:
-        return [own]
-    if (pixels := pixel_files(name, split)) is not None:
-        if name.startswith(_IMAGES_PREFIX):
-            import_pillow(f"reading {name}")
-        return [PixelSource(file, pixels[0].read) for file in pixels[1]]
+        return [hub_dataset(name.removeprefix(HUB_PREFIX), options)]
+    if (own := _OWN_SOURCES.get(name.partition(":")[0])) is not None and ":" in name:
+        if _is_episode_source(own):
+            raise ValueError(
+                f"`source` is {name!r}, an `EpisodeSource`, which cannot be combined or read as a corpus."
+            )
+        return [Source(None, partial(_own_documents, name, own))]
+    if (pixels := pixel_sources(name, options.split)) is not None:
+        return pixels
     path = Path(name).expanduser()
     if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
-        return [saved_dataset(path, split, text_column)]
+        return [saved_dataset(path, options)]
     files = _files(path, name)
     for file in files:  # before hours of reading others
         check_packages(file)
-    return [FileSource(file, text_column, binary) for file in files]
+    return [_file(file, options) for file in files]
 
 
-def plain_bytes(parts: Iterable[Source]) -> int | None:
-    """Total length of the documents of `parts`; None unless all are files that are read as they are."""
-    files = [part.path if isinstance(part, FileSource) and is_plain(part.path) else None for part in parts]
-    return None if None in files else sum(file.stat().st_size for file in files)
+def known_bytes(parts: Iterable[Source]) -> int | None:
+    """Total length of the documents of `parts`; None if it is not known before they are read."""
+    sizes = [part.num_bytes for part in parts]
+    return None if None in sizes else sum(sizes)
+
+
+def _file(path: Path, options: ReadOptions) -> Source:
+    reader = reader_of(path, options.binary)
+    num_bytes = path.stat().st_size if is_plain(path) else None
+    return Source(["file", *file_stamp(path), reader.__name__], partial(reader, path, options.text_column), num_bytes)
 
 
 def _files(path: Path, name: str) -> list[Path]:
@@ -255,4 +144,35 @@ def _standard_library() -> list[Source]:
     paths = sorted(path for path in root.rglob("*.py") if not third_party.intersection(path.relative_to(root).parts))
     if not paths:
         raise FileNotFoundError(f"`source` is 'python', but {root} holds no source files of the standard library.")
-    return [StandardLibrarySource(path) for path in paths]
+    return [Source(["library", *file_stamp(path)], partial(_library_file, path)) for path in paths]
+
+
+def _library_file(path: Path) -> Iterator[Document]:
+    """A file that is not UTF-8, is very large, or holds byte 0, like some of the library's test data, is left out."""
+    if path.stat().st_size > _LARGEST_LIBRARY_FILE:
+        return
+    data = path.read_bytes()
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return
+    if b"\0" not in data:
+        yield str(path), [data]
+
+
+def _own_documents(name: str, read: Callable[[str], Iterable[str | bytes]]) -> Iterator[Document]:
+    """The documents of a registered function, which is called with the text after the colon.
+
+    Raises:
+        ValueError: it fails, or gives something other than text and bytes.
+    """
+    try:
+        for number, document in enumerate(read(name.partition(":")[2])):
+            if isinstance(document, str):
+                document = document.encode()
+            if not isinstance(document, bytes):
+                raise TypeError(f"document {number} is of type {type(document).__name__}; it must be str or bytes")
+            yield f"{name}, document {number}", [document]
+    except Exception as error:  # of the user's code, which may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"`source` is {name!r}; `{read.__name__}` failed: {reason}.") from error

@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.data.document_blocks import DocumentBlock, document_blocks
+from hf_recurrent.data.documents import Document
 from hf_recurrent.data.episode_losses import carried_token_losses, evaluation_mode
-from hf_recurrent.data.readers import Document
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.stock_models.with_state import with_state
 

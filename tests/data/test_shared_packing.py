@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from hf_recurrent.data import packing
+from hf_recurrent.data import packing, sources
 from hf_recurrent.data.loading import load_corpus
-from hf_recurrent.data.sources import FileSource
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 TEXT = b"It was a dark night. " * 1000
@@ -21,14 +20,14 @@ def gate(monkeypatch, tmp_path):
     """Reading waits for this file after the first document; `log` has one character for each time that it began."""
     gate = tmp_path / "gate"
 
-    def documents(source):
+    def documents(path, text_column):
         yield "document 0", [TEXT]
         with open(tmp_path / "log", "a") as file:
             file.write("r")
         wait_for(gate.exists)
         yield "document 1", [TEXT]
 
-    monkeypatch.setattr(FileSource, "documents", documents)
+    monkeypatch.setattr(sources, "reader_of", lambda path, binary: documents)
     (tmp_path / "text.txt").write_bytes(TEXT)
     return gate
 

@@ -1,10 +1,9 @@
-"""Columns of text in Parquet files, read from Arrow's buffers."""
+"""Columns of text in Parquet files, and the encoding of bytes as token ids."""
 
 import numpy as np
 import pytest
 
 from hf_recurrent.data import readers
-from hf_recurrent.data.parquet_columns import is_text, largest_repeated_value, text_values
 from hf_recurrent.data.readers import reader_of
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
@@ -41,18 +40,11 @@ def test_text_that_is_not_utf8_names_its_row(tmp_path, broken):
         documents(tmp_path / "a.parquet")
 
 
-def test_slices_and_empty_columns():
-    column = arrow.array(ROWS)
-    assert is_text(column) and not is_text(arrow.array([1])) and not is_text(arrow.array(["a", None]))
-    assert list(text_values(column.slice(2, 3))) == [row.encode() for row in ROWS[2:5]]
-    assert list(text_values(column.slice(0, 0))) == [] and list(text_values(arrow.array(["", ""]))) == [b"", b""]
-
-
 def test_size_of_the_largest_dictionary(tmp_path):
     def bound(values, **options):
         parquet.write_table(arrow.table({"text": values}), tmp_path / "a.parquet", **options)
         with open(tmp_path / "a.parquet", "rb") as file:
-            return largest_repeated_value(file, parquet.read_metadata(file), "text")
+            return readers._largest_repeated_value(file, parquet.read_metadata(file), "text")
 
     assert bound(ROWS, use_dictionary=False) == 0
     wanted = sum(len(row.encode()) + 4 for row in set(ROWS))
