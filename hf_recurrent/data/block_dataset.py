@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_recurrent.data.block_reader import Block, to_batch
-from hf_recurrent.data.stream_arguments import check_count, stream_groups, stream_positions, worker_share
 
 if TYPE_CHECKING:
     from hf_recurrent.data.episode_source import EpisodeSource
@@ -76,3 +75,72 @@ class BlockDataset(IterableDataset):
     def step_bytes(self) -> int:
         """Bytes of one optimizer step, over all processes and accumulation groups."""
         return self.num_streams * self.block_size
+
+
+def check_count(name: str, value: int) -> int:
+    """Return `value` if it is an integer of at least 1, else raise a ValueError."""
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise ValueError(f"`{name}` is {value}; it must be an integer of at least 1.")
+    return int(value)
+
+
+def stream_groups(
+    num_streams: int, stream_indices: Sequence[int] | np.ndarray | None, accumulation_groups: int
+) -> list[np.ndarray]:
+    """The streams of this process, int64, in `accumulation_groups` equal groups.
+
+    Raises:
+        ValueError: an index that is outside 0..num_streams-1 or occurs twice, or groups that would not be equal.
+    """
+    indices = np.arange(num_streams) if stream_indices is None else np.asarray(stream_indices)
+    if indices.ndim != 1 or not len(indices) or indices.dtype.kind not in "iu":
+        raise ValueError(f"`stream_indices` is {stream_indices}; it must be a list of at least one integer.")
+    if indices.min() < 0 or indices.max() >= num_streams or len(np.unique(indices)) != len(indices):
+        raise ValueError(
+            f"`stream_indices` is {stream_indices}; it must hold different integers from 0 to {num_streams - 1}."
+        )
+    if len(indices) % accumulation_groups:
+        raise ValueError(f"`accumulation_groups` is {accumulation_groups}; it must divide the {len(indices)} streams.")
+    return np.split(indices.astype(np.int64), accumulation_groups)
+
+
+def stream_positions(num_streams: int, positions: object, needed: np.ndarray) -> np.ndarray:
+    """The positions (number, offset) at which the streams `needed` begin: (len(needed), 2) int64.
+
+    Args:
+        positions: `None` for the beginning; an array or tensor (num_streams, 2); or a dictionary stream → pair, which
+            may lack streams that are not needed.
+
+    Raises:
+        ValueError: another shape, a missing stream, or a negative number.
+    """
+    if positions is None:
+        return np.zeros((len(needed), 2), dtype=np.int64)
+    if isinstance(positions, dict):
+        by_stream = {int(stream): pair for stream, pair in positions.items()}
+        missing = [int(stream) for stream in needed if int(stream) not in by_stream]
+        if missing:
+            raise ValueError(
+                f"`positions` has {len(by_stream)} entries, but none for stream {missing[0]}; it must have one."
+            )
+        chosen = np.stack([np.asarray(by_stream[int(stream)]) for stream in needed])
+        if chosen.shape != (len(needed), 2):
+            raise ValueError("`positions` has an entry that is not a pair (number, offset).")
+    else:
+        array = np.asarray(positions)
+        if array.shape != (num_streams, 2):
+            raise ValueError(f"`positions` has shape {array.shape}; it must be ({num_streams}, 2).")
+        chosen = array[needed]
+    if chosen.dtype.kind not in "iu" or chosen.min() < 0:
+        raise ValueError("`positions` must hold integers of at least 0.")
+    return chosen.astype(np.int64)
+
+
+def worker_share() -> tuple[int, int]:
+    """(index of this DataLoader worker, number of workers); (0, 1) outside a worker.
+
+    With three workers, worker 0 makes the batches 0, 3, 6, …; the DataLoader takes from the workers in turn, so that
+    the order does not depend on their number.
+    """
+    worker = get_worker_info()
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)

@@ -25,9 +25,8 @@ from hf_recurrent.data.episode_source import (
     count_of,
     with_unit,
 )
-from hf_recurrent.data.iid import IIDDataset
 from hf_recurrent.data.packed_files import open_packed
-from hf_recurrent.data.streams import MultiStreamDataset
+from hf_recurrent.data.streams import IIDDataset, MultiStreamDataset
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 from hf_recurrent.stock_models.with_state import with_state

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_recurrent.data.evaluation_streams import EvaluationStreams
+from hf_recurrent.data.streams import EvaluationStreams
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.block.recurrent_state import detach_state, select_state, upcast
 

@@ -9,7 +9,7 @@ from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.dataset_sources import dataset_name, is_dataset
 from hf_recurrent.data.documents import ReadOptions
 from hf_recurrent.data.packed_files import FORMAT, fingerprint
-from hf_recurrent.data.packing import pack_by_content, pack_once
+from hf_recurrent.data.packing import Packing, pack_by_content, pack_once
 from hf_recurrent.data.pixel_readers import has_test_files, pixel_format
 from hf_recurrent.data.sources import known_bytes, resolve
 from hf_recurrent.data.token_encoding import TokenEncoding
@@ -83,11 +83,12 @@ def load_corpus(
     keys = [part.key for part in parts]
     cache = _cache_directory(cache_dir)
     documents = (document for part in parts for document in part.documents())
+    packing = Packing(documents, encoding, name, max_bytes, known_bytes(parts))
     if None in keys:
-        directory = pack_by_content(cache, documents, encoding, name, max_bytes)
+        directory = pack_by_content(cache, packing)
     else:
         directory = cache / fingerprint([options, keys])
-        pack_once(directory, lambda: documents, encoding, name, max_bytes, known_bytes(parts))
+        pack_once(directory, packing)
     return Corpus.open(directory, name, unit="byte" if pixels is None else "pixel")
 
 

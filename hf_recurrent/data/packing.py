@@ -4,15 +4,17 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from huggingface_hub.utils import WeakFileLock, tqdm
 
 from hf_recurrent.data.documents import Document
@@ -27,31 +29,40 @@ from hf_recurrent.data.packed_files import (
 )
 from hf_recurrent.data.token_encoding import TokenEncoding
 
-# Of a directory whose lock does not tell whether a process writes to it.
 _ABANDONED_AFTER_SECONDS = 24 * 3600
 _SILENT_SECONDS = 3
 _WRITE_AT_ONCE = 1 << 20
+_STARTS = "starts.bin"
 # Errors of writing, whatever was written.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 _logger = logging.getLogger(__name__)
 
 
-def pack_once(
-    directory: Path,
-    documents: Callable[[], Iterable[Document]],
-    encoding: TokenEncoding,
-    name: str,
-    max_bytes: int | None,
-    num_bytes: int | None = None,
-) -> None:
+@dataclass(frozen=True)
+class Packing:
+    """What to pack.
+
+    Args:
+        documents: read once, and only if they have to be packed.
+        encoding: of their bytes as token ids.
+        name: name of the corpus in messages.
+        max_bytes: take whole documents in order up to this total; None for all.
+        num_bytes: total length of the documents, for the progress bar; None if it is not known.
+    """
+
+    documents: Iterable[Document]
+    encoding: TokenEncoding
+    name: str
+    max_bytes: int | None = None
+    num_bytes: int | None = None
+
+
+def pack_once(directory: Path, packing: Packing) -> None:
     """Make `directory` a packed corpus, unless it is one. Other processes that need the same one wait for it.
 
     It is written to a temporary directory, then renamed, and replaces a damaged one only then. The operating system
     releases the lock of a process that is killed, and the next one removes what that process has written.
-
-    Args:
-        num_bytes: total length of the documents, for the progress bar; None if it is not known.
 
     Raises:
         ValueError: the documents hold no byte, or the first is longer than `max_bytes`; or the lock file is a link.
@@ -61,31 +72,32 @@ def pack_once(
     lock = directory.with_name(directory.name + ".lock")
     if lock.is_symlink():
         raise ValueError(f"The lock file {lock} is a link; remove it.")
-    with _locked(lock, name):
+    with _locked(lock, packing.name):
         damage = _find_damage(directory)
         if damage is None:
             return
         if os.path.lexists(directory):
             _logger.warning("The packed corpus %s is damaged and packed again: %s", directory, damage)
-        try:
-            with _packed_aside(directory, documents, encoding, name, max_bytes, num_bytes) as partial:
-                _remove(directory)
-                os.rename(partial, directory)
-        except OSError:
-            if _find_damage(directory) is not None:  # else another process was first on a file system without locks
-                raise
+        for left in directory.parent.glob(f"{directory.name}.*.incomplete*"):  # by processes that were killed
+            _remove(left)
+        with _packed_aside(directory, packing) as partial:
+            _remove(directory)
+            os.rename(partial, directory)
 
 
-def pack_by_content(
-    cache: Path, documents: Iterable[Document], encoding: TokenEncoding, name: str, max_bytes: int | None
-) -> Path:
+def pack_by_content(cache: Path, packing: Packing) -> Path:
     """Pack documents that nothing but reading them identifies; the directory is named by their content.
 
     Raises:
         ValueError, OSError: see [`pack_once`].
     """
     cache.mkdir(parents=True, exist_ok=True)
-    with _packed_aside(cache / "content", lambda: documents, encoding, name, max_bytes) as partial:
+    for left in cache.glob("content.*.incomplete"):  # without a lock: several processes may pack at the same time
+        with contextlib.suppress(OSError):
+            newest = max(entry.stat().st_mtime for entry in (left, *left.iterdir()))
+            if time.time() - newest > _ABANDONED_AFTER_SECONDS:
+                _remove(left)
+    with _packed_aside(cache / "content", packing) as partial:
         directory = cache / f"content-{open_packed(partial)[2]['fingerprint']}"
         with WeakFileLock(directory.with_name(directory.name + ".lock")):
             if _find_damage(directory) is not None:
@@ -95,29 +107,20 @@ def pack_by_content(
 
 
 @contextlib.contextmanager
-def _packed_aside(
-    directory: Path,
-    documents: Callable[[], Iterable[Document]],
-    encoding: TokenEncoding,
-    name: str,
-    max_bytes: int | None,
-    num_bytes: int | None = None,
-) -> Iterator[Path]:
-    """A packed corpus in a temporary directory beside `directory`, to be renamed; what is not is removed."""
-    _remove_abandoned(directory)
+def _packed_aside(directory: Path, packing: Packing) -> Iterator[Path]:
+    """A packed corpus in a temporary directory beside `directory`; removed unless it is renamed."""
     partial = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}.incomplete")
     try:
-        with _in_use(partial):
-            partial.mkdir()
-            _pack(partial, documents(), encoding, name, max_bytes, num_bytes)
-            remember_verified(partial)
-            yield partial
+        partial.mkdir()
+        _pack(partial, packing)
+        remember_verified(partial)
+        yield partial
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
         raise OSError(
-            f"The corpus {name!r} cannot be packed in {str(directory.parent)!r}: {error.strerror}; free some space "
-            "there, or pass another `cache_dir`."
+            f"The corpus {packing.name!r} cannot be packed in {str(directory.parent)!r}: {error.strerror}; free some "
+            "space there, or pass another `cache_dir`."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -133,23 +136,6 @@ def _locked(lock: Path, name: str) -> Iterator[None]:
             _logger.warning("Another process packs the corpus %r; waiting for it.", name)
             stack.enter_context(WeakFileLock(lock))
         yield
-
-
-@contextlib.contextmanager
-def _in_use(partial: Path) -> Iterator[None]:
-    """Hold a lock that tells others that this process writes to `partial`."""
-    lock = FileLock(_lock_of(partial), timeout=0)
-    try:
-        with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks
-            lock.acquire()
-        yield
-    finally:
-        _lock_of(partial).unlink(missing_ok=True)
-        lock.release()
-
-
-def _lock_of(partial: Path) -> Path:
-    return partial.with_name(f"{partial.name}.lock")
 
 
 def _find_damage(directory: Path) -> str | None:
@@ -168,69 +154,65 @@ def _remove(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def _pack(
-    directory: Path,
-    documents: Iterable[Document],
-    encoding: TokenEncoding,
-    name: str,
-    max_bytes: int | None,
-    num_bytes: int | None,
-) -> None:
-    begin = end = 0
-    num_episodes = 0
-    starts = directory / "starts.bin"
+def _pack(directory: Path, packing: Packing) -> None:
+    encoding = packing.encoding
+    num_episodes, num_tokens = _write_tokens(directory / TOKENS, directory / _STARTS, packing)
+    if not num_episodes:
+        raise ValueError(f"corpus {packing.name!r} is empty: its documents hold no bytes.")
+    _write_offsets(directory / OFFSETS, directory / _STARTS, num_episodes, num_tokens)
+    (directory / _STARTS).unlink()
+    offsets = np.load(directory / OFFSETS, mmap_mode="r")
+    alphabet = {"vocab_size": encoding.vocab_size, "end_token_id": encoding.end_token_id}
+    with _progress("computing its checksum", num_tokens * encoding.dtype.itemsize) as bar:
+        fingerprint = content_fingerprint(directory / TOKENS, offsets, **alphabet, progress=bar.update)
+    metadata = {
+        "format": FORMAT,
+        "name": packing.name,
+        "num_bytes": num_tokens,
+        "num_episodes": num_episodes,
+        "dtype": encoding.dtype.newbyteorder("<").str,
+        **alphabet,
+        "fingerprint": fingerprint,
+    }
+    (directory / METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
+
+
+def _write_tokens(path: Path, starts: Path, packing: Packing) -> tuple[int, int]:
+    """Write the token ids of all documents, and the start of each as int64; returns the numbers of both."""
+    limit = math.inf if packing.max_bytes is None else packing.max_bytes
+    begin = end = num_episodes = 0
+    expected = min(filter(None, (packing.num_bytes, packing.max_bytes)), default=None)
     with (
-        open(directory / TOKENS, "wb", buffering=_WRITE_AT_ONCE) as tokens_file,
+        open(path, "wb", buffering=_WRITE_AT_ONCE) as tokens_file,
         open(starts, "wb", buffering=_WRITE_AT_ONCE) as starts_file,
-        _progress(f"packing {name}", min(filter(None, (num_bytes, max_bytes)), default=None)) as bar,
+        _progress(f"packing {packing.name}", expected) as bar,
     ):
-        for document, chunks in documents:
-            for ids in _encoded(document, chunks, encoding):
+        for document, chunks in packing.documents:
+            for chunk in chunks:
+                ids = packing.encoding.encode(chunk, document)
                 end += len(ids)
-                if max_bytes is not None and end > max_bytes:
+                if end > limit:
                     break
                 tokens_file.write(ids)
                 bar.update(len(ids))
-            if max_bytes is not None and end > max_bytes:
+            if end > limit:
                 if not num_episodes:
                     raise ValueError(
-                        f"`max_bytes` is {max_bytes}, but the first document ({document}) is longer; "
+                        f"`max_bytes` is {packing.max_bytes}, but the first document ({document}) is longer; "
                         "documents are not cut."
                     )
                 break
             if end > begin:
                 starts_file.write(begin.to_bytes(8, "little"))
                 num_episodes, begin = num_episodes + 1, end
-        tokens_file.truncate(begin * encoding.dtype.itemsize)
+        tokens_file.truncate(begin * packing.encoding.dtype.itemsize)
         tokens_file.flush()
         os.fsync(tokens_file.fileno())
-    if not num_episodes:
-        raise ValueError(f"corpus {name!r} is empty: its documents hold no bytes.")
-    _write_offsets(directory / OFFSETS, starts, num_episodes, begin)
-    starts.unlink()
-    offsets = np.load(directory / OFFSETS, mmap_mode="r")
-    alphabet = (encoding.vocab_size, encoding.end_token_id)
-    with _progress("computing its checksum", begin * encoding.dtype.itemsize) as bar:
-        checksum = content_fingerprint(directory / TOKENS, offsets, *alphabet, progress=bar.update)
-    metadata = {
-        "format": FORMAT,
-        "name": name,
-        "num_bytes": begin,
-        "num_episodes": num_episodes,
-        "dtype": encoding.dtype.newbyteorder("<").str,
-        "vocab_size": encoding.vocab_size,
-        "end_token_id": encoding.end_token_id,
-        "fingerprint": checksum,
-    }
-    (directory / METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
+    return num_episodes, begin
 
 
 def _progress(words: str, total: int | None) -> tqdm:
     return tqdm(desc=words, total=total, unit="B", unit_scale=True, delay=2)
-
-
-def _encoded(document: str, chunks: Iterable[bytes], encoding: TokenEncoding) -> Iterator[np.ndarray]:
-    return (encoding.encode(chunk, document) for chunk in chunks)
 
 
 def _write_offsets(path: Path, starts: Path, num_episodes: int, end: int) -> None:
@@ -242,26 +224,3 @@ def _write_offsets(path: Path, starts: Path, num_episodes: int, end: int) -> Non
         file.write(end.to_bytes(8, "little"))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _remove_abandoned(directory: Path) -> None:
-    """Remove directories that killed processes left."""
-    for path in directory.parent.glob(f"{directory.name}.*.incomplete"):
-        with contextlib.suppress(OSError):
-            if _is_abandoned(path):
-                shutil.rmtree(path)
-                _lock_of(path).unlink(missing_ok=True)
-
-
-def _is_abandoned(partial: Path) -> bool:
-    if _lock_of(partial).exists():
-        lock = FileLock(_lock_of(partial), timeout=0)
-        try:
-            with lock:
-                return True
-        except Timeout:
-            return False
-        except NotImplementedError:
-            pass
-    newest = max(entry.stat().st_mtime for entry in [*partial.iterdir()] or [partial])
-    return time.time() - newest > _ABANDONED_AFTER_SECONDS

@@ -1,14 +1,29 @@
-"""Continuous streams: B endless sequences of episodes, read in parallel in blocks of T bytes.
+"""Blocks of T bytes from a corpus: continuous streams, the IID baseline, and every episode once for evaluation.
 
-The bytes of a stream depend only on the corpus, the seed and the number of streams: not on processes, accumulation
-groups, DataLoader workers, T, or resuming.
+A stream is an endless sequence of episodes; B of them are read in parallel. Its bytes depend only on the corpus, the
+seed and the number of streams: not on processes, accumulation groups, DataLoader workers, T, or resuming.
 """
 
-import numpy as np
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from hf_recurrent.data.block_dataset import BlockDataset
-from hf_recurrent.data.block_reader import BlockReader
-from hf_recurrent.data.document_order import DocumentOrder
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from hf_recurrent.data.block_dataset import BlockDataset, check_count, stream_groups, worker_share
+from hf_recurrent.data.block_reader import Block, BlockReader, to_batch
+from hf_recurrent.data.document_order import DocumentOrder, hash_integers
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    from hf_recurrent.data.corpus import Corpus
+
+# Of the IID baseline. Up to this T, blocks are gathered with one indexing operation; above it, with one slice each.
+_GATHERED = 64
+_BATCHES_AHEAD, _ROWS_AHEAD = 64, 2048
 
 
 class MultiStreamDataset(BlockDataset):
@@ -70,3 +85,149 @@ class MultiStreamDataset(BlockDataset):
             length = int(self.corpus.ends[document] - self.corpus.starts[document])
             offsets[sharing] = np.arange(len(sharing)) * length // max(len(sharing), 1)
         return offsets
+
+
+class IIDDataset(BlockDataset):
+    """The IID baseline: endless complete batches of independent blocks, each read from a zero state.
+
+    See [`MultiStreamDataset`] for arguments, keys and errors. A block is a contiguous part of the corpus, which wraps
+    around; all starts are equally likely. `reset_mask` is true at the first byte of every block and of every episode
+    in it. A block depends on the seed, its stream and the step only; `stream_positions` is (steps done, 0).
+    """
+
+    def prepare(self) -> None:
+        if any(first[:, 1].any() for first in self.group_positions):
+            raise ValueError("`positions` has an offset other than 0; it belongs to another regime.")
+        self._ends = np.cumsum(self.corpus.ends - self.corpus.starts)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Batches from `positions` on; each iterator starts over."""
+        worker, num_workers = worker_share()
+        num_groups = len(self.stream_groups)
+        size = len(self.stream_groups[0])
+        # For small T, the overhead of calls dominates: many batches are made at once.
+        ahead = max(1, min(_BATCHES_AHEAD, _ROWS_AHEAD // size)) if self.block_size <= _GATHERED else 1
+        for first in itertools.count(worker, ahead * num_workers):
+            batches = [divmod(first + number * num_workers, num_groups) for number in range(ahead)]
+            together = self._block(
+                np.concatenate([self.stream_groups[group] for _, group in batches]),
+                np.concatenate([self.group_positions[group][:, 0] + index for index, group in batches]),
+            )
+            for number, (_, group) in enumerate(batches):
+                part = slice(number * size, (number + 1) * size)
+                yield to_batch(together.rows(part) if ahead > 1 else together, self.stream_groups[group])
+
+    def _block(self, streams: np.ndarray, steps: np.ndarray) -> Block:
+        corpus, size = self.corpus, self.block_size
+        total = np.uint64(self._ends[-1])
+        places = (hash_integers(self.seed, streams, steps) % total).astype(np.int64)
+        episodes = np.searchsorted(self._ends, places, side="right")
+        left = self._ends[episodes] - places  # bytes left in the episode
+        begins = corpus.ends[episodes] - left
+        shape = (len(streams), size + 1)
+        tokens = np.empty(shape, dtype=corpus.store.dtype)
+        starts = np.zeros(shape, dtype=bool)
+        inside = np.flatnonzero(left > size)
+        if size <= _GATHERED:
+            tokens[inside] = corpus.store[begins[inside, None] + np.arange(size + 1)]
+        else:
+            for row, begin in zip(inside.tolist(), begins[inside].tolist(), strict=True):
+                tokens[row] = corpus.store[begin : begin + size + 1]
+        for row in np.flatnonzero(left <= size).tolist():
+            self._cross_episodes(tokens[row], starts[row], int(episodes[row]), int(begins[row]))
+        targets = tokens[:, 1:].astype(np.int64)
+        np.putmask(targets, starts[:, 1:], IGNORE_INDEX if corpus.end_token_id is None else corpus.end_token_id)
+        resets = starts[:, :-1].copy()
+        resets[:, 0] = True
+        return Block(
+            inputs=tokens[:, :-1].astype(np.int64),
+            targets=targets,
+            resets=resets,
+            attended=np.ones_like(resets),
+            positions=np.stack([steps + 1, np.zeros_like(steps)], axis=1),
+        )
+
+    def _cross_episodes(self, tokens: np.ndarray, starts: np.ndarray, episode: int, begin: int) -> None:
+        corpus, filled = self.corpus, 0
+        while filled < len(tokens):
+            if filled:
+                starts[filled] = True
+            count = min(int(corpus.ends[episode]) - begin, len(tokens) - filled)
+            tokens[filled : filled + count] = corpus.store[begin : begin + count]
+            filled += count
+            episode = (episode + 1) % len(corpus)
+            begin = int(corpus.starts[episode])
+
+
+class EvaluationStreams(IterableDataset):
+    """Batches with every episode of the corpus once, from its first byte to its end id.
+
+    Episodes are assigned longest first, each to the stream with the fewest bytes so far. Finished streams are padded:
+    input 0, target -100, attention 0. Batches have the keys of [`MultiStreamDataset`] and `attention_mask` (B, T)
+    int64.
+
+    Args:
+        corpus: the episodes.
+        num_streams: number of streams over all processes.
+        block_size: T.
+        stream_indices: streams of this process; by default all.
+
+    Raises:
+        ValueError: an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        corpus: "Corpus",
+        num_streams: int,
+        block_size: int,
+        *,
+        stream_indices: Sequence[int] | np.ndarray | None = None,
+    ) -> None:
+        super().__init__()
+        self.corpus = corpus
+        self.num_streams = check_count("num_streams", num_streams)
+        self.block_size = check_count("block_size", block_size)
+        (self.stream_indices,) = stream_groups(self.num_streams, stream_indices, 1)
+        stream_of_episode, longest = _assign(corpus.ends - corpus.starts, self.num_streams)
+        by_stream = np.argsort(stream_of_episode, kind="stable")
+        borders = np.searchsorted(stream_of_episode[by_stream], np.arange(1, self.num_streams))
+        episodes = np.split(by_stream, borders)
+        self._episodes = [episodes[stream] for stream in self.stream_indices.tolist()]
+        self.num_batches = -(-longest // self.block_size)  # the same on all processes
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one batch over all processes, including padding."""
+        return self.num_streams * self.block_size
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        worker, num_workers = worker_share()
+
+        def schedule(rows: np.ndarray, first: np.ndarray, count: int) -> list[np.ndarray]:
+            return [
+                self._episodes[row][number : number + count]
+                for row, number in zip(rows.tolist(), first.tolist(), strict=True)
+            ]
+
+        positions = np.zeros((len(self.stream_indices), 2), dtype=np.int64)
+        reader = BlockReader(self.corpus, self.block_size, schedule, positions)
+        for index in range(worker, self.num_batches, num_workers):
+            block = reader.block(index)
+            attention_mask = torch.from_numpy(block.attended.astype(np.int64))
+            yield to_batch(block, self.stream_indices) | {"attention_mask": attention_mask}
+
+
+def _assign(lengths: np.ndarray, num_streams: int) -> tuple[np.ndarray, int]:
+    """Stream of every episode, int32, and the length of the longest stream."""
+    streams = np.empty(len(lengths), dtype=np.int32)
+    loads = [(0, stream) for stream in range(num_streams)]
+    order = np.argsort(-lengths, kind="stable")
+    for episode, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        load, stream = loads[0]
+        streams[episode] = stream
+        heapq.heapreplace(loads, (load + length, stream))
+    return streams, max(load for load, _ in loads)

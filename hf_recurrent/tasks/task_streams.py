@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hf_recurrent.data.block_dataset import BlockDataset
+from hf_recurrent.data.block_dataset import BlockDataset, worker_share
 from hf_recurrent.data.block_reader import Block
 from hf_recurrent.data.document_order import DocumentOrder, hash_integers
-from hf_recurrent.data.stream_arguments import worker_share
 
 if TYPE_CHECKING:
     from hf_recurrent.tasks.task import Task

@@ -358,20 +358,6 @@ def test_processes_may_pack_at_the_same_time(tmp_path):
     assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 1
 
 
-def test_old_leftovers_are_removed(load, tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"content")
-    load(tmp_path / "a.txt")
-    (directory,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    for age, name in ((0, "new"), (10**6, "old")):
-        leftover = tmp_path / "cache" / f"{directory.name}.{name}.incomplete"
-        leftover.mkdir()
-        (leftover / "tokens.bin").write_bytes(b"x")
-        os.utime(leftover / "tokens.bin", (os.stat(directory).st_mtime - age,) * 2)
-    (directory / "corpus.json").unlink()
-    load(tmp_path / "a.txt")
-    assert [path.name.split(".")[1] for path in (tmp_path / "cache").glob("*.incomplete")] == ["new"]
-
-
 # The corpus itself
 
 

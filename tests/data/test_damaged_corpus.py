@@ -284,10 +284,12 @@ def test_a_limited_file_size_is_one_sentence(tmp_path, limit):
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
-def test_leftovers_without_tokens_are_removed(load, packed):
-    leftover = packed.with_name(f"{packed.name}.killed.incomplete")
-    leftover.mkdir()
-    os.utime(leftover, (0, 0))
+def test_leftovers_are_removed(load, packed):
+    """The lock is held here, so no living process writes to them."""
+    leftovers = [packed.with_name(f"{packed.name}.{name}.incomplete") for name in ("empty", "full")]
+    for leftover in leftovers:
+        leftover.mkdir()
+    (leftovers[1] / "tokens.bin").write_bytes(b"x")
     (packed / "corpus.json").unlink()
     load()
-    assert not leftover.exists()
+    assert not any(leftover.exists() for leftover in leftovers)

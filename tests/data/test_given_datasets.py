@@ -1,5 +1,8 @@
 """`load_corpus` of datasets that are already loaded: columns, splits, formats, names, and what is packed once."""
 
+import os
+import time
+
 import pytest
 
 from hf_recurrent import load_corpus, load_splits
@@ -86,6 +89,15 @@ def test_streams_are_read_anew_and_stored_by_content(load, dataset, tmp_path):
     assert contents(load(stream)) == [b"a", b"b", b"c"] and len(packed(tmp_path)) == 2
     assert contents(load([stream, dataset])) == [b"a", b"b", b"c", *WANTED]
     assert not list((tmp_path / "cache").glob("*incomplete"))
+
+
+def test_old_leftovers_of_streams_are_removed(load, tmp_path):
+    for age, name in ((0, "new"), (10**6, "old")):
+        leftover = tmp_path / "cache" / f"content.{name}.incomplete"
+        leftover.mkdir(parents=True)
+        os.utime(leftover, (time.time() - age,) * 2)
+    load(datasets.IterableDataset.from_generator(lambda: iter([{"text": "a"}])))
+    assert [path.name for path in (tmp_path / "cache").glob("*.incomplete")] == ["content.new.incomplete"]
 
 
 def test_an_endless_stream_needs_a_size(load):

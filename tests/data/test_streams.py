@@ -13,9 +13,7 @@ from torch.utils.data import DataLoader
 
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.document_order import DocumentOrder
-from hf_recurrent.data.evaluation_streams import EvaluationStreams
-from hf_recurrent.data.iid import IIDDataset
-from hf_recurrent.data.streams import MultiStreamDataset
+from hf_recurrent.data.streams import EvaluationStreams, IIDDataset, MultiStreamDataset
 
 TINY = st.lists(st.binary(min_size=1, max_size=12).map(lambda b: b.replace(b"\0", b"x")), min_size=1, max_size=9)
 BOTH = pytest.mark.parametrize("dataset_class", [MultiStreamDataset, IIDDataset])
