@@ -49,24 +49,6 @@ def test_generation(run, tmp_path):
     assert "| llama-selective-copying |" in saved and (tmp_path / "made" / "generation.png").stat().st_size > 5000
 
 
-def test_speculative(run):
-    arguments = [
-        "memora-selective-copying",
-        "--draft",
-        "hawk-selective-copying",
-        "--draft_tokens",
-        "3",
-        "--bytes",
-        "20",
-    ]
-    plain, _, head, rule, single, drafted, looked_up = run(
-        "benchmark_speculative", *arguments, "--rounds", "1", "--prompts", "2"
-    )
-    assert plain[0] == "memora-selective-copying" and (head[-1], rule[0]) == ("identical", "---")
-    assert single[:2] == ["none, greedy", "0"] and single[-1] == "40 of 40"
-    assert [drafted[1], drafted[-1], looked_up[0], looked_up[-1]] == ["3", "40 of 40", "prompt-lookup", "40 of 40"]
-
-
 def test_training(run, tmp_path):
     pytest.importorskip("matplotlib")
     arguments = ["--rows", "selective-copying", "--families", "memora", "llama", "--rounds", "1", "--streams", "2"]
@@ -80,6 +62,12 @@ def test_threads(run):
     arguments = ["--rows", "selective-copying", "--callers", "3", "--bytes", "4", "--rounds", "1"]
     alone, together = run("benchmark_threads", *arguments, "--bandwidth_bytes", "65536")
     assert alone[:2] == ["memora-selective-copying", "1"] and together[1] == "3" and alone[3] == "1.00"
+
+
+def test_memory_growth(run, capsys):
+    sizes = ["--bytes", "3000", "--model", "memora-selective-copying"]
+    run("benchmark_memory_growth", "generate", *sizes)
+    run("benchmark_memory_growth", "learn", *sizes, "--stride", "64")
 
 
 def test_scan(run, tmp_path):

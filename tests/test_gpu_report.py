@@ -1,97 +1,59 @@
-"""The report about a GPU, rehearsed at tiny sizes; a part that fails, hangs or is killed leaves the others alone."""
+"""The report about a GPU, rehearsed; a part that fails, hangs or is killed leaves the others alone."""
 
-import itertools
-import json
 import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-WRITE = "import json, sys; open(sys.argv[1], 'a').write(json.dumps({'what': 'one', 'value': 1.5}) + '\\n')"
 PROGRAMS = {
-    "environment": WRITE,
-    "scan": f"{WRITE}; raise RuntimeError('the kernel is broken')",
-    "training": f"{WRITE}; import time; time.sleep(60)",
-    "tests": f"{WRITE}; import os; os.kill(os.getpid(), 9)",
-    "generation": f"{WRITE}; open(sys.argv[1], 'a').write('{{\"what\": \"cut')",
+    "fails": "print('one'); raise RuntimeError('the kernel is broken')",
+    "hangs": "import time; print('two', flush=True); time.sleep(60)",
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "works": "print('a table\\n\\n| a |\\n|---|\\n| 1 |')",
 }
 
 
 @pytest.fixture
-def scripts(monkeypatch):
-    threads = torch.get_num_threads()
+def gpu_report(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_parts_that_fail_hang_or_are_killed_leave_the_others(scripts, tmp_path, monkeypatch):
     import gpu_report
 
-    monkeypatch.setattr(gpu_report, "PARTS", dict.fromkeys(PROGRAMS, 1))
-    monkeypatch.setattr(gpu_report, "_LEAST_SECONDS", 0)
-    arguments = gpu_report.parse_arguments(["--output", str(tmp_path), "--minutes", "0.2", "--parts", *PROGRAMS])
+    return gpu_report
+
+
+def test_parts_that_fail_hang_or_are_killed_leave_the_others(gpu_report, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_report, "PARTS", {name: gpu_report.Part(1, "") for name in PROGRAMS})
+    monkeypatch.setattr(gpu_report, "part_words", lambda name, _: [sys.executable, "-c", PROGRAMS[name]])
+    arguments = gpu_report.parse_arguments(["--output", str(tmp_path), "--minutes", "0.2"])
     begin = time.monotonic()
-    gpu_report.report(arguments, lambda name, rows, *_: [sys.executable, "-c", PROGRAMS[name], str(rows)])
+    gpu_report.report(arguments)
     assert time.monotonic() - begin < 40
-    results = {result["part"]: result for result in json.loads((tmp_path / "report.json").read_text())}
-    outcomes = [results[name]["outcome"] for name in PROGRAMS]
-    assert outcomes == ["done", "failed (1)", "stopped at its time limit", "killed by SIGKILL", "done"]
-    assert all(result["rows"] == [{"what": "one", "value": 1.5}] for result in results.values())
-    assert results["scan"]["error"] == "RuntimeError: the kernel is broken"
+    outcomes = [line.partition(": ")[2].partition(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert outcomes == ["failed (1)", "stopped at its time limit", "killed by SIGKILL", "done"]
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "the kernel is broken" in page and page.count("| one | 1.5 |") == 5
+    assert "the kernel is broken" in page and "\n\na table\n\n| a |\n|---|\n| 1 |\n" in page
 
 
-def test_a_part_runs_as_a_program(scripts, tmp_path):
-    import gpu_report
-
-    arguments = gpu_report.parse_arguments(["--output", str(tmp_path), "--rehearse", "--parts", "rtrl"])
-    (result,) = gpu_report.report(arguments)
-    assert result["outcome"] == "done", result
-    assert [row["streams"] for row in result["rows"]] == [1, 2] and all(row["RTRL ms"] > 0 for row in result["rows"])
-    assert "A rehearsal" in (tmp_path / "report.md").read_text(encoding="utf-8")
-
-
-def test_rows_of_the_parts(scripts):
-    import gpu_report
-    from gpu_report_parts import PARTS, Sizes
-
-    assert set(PARTS) == set(gpu_report.PARTS)
-
-    def rows(part, most=None):
-        return list(itertools.islice(PARTS[part](torch.device("cpu"), Sizes(True), time.monotonic() + 60), most))
-
-    known = {row["what"]: row["value"] for row in rows("environment")}
-    assert known["torch"] == torch.__version__ and known["copy, read and written, GB/s"] > 0
-    assert [row["step"] for row in rows("smt")] == ["SMT", "yardstick", "BPTT"]
-    assert rows("profile")[0]["ms"] > 0
-    scans = {row["backend"]: row for row in rows("scan", 6)}
-    assert scans["torch"]["forward + backward ms"] > 0 and "forward ms" not in scans["hgrn-chunk"]
-    memora, hawk, llama = rows("generation", 3)
-    assert [row["model"] for row in (memora, hawk, llama)] == ["memora", "hawk", "llama"] and llama["bytes/s"] > 0
-    assert rows("training", 1)[0]["bytes/s"] > 0
-    assert all(row["planned GB"] > 0 for row in rows("memory"))
-
-
-def test_page_and_plots(scripts, tmp_path):
-    pytest.importorskip("matplotlib")
-    import gpu_report_pages
-
-    rows = [
-        {
-            "size": "s0",
-            "precision": "float32",
-            "model and way": "memora",
-            "bytes/s": 12_345.6,
-            "limit bytes/s": 2e4,
-        },
-        {"size": "s0", "precision": "float32", "model and way": "hawk", "error": "OutOfMemoryError: 3 | 4"},
-    ]
-    gpu_report_pages.write(tmp_path, [{"part": "training", "outcome": "done", "seconds": 3.0, "rows": rows}], False)
+def test_a_part_runs_as_a_program(gpu_report, tmp_path, capsys):
+    gpu_report.report(gpu_report.parse_arguments(["--output", str(tmp_path), "--rehearse", "--parts", "training"]))
+    assert "training: done" in capsys.readouterr().out, (tmp_path / "training.log").read_text()
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "| s0 | float32 | memora | 12,346 | 20,000 |  |" in page and "3 / 4" in page
-    assert "![training](training.png)" in page and (tmp_path / "training.png").stat().st_size > 5000
+    assert "A rehearsal" in page and "| memora-selective-copying |" in page
+
+
+def test_every_part_is_a_command_with_known_options(gpu_report, tmp_path):
+    for rehearse in ([], ["--rehearse"]):
+        arguments = gpu_report.parse_arguments(["--output", str(tmp_path), *rehearse])
+        for name in arguments.parts:
+            words = gpu_report.part_words(name, arguments)[1:]
+            if words[0].startswith("benchmark"):
+                source = (SCRIPTS / words[0]).read_text() + (SCRIPTS / "benchmarking.py").read_text()
+                for word in words[1:]:
+                    assert (
+                        not word.startswith("--")
+                        or f'"{word.lstrip("-")}' in source
+                        or f"{word[2:]}=" in source
+                        or f'"{word}"' in source
+                    ), (name, word)

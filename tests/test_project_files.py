@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import hf_recurrent
-from hf_recurrent.cli.reproduce import load_papers
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -97,11 +96,3 @@ def test_the_public_address_is_named_in_one_place():
     assert all("OWNER" in url for url in PROJECT["project"]["urls"].values())
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "CITATION.cff", *WORKFLOWS]
     assert not [page.name for page in pages if "github.com/OWNER" in page.read_text(encoding="utf-8")]
-
-
-def test_the_estimates_are_those_of_the_settings():
-    script = runpy.run_path(str(ROOT / "scripts" / "estimate_paper_sizes.py"))
-    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert f"{script['BEGIN']}\n{script['table']()}\n{script['END']}" in results
-    without_training = {"mgrade-memory", "smt-cost"}
-    assert script["BASES"].keys() == load_papers().EXPERIMENTS.keys() - without_training

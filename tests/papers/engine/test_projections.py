@@ -1,18 +1,9 @@
-"""Projections of memories, and the script that draws them over an image."""
-
-import runpy
-import sys
-from pathlib import Path
+"""Projections of memories."""
 
 import numpy as np
 import pytest
 
 from papers.engine.projections import as_colours, project
-from papers.smt.models import build_pair
-
-SHAPE = {
-    "hidden_size": 8, "num_memory_tokens": 2, "num_attention_heads": 2, "num_hidden_layers": 1, "num_readout_layers": 1
-}  # fmt: skip
 
 
 def test_projections():
@@ -39,19 +30,3 @@ def test_tsne_or_what_it_needs():
             project(points, 2, "tsne")
     else:
         assert project(points, 2, "tsne").shape == (20, 2)
-
-
-def test_the_memory_over_an_image(write_digits, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
-    script = Path(__file__).parents[3] / "scripts" / "picture_memory.py"
-    build_pair(SHAPE, 256, 0)[0].save_pretrained(tmp_path / "rnn")
-    corpus = "mnist:" + write_digits("train", 3, side=28)
-    output = tmp_path / "memory.png"
-    arguments = [str(tmp_path / "rnn"), corpus, "--output", str(output), "--images"]
-    monkeypatch.setattr(sys, "argv", ["picture_memory.py", *arguments, "1"])
-    runpy.run_path(str(script), run_name="__main__")
-    assert output.read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(sys, "argv", ["picture_memory.py", *arguments, "3"])
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(script), run_name="__main__")
-    assert "--images has 3, allowed is 0 to 2" in capsys.readouterr().err
