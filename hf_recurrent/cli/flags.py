@@ -11,6 +11,17 @@ ALIASES = {
     "optimizer": "optim",
     "rule": "method",
 }
+# Argument of a function → flag that sets it, for errors that come from within.
+_FLAG_OF = {
+    "batch_size": "num_streams",
+    "config_name": "dataset_config",
+    "max_bytes": "max_corpus_bytes",
+    "max_tokens": "max_eval_bytes",
+    "rule": "method",
+    "source": "corpus",
+    "split": "dataset_split",
+    "weights": "quantize",
+}
 # argparse takes a word with a space for a value.
 _FLAG = re.compile(r"--(\w[\w-]*)(?==|$)")
 
@@ -43,12 +54,12 @@ def normalize(words: Sequence[str], known: Iterable[str] | None) -> tuple[list[s
 
 
 def name_typed(message: str, typed: dict[str, str]) -> str:
-    """The message with one spelling of each flag, the one that was typed."""
+    """The message with the flags that were typed, in place of arguments of functions and other spellings."""
     message = re.sub(r"argument (--[\w-]+)(/--[\w-]+)+:", r"argument \1:", message)
-    for name, flag in typed.items():
-        if flag != f"--{name}":
-            message = re.sub(rf"(?<![\w-])--{name}(?![\w-])|(?<=`){name}(?=`)", flag, message)
-    return message
+    inner = {name: typed[flag] for name, flag in _FLAG_OF.items() if flag in typed}
+    for name, flag in (inner | typed).items():
+        message = re.sub(rf"(?<![\w-])--{name}(?![\w-])|(?<=`){name}(?=`)", flag, message)
+    return message.replace("pass `binary=True`", "add `--binary`")
 
 
 def check_recognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -65,6 +76,11 @@ def check_recognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> N
 def unrecognized(word: str, flags: Iterable[str]) -> ValueError:
     """The error for a word that is no argument, with the nearest flag."""
     flags = {flag.replace("-", "_").replace("__", "--", 1) for flag in flags}
-    nearest = difflib.get_close_matches(word.replace("-", "_").replace("__", "--", 1), sorted(flags), 1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all arguments."
-    return ValueError(f"unrecognized argument {word}; {hint}")
+    hint = did_you_mean(word.replace("-", "_").replace("__", "--", 1), sorted(flags))
+    return ValueError(f"unrecognized arguments: {word}{hint}")
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "; --help lists all arguments.") -> str:
+    """The end of a sentence about an unknown word: the nearest known word, or `otherwise`."""
+    nearest = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {nearest[0]}?" if nearest else otherwise

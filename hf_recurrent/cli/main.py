@@ -1,12 +1,12 @@
 """`hf-recurrent COMMAND ...`: the entry point of all commands."""
 
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 
 import hf_recurrent
 from hf_recurrent.cli import threads
+from hf_recurrent.cli.flags import did_you_mean
 from hf_recurrent.cli.pretrain_help import is_help, print_help
 
 # Command → help; its code is in the module of the same name with underscores, imported on use.
@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     name = command.replace("_", "-")
     if name not in COMMANDS:
-        print(f"hf-recurrent: error: unknown command {command!r}{_suggestion(name)}", file=sys.stderr)
+        hint = did_you_mean(name, COMMANDS, otherwise="")
+        known = ", ".join(COMMANDS)
+        print(f"hf-recurrent: error: unknown command {command!r} (choose from {known}){hint}", file=sys.stderr)
         raise SystemExit(2)
     if name == "pretrain" and is_help(rest):  # without the imports of the command
         print_help(rest)
@@ -61,12 +63,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print(f"\nhf-recurrent {name}: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
-
-
-def _suggestion(command: str) -> str:
-    """The end of a sentence about an unknown command: the nearest one, or all of them."""
-    nearest = difflib.get_close_matches(command, COMMANDS, 1)
-    return f"; did you mean {nearest[0]}?" if nearest else f" (choose from {', '.join(COMMANDS)})"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from hf_recurrent.argument_checks import check_numbers
-from hf_recurrent.cli.flags import check_recognized, name_typed, normalize, unrecognized
+from hf_recurrent.cli.flags import check_recognized, did_you_mean, name_typed, normalize, unrecognized
 from hf_recurrent.cli.user_code import add_import_argument, import_user_code
 
 _Result = TypeVar("_Result")
@@ -111,12 +110,6 @@ def explain_memory(error: BaseException) -> str:
     return f"not enough memory; use smaller sizes ({error})"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown word: the nearest known word, if there is one."""
-    nearest = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean {nearest[0]}?" if nearest else "; --help lists all arguments."
-
-
 def dataclass_of(kind: Callable[..., _Result], arguments: argparse.Namespace) -> _Result:
     """A dataclass whose fields are arguments of the same names."""
     return kind(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(kind)})
@@ -207,8 +200,7 @@ def check_checkpoint(name: str, path: Path, others: Iterable[str] = ()) -> None:
         siblings = []
         if path.parent.is_dir() and os.access(path.parent, os.R_OK):
             siblings = [str(path.parent / found.name) for found in path.parent.iterdir() if found.is_dir()]
-        nearest = difflib.get_close_matches(str(path), [*siblings, *others], 1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else "."
+        hint = did_you_mean(str(path), [*siblings, *others], otherwise=".")
         raise FileNotFoundError(f"`{name}` is {str(path)!r}; directory not found{hint}")
     if not any((path / config).is_file() for config in ("config.json", "adapter_config.json")):
         raise FileNotFoundError(f"`{name}` is {str(path)!r}; it must be a checkpoint, but it has no `config.json`.")

@@ -14,13 +14,8 @@ from transformers.hf_argparser import HfArg
 
 from hf_recurrent.argument_checks import check_numbers
 from hf_recurrent.cli.data_arguments import DataArguments
-from hf_recurrent.cli.flags import check_recognized, unrecognized
-from hf_recurrent.cli.parsing import (
-    CommandParser,
-    OneSentenceErrors,
-    check_at_least,
-    did_you_mean,
-)
+from hf_recurrent.cli.flags import check_recognized, did_you_mean, unrecognized
+from hf_recurrent.cli.parsing import CommandParser, OneSentenceErrors, check_at_least
 from hf_recurrent.cli.pretrain_texts import (
     DEFAULT_METHOD,
     DEFAULT_RECIPE,
@@ -222,8 +217,8 @@ def check_integrations(names: Sequence[str]) -> None:
     known, installed = integrations.INTEGRATION_TO_CALLBACK, integrations.get_available_reporting_integrations()
     for name in names:
         if name not in known:
-            nearest = did_you_mean(name, [*known, "all", "none"]).replace("--help lists all arguments", "use none")
-            raise ValueError(f"`--report_to` is {name!r}, which is no integration of transformers{nearest}")
+            hint = did_you_mean(name, [*known, "all", "none"], otherwise="; use none.")
+            raise ValueError(f"`--report_to` is {name!r}, which is no integration of transformers{hint}")
         if name not in installed:
             package = _PACKAGES.get(name, name)
             raise ImportError(f"`--report_to` is {name!r}, which needs the package {package}: pip install {package}")

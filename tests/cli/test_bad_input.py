@@ -248,7 +248,7 @@ def test_prompts_of_samples_are_checked_before_training(prompt, every, tmp_path,
 @pytest.mark.parametrize("flag", ["--lr_scheduler_kwargs", "--gradient_checkpointing_kwargs"])
 def test_arguments_that_are_mappings(flag, capsys):
     for value in ("text", "[1]"):
-        assert f"`{flag[2:]}` is {value!r}; it must be a mapping." in fail(
+        assert f"`{flag}` is {value!r}; it must be a mapping." in fail(
             capsys, "pretrain", *COMMANDS["pretrain"][2], flag, value
         )
 

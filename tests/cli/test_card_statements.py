@@ -264,8 +264,8 @@ def test_a_finished_run_is_not_made_longer_in_silence(acted, capsys):
         error = refused(capsys, *again, *change)
         assert "has ended after 6" in error and "--model run" in error and change[-2].strip("-") in error
     assert "is at step 6" in refused(capsys, *again, "--max_steps", 5)
-    assert "`optim` is 'sgd'" in refused(capsys, *again, "--optim", "sgd")
-    assert "`block_size`" in refused(capsys, *again, "--block_size", 8)
+    assert "`--optim` is 'sgd'" in refused(capsys, *again, "--optim", "sgd")
+    assert "`--block_size`" in refused(capsys, *again, "--block_size", 8)
     error = refused(capsys, *again, "--config_overrides", *TINY[1:], "norm_eps=0.001")
     assert "`norm_eps` of the model is 0.001, but 1e-06 in the checkpoint" in error
     assert card_of("run") == card and not acted.rates

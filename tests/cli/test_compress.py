@@ -44,7 +44,7 @@ def test_there_and_back(file, capsys):
         (["memora-tiny", "FILE", "--stride", "4"], "`--stride` is given; it is used only with --learn"),
         (["memora-tiny", "missing"], "`FILE` is 'missing'; file not found"),
         (["memora-tiny", "FILE", "--learn", "--streams", "2"], "a model that learns reads one stream"),
-        (["memora-tiny", "FILE", "--learn", "--stride", "0"], "`stride` is 0"),
+        (["memora-tiny", "FILE", "--learn", "--stride", "0"], "`--stride` is 0"),
         (["memora-tiny", "FILE", "--learn", "--output", "FOLDER"], "must be a file, not a directory"),
         (["./none", "FILE"], "directory not found"),
     ],

@@ -107,10 +107,10 @@ def test_a_folder_of_images(capsys, monkeypatch):
             ["--corpus", "task:parity", "--validation_corpus", "python"],
             "`--validation_corpus` is ['python']; if `--corpus` is a task, it must be one.",
         ),
-        (["--corpus", "mnist:nowhere"], "`source` is 'mnist:nowhere'; directory not found: nowhere"),
+        (["--corpus", "mnist:nowhere"], "`--corpus` is 'mnist:nowhere'; directory not found: nowhere"),
         (
             ["--corpus", "mnist:nowhere", "python"],
-            "`source` is mnist:nowhere, python; mnist: and images: sources must not be mixed with others.",
+            "`--corpus` is mnist:nowhere, python; mnist: and images: sources must not be mixed with others.",
         ),
     ],
 )

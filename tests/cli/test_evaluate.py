@@ -88,7 +88,7 @@ def test_limit_takes_whole_episodes_and_the_same_ones(texts):
         (["--corpus", "missing.txt"], "missing.txt"),
         (["--max_bytes", "0"], "`--max_bytes` is 0.0; it must be a whole number of at least 1."),
         (["--output", "missing/results.json"], "`--output` is 'missing/results.json'; directory 'missing' not found."),
-        (["--validation_fraction", "2"], "`validation_fraction` is 2.0; it must be between 0 and 1"),
+        (["--validation_fraction", "2"], "`--validation_fraction` is 2.0; it must be between 0 and 1"),
         (["--block_size", "0"], "`--block_size` is 0; it must be at least 1."),
         (["--device", "cuda:99"], "`--device` is 'cuda:99'; it cannot be used"),
     ],

@@ -222,10 +222,10 @@ def test_bad_input_is_named_before_anything_is_written(model, capsys):
         ({"output": "log.txt"}, "`--output_dir` is 'log.txt'; it must be a directory."),
         (["--rule", "bptt"], "argument --rule: invalid choice: 'bptt'"),
         (["--stride", "0"], "`--stride` is 0"),
-        (["--timeout", "0"], "`timeout` is 0"),
+        (["--timeout", "0"], "`--timeout` is 0"),
         (["--threads", "0"], "`--threads` is 0; it must be at least 1."),
         (["--held_out", "nowhere"], "nowhere"),
-        (["--source", "-", "--follow"], "`follow` is True, but the source is '-'; it must be a file."),
+        (["--source", "-", "--follow"], "`--follow` is True, but the source is '-'; it must be a file."),
     ):
         extra, named = (arguments, {}) if isinstance(arguments, list) else ([], arguments)
         with pytest.raises(SystemExit) as stop:

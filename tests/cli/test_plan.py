@@ -76,7 +76,7 @@ def test_training_on_memories(capsys, method, flags):
         ("--memory lots", "'lots' is not a size such as 80GB"),
         ("--config_file nowhere.yaml", "`--config_file` is 'nowhere.yaml'; file not found. Or choose from ddp.yaml,"),
         ("--method smt --model memora-s0", "it must be an RNN of SMT"),
-        ("--blok_size 3", "unrecognized argument --blok_size; did you mean --block_size?"),
+        ("--blok_size 3", "unrecognized arguments: --blok_size; did you mean --block_size?"),
         ("--method rtrl --model llama-s0", "without element-wise recurrent units"),
     ],
 )

@@ -163,13 +163,13 @@ def test_an_output_directory_that_cannot_be_made(capsys):
 def test_an_argument_whose_package_is_missing(capsys):
     status, error = run(capsys, "--use_liger_kernel")
     assert status == 2 and error.count("\n") == 1
-    assert "`use_liger_kernel`" in error and "pip install liger-kernel" in error
+    assert "`--use_liger_kernel`" in error and "pip install liger-kernel" in error
 
 
 def test_an_option_that_the_scheduler_does_not_take(capsys):
     status, error = run(capsys, "--lr_scheduler_kwargs", '{"no_such_option": 1}')
     assert status == 2 and error.count("\n") == 1
-    assert "`lr_scheduler_kwargs` is {" in error and "'cosine'" in error
+    assert "`--lr_scheduler_kwargs` is {" in error and "'cosine'" in error
 
 
 @pytest.mark.parametrize("error", [MemoryError("Unable to allocate 4.00 GiB"), RuntimeError("alloc_cpu: no")])
@@ -196,7 +196,7 @@ def test_two_runs_in_one_directory(capsys, tmp_path):
         assert holder.stdout.readline() == b"locked\n"
         status, error = run(capsys)
         assert status == 2
-        assert "`output_dir` is 'run', which another running process writes to" in error
+        assert "`--output_dir` is 'run', which another running process writes to" in error
         assert error.count("\n") == 1
     finally:
         holder.kill()
@@ -234,7 +234,7 @@ def test_another_optimizer_is_refused(capsys):
     assert run(capsys, "--max_steps", "4")[0] == 0
     status, error = run(capsys, "--resume_from_checkpoint", "true", "--optim", "sgd")
     assert status == 2
-    assert "`optim` is 'sgd', but the checkpoint" in error and "trained with 'adamw_torch" in error
+    assert "`--optim` is 'sgd', but the checkpoint" in error and "trained with 'adamw_torch" in error
 
 
 def test_a_checkpoint_does_not_tell_where_it_was_made(capsys, tmp_path):

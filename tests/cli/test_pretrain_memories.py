@@ -54,12 +54,12 @@ def test_a_task_and_its_length(tmp_path):
     ("arguments", "message"),
     [
         (["--model", "memora-tiny"], "`--model` is 'memora-tiny'; it must be an RNN of SMT"),
-        (["--block_size", "8"], "`block_size` is 8; it must be 9 or more"),
+        (["--block_size", "8"], "`--block_size` is 8; it must be 9 or more"),
         (["--teacher", "nowhere"], "`--teacher` is 'nowhere'; it cannot be loaded"),
         (["--teacher_overrides", "num_memory_tokens=3"], "does not match its teacher"),
         (["--dmt_steps", "-1"], "`--dmt_steps` is -1; it must be at least 0."),
-        (["--dynamics_weight", "-1"], "`dynamics_weight` is -1"),
-        (["--neftune_noise_alpha", "5"], "`neftune_noise_alpha` is 5.0; it must be None"),
+        (["--dynamics_weight", "-1"], "`--dynamics_weight` is -1"),
+        (["--neftune_noise_alpha", "5"], "`--neftune_noise_alpha` is 5.0; it must be None"),
     ],
 )
 def test_bad_input(tmp_path, corpus, arguments, message, capsys):

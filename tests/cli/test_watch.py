@@ -206,7 +206,7 @@ def test_a_file_that_was_replaced_is_not_cut(tmp_path):
         (["b.log", "--no_follow"], r"The log 'b\.log' cannot be read: No such file or directory"),
         (["a.log", "a.log"], "`LOG` has 'a.log' twice"),
         (["."], "`LOG` is '.', a directory"),
-        (["a.log", "--false_alarms", "0"], "`false_alarms` is 0.0; it must be more than 0"),
+        (["a.log", "--false_alarms", "0"], "`--false_alarms` is 0.0; it must be more than 0"),
         (["a.log", "--history", "much"], "'much' is not a number of bytes"),
         (["a.log", "--output", "none/x"], "`--output` is 'none/x'; directory 'none' not found"),
         (["a.log", "--metrics", "70000"], "`--metrics` is 70000; it must be a port"),

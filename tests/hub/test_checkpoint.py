@@ -68,7 +68,7 @@ def test_dry_run_shows_files_and_card_and_needs_no_hub(checkpoint, capsys, tmp_p
         (["CHECKPOINT", "me/hawk", "--metrics", "absent.json"], "`--metrics` is 'absent.json'; file not found."),
         (["CHECKPOINT", "me/hawk", "--metrics", "CHECKPOINT/config.json"], "it must have the key `bits_per_byte`"),
         (["CHECKPOINT", "me/hawk", "--metrics", "CHECKPOINT/README.md"], "it must be JSON"),
-        (["CHECKPOINT", "me/hawk", "--token", "x"], "unrecognized argument --token"),
+        (["CHECKPOINT", "me/hawk", "--token", "x"], "unrecognized arguments: --token"),
     ],
 )
 def test_bad_input_ends_with_one_sentence(checkpoint, capsys, arguments, message):
