@@ -1,6 +1,9 @@
-"""Ranges of numeric arguments, checked alike by commands, trainers and settings."""
+"""Fields of dataclasses of arguments, and ranges of numeric arguments, for commands, trainers and settings."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
 
 # Of the integers of torch and NumPy.
 _LIMIT = 2**63
@@ -10,6 +13,14 @@ _SEEDS = ("seed", "seeds")
 # More threads or processes than any machine can start.
 _MOST_WORKERS = 4096
 _WORKERS = ("threads", "processes", "dataloader_num_workers")
+
+
+def argument(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
+    """A dataclass field of `HfArgumentParser`; `pretrain --help` reads default and help from the source."""
+    metadata = {"help": help} | ({"choices": list(choices)} if choices else {})
+    if isinstance(default, list):
+        return field(default_factory=lambda: copy.copy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def check_numbers(values: Mapping[str, object], prefix: str = "") -> None:

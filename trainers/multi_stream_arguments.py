@@ -1,21 +1,15 @@
 """Arguments of [`MultiStreamTrainer`]: `TrainingArguments` with other defaults and the fields that streams need."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from transformers import TrainingArguments
 
+from hf_recurrent.argument_checks import argument
 from hf_recurrent.trainers.sharding import requested_sharding
 
 REGIMES = ("multi_stream", "iid")
 DIVERGENCE_ACTIONS = ("stop", "rollback")
-
-
-def argument(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
-    """A dataclass field of `HfArgumentParser`."""
-    return field(default=default, metadata={"help": help} | ({"choices": list(choices)} if choices else {}))
 
 
 @dataclass
@@ -80,9 +74,8 @@ class MultiStreamTrainingArguments(TrainingArguments):
     )
     sample_every: int = argument(0, "Print samples every N steps; 0 for never. Does not affect training.")
     sample_bytes: int = argument(200, "Length of a sample in bytes. Example: 500")
-    sample_prompts: list[str] = field(
-        default_factory=lambda: ["def ", "The "],
-        metadata={"help": 'Prompts of the samples. Example: --sample_prompts "Once upon a time" "She said"'},
+    sample_prompts: list[str] = argument(
+        ["def ", "The "], 'Prompts of the samples. Example: --sample_prompts "Once upon a time" "She said"'
     )
 
     on_divergence: str = argument(
@@ -112,9 +105,7 @@ class MultiStreamTrainingArguments(TrainingArguments):
     save_total_limit: int | None = argument(2, "Number of most recent checkpoints to keep.")
     use_cache: bool = argument(True, "`use_cache` of the saved configuration.")
     remove_unused_columns: bool = argument(False, "Keep False: batches are complete.")
-    label_names: list[str] | None = field(
-        default_factory=lambda: ["shift_labels"], metadata={"help": "Keys of the targets in a batch."}
-    )
+    label_names: list[str] | None = argument(["shift_labels"], "Keys of the targets in a batch.")
     ignore_data_skip: bool = argument(True, "Keep True: streams resume at their positions.")
     ddp_find_unused_parameters: bool | None = argument(False, "Keep False: every parameter is used in every block.")
 

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from hf_recurrent.argument_checks import argument
 from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA
 from hf_recurrent.learning_rules.rules import RULES
-from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments, argument
+from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 
 
 @dataclass

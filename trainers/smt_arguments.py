@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments, argument
+from hf_recurrent.argument_checks import argument
+from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 
 
 @dataclass

@@ -90,7 +90,7 @@ def _parsers(name: str) -> list[argparse.ArgumentParser]:
             _set_choices(parser, "name", load_papers().EXPERIMENTS)
         return [parser]
     from hf_recurrent.cli.pretrain_arguments import build_parser
-    from hf_recurrent.cli.pretrain_texts import DEFAULT_METHOD, DMT, METHODS, SMT
+    from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT
     from hf_recurrent.cli.recipes import recipe_names
     from hf_recurrent.presets import preset_names
 

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers.hf_argparser import HfArg
-
-from hf_recurrent.argument_checks import check_numbers
+from hf_recurrent.argument_checks import argument, check_numbers
 
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus
@@ -19,24 +17,22 @@ TASK_PREFIX = "task:"
 class DataArguments:
     """The source of episodes, and the part of them that is held out."""
 
-    corpus: list[str] = HfArg(  # noqa: RUF009 (a field)
-        default_factory=lambda: ["python"],
-        help="python (the standard library's source), files, globs, directories, hub:owner/name, images as pixels "
+    corpus: list[str] = argument(
+        ["python"],
+        "python (the standard library's source), files, globs, directories, hub:owner/name, images as pixels "
         "(mnist:FOLDER in IDX format, images:FOLDER), task:NAME,FIELD=VALUE,..., or NAME:TEXT of a source of your own "
         "(--import). Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
         "--corpus hub:roneneldan/TinyStories, --corpus mnist:digits/, --corpus task:retrieval,length=128",
     )
-    text_column: str = HfArg(default="text", help="Column with the text in JSONL, Parquet and datasets.")
-    dataset_split: str = HfArg(default="train", help="Split of a dataset, or of images, to read.")
-    dataset_config: str | None = HfArg(default=None, help="Configuration of a Hub dataset. Example: sample-10BT")
-    streaming: bool = HfArg(default=False, help="Stream a Hub dataset instead of downloading it first.")
-    binary: bool = HfArg(default=False, help="Byte 0 is data; episodes have no end byte.")
-    max_corpus_bytes: float | None = HfArg(default=None, help="Bytes of the corpus to read at most. Example: 1e9")
-    validation_fraction: float = HfArg(default=0.05, help="Share of the documents to hold out.")
-    split_seed: int = HfArg(default=0, help="Seed of the choice of held-out documents.")
-    max_eval_bytes: float | None = HfArg(
-        default=None, help="Bytes of whole held-out documents to evaluate. Example: 2e6"
-    )
+    text_column: str = argument("text", "Column with the text in JSONL, Parquet and datasets.")
+    dataset_split: str = argument("train", "Split of a dataset, or of images, to read.")
+    dataset_config: str | None = argument(None, "Configuration of a Hub dataset. Example: sample-10BT")
+    streaming: bool = argument(False, "Stream a Hub dataset instead of downloading it first.")
+    binary: bool = argument(False, "Byte 0 is data; episodes have no end byte.")
+    max_corpus_bytes: float | None = argument(None, "Bytes of the corpus to read at most. Example: 1e9")
+    validation_fraction: float = argument(0.05, "Share of the documents to hold out.")
+    split_seed: int = argument(0, "Seed of the choice of held-out documents.")
+    max_eval_bytes: float | None = argument(None, "Bytes of whole held-out documents to evaluate. Example: 2e6")
 
     def __post_init__(self):
         check_numbers(vars(self), "--")

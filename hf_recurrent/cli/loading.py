@@ -18,7 +18,7 @@ def add_loading_arguments(parser: argparse.ArgumentParser, takes_presets: bool =
     parser.add_argument(
         "--trust_remote_code",
         action="store_true",
-        help="run the code in the repository of MODEL, which is needed only for classes and units of its author",
+        help="run the code in the repository of MODEL, needed only for user-defined classes and units",
     )
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float64"])
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the first GPU, or the CPU without one)")

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from transformers import HfArgumentParser
-from transformers.hf_argparser import HfArg
 
-from hf_recurrent.argument_checks import check_numbers
+from hf_recurrent.argument_checks import argument, check_numbers
 from hf_recurrent.cli.data_arguments import DataArguments
 from hf_recurrent.cli.flags import check_recognized, did_you_mean, unrecognized
 from hf_recurrent.cli.parsing import CommandParser, OneSentenceErrors, check_at_least
-from hf_recurrent.cli.pretrain_texts import (
+from hf_recurrent.cli.pretrain_help import (
     DEFAULT_METHOD,
     DEFAULT_RECIPE,
     DEFAULT_RECIPES,
@@ -58,20 +57,20 @@ _NOT_IN_RECIPES = {"output_dir", "resume_from_checkpoint", "hub_token", "local_r
 class ModelArguments:
     """The model to train."""
 
-    model: str = HfArg(
-        default="memora-tiny",
-        help="A preset, trained from scratch (memora-s0, hawk-s0, llama-s0, mamba2-s0, ...), or the directory or Hub "
+    model: str = argument(
+        "memora-tiny",
+        "A preset, trained from scratch (memora-s0, hawk-s0, llama-s0, mamba2-s0, ...), or the directory or Hub "
         "name of a model to train further. Example: --model runs/memora-tiny-python",
     )
-    config_overrides: list[str] = HfArg(  # noqa: RUF009 (a field)
-        default_factory=list, help="Change a preset. Example: --config_overrides hidden_size=192 num_hidden_layers=4"
+    config_overrides: list[str] = argument(
+        [], "Change a preset. Example: --config_overrides hidden_size=192 num_hidden_layers=4"
     )
-    tokenizer: str | None = HfArg(
-        default=None, help="byte, dna, or a directory; by default byte for presets, else the tokenizer of the model."
+    tokenizer: str | None = argument(
+        None, "byte, dna, or a directory; by default byte for presets, else the tokenizer of the model."
     )
-    trust_remote_code: bool = HfArg(
-        default=False,
-        help="Run the code in the repository of --model, needed only for classes and units of its author.",
+    trust_remote_code: bool = argument(
+        False,
+        "Run the code in the repository of --model, needed only for user-defined classes and units.",
     )
 
 
@@ -79,9 +78,9 @@ class ModelArguments:
 class PretrainDataArguments(DataArguments):
     """The training data, and separate held-out data."""
 
-    validation_corpus: list[str] = HfArg(  # noqa: RUF009 (a field)
-        default_factory=list,
-        help="Separate held-out documents, or a task; then all of --corpus is training data. Images with test files "
+    validation_corpus: list[str] = argument(
+        [],
+        "Separate held-out documents, or a task; then all of --corpus is training data. Images with test files "
         "are validated on those by default.",
     )
 
@@ -90,18 +89,18 @@ class PretrainDataArguments(DataArguments):
 class TeacherArguments:
     """The teacher of an RNN's memories, and the second phase (`--method smt` and `dmt`)."""
 
-    teacher: str | None = HfArg(
-        default=None,
-        help="A preset (smt-teacher-paper, ...), or the directory or Hub name of a teacher or of an RNN saved with "
+    teacher: str | None = argument(
+        None,
+        "A preset (smt-teacher-paper, ...), or the directory or Hub name of a teacher or of an RNN saved with "
         "one. By default a new one that matches --model; for dmt, the one saved in --model.",
     )
-    teacher_overrides: list[str] = HfArg(  # noqa: RUF009 (a field)
-        default_factory=list, help="Change a new teacher. Example: --teacher_overrides num_encoder_layers=4"
+    teacher_overrides: list[str] = argument(
+        [], "Change a new teacher. Example: --teacher_overrides num_encoder_layers=4"
     )
-    dmt_steps: int = HfArg(default=0, help="DMT steps after SMT (DAgger Memory Training); 0 for none.")
-    dmt_learning_rate: float = HfArg(default=3e-5, help="Learning rate of DMT.")
-    dmt_batch_size: int | None = HfArg(default=None, help="Blocks per DMT step; by default as in SMT.")
-    dmt_rollout_length: int = HfArg(default=256, help="Bytes that the RNN reads without its teacher in DMT.")
+    dmt_steps: int = argument(0, "DMT steps after SMT (DAgger Memory Training); 0 for none.")
+    dmt_learning_rate: float = argument(3e-5, "Learning rate of DMT.")
+    dmt_batch_size: int | None = argument(None, "Blocks per DMT step; by default as in SMT.")
+    dmt_rollout_length: int = argument(256, "Bytes that the RNN reads without its teacher in DMT.")
 
     def __post_init__(self):
         check_numbers(vars(self), "--")

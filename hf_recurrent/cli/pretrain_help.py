@@ -12,25 +12,39 @@ from pathlib import Path
 from typing import Any
 
 import hf_recurrent
+from hf_recurrent.cli.learn import METHODS as RULES
 from hf_recurrent.cli.parsing import CommandParser
-from hf_recurrent.cli.pretrain_texts import (
-    DEFAULT_METHOD,
-    DEFAULT_RECIPE,
-    DEFAULT_RECIPES,
-    DESCRIPTION,
-    DMT,
-    EXAMPLES,
-    METHOD_HELP,
-    METHODS,
-    PROG,
-    SMT,
-    USAGE,
-    recipe_help,
-)
-from hf_recurrent.cli.recipes import load_recipe
+from hf_recurrent.cli.recipes import load_recipe, recipe_names
 from hf_recurrent.cli.threads import HELP as THREADS_HELP
 from hf_recurrent.cli.user_code import IMPORT_HELP
 
+PROG = "hf-recurrent pretrain"
+USAGE = "hf-recurrent pretrain [--model MODEL] [--ARGUMENT VALUE ...]"
+DESCRIPTION = (
+    "Train a byte-level model on continuous streams, evaluate it on held-out documents and save it. The default "
+    "recipe trains a small Memora on the Python standard library in a few minutes."
+)
+EXAMPLES = """Examples:
+  hf-recurrent pretrain
+  hf-recurrent pretrain --recipe memora-s0 --corpus my_files/ --train_bytes 50e6
+  hf-recurrent pretrain --model llama-s0 --regime iid --block_size 512
+  hf-recurrent pretrain --method rtrl --block_size 1 --learning_rate 1e-3
+  hf-recurrent pretrain --method smt --dmt_steps 300
+  hf-recurrent pretrain --output_dir runs/one --resume_from_checkpoint true
+  torchrun --nproc_per_node 2 scripts/pretrain.py --use_cpu"""
+DEFAULT_RECIPE = "default"
+# Truncated backpropagation through each block.
+DEFAULT_METHOD = "bptt"
+SMT, DMT = "smt", "dmt"
+# Default recipes of methods that do not train a Memora.
+DEFAULT_RECIPES = {SMT: "smt", DMT: "dmt"}
+METHODS = (DEFAULT_METHOD, *RULES, SMT, DMT)
+METHOD_HELP = (
+    "bptt: backpropagation through each block. rtrl: real-time recurrent learning, exact gradients within each "
+    "recurrent layer over the whole past. snap1: approximate RTRL (SnAp-1), for units that mix channels. truncated, "
+    "spatial: baselines of rtrl. smt: an RNN learns single steps between memories of a teacher, without unrolling. "
+    "dmt: the same on its own memories, after smt. `--method NAME --help` lists the arguments of each. (default: bptt)"
+)
 _ARGUMENTS, _DATA = "cli/pretrain_arguments.py", "cli/data_arguments.py"
 _STREAMS, _ONLINE, _SMT = (f"trainers/{name}_arguments.py" for name in ("multi_stream", "online", "smt"))
 _WIDTH = 79
@@ -57,6 +71,14 @@ class Argument:
     default: Any
     help: str
     is_own: bool
+
+
+def recipe_help() -> str:
+    """Help of `--recipe`."""
+    return (
+        f"Name ({', '.join(recipe_names())}) or YAML file of a recipe, or `none` for the defaults of the code; "
+        "command-line flags take precedence."
+    )
 
 
 def is_help(words: Sequence[str]) -> bool:
@@ -132,12 +154,13 @@ def _fields(file: str, class_name: str) -> list[Argument]:
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name).body
     # Own fields of trainers come before those that replace fields of `TrainingArguments`.
     own = _own_fields(ast.get_docstring(ast.Module(body, [])) or "")
-    return [
-        Argument(node.target.id, default, help, own is None or node.target.id in own)
-        for node in body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)
-        for default, help in [_default_and_help(node.value)]
-    ]
+    found = []
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
+            name = node.target.id
+            default, help = map(ast.literal_eval, node.value.args[:2])
+            found.append(Argument(name, default, help, own is None or name in own))
+    return found
 
 
 def _own_fields(docstring: str) -> set[str] | None:
@@ -145,22 +168,6 @@ def _own_fields(docstring: str) -> set[str] | None:
     if "Own fields:" not in docstring:
         return None
     return set(docstring.split("Own fields:")[1].split(".")[0].replace("`", " ").replace(",", " ").split())
-
-
-def _default_and_help(call: ast.Call) -> tuple[Any, str]:
-    """Default and help of `argument(default, help)`, `HfArg(...)` or `field(...)`."""
-    values = dict(zip(("default", "help"), call.args, strict=False))
-    values |= {keyword.arg: keyword.value for keyword in call.keywords}
-    if "metadata" in values:
-        values |= {
-            key.value: value for key, value in zip(values["metadata"].keys, values["metadata"].values, strict=True)
-        }
-    factory = values.get("default_factory")
-    if isinstance(factory, ast.Lambda):
-        default = ast.literal_eval(factory.body)
-    else:
-        default = [] if factory is not None else ast.literal_eval(values["default"])
-    return default, ast.literal_eval(values["help"])
 
 
 def _entry(argument: Argument, recipe: Mapping[str, Any]) -> str:
