@@ -156,7 +156,6 @@ def _open(arguments: argparse.Namespace) -> "AbstractContextManager[LearnRun]":
         dataclass_of(LearnOptions, arguments),
         lambda checkpoint: _load_learner(arguments, checkpoint),
         lambda tokenizer: _load_held_out(arguments, tokenizer),
-        _save_context,
     )
 
 
@@ -189,16 +188,6 @@ def _load_held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus | N
     if not arguments.held_out:
         return None
     return load_corpus(arguments.held_out, tokenizer=tokenizer, binary=arguments.binary)
-
-
-def _save_context(learner: "OnlineLearner", path: Path) -> None:
-    """Write what the learner has read as a state with which `generate`, `chat` and `serve` continue."""
-    from hf_recurrent.generation.text_state import TextState, read_texts, save_text_state
-
-    context = learner.context()
-    ids = context["input_ids"][0].cpu().numpy()
-    text = read_texts(learner.model, [ids], TextState(context["state"], [None]))
-    save_text_state(learner.model, text, path)
 
 
 def _print_summary(arguments: argparse.Namespace, run: "LearnRun") -> None:

@@ -25,6 +25,7 @@ from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.decompression import COMPRESSIONS
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
+from hf_recurrent.generation.text_state import TextState, read_texts, save_text_state
 from hf_recurrent.hub.model_card import save_model_card
 from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
@@ -76,7 +77,6 @@ def open_learn_run(
     options: LearnOptions,
     load_learner: Callable[[str | None], OnlineLearner],
     load_held_out: Callable[[Any], Corpus | None],
-    save_context: Callable[[OnlineLearner, Path], None],
 ) -> Iterator["LearnRun"]:
     """Check everything, lock the directory, and open learner and source; only then is anything changed.
 
@@ -84,7 +84,6 @@ def open_learn_run(
         options: of the run.
         load_learner: called with the checkpoint to continue, or None for a new learner.
         load_held_out: called with the tokenizer; the corpus to measure at every checkpoint, or None.
-        save_context: writes the learner's state to a file, for other commands.
 
     Raises:
         OSError, ValueError: the directory cannot be used, or the source or a checkpoint cannot be read.
@@ -110,7 +109,7 @@ def open_learn_run(
             remove_run(directory)
         if not options.quiet:
             _announce(options, learner, start, checkpoint)
-        yield LearnRun(options, learner, source, held_out, save_context, resumed=checkpoint is not None)
+        yield LearnRun(options, learner, source, held_out, resumed=checkpoint is not None)
 
 
 def _load_learner(
@@ -174,12 +173,10 @@ class LearnRun:
         learner: OnlineLearner,
         source: Source,
         held_out: Corpus | None,
-        save_context: Callable[[OnlineLearner, Path], None],
         resumed: bool,
     ):
         self.options, self.learner, self.source, self.held_out = options, learner, source, held_out
         self.directory, self.resumed = options.output_dir, resumed
-        self._save_context = save_context
         self.first = self.saved = learner.bytes_read
         self.saved_at = time.monotonic()
         self.written: PrequentialRecord | None = None
@@ -293,7 +290,10 @@ class LearnRun:
         learner.save_model(staging)
         save_model_card(learner.model, staging, learner.record_training())
         if learner.has_context:
-            self._save_context(learner, staging / STATE_FILE)
+            context = learner.context()
+            ids = context["input_ids"][0].cpu().numpy()
+            text = read_texts(learner.model, [ids], TextState(context["state"], [None]))
+            save_text_state(learner.model, text, staging / STATE_FILE)
         else:
             (self.directory / STATE_FILE).unlink(missing_ok=True)  # it belongs to older weights
         publish_files(staging, self.directory)
