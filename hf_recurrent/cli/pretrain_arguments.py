@@ -14,7 +14,7 @@ from transformers import HfArgumentParser
 from hf_recurrent.argument_checks import argument, check_numbers
 from hf_recurrent.cli.data_arguments import DataArguments
 from hf_recurrent.cli.flags import check_recognized, did_you_mean, unrecognized
-from hf_recurrent.cli.parsing import CommandParser, OneSentenceErrors, check_at_least
+from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least
 from hf_recurrent.cli.pretrain_help import (
     DEFAULT_METHOD,
     DEFAULT_RECIPE,
@@ -27,9 +27,10 @@ from hf_recurrent.cli.pretrain_help import (
     PROG,
     SMT,
     USAGE,
+    chosen_recipe,
     recipe_help,
 )
-from hf_recurrent.cli.recipes import load_recipe, recipe_flags
+from hf_recurrent.cli.recipes import recipe_flags
 from hf_recurrent.cli.threads import add_threads_argument
 from hf_recurrent.cli.user_code import import_user_code
 from hf_recurrent.learning_rules.rules import RULES
@@ -128,6 +129,7 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
         default=DEFAULT_RECIPES.get(method, DEFAULT_RECIPE),
         help=f"{recipe_help()} (default: %(default)s)",
     )
+    parser.add_argument("--help_all", action="help", help="show all arguments, also those of TrainingArguments")
     add_threads_argument(parser)
     if method not in RULES:  # their dataclass has the argument
         parser.add_argument(
@@ -162,15 +164,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
         ValueError: an argument or a key of the recipe is unknown, or a value is not allowed.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    finder = CommandParser(prog=PROG, add_help=False, allow_abbrev=False)
-    finder.add_argument("--recipe")
-    finder.add_argument("--method")
-    found = finder.parse_known_args(argv)[0]
-    name = found.recipe or DEFAULT_RECIPES.get(found.method, DEFAULT_RECIPE)
-    recipe = load_recipe(name)
-    method = found.method or recipe.get("method", DEFAULT_METHOD)
-    if method not in METHODS:
-        raise ValueError(f"`--method` is {method!r}; it must be one of {', '.join(METHODS)}.")
+    method, name, recipe = chosen_recipe(argv)
     parser = build_parser(method)
     check_recognized(parser, argv)
     fields = {f.name for part in parser.dataclass_types for f in dataclasses.fields(part) if f.init} | {"method"}

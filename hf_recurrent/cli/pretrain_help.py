@@ -1,6 +1,6 @@
 """`hf-recurrent pretrain --help`: our arguments in groups, read from the source of their dataclasses.
 
-Importing the dataclasses imports torch and takes seconds. `--help-all` imports them and lists every argument.
+Importing the dataclasses imports torch and takes seconds; `--help-all`, which lists every argument, does.
 """
 
 import ast
@@ -49,7 +49,6 @@ _ARGUMENTS, _DATA = "cli/pretrain_arguments.py", "cli/data_arguments.py"
 _STREAMS, _ONLINE, _SMT = (f"trainers/{name}_arguments.py" for name in ("multi_stream", "online", "smt"))
 _WIDTH = 79
 _DIFFERENT = "of TrainingArguments, with defaults of this package and those often needed"
-_ALL = {"--help-all", "--help_all"}
 _SAMPLES = ("sample_every", "sample_bytes", "sample_prompts")
 # Name, default and help of fields that only `TrainingArguments` defines.
 _OTHERS = (
@@ -82,29 +81,36 @@ def recipe_help() -> str:
 
 
 def is_help(words: Sequence[str]) -> bool:
-    """True if a command line of `pretrain` asks for help."""
+    """True if a command line of `pretrain` asks for the short help."""
     before = words[: words.index("--")] if "--" in words else words
-    return bool(({"-h", "--help"} | _ALL).intersection(before))
+    return bool({"-h", "--help"}.intersection(before))
 
 
 def print_help(words: Sequence[str]) -> None:
-    """Print the help that a command line of `pretrain` asks for."""
+    """Print our arguments of the method and recipe of a command line of `pretrain`."""
+    try:
+        print(short_help(*chosen_recipe(words)))
+    except (OSError, ValueError) as error:
+        CommandParser(prog=PROG).error(str(error))
+
+
+def chosen_recipe(words: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
+    """Method, name of the recipe, and recipe of a command line of `pretrain`.
+
+    Raises:
+        FileNotFoundError: the recipe does not exist.
+        ValueError: it is malformed, or the method is unknown.
+    """
     finder = CommandParser(prog=PROG, add_help=False, allow_abbrev=False)
-    finder.add_argument("--method", choices=METHODS)
     finder.add_argument("--recipe")
+    finder.add_argument("--method")
     found = finder.parse_known_args(words)[0]
     name = found.recipe or DEFAULT_RECIPES.get(found.method, DEFAULT_RECIPE)
-    try:
-        recipe = load_recipe(name)
-    except (OSError, ValueError) as error:
-        finder.error(str(error))
+    recipe = load_recipe(name)
     method = found.method or recipe.get("method", DEFAULT_METHOD)
-    if _ALL.intersection(words):
-        from hf_recurrent.cli.pretrain_arguments import build_parser
-
-        build_parser(method).print_help()
-    else:
-        print(short_help(method, name, recipe))
+    if method not in METHODS:
+        raise ValueError(f"`--method` is {method!r}; it must be one of {', '.join(METHODS)}.")
+    return method, name, recipe
 
 
 def short_help(method: str, name: str, recipe: Mapping[str, Any]) -> str:
