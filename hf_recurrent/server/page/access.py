@@ -42,7 +42,7 @@ class PageAccess:
 
     Args:
         api_key: of the server; None if everybody may.
-        paths: addresses of the page, and beginnings of them that end with "/"; none if there is no page.
+        paths: addresses of the page, and prefixes of them that end with "/"; none if there is no page.
 
     Attributes:
         has_page: there is a page.
@@ -51,15 +51,13 @@ class PageAccess:
 
     def __init__(self, api_key: str | None, paths: tuple[str, ...]):
         self._api_key, self._paths, self.has_page = api_key, paths, bool(paths)
-        self._token = secrets.token_urlsafe(32)  # anew in each process
+        self._token = secrets.token_urlsafe(32)  # a new one in each process
         self.open_paths = ("/health", _LOGIN) if self.has_page else ("/health", "/")
 
     def admits(self, scope: dict) -> bool:
         """True if a request is for the page and has the cookie."""
-        path = scope["path"]
-        if not any(
-            path == each or (each.endswith("/") and each != "/" and path.startswith(each)) for each in self._paths
-        ):
+        folders = tuple(each for each in self._paths if each.endswith("/") and each != "/")
+        if scope["path"] not in self._paths and not scope["path"].startswith(folders):
             return False
         headers = (value for name, value in scope["headers"] if name == b"cookie")
         try:
@@ -77,10 +75,6 @@ class PageAccess:
     def login_response(self) -> Response:
         """The way to the form."""
         return RedirectResponse(_LOGIN, 303, {"cache-control": "no-store"})
-
-    def _is_page(self, path: str) -> bool:
-        folders = tuple(each for each in self._paths if each.endswith("/") and each != "/")
-        return path in self._paths or path.startswith(folders)
 
     def routes(self) -> APIRouter:
         """The form; none where no key is needed."""

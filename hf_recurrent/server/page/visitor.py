@@ -1,7 +1,7 @@
 """A visitor of the page: some texts, each a private session of the server with its transcript.
 
-Everything runs through the jobs and the store that the HTTP API uses. A visitor's methods run in the event loop; those
-that take long are asynchronous generators, which yield when there is something new to show.
+Everything runs through the jobs and the store that the HTTP API uses. A visitor's methods run in the event loop; long
+ones are asynchronous generators, which yield when there is something new to show.
 """
 
 import time
@@ -37,7 +37,7 @@ class Text:
         learns: the model learns from what is read.
         marks: transcripts at the marks of the session.
         marks_made: since the beginning, so that no name is used twice.
-        last_mark: the one that was set or used last.
+        last_mark: the last one that was set or used.
     """
 
     transcript: Transcript = field(default_factory=Transcript)
@@ -58,7 +58,6 @@ class Visitor:
     Attributes:
         texts: all of them.
         text: the one in use.
-        has_ended: the last generation ended with an end byte.
     """
 
     def __init__(self, served: ServedModel):
@@ -67,12 +66,13 @@ class Visitor:
         self.texts: list[Text] = []
         self._texts_made = 0
         self.begin()
-        self.has_ended = False
         self._running: RunningJobs | None = None
         self._is_stopped = False
         self.last_used = time.monotonic()
 
-    async def read(self, content: str, times: int = 1) -> AsyncIterator[None]:
+    # ---- Events of the page: each returns or yields a sentence about its result, or none
+
+    async def read(self, content: str, times: int = 1) -> AsyncIterator[str]:
         """Read a text, several times if it is to be learned.
 
         Raises:
@@ -82,21 +82,20 @@ class Visitor:
             raise ApiError(400, "Write something first.")
         tokens, text = self._served.encode(content, "text"), self.text
         data, session_id = self._served.decode(tokens), await self._session(text)
-        for _ in range(times):
+        for done in range(1, times + 1):
             job = self._served.job(tokens, session_id=session_id, scores=0)
             async with aclosing(self._follow(job)) as updates:
                 async for _ in updates:
                     pass
-            if self._is_stopped and job.error is not None:
-                raise ApiError(400, "Stopped; the text was not read.")
             if job.error is not None:
-                raise job.error
+                raise ApiError(400, "Stopped; the text was not read.") if self._is_stopped else job.error
             text.transcript = text.transcript.add(data, job.scores.bits(), is_learned=text.learns)
-            yield
-            if self._is_stopped:
+            if self._is_stopped or done == times:
+                yield "Read." if times == 1 else f"Read {done} times."
                 return
+            yield f"Read {done} of {times} times."
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[None]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[str]:
         """Continue the text.
 
         Raises:
@@ -112,47 +111,59 @@ class Visitor:
                 count = job.released
                 new = self._served.decode(job.output[:count])
                 text.transcript = before.add(new, job.output_scores.bits()[:count], is_generated=True)
-                yield
+                yield "Writing …"
         if job.error is not None:
             text.transcript = before
             raise job.error
-        self.has_ended = job.finish_reason == "stop"
+        has_ended = job.finish_reason == "stop"
+        yield "The model ended its text; new text begins another one." if has_ended else ""
+
+    async def read_and_generate(self, content: str, count: int, temperature: float) -> AsyncIterator[str]:
+        """Read a text, if there is any, and continue it."""
+        request = GenerateRequest(max_tokens=count, temperature=temperature)
+        if content:
+            async for _ in self.read(content):
+                yield "Writing …"
+        async for note in self.generate(request):
+            yield note
 
     def stop(self) -> None:
-        """End what runs: a generation where it is; a read is undone."""
+        """End the running event: a generation ends where it is, a read is undone."""
         self._is_stopped = True
         if self._running is not None:
             self._running.cancel()
 
     async def mark(self) -> str:
-        """Remember this place; returns its name."""
+        """Mark this place."""
         text = self.text
         if len(text.marks) >= _MOST_MARKS:
             raise ApiError(429, f"A text has at most {_MOST_MARKS} marks; fork it to go on.")
         session_id, number = await self._session(text), text.marks_made + 1
         await call(self._scheduler, self._store.set_mark, session_id, f"{number}")
         text.marks_made = number
-        name = f"{number}: after {text.transcript.curve.length:,} bytes"
-        text.marks[name], text.last_mark = text.transcript, name
-        return name
+        text.last_mark = f"{number}: after {text.transcript.curve.length:,} bytes"
+        text.marks[text.last_mark] = text.transcript
+        return f"Marked: {text.last_mark}."
 
-    async def rewind(self, name: str) -> None:
+    async def rewind(self, name: str) -> str:
         """Go back to a mark."""
         text = self.text
         if name not in text.marks:
             raise ApiError(404, "Choose a mark first.")
         await call(self._scheduler, self._store.rewind, text.session_id, name.partition(":")[0])
         text.transcript, text.last_mark = text.marks[name], name
+        return f"Back at mark {name}."
 
-    async def fork(self) -> None:
+    async def fork(self) -> str:
         """Go on with a copy of the text, and keep the text as it is."""
         text = self.text
         self._check_texts()
         session = await call(self._scheduler, self._store.fork, await self._session(text))
         self._add(replace(text, session_id=session.id, marks=dict(text.marks)))
+        return f"{self.text.name} is a copy of {text.name}; both go on from here."
 
     def begin(self) -> None:
-        """Another text, empty."""
+        """Begin another text, empty."""
         self._check_texts()
         self._add(Text())
 
@@ -160,22 +171,26 @@ class Visitor:
         """Go on with another text."""
         self.text = next((text for text in self.texts if text.name == name), self.text)
 
-    async def save(self) -> bytes:
-        """The content of a state file with the text as it is now."""
-        return await call(self._scheduler, state_of_session, self._served, await self._session(self.text))
-
-    async def load(self, data: bytes, name: str) -> None:
-        """A text that continues a state file."""
+    async def load(self, data: bytes, name: str) -> str:
+        """Begin a text that continues a state file."""
         self._check_texts()
         session = await call(self._scheduler, session_of_state, self._served, data, True, "file")
         self._add(Text(Transcript(begins_with=name), session.id))
+        return f"{self.text.name} continues {name}."
 
-    async def set_learns(self, learns: bool) -> None:
+    async def set_learns(self, learns: bool) -> str:
         """Choose whether the model learns from what the text reads."""
         if learns and self._scheduler.learner is None:
             raise ApiError(400, "This server does not learn; start it with --learn.")
         await call(self._scheduler, self._store.set_learns, await self._session(self.text), learns)
         self.text.learns = learns
+        return "The model learns from what this text reads." if learns else ""
+
+    # ---- The rest
+
+    async def save(self) -> bytes:
+        """The content of a state file with the text as it is now."""
+        return await call(self._scheduler, state_of_session, self._served, await self._session(self.text))
 
     async def leave(self) -> None:
         """Forget all texts."""
@@ -221,7 +236,7 @@ class Visitor:
 
 
 class Visitors:
-    """All visitors by the key that their browser has chosen at random; who knows no key sees nothing.
+    """All visitors, by a random key that their browser has chosen.
 
     Args:
         served: the model.
@@ -263,7 +278,7 @@ class Visitors:
         return visitor
 
     def has_left(self, key: str) -> None:
-        """A visitor has closed the page, or lost the connection for a moment: forgotten soon."""
+        """Forget a visitor soon, who has closed the page or lost the connection for a moment."""
         if key in self._visitors:
             self._visitors[key].last_used -= _IDLE_SECONDS - _BUSY_SECONDS
             self._visitors.move_to_end(key, last=False)
