@@ -1,11 +1,11 @@
-"""`hf-recurrent chat MODEL`: talk to a model whose state keeps everything that was said."""
+"""`hf-recurrent chat MODEL`: talk to a model whose state keeps the whole conversation."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from hf_recurrent.chat.commands import ChatSettings, command_table
-from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
+from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
 from hf_recurrent.cli.parsing import CommandParser, check_file, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
@@ -15,7 +15,7 @@ def build_parser() -> argparse.ArgumentParser:
     defaults = ChatSettings()
     parser = CommandParser(
         prog="hf-recurrent chat",
-        description="Talk to a model. Its state keeps everything that was said, so that each turn\n"
+        description="Talk to a model. Its state keeps the whole conversation, so that each turn\n"
         "reads only the new text. With a chat template in the tokenizer, a turn is a\n"
         "message and an answer; without one, the model continues what you type.",
         epilog=f"while it runs:\n{command_table()}\n\n"
@@ -23,10 +23,10 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)
-    parser.add_argument("--system", help="a message of the system, for a chat template")
+    parser.add_argument("--system", help="system message, for a chat template")
     parser.add_argument("--plain", action="store_true", help="continue the text even if there is a chat template")
     parser.add_argument("--state", type=Path, help="begin with a state of /save or generate --save_state")
-    parser.add_argument("--max_new_tokens", type=int, default=defaults.max_new_tokens, help="of a turn (default: 400)")
+    parser.add_argument("--max_new_tokens", type=int, default=400, help="limit of a turn (default: 400)")
     parser.add_argument(
         "--temperature", type=float, default=defaults.temperature, help="0 takes the most likely token"
     )
@@ -47,24 +47,18 @@ def _chat(arguments: argparse.Namespace) -> None:
     for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed"):
         settings.set(name, getattr(arguments, name), "--")
     check_file("--state", arguments.state)
-    model, tokenizer = load_model_and_tokenizer(arguments)
+    model, tokenizer = load_recurrent_model(arguments)
 
     from hf_recurrent.chat.conversation import Conversation, ConversationPartner
     from hf_recurrent.chat.loop import ChatLoop
-    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
-    from hf_recurrent.stock_models.with_state import with_state
 
-    check_byte_tokenizer("MODEL", arguments.model, tokenizer)
-    if not supports_recurrent_state(with_state(model)):
-        raise ValueError(f"`MODEL` is {arguments.model!r}, a {type(model).__name__} without a recurrent state.")
     is_chat = bool(tokenizer.chat_template) and not arguments.plain
-    if arguments.system is not None and not is_chat:
-        raise ValueError("`--system` needs a chat template, and the tokenizer of `MODEL` is used without one.")
-    partner = ConversationPartner(model, tokenizer, is_chat)
     begin = Conversation()
     if arguments.system is not None:
+        if not is_chat:
+            raise ValueError("`--system` needs a chat template, and the tokenizer of `MODEL` is used without one.")
         begin = Conversation(messages=({"role": "system", "content": arguments.system},))
-    loop = ChatLoop(partner, settings, begin)
+    loop = ChatLoop(ConversationPartner(model, tokenizer, is_chat), settings, begin)
     if arguments.state is not None:
         loop.load(str(arguments.state))
     use_threads(arguments.threads)

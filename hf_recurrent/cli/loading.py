@@ -52,6 +52,19 @@ def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MOD
     return model.eval(), tokenizer
 
 
+def load_recurrent_model(arguments: argparse.Namespace, hint: str = ".") -> "tuple[PreTrainedModel, Any]":
+    """As [`load_model_and_tokenizer`]; a ValueError, which ends with a hint, without a state or a byte tokenizer."""
+    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
+    from hf_recurrent.stock_models.with_state import with_state
+
+    model, tokenizer = load_model_and_tokenizer(arguments)
+    check_byte_tokenizer("MODEL", arguments.model, tokenizer)
+    if not supports_recurrent_state(with_state(model)):
+        problem = f"a {type(model).__name__} without a recurrent state"
+        raise ValueError(f"`MODEL` is {arguments.model!r}, {problem}{hint}")
+    return model, tokenizer
+
+
 def load_or_build(arguments: argparse.Namespace, argument: str = "MODEL") -> "tuple[PreTrainedModel, Any]":
     """As [`load_model_and_tokenizer`]; for the name of a preset, its model with new weights of `--seed`."""
     if arguments.model not in preset_names():

@@ -1,24 +1,14 @@
 """`hf-recurrent score MODEL FILE ...`: the log-probability of every byte, line or document, as JSON lines."""
 
 import argparse
-import math
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
 
 from hf_recurrent.cli.data_arguments import TASK_PREFIX
-from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent, run_command
+from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent, dataclass_of, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
-if TYPE_CHECKING:
-    from hf_recurrent.data.documents import Document
-    from hf_recurrent.data.token_encoding import TokenEncoding
-    from hf_recurrent.evaluation.scores import ByteRows, SumRows
-
-_PIECE = 1 << 16
 _UNITS = ("byte", "line", "document")
 
 
@@ -69,100 +59,26 @@ def _score(arguments: argparse.Namespace) -> None:
         raise IsADirectoryError(f"`--output` is {str(arguments.output)!r}; it must be a file, not a directory.")
     if arguments.files.count("-") > 1:
         raise ValueError("`FILE` is - more than once; standard input can be read only once.")
-    from hf_recurrent.data.token_encoding import TokenEncoding
 
-    documents, size = _documents(arguments)
-    model, tokenizer = load_model_and_tokenizer(arguments)
-
-    from tqdm.auto import tqdm
-
-    from hf_recurrent.data.episode_source import count_of, with_unit
-    from hf_recurrent.evaluation.scores import score_blocks
-    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
-    from hf_recurrent.stock_models.with_state import with_state
-
-    check_byte_tokenizer("MODEL", arguments.model, tokenizer)
-    if not supports_recurrent_state(with_state(model)):
-        raise ValueError(
-            f"`MODEL` is {arguments.model!r}, a {type(model).__name__} without a recurrent state; for windows of "
-            "other models, use evaluate."
-        )
-    encoding = TokenEncoding(tokenizer, arguments.binary)
-    if encoding.vocab_size > model.config.vocab_size:
-        raise ValueError(f"`MODEL` has {model.config.vocab_size} token ids; its tokenizer has {encoding.vocab_size}.")
-    rows = _rows(arguments, encoding)
-    use_threads(arguments.threads, quiet=arguments.quiet)
-    count, read, nats = 0, 0, 0.0
-    # On a terminal, rows and bar would be mixed.
-    hidden = arguments.quiet or (arguments.output is None and sys.stdout.isatty())
-    bar = tqdm(total=size, unit="B", unit_scale=True, desc="scoring", disable=hidden, dynamic_ncols=True)
-    with _output(arguments.output) as file, bar:
-        for block, scores in score_blocks(model, documents, encoding, arguments.block_size):
-            file.writelines(f"{row}\n" for row in rows.rows(block, scores))
-            count, read, nats = count + int(block.ends.sum()), read + len(scores), nats - float(scores.sum())
-            bar.set_postfix_str(f"{nats / math.log(2) / read:.3f} bits per byte", refresh=False)
-            bar.update(len(scores))
-    if not read:
-        raise ValueError(f"`FILE` is {' '.join(arguments.files)}, which is empty; there is nothing to score.")
-    if not arguments.quiet:
-        words = f"{count_of(count, 'document')}, {with_unit(read, 'B')}: {nats / math.log(2) / read:.4f} bits per byte"
-        print(words, file=sys.stderr)
-
-
-def _rows(arguments: argparse.Namespace, encoding: "TokenEncoding") -> "ByteRows | SumRows":
-    from hf_recurrent.evaluation.scores import ByteRows, SumRows
-
-    if arguments.per == "byte":
-        return ByteRows()
-    if arguments.per == "document":
-        return SumRows()
-    try:
-        (line_end,) = encoding.encode(b"\n", "a line end").tolist()
-    except ValueError as error:
-        raise ValueError(
-            "`--per` is line, but the tokenizer of `MODEL` has no line ends; use byte or document."
-        ) from error
-    return SumRows(line_end)
-
-
-def _documents(arguments: argparse.Namespace) -> "tuple[Iterator[Document], int | None]":
-    """The documents of all files in their order, and their bytes; None if these are not known before reading."""
-    from hf_recurrent.data.documents import ReadOptions, Source
+    # After the checks, because importing torch takes seconds.
+    from hf_recurrent.data.documents import ReadOptions
     from hf_recurrent.data.pixel_readers import pixel_format
-    from hf_recurrent.data.sources import known_bytes, resolve
+    from hf_recurrent.evaluation.score_files import ScoreOptions, read_documents, score_documents
 
-    options = ReadOptions(
-        arguments.text_column,
-        arguments.dataset_split,
-        arguments.dataset_config,
-        arguments.streaming,
-        arguments.binary,
-    )
-    parts: list[Source] = []
     for name in arguments.files:
         if pixel_format([name]) is not None or name.startswith(TASK_PREFIX):
             raise ValueError(f"`FILE` is {name!r}, which is no text; measure images and tasks with evaluate.")
-        if name == "-":
-            parts.append(Source(None, lambda: iter([("-", _standard_input())])))
-        else:
-            parts += resolve(name, options)
-    return (document for part in parts for document in part.documents()), known_bytes(parts)
-
-
-def _standard_input() -> Iterator[bytes]:
-    """The bytes of standard input as they arrive."""
-    while piece := sys.stdin.buffer.read1(_PIECE):
-        yield piece
-
-
-@contextmanager
-def _output(path: Path | None) -> Iterator[IO[str]]:
-    """Standard output, or a file that is written aside and renamed at the end."""
-    if path is None:
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    from hf_recurrent.checkpoints.files import atomic_file
-
-    with atomic_file(path) as partial, partial.open("w", encoding="utf-8") as file:
-        yield file
+    documents, size = read_documents(
+        arguments.files,
+        ReadOptions(
+            arguments.text_column,
+            arguments.dataset_split,
+            arguments.dataset_config,
+            arguments.streaming,
+            arguments.binary,
+        ),
+    )
+    model, tokenizer = load_recurrent_model(arguments, "; for windows of other models, use evaluate.")
+    use_threads(arguments.threads, quiet=arguments.quiet)
+    if not score_documents(dataclass_of(ScoreOptions, arguments), documents, size, model, tokenizer):
+        raise ValueError(f"`FILE` is {' '.join(arguments.files)}, which is empty; there is nothing to score.")

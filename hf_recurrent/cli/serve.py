@@ -4,11 +4,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.learn import METHODS
-from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
+from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
@@ -37,12 +38,14 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)
-    parser.add_argument("--name", help="of the model for clients (default: the last part of MODEL)")
+    parser.add_argument("--name", help="name of the model for clients (default: the last part of MODEL)")
     network = parser.add_argument_group("network")
-    network.add_argument("--host", default="127.0.0.1", help="others need a key (default: 127.0.0.1)")
+    network.add_argument(
+        "--host", default="127.0.0.1", help="addresses other than loopback require an API key (default: 127.0.0.1)"
+    )
     network.add_argument("--port", type=int, default=8000, help="0 for any free one (default: 8000)")
     network.add_argument("--no_page", action="store_true", help="no page at /; needs Gradio otherwise (extra `page`)")
-    network.add_argument("--api_key", help=f"that every request must have; better in the variable {_KEY_VARIABLE}")
+    network.add_argument("--api_key", help=f"key that every request must have; better in the variable {_KEY_VARIABLE}")
     sessions = parser.add_argument_group("sessions")
     sessions.add_argument("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
     sessions.add_argument("--max_sessions", type=int, default=20_000, help="with their marks (default: 20000)")
@@ -52,18 +55,13 @@ def build_parser() -> argparse.ArgumentParser:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max_rows", type=int, default=64, help="requests that run at a time (default: 64)")
     limits.add_argument("--max_waiting", type=int, default=512, help="requests in all; more get 429 (default: 512)")
-    limits.add_argument("--max_body", type=int, default=1 << 22, help="bytes of a request (default: 4194304)")
-    limits.add_argument("--max_new_tokens", type=int, default=1 << 16, help="of a request (default: 65536)")
-    limits.add_argument("--max_seconds", type=float, default=600.0, help="of a request (default: 600)")
+    limits.add_argument("--max_body", type=int, default=1 << 22, help="bytes of a request's body (default: 4194304)")
+    limits.add_argument("--max_new_tokens", type=int, default=1 << 16, help="new bytes of a request (default: 65536)")
+    limits.add_argument("--max_seconds", type=float, default=600.0, help="seconds of a request (default: 600)")
     learning = parser.add_argument_group("learning")
-    learning.add_argument("--learn", action="store_true", help="learn from what sessions with `learns` read")
+    learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
     learning.add_argument("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
-    learning.add_argument(
-        "--method",
-        default="truncated",
-        choices=METHODS,
-        help="as for learn (default: truncated)",
-    )
+    learning.add_argument("--method", default="truncated", choices=METHODS, help="as for learn (default: truncated)")
     learning.add_argument("--stride", type=int, default=16, help="bytes per learning step (default: 16)")
     learning.add_argument("--learning_rate", type=float, default=3e-5, help="constant (default: 3e-5)")
     learning.add_argument("--save_every", type=int, default=100_000, help="bytes between checkpoints")
@@ -84,17 +82,20 @@ def _serve(arguments: argparse.Namespace) -> None:
     except ImportError as error:
         raise ImportError(f'serve needs more packages: pip install "hf-recurrent[serve]" ({error}).') from error
     learning = _learning(arguments)
-    model, tokenizer = load_model_and_tokenizer(arguments)
+    model, tokenizer = load_recurrent_model(arguments)
     use_threads(arguments.threads, quiet=arguments.quiet)
 
-    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.server.serving import serving_scheduler
-    from hf_recurrent.stock_models.with_state import with_state
 
-    check_byte_tokenizer("MODEL", arguments.model, tokenizer)
-    if not supports_recurrent_state(with_state(model)):
-        raise ValueError(f"`MODEL` is {arguments.model!r}, a {type(model).__name__} without a recurrent state.")
-    is_loopback = arguments.host in _LOOPBACK
+    limits = settings.ServerSettings(
+        name=arguments.name or Path(arguments.model).absolute().name,
+        api_key=api_key,
+        hosts=settings.LOOPBACK_HOSTS if arguments.host in _LOOPBACK and api_key is None else None,
+        max_body=arguments.max_body,
+        has_page=not arguments.no_page,
+        max_new_tokens=arguments.max_new_tokens,
+        seconds=arguments.max_seconds,
+    )
     with serving_scheduler(
         model,
         tokenizer,
@@ -105,21 +106,8 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_rows=arguments.max_rows,
         max_jobs=arguments.max_waiting,
     ) as scheduler:
-        limits = settings.ServerSettings(
-            name=arguments.name or Path(arguments.model).absolute().name,
-            api_key=api_key,
-            hosts=(*_LOOPBACK[:2], f"[{_LOOPBACK[2]}]") if is_loopback and api_key is None else None,
-            max_body=arguments.max_body,
-            has_page=not arguments.no_page,
-            max_new_tokens=arguments.max_new_tokens,
-            seconds=arguments.max_seconds,
-        )
-        app.run_server(
-            served_model.ServedModel(scheduler, tokenizer, limits),
-            arguments.host,
-            arguments.port,
-            None if arguments.quiet else lambda line: print(line, file=sys.stderr, flush=True),
-        )
+        report = None if arguments.quiet else partial(print, file=sys.stderr, flush=True)
+        app.run_server(served_model.ServedModel(scheduler, tokenizer, limits), arguments.host, arguments.port, report)
 
 
 def _check(arguments: argparse.Namespace) -> str | None:

@@ -26,19 +26,7 @@ from hf_recurrent.modeling.tokenizer.byte_streamer import ByteStreamer
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Options of a run.
-
-    Args:
-        prompt: texts to continue, after the state and the file.
-        prompt_file: a file of any size, read after the state.
-        state, save_state: files of texts, to begin with and to write at the end.
-        max_new_tokens: 0 only reads.
-        temperature, top_k, top_p, num_beams: as in `generate()`; with several beams, nothing is sampled.
-        greedy: take the most likely token.
-        num_continuations: how often one text is continued.
-        draft_tokens: see [`generate_speculative`].
-        quiet: hide the progress bar.
-    """
+    """Options of a run, with the names and meanings of the command's flags."""
 
     prompt: Sequence[str]
     prompt_file: Path | None

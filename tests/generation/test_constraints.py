@@ -216,7 +216,7 @@ def test_schemas_of_any_value_and_recursive_schemas_begin_every_text():
         ({"enum": ["a", 1], "type": "string"}, "has the value 1, which is not of type 'string'"),
         ({"anyOf": []}, r"`schema.anyOf` is \[\]"),
         ({"anyOf": [{"type": "null"}], "minimum": 2}, "has 'minimum'"),
-        ({"$ref": "http://x/y"}, "must begin with '#/'"),
+        ({"$ref": "http://x/y"}, "that begins with '#/'"),
         ({"$ref": "#/nowhere"}, "nowhere"),
         ({"type": "object", "properties": 3}, "`schema.properties` is 3"),
         ({"type": "array", "prefixItems": 3}, "`schema.prefixItems` is 3"),

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -9,11 +11,11 @@ class ServerSettings:
 
     Args:
         name: of the model, as clients write it.
-        api_key: that every request must have; None for none.
-        hosts: names in the `Host` header that are answered, so that no page of another site can reach a server
-            without a key through the user's browser; None for any.
+        api_key: required of every request; None for none.
+        hosts: allowed names in the `Host` header, so that no page of another site can reach a server without a key
+            through the user's browser; None for any.
         max_body: bytes of a request's body.
-        max_buffered: bytes of all bodies that are being received or worked on.
+        max_buffered: bytes of all bodies in memory.
         body_seconds: within which a body must have arrived.
         max_new_tokens: bytes that one request may generate, in all of its choices.
         max_scored: bytes of one request with log-probabilities.
@@ -26,7 +28,7 @@ class ServerSettings:
 
     name: str
     api_key: str | None = None
-    hosts: tuple[str, ...] | None = ("127.0.0.1", "localhost", "[::1]")
+    hosts: tuple[str, ...] | None = LOOPBACK_HOSTS
     max_body: int = 1 << 22
     max_buffered: int = 1 << 26
     body_seconds: float = 30.0
