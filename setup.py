@@ -17,11 +17,23 @@ class PlatformDistribution(Distribution):
         return True
 
 
+# The source of each extension is of its name; these are the headers that it includes.
+HEADERS = {
+    "context_mixture_cpu": ["kernel"],
+    "linear_scan_cpu": ["kernel", "linear_scan_elements", "linear_scan_levels", "linear_scan_rows", "thread_pool"],
+    "sensitivities_cpu": ["kernel"],
+    "step_cpu": [
+        "kernel", "bytecode", "versions", "vectors", "vector_functions", "linear", "map", "rows", "matmul",
+        "recurrences", "gradients", "interpreter",
+    ],
+}  # fmt: skip
+FOLDER = "hf_recurrent/kernels"
+
 kernels = [
     Extension(
         f"hf_recurrent.kernels._{name}",
-        sources=[f"hf_recurrent/kernels/{name}.c"],
-        depends=["hf_recurrent/kernels/kernel.h", f"hf_recurrent/kernels/{name}.c"],
+        sources=[f"{FOLDER}/{name}.c"],
+        depends=[f"{FOLDER}/{header}.h" for header in headers],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=[
             "-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread",
@@ -30,7 +42,7 @@ kernels = [
         py_limited_api=any_version,
         optional=True,  # without a C compiler, installation continues and plain torch is used
     )
-    for name in ("block_cpu", "context_mixture_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
+    for name, headers in HEADERS.items()
 ]  # fmt: skip
 
 setup(

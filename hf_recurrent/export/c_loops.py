@@ -1,20 +1,20 @@
-"""Values of a step for C: numbers at addresses, combined element by element, and the loops that compute them.
+"""Values of a step in C: elements at addresses, combined element by element, and the loops that compute them.
 
-Every number of a step has an address: its buffer's first address plus its place. Operations that only move numbers are
-applied to tensors of addresses, so that they take no time and no memory in C.
+As in a StepGraph, operations that only move elements apply to tensors of addresses, so that they take no time and no
+memory in C.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-BUFFER_BITS = 40  # address = number of the buffer << BUFFER_BITS | place
-ZERO = -1  # the address of a number that is 0
-_MOST_LOOPS = 24  # for one statement; beyond it, places are read from a table
+from hf_recurrent.kernels.step_graph import ADDRESS_BITS
+
+ZERO = -1  # the address of an element that is 0
+_MOST_LOOPS = 24  # for one statement; beyond it, offsets are read from a table
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Expression:
     leaves: tuple[Tensor, ...] = ()
 
     def move(self, operation: Callable[[Tensor], Tensor]) -> "Expression":
-        """The value after an operation that only moves, repeats or drops numbers."""
+        """The value after an operation that only moves, repeats or drops elements."""
         leaves = tuple(operation(leaf) for leaf in self.leaves)
         shape = leaves[0].shape if leaves else operation(torch.zeros(self.shape, dtype=torch.int64)).shape
         return Expression(shape, self.text, leaves)
 
 
 def leaf(addresses: Tensor) -> Expression:
-    """Numbers at addresses."""
+    """Elements at addresses."""
     return Expression(addresses.shape, "{0}", (addresses,))
 
 
@@ -69,7 +69,7 @@ def find_loops(leaves: list[Tensor]) -> list[Loop] | None:
     runs: list[Loop] = []
     count, begin = addresses.shape[1], 0
     steps = addresses.diff(dim=1)
-    same_buffer = ((addresses[:, 1:] >> BUFFER_BITS) == (addresses[:, :-1] >> BUFFER_BITS)).all(0)
+    same_buffer = ((addresses[:, 1:] >> ADDRESS_BITS) == (addresses[:, :-1] >> ADDRESS_BITS)).all(0)
     turns = torch.ones(max(count - 1, 0), dtype=torch.bool)
     turns[1:] = (steps[:, 1:] != steps[:, :-1]).any(0)
     while begin < count:
@@ -95,7 +95,7 @@ def _merge(runs: list[Loop]) -> list[Loop]:
             distance = [
                 b - a - s * (last.rows - 1) for a, b, s in zip(last.first, run.first, last.row_step, strict=True)
             ]
-            buffers = all(a >> BUFFER_BITS == b >> BUFFER_BITS for a, b in zip(last.first, run.first, strict=True))
+            buffers = all(a >> ADDRESS_BITS == b >> ADDRESS_BITS for a, b in zip(last.first, run.first, strict=True))
             if buffers and (last.rows == 1 or distance == last.row_step):
                 last.row_step = distance
                 last.rows += 1
@@ -104,16 +104,11 @@ def _merge(runs: list[Loop]) -> list[Loop]:
     return loops
 
 
-def place_text(first: int, row_step: int, step: int) -> str:
-    """C text of a place in a loop with the counters `row` and `i`."""
+def offset_text(first: int, row_step: int, step: int) -> str:
+    """C text of an offset in a loop with the counters `row` and `i`."""
     terms = [f"{step} * i" if step != 1 else "i"] if step else []
     if row_step:
         terms.insert(0, f"{row_step} * row" if row_step != 1 else "row")
     if first or not terms:
         terms.insert(0, str(first))
     return " + ".join(terms).replace("+ -", "- ")
-
-
-def holds(value: Any) -> bool:
-    """True where a value, or an item of a list, is an `Expression`."""
-    return isinstance(value, Expression) or (isinstance(value, list | tuple) and any(map(holds, value)))

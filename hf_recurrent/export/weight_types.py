@@ -9,16 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from hf_recurrent.kernels.weight_rows import quantize_rows
+
 WEIGHT_TYPES = ("bfloat16", "int8")
 aten = torch.ops.aten
 # Places of the weights among the arguments.
 _READERS = {aten.linear.default: (1,), aten.embedding.default: (0,), aten.gru_cell.default: (2, 3)}
-
-
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 numbers of a weight (outputs, I) and their scale (outputs, 1), symmetric."""
-    scale = weight.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
-    return (weight / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
 @torch.no_grad()

@@ -1,8 +1,7 @@
 """Learning from blocks of one stream on a CPU in a few calls: gradients of a block, and the update of the weights.
 
-`block_cpu.c` is plain C, loaded with ctypes, which releases the interpreter's lock while it computes; some operations
-are those of `step_cpu.c`. Importing this module raises ImportError where a kernel was not built, or was built from
-another version of its source.
+The kernel is `step_cpu.c`, loaded with ctypes, which releases the interpreter's lock while it computes. Importing this
+module raises ImportError where it was not built, or was built from another version of its source.
 """
 
 import ctypes
@@ -16,24 +15,18 @@ from torch import Tensor
 
 from .addresses import UnreadableTensor as UnreadableTensor
 from .addresses import address, addresses
-from .block_program import BlockWords
-from .compiled import load_library
+from .bytecode import Bytecode
 from .step_cpu import WeightsChanged as WeightsChanged
-from .step_cpu import _library as _step_library
+from .step_cpu import _library
 from .step_cpu import is_supported as is_supported
 from .step_graph import StepGraph, Value
-from .step_graph import Untranslatable as Untranslatable
+from .step_graph import UnsupportedOp as UnsupportedOp
 
-_VERSION = 1  # of the structs in block_cpu.c
-_library = load_library("_block_cpu", "hf_block_version", _VERSION)
 _POINTER = ctypes.c_void_p
-_library.hf_block_run.argtypes = (_POINTER, ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64, _POINTER)
-_library.hf_block_run.restype = ctypes.c_int64
-_library.hf_block_norm.argtypes = (ctypes.c_int64, ctypes.c_int64, _POINTER)
-_library.hf_block_norm.restype = ctypes.c_double
-_library.hf_block_update.argtypes = (ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64)
-_library.hf_block_update.restype = None
-_step_run = ctypes.cast(_step_library.hf_step_run, _POINTER)
+_library.hf_step_norm.argtypes = (ctypes.c_int64, ctypes.c_int64, _POINTER)
+_library.hf_step_norm.restype = ctypes.c_double
+_library.hf_step_update.argtypes = (ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64)
+_library.hf_step_update.restype = None
 _DONE, _CHANGED, _NOT_FINITE = range(3)  # enum outcome
 _PARAMETER = np.dtype(
     [(name, "i8") for name in ("weights", "first", "second", "gradient", "count")] + [("rate", "f8")]
@@ -43,7 +36,7 @@ KINDS = ("adamw", "rmsprop")
 
 
 class BlockProgram:
-    """A graph of one block of one stream, written once and run many times, by one thread at a time.
+    """A graph of one block of one stream, compiled once and run many times, by one thread at a time.
 
     Args:
         graph: of the block.
@@ -52,29 +45,30 @@ class BlockProgram:
         effects: values of nodes that run for what they change.
 
     Raises:
-        Untranslatable: the program cannot be written.
+        UnsupportedOp: the kernel cannot run a node.
         UnreadableTensor: a weight is not in memory.
     """
 
     def __init__(self, graph: StepGraph, outputs: dict[str, Value], guards: list, effects: list[Value]):
         self.dtype = graph.dtype
-        words = BlockWords(graph, outputs, guards, effects)
-        self.inputs, self.outputs = words.inputs, words.outputs
-        self._words = np.array(words.words, dtype=np.int64)
-        self._spans = np.array(words.spans, dtype=np.int64)
-        self._constants = words.constants
-        self._scratch = torch.empty(words.scratch_width, dtype=self.dtype, device="cpu")
-        constants = [address("weight", t.detach(), t.dtype, t.numel(), strided=True) for t in words.constants]
+        bytecode = Bytecode(graph, outputs, guards, effects=[value.buffer for value in effects])
+        self.inputs, self.outputs = bytecode.inputs, bytecode.outputs
+        self._code = np.array(bytecode.code, dtype=np.int64)
+        self._segments = np.array(bytecode.segments, dtype=np.int64)
+        self._constants = bytecode.constants
+        self._scratch = torch.empty(bytecode.scratch_width, dtype=self.dtype, device="cpu")
+        constants = [address("weight", t.detach(), t.dtype, t.numel(), strided=True) for t in bytecode.constants]
         self._bases = np.array(
             [self._scratch.data_ptr(), *[0] * (len(self.inputs) + len(self.outputs)), *constants], dtype=np.int64
         )
         self._inputs, self._outputs = ([_Slot(*one) for one in part.items()] for part in (self.inputs, self.outputs))
         self._arguments = (
-            _step_run,
             int(self.dtype is torch.float64),
-            self._words.ctypes.data,
-            self._spans.ctypes.data,
-            len(self._spans),
+            1,  # stream
+            0,  # no chain
+            self._code.ctypes.data,
+            self._segments.ctypes.data,
+            len(self._segments),
             self._bases.ctypes.data,
         )
 
@@ -86,20 +80,20 @@ class BlockProgram:
             outputs: their memory.
 
         Returns:
-            False where a number that must be finite is not; nothing was changed but outputs.
+            False where a value that must be finite is not; nothing was changed but outputs.
 
         Raises:
             UnreadableTensor: a tensor is not what the operations need.
             WeightsChanged: the program has to be made again; nothing was changed but outputs.
         """
-        self._place(inputs, self._inputs, 1)
-        self._place(outputs, self._outputs, 1 + len(self._inputs))
-        outcome = _library.hf_block_run(*self._arguments)
+        self._bind(inputs, self._inputs, 1)
+        self._bind(outputs, self._outputs, 1 + len(self._inputs))
+        outcome = _library.hf_step_run(*self._arguments)
         if outcome == _CHANGED:
             raise WeightsChanged
         return outcome != _NOT_FINITE
 
-    def _place(self, tensors: dict[str, Tensor], slots: list["_Slot"], first: int) -> None:
+    def _bind(self, tensors: dict[str, Tensor], slots: list["_Slot"], first: int) -> None:
         """Write the addresses of tensors; one that was given before, and is where it was, is not checked again."""
         for number, slot in enumerate(slots, first):
             tensor = tensors[slot.name]
@@ -151,8 +145,8 @@ class WeightUpdate:
         self._gradient, self._parameters, self._betas = gradient, parameters, betas
         self._is_double = int(gradient.dtype is torch.float64)
         total = sum(one.weights.numel() for one in parameters)
-        self._place = address("gradient", gradient, gradient.dtype, total)
-        rows, place = [], self._place
+        self._address = address("gradient", gradient, gradient.dtype, total)
+        rows, at = [], self._address
         for one in parameters:
             size = one.weights.numel()
             tensors = {"weights": one.weights.detach(), "first": one.first, "second": one.second}
@@ -160,14 +154,14 @@ class WeightUpdate:
                 0 if tensor is None else address(name, tensor, gradient.dtype, size)
                 for name, tensor in tensors.items()
             ]
-            rows.append((*pointers, place, size, one.learning_rate))
-            place += size * gradient.itemsize
+            rows.append((*pointers, at, size, one.learning_rate))
+            at += size * gradient.itemsize
         self._rows = np.array(rows, dtype=_PARAMETER)
         self._update = np.array([(KINDS.index(kind), 1.0, *betas, eps, 1.0, 1.0)], dtype=_UPDATE)
 
     def norm(self) -> float:
         """The norm of the gradient."""
-        return _library.hf_block_norm(self._is_double, self._gradient.numel(), self._place)
+        return _library.hf_step_norm(self._is_double, self._gradient.numel(), self._address)
 
     def step(self, number: int, scale: float) -> None:
         """Change the weights.
@@ -178,4 +172,4 @@ class WeightUpdate:
         """
         self._update["scale"] = scale
         self._update["bias1"], self._update["bias2"] = (1 - beta**number for beta in self._betas)
-        _library.hf_block_update(self._is_double, self._update.ctypes.data, self._rows.ctypes.data, len(self._rows))
+        _library.hf_step_update(self._is_double, self._update.ctypes.data, self._rows.ctypes.data, len(self._rows))

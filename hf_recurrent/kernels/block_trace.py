@@ -10,46 +10,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .block_operations import HANDLERS, BlockTranslator
-from .step_graph import ComplexValue, Untranslatable, Value
+from .block_lowering import BlockLowering
+from .lowering import aten
+from .step_graph import ComplexValue, UnsupportedOp, Value
 from .step_trace import StepTrace
-
-aten = torch.ops.aten
-_TRANSPOSES = {aten.t.default, aten.transpose.int}
-# Operations that keep the order of all numbers.
-_SAME_ORDER = {
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
-    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.clone.default, aten.alias.default,
-    aten.detach.default, aten.contiguous.default, aten.lift_fresh.default,
-}  # fmt: skip
 
 
 class BlockTrace(StepTrace):
     """Runs inside `with`; then `graph` holds the block.
 
     Args:
-        dtype: of the block's numbers.
+        dtype: of the block's elements.
         inputs: name → tensor.
         weights: tensors that are read where they are.
     """
 
-    translator_class, handlers = BlockTranslator, HANDLERS
+    lowering_class = BlockLowering
 
     def __init__(self, dtype: torch.dtype, inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor]):
         super().__init__(dtype, inputs)
         self.effects: list[Value] = []
-        self._new: dict[int, Tensor] = {}  # without numbers yet
+        self._new: dict[int, Tensor] = {}  # not written yet
         for weight in weights.values():
             memory = weight.detach()
             if not memory.is_contiguous() or memory.dtype != dtype:
-                raise Untranslatable(f"a weight of type {memory.dtype}, or one that is not contiguous")
+                raise UnsupportedOp(f"a weight of type {memory.dtype}, or one that is not contiguous")
             self._remember(weight, Value(weight.shape, self.graph.constant(memory)))
 
     def value_of(self, tensor: Tensor) -> Value:
         """The value of a tensor, which must be a real one."""
         value = self.value(tensor)
         if isinstance(value, ComplexValue):
-            raise Untranslatable("a complex result")
+            raise UnsupportedOp("a complex result")
         return value
 
     def require_finite(self, number: Tensor) -> None:
@@ -62,11 +54,11 @@ class BlockTrace(StepTrace):
         """In place of the function of that name in the learning rules."""
         _, channels, rows, groups, *columns = carried.shape
         of_rows, inputs = derivative
-        places = [None if x is None else self.value_of(x) for x in (carried, transition, of_rows, inputs)]
-        places += [None, None] if gradient is None else [self.value_of(grad_state), self.value_of(gradient)]
+        operands = [None if x is None else self.value_of(x) for x in (carried, transition, of_rows, inputs)]
+        operands += [None, None] if gradient is None else [self.value_of(grad_state), self.value_of(gradient)]
         fields = {"steps": 1 if inputs is None else of_rows.shape[1], "channels": channels, "rows": rows}
         fields |= {"groups": groups, "columns": columns[0] if columns else 1}
-        value = self.graph.add("sensitivities", (1,) if gradient is None else gradient.shape, places, **fields)
+        value = self.graph.add("sensitivities", (1,) if gradient is None else gradient.shape, operands, **fields)
         self.effects.append(value)
         if gradient is not None:
             self._remember(gradient, value)
@@ -84,33 +76,3 @@ class BlockTrace(StepTrace):
             self._remember(new, self._known(source))
             return new
         return super().__torch_dispatch__(function, types, arguments, options)
-
-    def _translate(self, function: Any, arguments: tuple, options: dict) -> Any:
-        first = self._known(arguments[0]) if arguments and isinstance(arguments[0], Tensor) else None
-        if type(first) is ComplexValue or not isinstance(first, Value):
-            return super()._translate(function, arguments, options)
-        if function in _TRANSPOSES and len(first.shape) == 2:
-            return (
-                self.translator.transposed(first) if len(arguments) == 1 else self._transposed(first, *arguments[1:])
-            )
-        if function in _SAME_ORDER and first.buffer is not None:
-            shape = function(torch.empty(first.shape, device="meta"), *arguments[1:]).shape
-            return Value(shape, first.buffer, is_bool=first.is_bool)
-        if function is aten.expand.default:
-            shape = function(torch.empty(first.shape, device="meta"), *arguments[1:]).shape
-            expanded = self.translator.broadcast(first, shape)
-            return Value(shape, expanded.buffer, expanded.index, first.is_bool)
-        return super()._translate(function, arguments, options)
-
-    def _transposed(self, x: Value, dim: int, other: int) -> Value:
-        return x if dim % 2 == other % 2 else self.translator.transposed(x)
-
-    def _converted(self, value: Any, options: dict) -> Any:
-        dtype = options.get("dtype")
-        if isinstance(value, Value) and dtype is not None and not dtype.is_complex:
-            if dtype == torch.bool and not value.is_bool:
-                raise Untranslatable("a conversion to bool")
-            if dtype.is_floating_point and dtype != self.graph.dtype:
-                raise Untranslatable(f"a conversion to {dtype}")
-            return Value(value.shape, value.buffer, value.index, is_bool=dtype == torch.bool)
-        return super()._converted(value, options)

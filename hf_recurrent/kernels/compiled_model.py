@@ -1,4 +1,4 @@
-"""One step of a model as a program of the kernel: recorded, written and compared with `forward` once.
+"""One step of a model as a program of the kernel: recorded, compiled and compared with `forward` once.
 
 Shape letters: B streams, M model width.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .step_cpu import StepProgram
-from .step_graph import ComplexValue, Untranslatable
+from .step_graph import ComplexValue, UnsupportedOp
 from .step_trace import StepTrace
 
 # (embedded inputs (B, 1, M), state) → (outputs (B, 1, …), new state)
@@ -26,7 +26,7 @@ def compile_model_step(
     table: Tensor | None = None,
     weights: str | None = None,
 ) -> StepProgram:
-    """Write one step as a program with the inputs "hidden" (or "ids", with a table) and the state, and "output".
+    """Compile one step to a program with the inputs "hidden" (or "ids", with a table) and the state, and "output".
 
     Args:
         forward: the step.
@@ -37,7 +37,7 @@ def compile_model_step(
         weights: the type in which large weights are stored; None for that of the model.
 
     Raises:
-        Untranslatable: an operation has no form in the kernel, or the program computes something else than `forward`.
+        UnsupportedOp: the kernel does not support an operator, or the program computes something else than `forward`.
         UnreadableTensor: a weight is not in memory.
     """
     generator = torch.Generator().manual_seed(0)
@@ -53,9 +53,9 @@ def compile_model_step(
     values = {"output": trace.value(output), **{name: trace.value(new_state[name]) for name in state_shapes}}
     for name, value in values.items():
         if isinstance(value, ComplexValue) or value is None:
-            raise Untranslatable(f"the output {name}")
+            raise UnsupportedOp(f"the output {name}")
         if name in state_shapes and value.shape != state_shapes[name]:
-            raise Untranslatable(f"the shape of {name}")
+            raise UnsupportedOp(f"the shape of {name}")
     program = StepProgram(trace.graph, values, trace.guards, weights, trace.owner)
     if weights is None:
         _compare(program, forward, example, ids, state)
@@ -83,4 +83,4 @@ def _compare(program: StepProgram, forward: Forward, hidden: Tensor, ids: Tensor
             continue
         close = difference <= _TOLERANCES[tensor.dtype] * tensor.abs().amax().clamp_min(1e-6)
         if not bool((close | (tensor.isnan() & found[name].reshape(tensor.shape).isnan())).all()):
-            raise Untranslatable(f"`forward`, whose {name} differs between streams or steps in its operations")
+            raise UnsupportedOp(f"`forward`, whose {name} differs between streams or steps in its operations")

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from .addresses import UnreadableTensor as UnreadableTensor
 from .addresses import address, addresses
+from .bytecode import Bytecode
 from .compiled import load_library
-from .step_graph import StepGraph, Untranslatable, Value
-from .step_program import StepWords
+from .step_graph import StepGraph, UnsupportedOp, Value
 
-_VERSION = 4  # of the structs in step_cpu.c
+_VERSION = 5  # VERSION in bytecode.h
 _TYPES = {torch.float32: 0, torch.float64: 1}
 _VERSION_OF = attrgetter("_version")
 _MOST_IDLE = 64  # calls kept for the next ones, by batch size
@@ -35,7 +35,7 @@ _library.hf_step_run.restype = ctypes.c_int64
 
 
 class WeightsChanged(Exception):
-    """A weight from which the program was computed holds other numbers now."""
+    """A weight from which the program was computed holds other values now."""
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -44,7 +44,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 class StepProgram:
-    """A graph of one step, written once and run many times, by any number of threads at once.
+    """A graph of one step, compiled once and run many times, by any number of threads at once.
 
     Weights are shared; each call has scratch memory of its own. A stream's results have the same bits in a batch of
     any size, and in a chain.
@@ -57,7 +57,7 @@ class StepProgram:
         owner: a weight as the graph has it → the tensor whose version counts changes in place.
 
     Raises:
-        Untranslatable: the program cannot be written.
+        UnsupportedOp: a single step cannot run a node.
         UnreadableTensor: a weight is not in memory.
     """
 
@@ -70,20 +70,20 @@ class StepProgram:
         owner: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ):
         if weights is not None and graph.dtype is not torch.float32:
-            raise Untranslatable(f"weights of type {weights} in a model of type {graph.dtype}")
+            raise UnsupportedOp(f"weights of type {weights} in a model of type {graph.dtype}")
         self.dtype = graph.dtype
-        words = StepWords(graph, outputs, guards, weights)
-        self.inputs, self.outputs, self.scratch_width = words.inputs, words.outputs, words.scratch_width
-        self._words = np.array(words.words, dtype=np.int64)
-        self._spans = np.array(words.spans, dtype=np.int64)
-        self._constants = words.constants
+        bytecode = Bytecode(graph, outputs, guards, weights)
+        self.inputs, self.outputs, self.scratch_width = bytecode.inputs, bytecode.outputs, bytecode.scratch_width
+        self._code = np.array(bytecode.code, dtype=np.int64)
+        self._segments = np.array(bytecode.segments, dtype=np.int64)
+        self._constants = bytecode.constants
         self._constant_pointers = [
-            address("weight", t.detach(), t.dtype, t.numel(), strided=True) for t in words.constants
+            address("weight", t.detach(), t.dtype, t.numel(), strided=True) for t in bytecode.constants
         ]
-        storages = [tensor.untyped_storage() for tensor in words.constants]
+        storages = [tensor.untyped_storage() for tensor in bytecode.constants]
         self._storages = [*{storage.data_ptr(): storage for storage in storages}.values()]
         self._storage_bytes = [storage.nbytes() for storage in self._storages]
-        self._converted = [owner(weight) for weight in words.converted]
+        self._converted = [owner(weight) for weight in bytecode.converted]
         self._versions = [*map(_VERSION_OF, self._converted)]
         self._idle: dict[int, deque[_Call]] = {}
 
@@ -175,8 +175,8 @@ class _Call:
         self.ids = [size for size in sizes if size[0] == "ids"]
         self.sizes = [size for size in sizes if size[0] != "ids"]
         self.pack = Struct(f"={count}q").pack_into
-        words, spans = program._words.ctypes.data, program._spans.ctypes.data
-        self.arguments = words, spans, len(program._spans), self.bases.ctypes.data
+        code, segments = program._code.ctypes.data, program._segments.ctypes.data
+        self.arguments = code, segments, len(program._segments), self.bases.ctypes.data
 
     def run(self, program: StepProgram, tensors: dict[str, Tensor], new: dict[str, Tensor], is_chain: bool) -> int:
         """Returns 1 where a weight has changed."""

@@ -1,8 +1,8 @@
-"""Recording of one step of `forward`, operation by operation, as the graph of a program for the kernel.
+"""Recording of one step of `forward`, operator by operator, as a graph.
 
-The step runs once, with real numbers and one stream, under a dispatch mode: that costs as much as the step, where
-`torch.export` takes seconds, and sees what `torch.export` sees: plain operations below modules and autograd. Tensors
-that depend on the step's inputs become values of the graph; all others keep their numbers.
+The step runs once, with values and one stream, under a dispatch mode: that costs as much as the step, where
+`torch.export` takes seconds, and sees what `torch.export` sees: plain operators below modules and autograd. Tensors
+that depend on the step's inputs become values of the graph; all others are constants.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,22 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .step_graph import ComplexValue, StepGraph, Untranslatable, Value
-from .step_operations import HANDLERS, MOVES, Translator
+from . import block_operators, operators  # noqa: F401 (they fill the table)
+from .lowering import MOVES, OPERATORS, Lowering, aten
+from .step_graph import ComplexValue, StepGraph, UnsupportedOp, Value
 
-aten = torch.ops.aten
-# In place → the operation whose result is written there.
-_IN_PLACE = {
-    aten.add_.Scalar: aten.add.Scalar, aten.add_.Tensor: aten.add.Tensor, aten.sub_.Tensor: aten.sub.Tensor,
-    aten.sub_.Scalar: aten.sub.Scalar, aten.mul_.Tensor: aten.mul.Tensor, aten.mul_.Scalar: aten.mul.Scalar,
-    aten.div_.Tensor: aten.div.Tensor, aten.div_.Scalar: aten.div.Scalar, aten.neg_.default: aten.neg.default,
-    aten.exp_.default: aten.exp.default, aten.sigmoid_.default: aten.sigmoid.default,
-    aten.tanh_.default: aten.tanh.default, aten.sqrt_.default: aten.sqrt.default,
-    aten.relu_.default: aten.relu.default, aten.clamp_.default: aten.clamp.default,
-    aten.clamp_min_.default: aten.clamp_min.default, aten.addcmul_.default: aten.addcmul.default,
-    aten.expm1_.default: aten.expm1.default, aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
-    aten.silu_.default: aten.silu.default,
-}  # fmt: skip
 # Constants of the shape or type of a tensor, whatever that holds.
 _FACTORIES = {
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.zeros_like.default,
@@ -40,17 +28,17 @@ class StepTrace(TorchDispatchMode):
     """Runs inside `with`; then `graph` holds the step.
 
     Args:
-        dtype: of the step's numbers.
+        dtype: of the step's elements.
         inputs: name → tensor of one stream.
         table: (V, M), of an embedding that makes the first input from token ids, which the program then reads.
     """
 
-    translator_class, handlers = Translator, HANDLERS
+    lowering_class = Lowering
 
     def __init__(self, dtype: torch.dtype, inputs: Mapping[str, Tensor], table: Tensor | None = None):
         super().__init__()
-        self.translator = self.translator_class(dtype, self._fold, self.is_weight)
-        self.graph: StepGraph = self.translator.graph
+        self.lowering = self.lowering_class(dtype, self._fold, self.is_weight)
+        self.graph: StepGraph = self.lowering.graph
         # Tensors are known by identity, so all are kept.
         self._kept: list[Tensor] = []
         self._values: dict[int, Any] = {}
@@ -74,28 +62,24 @@ class StepTrace(TorchDispatchMode):
         """The value of a tensor of the step; a constant if it does not depend on the inputs."""
         if (found := self._values.get(id(tensor))) is not None:
             return found
-        buffer, _ = self.translator.constant(tensor)
-        return Value(tensor.shape, buffer)
+        return self.lowering.as_value(tensor)
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         options = options or {}
         if function in _PASSED or not _any_tensor(arguments, options, self._is_dynamic):
             return self._run_constant(function, arguments, options)
-        if torch.Tag.nondeterministic_seeded in function.tags and function not in self.handlers:
-            raise Untranslatable(str(function))
+        if torch.Tag.nondeterministic_seeded in function.tags and str(function) not in OPERATORS:
+            raise UnsupportedOp(str(function))
         self._weights_in(arguments, options)
-        target = _IN_PLACE.get(function)
-        if target is not None:
-            return self._run_in_place(function, target, arguments, options)
         if function._schema.is_mutable:
-            raise Untranslatable(str(function))
+            return self._run_in_place(function, arguments, options)
         result = function(*arguments, **options)
         if function in _FACTORIES:
             self._kept.append(result)
             self._sources[id(result)] = frozenset()
             return result
         if not isinstance(result, Tensor | list | tuple):  # a choice that depends on the inputs
-            raise Untranslatable(str(function))
+            raise UnsupportedOp(str(function))
         results = [result] if isinstance(result, Tensor) else list(result)
         values = self._translate(function, arguments, options)
         values = values if isinstance(values, list) else [values]
@@ -114,11 +98,11 @@ class StepTrace(TorchDispatchMode):
         self._memory.setdefault(_storage(tensor), []).append(tensor)
 
     def _check(self, function: Any, tensor: Tensor, value: Any) -> None:
-        if value is None:  # a result that no handler computes; nobody reads it, or the value is missed there
+        if value is None:  # a result that no node computes; nobody reads it, or the value is missed there
             return
         real, expected = value.real if isinstance(value, ComplexValue) else value, tensor.shape
         if real.shape != expected or (tensor.is_floating_point() and tensor.dtype != self.graph.dtype):
-            raise Untranslatable(f"{function} with a result of type {tensor.dtype}")
+            raise UnsupportedOp(f"{function} with a result of type {tensor.dtype}")
 
     def _weights_in(self, arguments: tuple, options: dict) -> set[int]:
         """The weights that the constants among arguments are, or were computed from; new ones are remembered."""
@@ -141,10 +125,10 @@ class StepTrace(TorchDispatchMode):
         return sources
 
     def _run_constant(self, function: Any, arguments: tuple, options: dict) -> Any:
-        """An operation on weights and other constants runs; its result remembers the weights."""
+        """An operator on weights and other constants runs; its result remembers the weights."""
         sources = self._weights_in(arguments, options)
         if torch.Tag.nondeterministic_seeded in function.tags:
-            raise Untranslatable(str(function))
+            raise UnsupportedOp(str(function))
         result = function(*arguments, **options)
         for tensor in result if isinstance(result, list | tuple) else [result]:
             if isinstance(tensor, Tensor):
@@ -153,16 +137,20 @@ class StepTrace(TorchDispatchMode):
                 self._sources_of_storage.setdefault(_storage(tensor), set()).update(self._sources[id(tensor)])
         return result
 
-    def _run_in_place(self, function: Any, target: Any, arguments: tuple, options: dict) -> Any:
+    def _run_in_place(self, function: Any, arguments: tuple, options: dict) -> Any:
+        packet = getattr(aten, function._schema.name.removeprefix("aten::").removesuffix("_"), None)
+        target = getattr(packet, function._overloadname, None)  # the operator whose result is written in place
+        if str(target) not in OPERATORS:
+            raise UnsupportedOp(str(function))
         changed = arguments[0]
         if not self._is_dynamic(changed):
-            raise Untranslatable(f"{function} of an input on a weight")
+            raise UnsupportedOp(f"{function} of an input on a weight")
         value = self._translate(target, arguments, options)
         result = function(*arguments, **options)
         self._check(function, changed, value)
         for other in self._memory[_storage(changed)]:
             if _overlap(other, changed):
-                self._values[id(other)] = None  # it holds other numbers now, and must not be used
+                self._values[id(other)] = None  # it holds other elements now, and must not be used
         self._values[id(changed)] = value
         return result
 
@@ -170,43 +158,37 @@ class StepTrace(TorchDispatchMode):
         given = [self._known(argument) for argument in arguments]
         named = {name: self._known(argument) for name, argument in options.items()}
         if function is aten._to_copy.default:
-            return self._converted(given[0], options)
+            return self.lowering.convert(given[0], options.get("dtype"))
         if function in MOVES:
             return self._moved(function, given, named)
-        handler = self.handlers.get(function)
-        if handler is None:
-            raise Untranslatable(str(function))
+        rule = OPERATORS.get(str(function))
+        if rule is None:
+            raise UnsupportedOp(str(function))
         try:
-            return handler(self.translator, *given, **named)
-        except (AttributeError, TypeError) as error:  # arguments that a handler does not know
-            raise Untranslatable(f"{function} with these arguments ({error})") from error
+            return rule(self.lowering, *given, **named)
+        except (AttributeError, TypeError) as error:  # arguments that a rule does not know
+            raise UnsupportedOp(f"{function} with these arguments ({error})") from error
 
     def _known(self, argument: Any) -> Any:
         if isinstance(argument, Tensor):
             if id(argument) not in self._values:
                 return argument
             if (value := self._values[id(argument)]) is None:
-                raise Untranslatable("a tensor that was changed in place, or a statistic of a norm or attention")
+                raise UnsupportedOp("a tensor that was changed in place, or a statistic of attention")
             return value
         if isinstance(argument, list | tuple):
             return [self._known(item) for item in argument]
         return argument
 
-    def _converted(self, value: Any, options: dict) -> Any:
-        dtype = options.get("dtype")
-        is_complex = isinstance(value, ComplexValue)
-        expected = torch.complex64 if self.graph.dtype == torch.float32 else torch.complex128
-        if dtype not in (None, expected if is_complex else self.graph.dtype):
-            raise Untranslatable(f"a conversion to {dtype}")
-        return value
-
     def _moved(self, function: Any, given: list, named: dict) -> Any:
         first = given[0]
+        if isinstance(first, Value) and (moved := self.lowering.move(function, first, given[1:])) is not None:
+            return moved
         parts = first if isinstance(first, list) else [first]
         if any(isinstance(part, ComplexValue) for part in parts):
             return self._moved_parts(function, given, named)
         if any(isinstance(x, Value) for x in given[1:]):
-            raise Untranslatable(f"{function} with an index that depends on the inputs")
+            raise UnsupportedOp(f"{function} with an index that depends on the inputs")
         for index in given[1:]:
             for tensor in index if isinstance(index, list) else [index]:
                 if isinstance(tensor, Tensor):
@@ -232,10 +214,10 @@ class StepTrace(TorchDispatchMode):
         return ComplexValue(real, imag)
 
     def _fold(self, tensor: Tensor) -> Tensor:
-        """Numbers of a constant as the kernel reads them.
+        """The elements of a constant as the kernel reads them.
 
         The memory of a weight is read where it is, so that changes in place count. What was computed from weights is
-        valid as long as these hold the same numbers, which the program compares at every step.
+        valid as long as these hold the same values, which the program compares at every step.
         """
         tensor = tensor.detach()
         if tensor.is_contiguous() and self.is_weight(tensor):
@@ -257,7 +239,7 @@ class StepTrace(TorchDispatchMode):
         for number in self._sources_of_storage.get(_storage(tensor), set()) - self._guarded:
             weight = self._weights[number].detach()
             if not weight.is_contiguous():
-                raise Untranslatable("a computation on a weight that is not contiguous")
+                raise UnsupportedOp("a computation on a weight that is not contiguous")
             self._guarded.add(number)
             self.guards.append((weight, weight.clone()))
 
@@ -267,7 +249,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _overlap(x: Tensor, y: Tensor) -> bool:
-    """True where two tensors of one storage may share numbers; their strides are not looked at."""
+    """True where two tensors of one storage may share elements; their strides are not looked at."""
     ends = [
         t.data_ptr() + sum((n - 1) * k for n, k in zip(t.shape, t.stride(), strict=True)) * t.itemsize for t in (x, y)
     ]

@@ -76,7 +76,7 @@ class CompiledProgram:
         try:
             with torch.inference_mode(False):
                 yield
-        except block_cpu.Untranslatable as error:
-            raise Uncompilable(f"the kernel has no form of {str(error).rstrip('.')}") from error
+        except block_cpu.UnsupportedOp as error:
+            raise Uncompilable(f"unsupported operator: {str(error).rstrip('.')}") from error
         except block_cpu.UnreadableTensor as error:
             raise Uncompilable(f"the kernel cannot read a weight: {str(error).rstrip('.')}") from error

@@ -1,7 +1,7 @@
 """One token of every stream as one call of the compiled kernel: one pass over the weights.
 
-The kernel's package records one step of `forward` and writes it as a program. Without the kernel, or where an
-operation has no form in it, plain `forward` runs.
+The kernel's package records one step of `forward` and compiles it to a program. Without the kernel, or with an
+operator that it does not support, plain `forward` runs.
 
 Shape letters: B streams, T steps, M model width, V vocabulary.
 """
@@ -173,8 +173,8 @@ class CompiledStep:
                 self.program = compiler.compile_model_step(
                     forward, self.width, self.dtype, self.shape_of_state, table, self.weights
                 )
-        except graph.Untranslatable as error:
-            self.problem = f"it has no form of {str(error).rstrip('.')}"
+        except graph.UnsupportedOp as error:
+            self.problem = f"unsupported operator: {str(error).rstrip('.')}"
         except _kernel().UnreadableTensor as error:
             self.problem = f"it cannot read a weight: {str(error).rstrip('.')}"
         if self.problem is not None:

@@ -13,12 +13,12 @@ from torch import fx
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import hf_recurrent as hf
-from hf_recurrent.export.c_operations import HELPERS
+from hf_recurrent.export.c_helpers import HELPERS
 from hf_recurrent.export.c_source import c_source
 from hf_recurrent.export.exported_step import ExportedStep, save_exported_step
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.step_module import StepModule
-from hf_recurrent.export.weight_types import quantize_rows
+from hf_recurrent.kernels.weight_rows import quantize_rows
 
 aten = torch.ops.aten
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
@@ -268,7 +268,7 @@ def test_an_operation_without_a_form_in_c_is_named():
             return inputs.sort(-1).values, *state
 
     program = torch.export.export(Sorts(), (torch.zeros(1, 3), torch.zeros(1, 2))).run_decompositions({})
-    with pytest.raises(ValueError, match=r"The step has no form in C: it needs aten\.sort"):
+    with pytest.raises(ValueError, match=r"The step cannot be exported to C: unsupported operator: aten\.sort"):
         c_source(program, "tiny", ["memory"])
 
 

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
-NAMES = ("block_cpu", "context_mixture_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
+NAMES = ("context_mixture_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
     "-shared", "-D_GNU_SOURCE", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",

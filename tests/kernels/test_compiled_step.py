@@ -19,7 +19,7 @@ from torch import nn
 from transformers.utils.logging import warning_once
 
 import hf_recurrent
-from hf_recurrent.kernels import step_program
+from hf_recurrent.kernels.weight_rows import quantize_rows
 from hf_recurrent.modeling.memora.modeling_memora import MemoraMLP
 from hf_recurrent.modeling.step import compiled_step, single_step
 from hf_recurrent.modeling.units import recurrent_units
@@ -513,8 +513,8 @@ def test_narrow_weights(variant, weights, tolerance):
             if weights == "bfloat16":
                 parameter.copy_(parameter.bfloat16())
             else:
-                values, scale = step_program.quantize_rows(parameter)
-                parameter.copy_(values * scale.unsqueeze(1))
+                values, scale = quantize_rows(parameter)
+                parameter.copy_(values * scale)
     expected, _ = read_bytes(rounded, input_ids)
     assert relative_difference(logits, expected) < 3e-3
     model.compile_step(None)

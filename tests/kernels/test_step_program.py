@@ -8,7 +8,7 @@ from torch.nn import functional
 
 step_cpu = pytest.importorskip("hf_recurrent.kernels.step_cpu")
 
-from hf_recurrent.kernels.step_graph import Untranslatable  # noqa: E402 (after the check for the kernel)
+from hf_recurrent.kernels.step_graph import UnsupportedOp  # noqa: E402 (after the check for the kernel)
 from hf_recurrent.kernels.step_trace import StepTrace  # noqa: E402
 
 STREAMS = 3
@@ -153,5 +153,5 @@ def overwritten(x):
     ],
 )
 def test_operations_without_a_form_are_named(function, name):
-    with pytest.raises(Untranslatable, match=name):
+    with pytest.raises(UnsupportedOp, match=name):
         run(function, torch.randn(STREAMS, 20))

@@ -1,0 +1,99 @@
+"""Functions in C that an exported step calls, and literals."""
+
+import torch
+
+# Each is written where it is used; NAME_ becomes the prefix of the file's names.
+HELPERS = {
+    "sigmoid": "static float NAME_sigmoid(float x) {\n    return 1.0f / (1.0f + expf(-x));\n}",
+    "softplus": "static float NAME_softplus(float x) {\n    return x > 20.0f ? x : log1pf(expf(x));\n}",
+    "gelu": ("static float NAME_gelu(float x) {\n    return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));\n}"),
+    "linear": """/* y = scale * (table x) + bias, where there is one. */
+static void NAME_linear(const int8_t *table, const float *scale, const float *bias, const float *x, float *y,
+                       int outputs, int inputs) {
+    for (int k = 0; k < outputs; k++) {
+        float sum = 0.0f;
+        for (int i = 0; i < inputs; i++) sum += (float)table[(long)k * inputs + i] * x[i];
+        y[k] = scale[k] * sum + (bias ? bias[k] : 0.0f);
+    }
+}""",
+    "layer_norm": """/* Mean 0 and variance 1, then weight and bias, where there are any. */
+static void NAME_layer_norm(const float *weight, const float *bias, float eps, const float *x, float *y, int size) {
+    float mean = 0.0f, variance = 0.0f;
+    for (int i = 0; i < size; i++) mean += x[i];
+    mean /= (float)size;
+    for (int i = 0; i < size; i++) variance += (x[i] - mean) * (x[i] - mean);
+    const float factor = 1.0f / sqrtf(variance / (float)size + eps);
+    for (int i = 0; i < size; i++) {
+        y[i] = (x[i] - mean) * factor * (weight ? weight[i] : 1.0f) + (bias ? bias[i] : 0.0f);
+    }
+}""",
+    "rms_norm": """/* Mean square 1, then weight, where there is one. */
+static void NAME_rms_norm(const float *weight, const float *bias, float eps, const float *x, float *y, int size) {
+    float square = 0.0f;
+    (void)bias;
+    for (int i = 0; i < size; i++) square += x[i] * x[i];
+    const float factor = 1.0f / sqrtf(square / (float)size + eps);
+    for (int i = 0; i < size; i++) y[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
+}""",
+    "softmax": """static void NAME_softmax(const float *x, float *y, int size) {
+    float most = x[0], total = 0.0f;
+    for (int i = 1; i < size; i++) most = fmaxf(most, x[i]);
+    for (int i = 0; i < size; i++) total += y[i] = expf(x[i] - most);
+    for (int i = 0; i < size; i++) y[i] /= total;
+}""",
+    "product": """/* y (rows, width) = a (rows, depth) times b (depth, width). */
+static void NAME_product(const float *a, const float *b, float *y, int rows, int depth, int width) {
+    for (int row = 0; row < rows; row++)
+        for (int i = 0; i < width; i++) {
+            float sum = 0.0f;
+            for (int k = 0; k < depth; k++) sum += a[row * depth + k] * b[k * width + i];
+            y[row * width + i] = sum;
+        }
+}""",
+    "attend": """/* One query over all keys; mask, where there is one, is added to the scores. */
+static void NAME_attend(const float *q, const float *k, const float *v, const float *mask, float scale, float *scores,
+                        float *y, int keys, int width) {
+    for (int j = 0; j < keys; j++) {
+        float sum = 0.0f;
+        for (int i = 0; i < width; i++) sum += q[i] * k[j * width + i];
+        scores[j] = sum * scale + (mask ? mask[j] : 0.0f);
+    }
+    NAME_softmax(scores, scores, keys);
+    for (int i = 0; i < width; i++) {
+        y[i] = 0.0f;
+        for (int j = 0; j < keys; j++) y[i] += scores[j] * v[j * width + i];
+    }
+}""",
+    "wide": """/* The float of a half-precision number. */
+static float NAME_wide(uint16_t half) {
+    const float sign = half & 0x8000 ? -1.0f : 1.0f;
+    const int exponent = (half >> 10) & 31, fraction = half & 1023;
+    if (exponent == 0) return sign * ldexpf((float)fraction, -24);
+    return sign * ldexpf((float)(fraction + 1024), exponent - 25);
+}""",
+    "narrow": """/* The nearest half-precision number, ties to even; the largest one for those beyond. */
+static uint16_t NAME_narrow(float x) {
+    const uint16_t sign = x < 0.0f ? 0x8000 : 0;
+    int exponent = -13; /* of numbers below 2^-14, zero among them */
+    x = fabsf(x);
+    if (!(x < 65504.0f)) return (uint16_t)(sign | 0x7bff);
+    if (x >= 6.103515625e-05f) (void)frexpf(x, &exponent);
+    const float scaled = ldexpf(x, 11 - exponent);
+    int rounded = (int)scaled;
+    const float rest = scaled - (float)rounded;
+    if (rest > 0.5f || (rest == 0.5f && (rounded & 1))) rounded++;
+    /* A fraction of 2048 carries into the exponent. */
+    return (uint16_t)(sign | (rounded + ((exponent + 13) << 10)));
+}""",
+}
+
+
+def literal(value: float) -> str:
+    """A float in C."""
+    if value != value:
+        return "NAN"
+    if value in (float("inf"), float("-inf")):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    text = f"{float(torch.tensor(value, dtype=torch.float32)):.9g}"
+    text = text if any(mark in text for mark in ".e") else f"{text}.0"
+    return f"({text}f)" if value < 0 else f"{text}f"

@@ -1,0 +1,402 @@
+"""The operators of torch that single steps use, as nodes of a graph; see lowering.py."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .lowering import Lowering, LoweringRule, aten, lowers
+from .step_graph import ComplexValue, UnsupportedOp, Value
+
+
+def _unary(function: str) -> LoweringRule:
+    return lambda t, x: t.map(function, x.shape, x)
+
+
+for _overloads, _function in {
+    aten.abs: "abs", aten.sqrt: "sqrt", aten.rsqrt: "rsqrt", aten.reciprocal: "reciprocal",
+    aten.exp: "exp", aten.expm1: "expm1", aten.log: "log", aten.log1p: "log1p", aten.sigmoid: "sigmoid",
+    aten.tanh: "tanh", aten.sin: "sin", aten.cos: "cos", aten.erf: "erf", aten.floor: "floor", aten.round: "round",
+}.items():  # fmt: skip
+    lowers(_overloads.default)(_unary(_function))
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def _add(t: Lowering, x, y, alpha=1):
+    if isinstance(x, ComplexValue) or isinstance(y, ComplexValue):
+        return _by_parts(t, "add", x, y)
+    return t.binary("add", x, y if alpha == 1 else t.binary("mul", y, alpha) if isinstance(y, Value) else y * alpha)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def _sub(t: Lowering, x, y, alpha=1):
+    if isinstance(x, ComplexValue) or isinstance(y, ComplexValue):
+        return _by_parts(t, "sub", x, y)
+    return t.binary("sub", x, y if alpha == 1 else t.binary("mul", y, alpha) if isinstance(y, Value) else y * alpha)
+
+
+@lowers(aten.rsub.Scalar)
+def _rsub(t: Lowering, x, y, alpha=1):
+    return t.map("rsub_scalar", x.shape, x if alpha == 1 else t.binary("mul", x, alpha), scalar=y)
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def _mul(t: Lowering, x, y):
+    if not (isinstance(x, ComplexValue) or isinstance(y, ComplexValue)):
+        return t.binary("mul", x, y)
+    (a, b), (c, d) = _parts(x), _parts(y)
+    if b is None:
+        return ComplexValue(t.binary("mul", a, c), t.binary("mul", a, d))
+    if d is None:
+        return ComplexValue(t.binary("mul", a, c), t.binary("mul", b, c))
+    real = t.binary("sub", t.binary("mul", a, c), t.binary("mul", b, d))
+    return ComplexValue(real, t.binary("add", t.binary("mul", a, d), t.binary("mul", b, c)))
+
+
+def each_part(x, function):
+    """A function of a real value, or of the real and the imaginary part."""
+    if isinstance(x, ComplexValue):
+        return ComplexValue(function(x.real), function(x.imag))
+    return function(x)
+
+
+def _parts(x) -> tuple:
+    """Real and imaginary part; None for the imaginary part of a real number."""
+    if isinstance(x, ComplexValue):
+        return x.real, x.imag
+    if isinstance(x, Tensor) and x.is_complex():
+        return x.real, x.imag
+    if isinstance(x, complex):
+        return x.real, x.imag
+    return x, None
+
+
+def _by_parts(t: Lowering, function: str, x, y) -> ComplexValue:
+    (a, b), (c, d) = _parts(x), _parts(y)
+    if b is None or d is None:
+        raise UnsupportedOp(f"{function} of a real and a complex number")
+    return ComplexValue(t.binary(function, a, c), t.binary(function, b, d))
+
+
+@lowers(aten.neg.default)
+def _neg(t: Lowering, x):
+    return each_part(x, lambda part: t.map("neg", part.shape, part))
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar)
+def _div(t: Lowering, x, y):
+    c, d = _parts(y)
+    if d is None:
+        return each_part(x, lambda part: t.binary("div", part, c))
+    size = t.binary("add", t.binary("mul", c, c), t.binary("mul", d, d))
+    inverse = ComplexValue(t.binary("div", c, size), _neg(t, t.binary("div", d, size)))
+    return _mul(t, x, inverse)
+
+
+@lowers(aten.addcmul.default)
+def _addcmul(t: Lowering, base, x, y, value=1):
+    if any(isinstance(v, ComplexValue) or (isinstance(v, Tensor) and v.is_complex()) for v in (base, x, y)):
+        return _by_parts(t, "add", base, _mul(t, x, y))
+    if value != 1:
+        return t.binary("add", base, t.binary("mul", t.binary("mul", x, y), value))
+    shape = torch.broadcast_shapes(base.shape, x.shape, y.shape)
+    return t.map("mul_add", shape, base, x, y)
+
+
+@lowers(aten.addcdiv.default)
+def _addcdiv(t: Lowering, base, x, y, value=1):
+    ratio = t.binary("div", x, y)
+    return t.binary("add", base, ratio if value == 1 else t.binary("mul", ratio, value))
+
+
+@lowers(aten.lerp.Tensor, aten.lerp.Scalar)
+def _lerp(t: Lowering, x, y, weight):
+    return t.binary("add", x, t.binary("mul", t.binary("sub", y, x), weight))
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def _pow(t: Lowering, x, exponent):
+    if exponent == 1:
+        return x
+    if exponent in (2, 3):
+        square = t.binary("mul", x, x)
+        return square if exponent == 2 else t.binary("mul", square, x)
+    if exponent == -0.5:
+        return t.map("rsqrt", x.shape, x)
+    return t.map("pow", x.shape, x, scalar=exponent)
+
+
+@lowers(aten.square.default)
+def _square(t: Lowering, x):
+    return t.map("mul", x.shape, x, x)
+
+
+@lowers(aten.maximum.default)
+def _maximum(t: Lowering, x, y):
+    return t.binary("max", x, y)
+
+
+@lowers(aten.minimum.default)
+def _minimum(t: Lowering, x, y):
+    return t.binary("min", x, y)
+
+
+@lowers(aten.clamp.default)
+def _clamp(t: Lowering, x, low=None, high=None):
+    if low is not None:
+        x = t.map("at_least", x.shape, x, scalar=low)
+    return x if high is None else t.map("at_most", x.shape, x, scalar=high)
+
+
+@lowers(aten.clamp_min.default)
+def _clamp_min(t: Lowering, x, low):
+    return _clamp(t, x, low)
+
+
+@lowers(aten.clamp_max.default)
+def _clamp_max(t: Lowering, x, high):
+    return _clamp(t, x, None, high)
+
+
+@lowers(aten.hardtanh.default)
+def _hardtanh(t: Lowering, x, low=-1, high=1):
+    return _clamp(t, x, low, high)
+
+
+@lowers(aten.relu.default)
+def _relu(t: Lowering, x):
+    return _clamp(t, x, 0)
+
+
+@lowers(aten.silu.default)
+def _silu(t: Lowering, x):
+    return t.binary("mul", x, t.map("sigmoid", x.shape, x))
+
+
+@lowers(aten.gelu.default)
+def _gelu(t: Lowering, x, approximate="none"):
+    if approximate == "none":
+        return t.map("gelu", x.shape, x)
+    cube = t.binary("mul", t.binary("mul", x, x), x)
+    inner = t.binary("mul", t.binary("add", x, t.binary("mul", cube, 0.044715)), math.sqrt(2 / math.pi))
+    return t.binary("mul", t.binary("mul", x, 0.5), t.binary("add", t.map("tanh", x.shape, inner), 1))
+
+
+@lowers(aten.softplus.default)
+def _softplus(t: Lowering, x, beta=1, threshold=20):
+    if threshold != 20:
+        raise UnsupportedOp("softplus with another threshold")
+    if beta == 1:
+        return t.map("softplus", x.shape, x)
+    return t.binary("mul", t.map("softplus", x.shape, t.binary("mul", x, beta)), 1 / beta)
+
+
+@lowers(aten.log_sigmoid_forward.default)
+def _log_sigmoid(t: Lowering, x):
+    small = t.map("exp", x.shape, t.map("neg", x.shape, t.map("abs", x.shape, x)))
+    return [t.binary("sub", _clamp(t, x, None, 0), t.map("log1p", x.shape, small)), None]
+
+
+@lowers(aten.elu.default)
+def _elu(t: Lowering, x, alpha=1, scale=1, input_scale=1):
+    negative = t.binary("mul", t.map("expm1", x.shape, _clamp(t, t.binary("mul", x, input_scale), None, 0)), alpha)
+    return t.binary("mul", t.binary("add", _clamp(t, x, 0), negative), scale)
+
+
+@lowers(aten.leaky_relu.default)
+def _leaky_relu(t: Lowering, x, slope=0.01):
+    return t.binary("add", _clamp(t, x, 0), t.binary("mul", _clamp(t, x, None, 0), slope))
+
+
+@lowers(aten.where.self)
+def _where(t: Lowering, condition, x, y):
+    shape = torch.broadcast_shapes(condition.shape, x.shape, y.shape)
+    return t.map("where", shape, condition, x, y)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def _masked_fill(t: Lowering, x, mask, scalar):
+    if isinstance(scalar, Value):
+        raise UnsupportedOp("aten.masked_fill with a value that depends on the inputs")
+    if isinstance(x, ComplexValue):
+        parts = complex(scalar)
+        real = _masked_fill(t, x.real, mask, parts.real)
+        return ComplexValue(real, _masked_fill(t, x.imag, mask, parts.imag))
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    return t.map("where", shape, mask, t.filled(shape, float(scalar)), x)
+
+
+def _comparison(function: str, swapped: bool = False, negated: bool = False) -> LoweringRule:
+    def compare(t: Lowering, x, y):
+        result = t.binary(function, *((y, x) if swapped else (x, y)))
+        if negated:
+            result = t.map("rsub_scalar", result.shape, result, scalar=1)
+        result.is_bool = True
+        return result
+
+    return compare
+
+
+for _overloads, _arguments in {
+    aten.eq: ("eq",), aten.ne: ("eq", False, True), aten.lt: ("lt",), aten.le: ("le",), aten.gt: ("lt", True),
+    aten.ge: ("le", True),
+}.items():  # fmt: skip
+    lowers(_overloads.Tensor, _overloads.Scalar)(_comparison(*_arguments))
+
+
+@lowers(aten.logical_not.default, aten.bitwise_not.default)
+def _not(t: Lowering, x):
+    if not x.is_bool:
+        raise UnsupportedOp("logical_not of numbers")
+    result = t.map("rsub_scalar", x.shape, x, scalar=1)
+    result.is_bool = True
+    return result
+
+
+@lowers(aten.sum.dim_IntList)
+def _sum(t: Lowering, x, dims, keepdim=False, dtype=None):
+    return each_part(x, lambda part: t.reduce(part, dims, keepdim, "sum"))
+
+
+@lowers(aten.sum.default)
+def _sum_all(t: Lowering, x, dtype=None):
+    return t.reduce(x, None, False, "sum")
+
+
+@lowers(aten.mean.dim)
+def _mean(t: Lowering, x, dims, keepdim=False, dtype=None):
+    return t.reduce(x, dims, keepdim, "mean")
+
+
+@lowers(aten.amax.default)
+def _amax(t: Lowering, x, dims=(), keepdim=False):
+    return t.reduce(x, dims, keepdim, "maximum")
+
+
+@lowers(aten.amin.default)
+def _amin(t: Lowering, x, dims=(), keepdim=False):
+    return t.reduce(x, dims, keepdim, "minimum")
+
+
+# ---- Norms, products and attention
+
+
+class NormStatistic(Value):
+    """Mean or standard deviation of a norm: known to its backward pass only, which computes it again."""
+
+    def __init__(self, shape: torch.Size, eps: float):
+        super().__init__(shape)
+        self.eps = eps
+
+
+@lowers(aten.native_layer_norm.default)
+def _layer_norm(t: Lowering, x, shape, weight, bias, eps):
+    fields = {"center": True, "eps": eps, "width": math.prod(shape)}
+    statistic = NormStatistic(torch.Size((*x.shape[: len(x.shape) - len(shape)], *[1] * len(shape))), eps)
+    if not isinstance(weight, Value) and not isinstance(bias, Value):
+        operands = [None if v is None else t.constant(v) for v in (weight, bias)]
+        return [t.graph.add("norm", x.shape, [x, *operands], **fields), statistic, statistic]
+    normed = t.graph.add("norm", x.shape, [x, None, None], **fields)
+    if weight is not None:
+        normed = t.binary("mul", normed, weight)
+    if bias is not None:
+        normed = t.binary("add", normed, bias)
+    return [normed, statistic, statistic]
+
+
+@lowers(aten.mm.default)
+def _mm(t: Lowering, x, y):
+    return t.matmul(x, y)
+
+
+@lowers(aten.addmm.default)
+def _addmm(t: Lowering, bias, x, y, beta=1, alpha=1):
+    if alpha != 1 or beta != 1:
+        raise UnsupportedOp("aten.addmm with factors")
+    return t.matmul(x, y, bias)
+
+
+@lowers(aten.bmm.default)
+def _bmm(t: Lowering, x, y):
+    return t.batched_matmul(x, y)
+
+
+@lowers(aten.cumsum.default)
+def _cumsum(t: Lowering, x, dim, dtype=None):
+    steps = x.shape[dim]
+    if steps != x.shape.numel():
+        raise UnsupportedOp("aten.cumsum of several rows")
+    row = t.graph.move(torch.reshape, [x], t.graph.index(x), (1, steps))
+    below = torch.ones(steps, steps, dtype=t.graph.dtype).triu()
+    return Value(x.shape, t.matmul(row, below).buffer)
+
+
+@lowers(aten.embedding.default)
+def _embedding(t: Lowering, table, ids, padding=-1, scale_by_frequency=False, sparse=False):
+    height, width = table.shape
+    if isinstance(table, Value):
+        fields = {"steps": ids.shape.numel(), "height": height, "width": width}
+        return t.graph.add("lookup", (*ids.shape, width), [table, ids], **fields)
+    if ids.shape.numel() != 1:
+        raise UnsupportedOp("aten.embedding of several tokens")
+    return t.graph.add("embedding", (*ids.shape, width), [ids], weight=table.detach(), width=width)
+
+
+@lowers(aten._softmax.default)
+def _softmax(t: Lowering, x, dim, half_to_float=False):
+    if dim % len(x.shape) != len(x.shape) - 1:
+        raise UnsupportedOp("softmax over another than the last dimension")
+    return t.graph.add("softmax", x.shape, [x], rows=x.shape.numel() // x.shape[-1], width=x.shape[-1])
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _attention(t: Lowering, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    if query.shape[0] != 1 or dropout_p or key.shape[1] != query.shape[1] or value.shape[3] != query.shape[3]:
+        raise UnsupportedOp("attention with several sequences, other heads or dropout")
+    _, heads, queries, width = query.shape
+    keys = key.shape[2]
+    mask = None
+    if attn_mask is not None:
+        if isinstance(attn_mask, Value):
+            raise UnsupportedOp("attention with a mask that depends on the inputs")
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros(attn_mask.shape, dtype=t.graph.dtype).masked_fill(~attn_mask, -math.inf)
+        mask = t.constant(attn_mask.expand(1, heads, queries, keys))
+    fields = {"heads": heads, "queries": queries, "keys": keys, "width": width, "causal": is_causal}
+    fields["scale"] = 1 / math.sqrt(width) if scale is None else scale
+    return [t.graph.add("attention", query.shape, [query, key, value, mask], **fields), None]
+
+
+# ---- Complex numbers, as pairs of values
+
+
+@lowers(aten.complex.default)
+def _complex(t: Lowering, real, imag):
+    return ComplexValue(t.as_value(real), t.as_value(imag))
+
+
+@lowers(aten.view_as_real.default)
+def _view_as_real(t: Lowering, x):
+    parts = [x.real, x.imag]
+    return t.graph.move(torch.stack, parts, [t.graph.index(part) for part in parts], -1)
+
+
+@lowers(aten.constant_pad_nd.default)
+def _pad(t: Lowering, x, pad, value=0):
+    shape = torch.constant_pad_nd(torch.empty(x.shape, device="meta"), pad, value).shape
+    number = t.graph.constant(t.fold(torch.full((1,), value, dtype=t.graph.dtype)))
+    outside = int(t.graph.index(Value(torch.Size((1,)), number)))
+    padded = torch.full(shape, outside)
+    inside = torch.constant_pad_nd(t.graph.index(x), pad, -1)
+    return Value(shape, None, torch.where(inside < 0, padded, inside))
+
+
+@lowers(aten._conj.default, aten._conj_physical.default, aten.conj_physical.default)
+def _conj(t: Lowering, x):
+    return ComplexValue(x.real, _neg(t, x.imag)) if isinstance(x, ComplexValue) else x
+
+
+@lowers(aten.view_as_complex.default)
+def _view_as_complex(t: Lowering, x):
+    index = t.graph.index(x)
+    return ComplexValue(*(t.graph.move(torch.select, [x], index, -1, part) for part in (0, 1)))
