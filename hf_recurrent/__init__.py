@@ -44,7 +44,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.modeling.smt.modeling_smt_teacher": ("SmtTeacherModel", "SmtTeacherOutput"),
     "hf_recurrent.modeling.block.recurrent_sequence_classification": ("RecurrentSequenceClassifierOutput",),
     "hf_recurrent.modeling.block.recurrent_causal_lm": ("RecurrentCausalLMOutput",),
-    "hf_recurrent.modeling.block.generated_state": ("RecurrentGenerateBeamOutput", "RecurrentGenerateOutput"),
+    "hf_recurrent.modeling.block.recurrent_generation": ("RecurrentGenerateBeamOutput", "RecurrentGenerateOutput"),
     "hf_recurrent.modeling.block.recurrent_state": (
         "RecurrentState",
         "join_states",

@@ -9,26 +9,17 @@ from typing import Any
 
 import torch
 
+from hf_recurrent.modeling.block.block_inputs import Padding, check_arguments, read_masks
 from hf_recurrent.modeling.block.causal_lm_loss import causal_lm_loss
-from hf_recurrent.modeling.block.generated_state import GeneratedStateMixin
-from hf_recurrent.modeling.block.packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
-from hf_recurrent.modeling.block.recurrent_blocks import Padding
 from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentCausalLMOutput
-from hf_recurrent.modeling.block.recurrent_state import (
-    RecurrentState,
-    check_state,
-    check_state_memory,
-    select_state,
-    state_dtype,
-)
-from hf_recurrent.modeling.block.tensor_checks import check_mask, check_tensor, check_token_ids, kept_steps
+from hf_recurrent.modeling.block.recurrent_generation import CACHE_ARGUMENTS, StatefulGeneration
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, StatefulModel, check_state, check_state_memory
+from hf_recurrent.modeling.block.tensor_checks import check_token_ids, kept_steps
 
 CHECKPOINTING_ERROR = (
     "`gradient_checkpointing` is True, but the layers of a stock model drop their state then; set it to False, or "
     'carry no state (`regime` "iid").'
 )
-# The names of releases of transformers: all are `cache` from 5.24 on.
-_CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
 
 
 class Block:
@@ -60,7 +51,7 @@ class Block:
 
 def given_block(options: Mapping[str, Any]) -> Block | None:
     """The block among the arguments of a layer, where stock code passes its cache."""
-    return next((options[name] for name in _CACHE_ARGUMENTS if isinstance(options.get(name), Block)), None)
+    return next((options[name] for name in CACHE_ARGUMENTS if isinstance(options.get(name), Block)), None)
 
 
 class StatePart:
@@ -81,13 +72,12 @@ class StatePart:
         block.new_state[f"{self.state_name}.{part}"] = tensor.to(self.get_part(block, part).dtype)
 
 
-class StockModelWithState(GeneratedStateMixin):
+class StockModelWithState(StatefulModel, StatefulGeneration):
     """Mixin of stock language models: a state goes in and comes out.
 
     `__call__` is extended and not `forward`, whose signature `generate` inspects.
     """
 
-    supports_recurrent_state = True
     block_class: type[Block] = Block
     keeps_logits = True  # `forward` has `logits_to_keep`
     state_name = ""
@@ -104,20 +94,12 @@ class StockModelWithState(GeneratedStateMixin):
         """Tensors of the state that belong to no single layer."""
         return {}
 
-    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
-        """Name and shape of every tensor of the state."""
+    def state_layout(self) -> dict[str, tuple[int, ...]]:
         shapes = dict(self.shared_shapes())
         for module in self.modules():
             if isinstance(module, StatePart):
                 shapes |= {f"{module.state_name}.{part}": shape for part, shape in module.part_shapes().items()}
-        return {name: torch.Size((batch_size, *shape)) for name, shape in shapes.items()}
-
-    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
-        """The zero state of `batch_size` streams, the start of every episode."""
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
-        options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
-        return {name: torch.zeros(shape, **options) for name, shape in self.state_shapes(batch_size).items()}
+        return shapes
 
     def __call__(self, *arguments, state=None, reset_mask=None, shift_labels=None, **options) -> Any:
         """Read a block from a state, as [`RecurrentForCausalLM.forward`]; the stock call without one."""
@@ -149,16 +131,11 @@ class StockModelWithState(GeneratedStateMixin):
             state = self.init_state(batch_size, input_ids.device)
         check_state(state, self.state_shapes(batch_size))
         check_state_memory(state, input_ids.device)
-        if reset_mask is not None:
-            reset_mask = check_mask("reset_mask", reset_mask, batch_size, steps).bool()
-        kept, padding = kept_steps(logits_to_keep), _padding(attention_mask, batch_size, steps)
-        if packing := {name: others[name] for name in PACKING_ARGUMENTS if others.get(name) is not None}:
-            real = None if padding is None else padding.real
-            reset_mask = packed_resets(reset_mask, real, (batch_size, steps), **packing)
+        reset_mask, padding = read_masks((batch_size, steps), attention_mask, reset_mask, others)
+        kept = kept_steps(logits_to_keep)
         options = {"logits_to_keep": logits_to_keep} if self.keeps_logits and padding is None else {}
         if padding is not None:
-            input_ids = padding.pack(input_ids)
-            reset_mask = None if reset_mask is None else padding.pack(reset_mask) & ~padding.mask
+            input_ids, reset_mask = padding.pack(input_ids), padding.pack_resets(reset_mask)
         block = self.block_class(state, steps, reset_mask, padding)
         logits = self.read_stock(input_ids, block, **options).logits
         if padding is not None:
@@ -176,7 +153,7 @@ class StockModelWithState(GeneratedStateMixin):
 
     def _cache_argument(self) -> str:
         parameters = inspect.signature(self.forward).parameters
-        return next(name for name in _CACHE_ARGUMENTS if name in parameters)
+        return next(name for name in CACHE_ARGUMENTS if name in parameters)
 
     # ---- Generation from a given state ----
 
@@ -188,37 +165,3 @@ class StockModelWithState(GeneratedStateMixin):
             input_ids = input_ids[:, -1:]
         mask = kwargs.get("attention_mask")
         return {"input_ids": input_ids, "attention_mask": mask, "state": state, "logits_to_keep": 1}
-
-    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **options):
-        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **options)
-        if (state := outputs.get("state")) is not None:
-            # The state has read the padding, and no other cache is filled.
-            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in _CACHE_ARGUMENTS}
-            model_kwargs |= {"attention_mask": None, "state": state}
-        return model_kwargs
-
-    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
-        state = model_kwargs.pop("state", None)
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(
-            expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
-        )
-        if state is not None:
-            model_kwargs["state"] = {name: rows.repeat_interleave(expand_size, 0) for name, rows in state.items()}
-        return input_ids, model_kwargs
-
-    @staticmethod
-    def _reorder_cache(cache: Any, beam_idx: torch.Tensor) -> Any:
-        if isinstance(cache, dict):
-            return select_state(cache, beam_idx)
-        cache.reorder_cache(beam_idx)
-        return cache
-
-
-def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
-    if attention_mask is None:
-        return None
-    check_tensor("attention_mask", attention_mask)
-    if attention_mask.dim() == 2:
-        attention_mask = attention_mask[:, -steps:]
-    mask = check_mask("attention_mask", attention_mask, batch_size, steps)
-    return None if bool((mask != 0).all()) else Padding(mask)

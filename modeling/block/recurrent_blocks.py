@@ -1,10 +1,13 @@
-"""Parts that the blocks of all families share: norms, the contracting map, the temporal convolution, padding.
+"""Parts that the blocks of all families share: norms, the contracting map, the temporal convolution.
 
 Shape letters: B streams or batch, T steps, S state width, K convolution taps.
 """
 
+import math
+
 import torch
 from torch import nn
+from transformers import initialization as init
 
 
 def layer_norm(hidden: torch.Tensor, eps: float) -> torch.Tensor:
@@ -29,6 +32,9 @@ class TemporalConvolution(nn.Module):
         super().__init__()
         self.kernel_size = kernel_size
         self.weight = nn.Parameter(torch.empty(kernel_size, channels))
+
+    def reset_parameters(self) -> None:
+        init.normal_(self.weight, mean=0.0, std=1 / math.sqrt(self.kernel_size))
 
     def forward(
         self,
@@ -89,35 +95,3 @@ def temporal_convolution(
     if episode is not None:
         last = last.masked_fill((last_episode != current).unsqueeze(-1), 0)
     return output, last.to(taps.dtype)
-
-
-class Padding:
-    """Moves the real steps of each row to its front, and the results back to where they came from.
-
-    With the padding at the end, a row's outputs and its state after its last real step are those of its real steps
-    alone, wherever the padding was.
-
-    Args:
-        attention_mask: (B, T), non-zero where a step is real.
-    """
-
-    def __init__(self, attention_mask: torch.Tensor):
-        self.real = attention_mask != 0
-        self.lengths = self.real.sum(1)
-        self._order = torch.argsort(~self.real, dim=1, stable=True)
-        self._places = torch.argsort(self._order, dim=1, stable=True)
-        self.mask = ~self.real.gather(1, self._order)
-
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(B, T, …) with each row's real steps first."""
-        return self._rearrange(tensor, self._order)
-
-    def unpack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The inverse of `pack`."""
-        return self._rearrange(tensor, self._places)
-
-    @staticmethod
-    def _rearrange(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == 3:
-            index = index.unsqueeze(-1).expand(-1, -1, tensor.shape[-1])
-        return tensor.gather(1, index)

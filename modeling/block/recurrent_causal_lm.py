@@ -20,21 +20,13 @@ from transformers.utils import ModelOutput
 from ..step.module_watch import check_weights
 from ..step.single_step import choose_step_weights, run_single_step
 from ..units.recurrent_unit import RecurrentUnit, lecun_std
+from .block_inputs import Padding, check_arguments, read_masks
 from .causal_lm_loss import causal_lm_loss
-from .packed_documents import PACKING_ARGUMENTS, check_arguments, packed_resets
-from .recurrent_blocks import Contraction, Padding, TemporalConvolution
+from .recurrent_blocks import Contraction
 from .recurrent_generation import RecurrentGenerationMixin
-from .recurrent_state import RecurrentState, check_state, check_state_memory, state_dtype
+from .recurrent_state import RecurrentState, StatefulModel, check_state, check_state_memory
 from .saved_code import SavedCode
-from .tensor_checks import (
-    check_embeddings,
-    check_mask,
-    check_not_meta,
-    check_tensor,
-    check_token_ids,
-    has_values,
-    kept_steps,
-)
+from .tensor_checks import check_embeddings, check_not_meta, check_token_ids, kept_steps
 
 
 class LayerInputs(NamedTuple):
@@ -93,12 +85,11 @@ class RecurrentCausalLMOutput(RecurrentOutput):
     hidden_states: tuple[torch.Tensor, ...] | None = None
 
 
-class RecurrentPreTrainedModel(SavedCode, PreTrainedModel):
+class RecurrentPreTrainedModel(StatefulModel, SavedCode, PreTrainedModel):
     """Initialisation, loading and saving of recurrent models."""
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    supports_recurrent_state = True
     _is_stateful = True
 
     @torch.no_grad()
@@ -114,12 +105,12 @@ class RecurrentPreTrainedModel(SavedCode, PreTrainedModel):
         elif isinstance(module, nn.Embedding):
             # As the head that it is tied to, with the model width as fan-in.
             init.normal_(module.weight, mean=0.0, std=lecun_std(module.embedding_dim))
-        elif isinstance(module, TemporalConvolution):
-            init.normal_(module.weight, mean=0.0, std=lecun_std(module.kernel_size))
-        elif isinstance(module, RecurrentUnit):
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
+            for parameter, fill in ((module.weight, init.ones_), (getattr(module, "bias", None), init.zeros_)):
+                if parameter is not None:
+                    fill(parameter)
+        elif hasattr(module, "reset_parameters") and not type(module).__module__.startswith("torch.nn."):
             module.reset_parameters()
-        elif isinstance(module, nn.RMSNorm) and module.weight is not None:
-            init.ones_(module.weight)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise a module once. Transformers skips those of other packages that have no parameters of their own,
@@ -138,20 +129,15 @@ class RecurrentPreTrainedModel(SavedCode, PreTrainedModel):
 
 
 class RecurrentBackbone(RecurrentPreTrainedModel):
-    """Inputs and state of every recurrent model; a model gives `embed_tokens`, `state_shapes` and `read_block`."""
+    """Inputs and state of every recurrent model, of all families.
 
-    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
-        """Name and shape of every tensor of the state."""
-        raise NotImplementedError
+    A model gives `embed_tokens`, `state_layout` and `read_block`; `embed_inputs` is the one place where ids become
+    vectors.
+    """
 
-    def read_single_step(
-        self, hidden: torch.Tensor, state: RecurrentState
-    ) -> tuple[torch.Tensor, RecurrentState] | None:
-        """The output and the new state of one step, or None where [`read_block`] has to run.
-
-        The state is not checked yet.
-        """
-        return run_single_step(self, hidden, state)
+    def embed_inputs(self, input_ids: torch.Tensor, state: RecurrentState) -> torch.Tensor:
+        """The inputs (B, T, M) of a block from its ids (B, T) and the state before it, which is not checked yet."""
+        return self.embed_tokens(input_ids)
 
     def read_block(
         self,
@@ -178,13 +164,6 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         """
         raise NotImplementedError
 
-    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
-        """The zero state of `batch_size` streams, the start of every episode."""
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
-        options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
-        return {name: torch.zeros(shape, **options) for name, shape in self.state_shapes(batch_size).items()}
-
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -207,23 +186,19 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         return_dict = self.config.return_dict if return_dict is None else return_dict
-        hidden = self._embed(input_ids, inputs_embeds)
-        batch_size, steps = hidden.shape[:2]
+        inputs = self._check_inputs(input_ids, inputs_embeds)
+        shape = inputs.shape[:2]
         if state is None:
-            state = self.init_state(batch_size, hidden.device)
-        if reset_mask is not None:
-            reset_mask = check_mask("reset_mask", reset_mask, batch_size, steps).bool()
-        padding = self._padding(attention_mask, batch_size, steps)
-        if packing := {name: kwargs[name] for name in PACKING_ARGUMENTS if kwargs.get(name) is not None}:
-            real = None if padding is None else padding.real
-            reset_mask = packed_resets(reset_mask, real, (batch_size, steps), **packing)
+            state = self.init_state(shape[0], inputs.device)
+        hidden = self.embed_inputs(input_ids, state) if inputs_embeds is None else inputs_embeds
+        reset_mask, padding = read_masks(shape, attention_mask, reset_mask, kwargs)
         kept = kept_steps(logits_to_keep)
 
         single_step = None
-        if steps == 1 and reset_mask is None and padding is None and not output_hidden_states:
-            single_step = self.read_single_step(hidden, state)
+        if shape[1] == 1 and reset_mask is None and padding is None and not output_hidden_states:
+            single_step = run_single_step(self, hidden, state)
         if single_step is None:
-            check_state(state, self.state_shapes(batch_size))
+            check_state(state, self.state_shapes(shape[0]))
             check_state_memory(state, hidden.device)
             check_weights(self, hidden.device)
             hidden, new_state, hidden_states = self.read_block(
@@ -239,30 +214,16 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         )
         return output if return_dict else output.to_tuple()
 
-    def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    def _check_inputs(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
         if inputs_embeds is None:
             check_token_ids("input_ids", input_ids, self.config.vocab_size)
-            if input_ids.is_meta:
-                check_not_meta("input_ids", input_ids, self.device)
-            return self.embed_tokens(input_ids)
+            check_not_meta("input_ids", input_ids, self)
+            return input_ids
         check_embeddings("inputs_embeds", inputs_embeds, self.config.hidden_size)
-        check_not_meta("inputs_embeds", inputs_embeds, self.device)
+        check_not_meta("inputs_embeds", inputs_embeds, self)
         return inputs_embeds
-
-    @staticmethod
-    def _padding(attention_mask: torch.Tensor | None, batch_size: int, steps: int) -> Padding | None:
-        if attention_mask is None:
-            return None
-        check_tensor("attention_mask", attention_mask)
-        if attention_mask.dim() == 2:
-            # In generation, the mask covers the prompt too: the last T columns are those of this call.
-            attention_mask = attention_mask[:, -steps:]
-        mask = check_mask("attention_mask", attention_mask, batch_size, steps)
-        if has_values(mask) and bool((mask != 0).all()):
-            return None
-        return Padding(mask)
 
 
 class RecurrentLayer(GradientCheckpointingLayer):
@@ -310,17 +271,16 @@ class RecurrentModel(RecurrentBackbone):
         """Shape of every part of that layer's state, without the batch."""
         return {"recurrent": (self.config.state_size,)}
 
-    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
+    def state_layout(self) -> dict[str, tuple[int, ...]]:
         return {
-            f"layers.{layer}.{part}": torch.Size((batch_size, *shape))
+            f"layers.{layer}.{part}": shape
             for layer, shapes in enumerate(self.layer_shapes)
             for part, shape in shapes.items()
         }
 
     def read_block(self, hidden, state, reset_mask, padding, kept, output_hidden_states):
         if padding is not None:
-            hidden = padding.pack(hidden)
-            reset_mask = None if reset_mask is None else padding.pack(reset_mask) & ~padding.mask
+            hidden, reset_mask = padding.pack(hidden), padding.pack_resets(reset_mask)
         hidden, new_state, hidden_states = self.read_layers(hidden, state, reset_mask, padding)
         if padding is not None:
             hidden = padding.unpack(hidden)
@@ -352,20 +312,29 @@ class RecurrentModel(RecurrentBackbone):
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
-    """A recurrent model with a head tied to its embedding. A family gives its `backbone_class`."""
+    """A recurrent model with a head tied to its embedding. A family gives its `backbone_class`.
+
+    Raises:
+        ValueError: `config.input_size` is set: a language model reads tokens.
+    """
 
     backbone_class: type[RecurrentBackbone]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own form)
 
     def __init__(self, config):
+        if (size := getattr(config, "input_size", None)) is not None:
+            raise ValueError(f"`input_size` is {size}, but a language model reads tokens; it must be None here.")
         super().__init__(config)
         self.model = self.backbone_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
-        """The zero state of `batch_size` streams, the start of every episode."""
-        return self.model.init_state(batch_size, device)
+    def state_layout(self) -> dict[str, tuple[int, ...]]:
+        return self.model.state_layout()
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits (B, T, V) of the steps whose final hidden states (B, T, M) are given."""
+        return self.lm_head(hidden)
 
     def forward(
         self,
@@ -427,7 +396,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
                 return_dict=True,
                 **kwargs,
             )
-            logits, new_state = self.lm_head(outputs.last_hidden_state), outputs.state
+            logits, new_state = self.compute_logits(outputs.last_hidden_state), outputs.state
             hidden_states = outputs.hidden_states
         else:
             logits, new_state = single_step

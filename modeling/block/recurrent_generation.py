@@ -1,18 +1,190 @@
-"""Generation with a recurrent state: what `transformers.GenerationMixin` does otherwise with attention caches.
+"""Generation with a recurrent state, and the state that `generate()` returns, after and before each row's last byte.
+
+`transformers.GenerationMixin` keeps attention caches, so its hooks are overridden where a state is carried instead.
 
 Shape letters: B batch, T steps, V vocabulary.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from transformers import GenerationMixin, LogitsProcessorList
+from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from .generated_state import GeneratedStateMixin
 from .recurrent_state import RecurrentState, check_state, check_state_memory, select_state
 from .tensor_checks import check_tensor, has_values
 
+# `past_key_values` until transformers 5.23.
+_CACHE_FIELD = next(name for name in ("cache", "past_key_values") if name in GenerateDecoderOnlyOutput.__annotations__)
+CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")  # of stock models, by release and family
 # Decoding that transformers refuses for stateful models, by its argument.
 _DRAFTS = ("assistant_model", "prompt_lookup_num_tokens")
+
+
+class _GeneratedState:
+    @property
+    def pending_state(self) -> RecurrentState | None:
+        """The state before the last byte of each row."""
+        return self.get(_CACHE_FIELD)
+
+
+@dataclass
+class RecurrentGenerateOutput(_GeneratedState, GenerateDecoderOnlyOutput):
+    """Output of `generate(return_dict_in_generate=True)`; fields that are not listed are those of transformers.
+
+    Args:
+        state: the state after all bytes of each row of `sequences`, the end byte included and padding not. To continue
+            with new text, `generate(new_text, state=output.state)`. None with `use_cache=False`.
+        cache: the state before the last byte of each row, as `pending_state`. To continue without new text, pass it
+            with the last byte of each row. Until transformers 5.23 its name is `past_key_values`.
+    """
+
+    state: RecurrentState | None = None
+
+
+@dataclass
+class RecurrentGenerateBeamOutput(_GeneratedState, GenerateBeamDecoderOnlyOutput):
+    """As [`RecurrentGenerateOutput`], for beam search."""
+
+    state: RecurrentState | None = None
+
+
+class StateRecorder:
+    """The states that a decoding loop has after the prompt and after the latest byte that it has read."""
+
+    def __init__(self):
+        self.after_prompt: RecurrentState | None = None
+        self.latest: RecurrentState | None = None
+
+    def record(self, state: RecurrentState | None) -> None:
+        if self.after_prompt is None:
+            self.after_prompt = state
+        self.latest = state
+
+
+class RowEnds(StoppingCriteriaList):
+    """Stopping criteria that keep the state and the length of each row that they end.
+
+    The loop goes on reading padding for such a row until all rows have ended.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList, recorder: StateRecorder):
+        super().__init__(criteria)
+        self.recorder = recorder
+        self.found: dict[int, tuple[int, RecurrentState]] = {}  # row → length, state before its last byte
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        ended = super().__call__(input_ids, scores, **options)
+        latest = self.recorder.latest
+        if len(ended) > 1 and latest is not None:
+            for row in ended.nonzero()[:, 0].tolist():
+                if row not in self.found:
+                    self.found[row] = input_ids.shape[1], select_state(latest, torch.tensor([row]))
+        return ended
+
+    def last_bytes(self, sequences: torch.Tensor) -> tuple[torch.Tensor, RecurrentState | None]:
+        """The last byte (B, 1) of each row that is not padding, and the state before it."""
+        last, latest = sequences[:, -1:].clone(), self.recorder.latest
+        state = latest if latest is None else {name: tensor.clone() for name, tensor in latest.items()}
+        for row, (length, found) in self.found.items():
+            last[row] = sequences[row, length - 1]
+            for name, tensor in found.items():
+                state[name][row] = tensor[0]
+        return last, state
+
+
+class StatefulGeneration:
+    """For a model with a `GenerationMixin` whose `forward` takes and returns a `state`: `generate()` does so too."""
+
+    def generate(self, *arguments: Any, **kwargs: Any) -> Any:
+        """As `transformers.GenerationMixin.generate`.
+
+        Raises:
+            ValueError: `state` is None.
+        """
+        if "state" in kwargs and kwargs["state"] is None:
+            raise ValueError(
+                "`state` is None; to begin a new text, leave it out or pass `model.init_state(batch_size)`."
+            )
+        return super().generate(*arguments, **kwargs)
+
+    def prepare_inputs_for_generation(self, input_ids, state_recorder=None, **kwargs):
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **options):
+        state = outputs.get("state")
+        if (recorder := model_kwargs.get("state_recorder")) is not None:
+            recorder.record(state)
+        if state is not None:
+            # The state has read the padding, and no other cache is filled.
+            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in CACHE_ARGUMENTS}
+            model_kwargs |= {"attention_mask": None, "state": state}
+        return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **options)
+
+    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
+        state = model_kwargs.pop("state", None)
+        if state is not None:
+            check_state(state, self.state_shapes(len(input_ids)))
+            check_state_memory(state, input_ids.device)
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(
+            expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
+        )
+        if state is not None:
+            model_kwargs["state"] = {name: row.repeat_interleave(expand_size, 0) for name, row in state.items()}
+        return input_ids, model_kwargs
+
+    @staticmethod
+    def _reorder_cache(cache: Any, beam_idx: torch.Tensor) -> Any:
+        if isinstance(cache, dict):
+            return select_state(cache, beam_idx)
+        cache.reorder_cache(beam_idx)  # of a stock model without a state
+        return cache
+
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        if not generation_config.return_dict_in_generate:
+            return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+        kwargs["state_recorder"] = recorder = StateRecorder()
+        ends = RowEnds(stopping_criteria, recorder)
+        output = super()._sample(input_ids, logits_processor, ends, generation_config, **kwargs)
+        if recorder.latest is None:
+            return RecurrentGenerateOutput(**output)
+        last, pending = ends.last_bytes(output.sequences)
+        state = self._read_new(last, pending)
+        return RecurrentGenerateOutput(**{**output, _CACHE_FIELD: pending, "state": state})
+
+    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        if not generation_config.return_dict_in_generate:
+            return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+        kwargs["state_recorder"] = recorder = StateRecorder()
+        output = super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+        if recorder.after_prompt is None:
+            return RecurrentGenerateBeamOutput(**output)
+        # The states of the loop are those of the beams that still run: read the new bytes of the best ones again.
+        new, steps = output.sequences[:, input_ids.shape[1] :], (output.beam_indices >= 0).sum(1, keepdim=True)
+        prompts = torch.arange(len(input_ids) // generation_config.num_beams) * generation_config.num_beams
+        pending = select_state(
+            recorder.after_prompt, prompts.repeat_interleave(generation_config.num_return_sequences)
+        )
+        if new.shape[1] > 1:
+            mask = torch.arange(new.shape[1] - 1, device=new.device) < steps - 1
+            pending = self._read_new(new[:, :-1], pending, mask.long())
+        state = self._read_new(new.gather(1, steps - 1), pending)
+        return RecurrentGenerateBeamOutput(**{**output, _CACHE_FIELD: pending, "state": state})
+
+    def _read_new(
+        self, new: torch.Tensor, state: RecurrentState, attention_mask: torch.Tensor | None = None
+    ) -> RecurrentState:
+        """The state after reading (B, T) more bytes."""
+        return self(
+            input_ids=new,
+            attention_mask=attention_mask,
+            state=state,
+            use_cache=True,
+            logits_to_keep=1,
+            return_dict=True,
+        ).state
 
 
 class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
@@ -35,8 +207,8 @@ class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
         return output.logits
 
 
-class RecurrentGenerationMixin(GeneratedStateMixin, GenerationMixin):
-    """For a language model with a base model in `model` whose `forward` takes and returns a `state`."""
+class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
+    """Generation by our own models: also from empty prompts, with guidance, and without an attention cache."""
 
     def generate(self, inputs: torch.Tensor | None = None, *arguments, **kwargs):
         """As `transformers.GenerationMixin.generate`.
@@ -55,25 +227,19 @@ class RecurrentGenerationMixin(GeneratedStateMixin, GenerationMixin):
                     f"`{name}` is given, but transformers drafts only for models without a state; use "
                     "`hf_recurrent.generate_speculative`."
                 )
-        for name, tensor in {"inputs": inputs, **kwargs}.items():
-            if isinstance(tensor, torch.Tensor):
-                check_tensor(name, tensor)
+        for name, value in {"inputs": inputs, **kwargs}.items():
+            needed = name in ("inputs", "input_ids", "attention_mask") and value is not None
+            if needed or isinstance(value, torch.Tensor):
+                check_tensor(name, value)
         if kwargs.get("inputs_embeds") is None:
-            name = "inputs" if inputs is not None or kwargs.get("input_ids") is None else "input_ids"
-            prompt, mask = self._begin_empty_prompts(
-                inputs if name == "inputs" else kwargs[name], kwargs.get("attention_mask"), kwargs
-            )
-            inputs = prompt if name == "inputs" else None
-            kwargs |= {"attention_mask": mask} if name == "inputs" else {"attention_mask": mask, name: prompt}
+            prompt = inputs if inputs is not None else kwargs.pop("input_ids", None)
+            inputs, kwargs["attention_mask"] = self._begin_empty_prompts(prompt, kwargs.get("attention_mask"), kwargs)
         return super().generate(inputs, *arguments, **kwargs)
 
     def _begin_empty_prompts(
         self, prompt: torch.Tensor | None, mask: torch.Tensor | None, options: dict
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The prompt (B, T) and its mask, with the end byte in rows without a byte."""
-        for name, tensor in (("inputs", prompt), ("attention_mask", mask)):
-            if tensor is not None:
-                check_tensor(name, tensor)
         config = options.get("generation_config") or self.generation_config
         end = next((value for value in (config.bos_token_id, config.eos_token_id) if value is not None), None)
         end = end[0] if isinstance(end, list) else end
@@ -113,27 +279,3 @@ class RecurrentGenerationMixin(GeneratedStateMixin, GenerationMixin):
         inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         inputs["logits_to_keep"] = 1
         return inputs
-
-    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=1):
-        # The state has read the padding; a mask that grows with every byte would only cost memory.
-        if (state := outputs.get("state")) is not None:
-            model_kwargs["attention_mask"], model_kwargs["state"] = None, state
-        return super()._update_model_kwargs_for_generation(
-            outputs, model_kwargs, is_encoder_decoder=is_encoder_decoder, num_new_tokens=num_new_tokens
-        )
-
-    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
-        state = model_kwargs.pop("state", None)
-        if state is not None:
-            check_state(state, self.model.state_shapes(len(input_ids)))
-            check_state_memory(state, input_ids.device)
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(
-            expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
-        )
-        if state is not None:
-            model_kwargs["state"] = {name: row.repeat_interleave(expand_size, 0) for name, row in state.items()}
-        return input_ids, model_kwargs
-
-    @staticmethod
-    def _reorder_cache(state: RecurrentState, beam_idx: torch.Tensor) -> RecurrentState:
-        return select_state(state, beam_idx)

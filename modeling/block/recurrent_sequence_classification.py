@@ -68,6 +68,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        input_values: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -80,6 +81,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
             input_ids: (B, T).
             attention_mask: (B, T), 0 where a step is padding.
             inputs_embeds: (B, T, M), in place of `input_ids`.
+            input_values: real, (B, T, `config.input_size`), in place of `input_ids`, for the families that read them.
             labels: (B,), the class of each sequence.
             use_cache: without effect: a classifier returns no state.
             output_hidden_states: return the hidden states of all layers.
@@ -92,6 +94,8 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         """
         return_dict = self.config.return_dict if return_dict is None else return_dict
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        if input_values is not None:
+            kwargs["input_values"] = input_values
         outputs = self.model(
             **kwargs,
             input_ids=input_ids,

@@ -23,6 +23,27 @@ def upcast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(state_dtype(tensor.dtype))
 
 
+class StatefulModel:
+    """For a model whose `forward` takes and returns a state."""
+
+    supports_recurrent_state = True
+
+    def state_layout(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor of one stream's state."""
+        raise NotImplementedError
+
+    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
+        """Shape of every tensor of the state of `batch_size` streams."""
+        return {name: torch.Size((batch_size, *shape)) for name, shape in self.state_layout().items()}
+
+    def init_state(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
+        """The zero state of `batch_size` streams, the start of every episode."""
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
+        options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
+        return {name: torch.zeros(shape, **options) for name, shape in self.state_shapes(batch_size).items()}
+
+
 def supports_recurrent_state(model: torch.nn.Module) -> bool:
     """True for models whose `forward` takes and returns a [`RecurrentState`]; stock models do not."""
     return bool(getattr(model, "supports_recurrent_state", False))

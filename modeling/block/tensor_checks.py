@@ -54,13 +54,10 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"`{name}` has layout {tensor.layout}; it must be torch.strided.")
 
 
-def check_not_meta(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Raise a ValueError if `tensor` is on the meta device and the model, on `device`, is not.
-
-    torch itself refuses all other mixtures of devices.
-    """
-    if tensor.is_meta and device.type != "meta":
-        raise ValueError(f"`{name}` is on the meta device, but the model is on {device}.")
+def check_not_meta(name: str, tensor: torch.Tensor, model: nn.Module) -> None:
+    """Raise a ValueError if `tensor` is on the meta device and the model is not; torch refuses all other mixtures."""
+    if tensor.is_meta and model.device.type != "meta":
+        raise ValueError(f"`{name}` is on the meta device, but the model is on {model.device}.")
 
 
 def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..block.real_valued_inputs import RealValuedInputs, RealValuedSequences, check_reads_tokens
+from ..block.real_valued_inputs import RealValuedInputs
 from ..block.recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState, upcast
@@ -24,6 +24,9 @@ class LruReadOut(nn.Module):
         super().__init__()
         self.state_map = nn.Linear(unit.output_size, config.hidden_size, bias=False)
         self.skip = nn.Parameter(torch.empty(config.hidden_size))
+
+    def reset_parameters(self) -> None:
+        init.normal_(self.skip, mean=0.0, std=1.0)
 
     def forward(self, states: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         return self.state_map(states.to(self.state_map.weight.dtype)) + self.skip.to(inputs.dtype) * inputs
@@ -74,15 +77,6 @@ class LruPreTrainedModel(RecurrentPreTrainedModel):
     config_class = LruConfig
     _no_split_modules = ["LruLayer"]  # noqa: RUF012 (transformers' own name and form)
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, LruReadOut):
-            init.normal_(module.skip, mean=0.0, std=1.0)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-
     def parameter_learning_rate_factors(self) -> dict[str, float]:
         """Factors of the learning rate by parameter, where they are not 1: λ and γ learn more slowly."""
         return {
@@ -107,20 +101,12 @@ class LruModel(RealValuedInputs, LruPreTrainedModel, RecurrentModel):
 
 
 class LruForCausalLM(LruPreTrainedModel, RecurrentForCausalLM):
-    """LRU with a head tied to its embedding.
-
-    Raises:
-        ValueError: `config.input_size` is set: bytes are predicted from bytes.
-    """
+    """LRU with a head tied to its embedding."""
 
     backbone_class = LruModel
 
-    def __init__(self, config: LruConfig):
-        check_reads_tokens(config)
-        super().__init__(config)
 
-
-class LruForSequenceClassification(RealValuedSequences, LruPreTrainedModel, RecurrentForSequenceClassification):
+class LruForSequenceClassification(LruPreTrainedModel, RecurrentForSequenceClassification):
     """LRU that gives a whole sequence, of tokens or of real values, one label.
 
     The logits are the mean of all steps' logits. With `config.per_step_loss`, for online learning (section 4.3), the

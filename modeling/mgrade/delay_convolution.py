@@ -97,7 +97,6 @@ class DelayConvolution(nn.Module):
         if learned:
             self.positions = nn.Parameter(torch.empty(len(positions), channels))
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Weights of variance 1/K, and the initial positions."""
         taps = len(self.initial_positions)

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..block.real_valued_inputs import RealValuedInputs, RealValuedSequences, check_reads_tokens
+from ..block.real_valued_inputs import RealValuedInputs
 from ..block.recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
@@ -94,15 +93,6 @@ class MgradePreTrainedModel(RecurrentPreTrainedModel):
     # In bfloat16 a position above 256 would be wrong by more than a step.
     _keep_in_fp32_modules_strict = ["positions"]  # noqa: RUF012
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, DelayConvolution):
-            module.reset_parameters()
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-
     def memory_footprint(self) -> MemoryFootprint:
         """Parameters and buffered activations, in floats, as appendix B counts them.
 
@@ -133,20 +123,12 @@ class MgradeModel(RealValuedInputs, MgradePreTrainedModel, RecurrentModel):
 
 
 class MgradeForCausalLM(MgradePreTrainedModel, RecurrentForCausalLM):
-    """mGRADE with a decoder of its own, or tied to the encoder with `config.tie_word_embeddings`.
-
-    Raises:
-        ValueError: `config.input_size` is set: bytes are predicted from bytes.
-    """
+    """mGRADE with a decoder of its own, or tied to the encoder with `config.tie_word_embeddings`."""
 
     backbone_class = MgradeModel
 
-    def __init__(self, config: MgradeConfig):
-        check_reads_tokens(config)
-        super().__init__(config)
 
-
-class MgradeForSequenceClassification(RealValuedSequences, MgradePreTrainedModel, RecurrentForSequenceClassification):
+class MgradeForSequenceClassification(MgradePreTrainedModel, RecurrentForSequenceClassification):
     """mGRADE that gives a whole sequence, of tokens or of real values, one label."""
 
     backbone_class = MgradeModel

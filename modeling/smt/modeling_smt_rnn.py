@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..block.recurrent_blocks import Padding
-from ..block.recurrent_causal_lm import RecurrentBackbone, RecurrentForCausalLM, RecurrentPreTrainedModel, check_mask
+from ..block.block_inputs import Padding
+from ..block.recurrent_causal_lm import RecurrentBackbone, RecurrentForCausalLM, RecurrentPreTrainedModel
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState, check_state, state_dtype
+from ..block.tensor_checks import check_mask
 from .configuration_smt_rnn import SmtRnnConfig
 from .memory_transformer import (
     MemoryDecoder,
@@ -131,8 +132,8 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
-        return {"memory": torch.Size((batch_size, self.config.num_memory_tokens, self.config.memory_size))}
+    def state_layout(self) -> dict[str, tuple[int, ...]]:
+        return {"memory": (self.config.num_memory_tokens, self.config.memory_size)}
 
     def update(self, memory: torch.Tensor, input_ids: torch.LongTensor) -> torch.Tensor:
         """One step for any number of memories: memory (…, Z, D) and input (…) → the next memory (…, Z, D).
@@ -244,7 +245,7 @@ class SmtRnnForCausalLM(SmtRnnPreTrainedModel, RecurrentForCausalLM):
 
     def readout(self, memory: torch.Tensor) -> torch.Tensor:
         """Logits (…, V) of the output that follows each memory (…, Z, D)."""
-        return self.lm_head(self.model.readout_states(memory))
+        return self.compute_logits(self.model.readout_states(memory))
 
     @torch.no_grad()
     def load_readout(self, teacher: PreTrainedModel) -> None:

@@ -95,7 +95,7 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
         embeds = self._embed("input_ids", input_ids)
         if attention_mask is not None:
             check_mask("attention_mask", attention_mask, *input_ids.shape)
-            check_not_meta("attention_mask", attention_mask, self.device)
+            check_not_meta("attention_mask", attention_mask, self)
             _check_left_padding(attention_mask)
         return self.encoder(embeds, attention_mask)
 
@@ -153,7 +153,7 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
 
     def _embed(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         check_token_ids(name, ids, self.config.vocab_size)
-        check_not_meta(name, ids, self.device)
+        check_not_meta(name, ids, self)
         return self.embed_tokens(ids)
 
 

@@ -5,7 +5,7 @@ import torch
 from model_cases import each_family, relative_difference, tiny_model
 from transformers import StoppingCriteria
 
-from hf_recurrent.modeling.block.generated_state import RecurrentGenerateBeamOutput, RecurrentGenerateOutput
+from hf_recurrent.modeling.block.recurrent_generation import RecurrentGenerateBeamOutput, RecurrentGenerateOutput
 from hf_recurrent.modeling.block.recurrent_state import select_state
 
 PROMPTS = [b"def", b"import os\n", b"class Stream:"]

@@ -1,0 +1,185 @@
+"""Masks of a block: padding, resets, and documents packed into one row, whose starts are resets.
+
+Shape letters: B streams or batch, T steps.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .tensor_checks import check_mask, check_tensor, has_values
+
+_PACKING = ("position_ids", "seq_idx", "cu_seq_lens_q")  # as the collators of other libraries mark documents
+# Other arguments of stock models that do not change what a recurrent model computes, and those of `generate`, which
+# passes the tokenizer of its stop strings on to `forward`.
+_WITHOUT_EFFECT = {"cache_position", "cu_seq_lens_k", "max_length_q", "max_length_k", "tokenizer"}
+_ATTENTION = {"output_attentions", "cache", "past_key_values"}
+
+
+class Padding:
+    """Moves the real steps of each row to its front, and the results back to where they came from.
+
+    With the padding at the end, a row's outputs and its state after its last real step are those of its real steps
+    alone, wherever the padding was.
+
+    Args:
+        attention_mask: (B, T), non-zero where a step is real.
+    """
+
+    def __init__(self, attention_mask: torch.Tensor):
+        self.real = attention_mask != 0
+        self.lengths = self.real.sum(1)
+        self._order = torch.argsort(~self.real, dim=1, stable=True)
+        self._offsets = torch.argsort(self._order, dim=1, stable=True)
+        self.mask = ~self.real.gather(1, self._order)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """(B, T, …) with each row's real steps first."""
+        return self._gather(tensor, self._order)
+
+    def pack_resets(self, reset_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """The resets (B, T) of packed steps; one at a step of padding has no effect."""
+        return None if reset_mask is None else self.pack(reset_mask) & ~self.mask
+
+    def unpack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The inverse of `pack`."""
+        return self._gather(tensor, self._offsets)
+
+    @staticmethod
+    def _gather(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 3:
+            index = index.unsqueeze(-1).expand(-1, -1, tensor.shape[-1])
+        return tensor.gather(1, index)
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise a TypeError for an argument that would be ignored and that asks for something; None never does."""
+    for name, value in arguments.items():
+        if value is None or name in _WITHOUT_EFFECT or name in _PACKING or (name in _ATTENTION and not value):
+            continue
+        hint = "; a recurrent model has no attention" if name in _ATTENTION else ""
+        raise TypeError(f"forward() got an unexpected keyword argument '{name}'{hint}.")
+
+
+def read_masks(
+    shape: tuple[int, int],
+    attention_mask: torch.Tensor | None,
+    reset_mask: torch.Tensor | None,
+    arguments: Mapping[str, Any],
+) -> tuple[torch.Tensor | None, Padding | None]:
+    """The resets (B, T) bool of a block and its padding; None where there are none.
+
+    Args:
+        shape: B and T.
+        attention_mask: (B, T), zero where a step is padding. In generation it is longer, since it covers the prompt
+            too: the last T columns count.
+        reset_mask: (B, T), the caller's own resets.
+        arguments: other arguments of `forward`, among them those of packed documents ([`packed_resets`]).
+
+    Raises:
+        TypeError: a mask is not a tensor.
+        ValueError: a shape or type does not match, or two arguments disagree about where documents begin.
+    """
+    padding = None
+    if reset_mask is not None:
+        reset_mask = check_mask("reset_mask", reset_mask, *shape).bool()
+    if attention_mask is not None:
+        check_tensor("attention_mask", attention_mask)
+        mask = attention_mask[:, -shape[1] :] if attention_mask.dim() == 2 else attention_mask
+        check_mask("attention_mask", mask, *shape)
+        if not (has_values(mask) and bool((mask != 0).all())):
+            padding = Padding(mask)
+    if packing := {name: arguments[name] for name in _PACKING if arguments.get(name) is not None}:
+        reset_mask = packed_resets(reset_mask, None if padding is None else padding.real, shape, **packing)
+    return reset_mask, padding
+
+
+def packed_resets(
+    reset_mask: torch.Tensor | None,
+    real: torch.Tensor | None,
+    shape: tuple[int, int],
+    *,
+    position_ids: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The resets (B, T) of packed documents.
+
+    Args:
+        reset_mask: (B, T) bool, the caller's own resets.
+        real: (B, T) bool, false where a step is padding, whose marks do not count.
+        shape: B and T.
+        position_ids: (B, T) or (1, T), the position in the document: 0 at its first step.
+        seq_idx: (B, T) or (1, T), the number of the document.
+        cu_seq_lens_q: (documents + 1,), the first step of every document, counted over all rows, and B · T.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        ValueError: a shape or type does not match, positions do not count up, or two arguments disagree, except at the
+            first step of a block, which may continue a document for one of them.
+    """
+    found = {} if reset_mask is None else {"reset_mask": reset_mask}
+    if position_ids is not None:
+        position_ids = _integers("position_ids", position_ids, shape)
+        found["position_ids"] = position_ids == 0
+        _check_positions(position_ids, real)
+    if seq_idx is not None:
+        seq_idx = _integers("seq_idx", seq_idx, shape)
+        found["seq_idx"] = torch.nn.functional.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))
+    if cu_seq_lens_q is not None:
+        found["cu_seq_lens_q"] = _starts(cu_seq_lens_q, shape)
+    (name, resets), *others = found.items()
+    for other, mask in others:
+        if (place := _first(resets[:, 1:] != mask[:, 1:], None if real is None else real[:, 1:])) is not None:
+            raise ValueError(
+                f"`{name}` and `{other}` disagree about a document that begins at row {place[0]}, step {place[1] + 1}."
+            )
+        resets = resets | mask
+    return resets
+
+
+def _integers(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    check_tensor(name, tensor)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() != 2:
+        raise ValueError(f"`{name}` is {tensor.dtype} of shape {tuple(tensor.shape)}; it must be integers, (B, T).")
+    if tensor.shape not in (shape, (1, shape[1])):
+        raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}; the inputs need {tuple(shape)}.")
+    return tensor.expand(shape)
+
+
+def _first(mask: torch.Tensor, real: torch.Tensor | None) -> tuple[int, int] | None:
+    """Row and step of the first true value at a real step; only on a CPU, since another device would have to wait."""
+    if not (mask.is_cpu and has_values(mask)):
+        return None
+    found = (mask if real is None else mask & real).nonzero()
+    return tuple(found[0].tolist()) if len(found) else None
+
+
+def _check_positions(position_ids: torch.Tensor, real: torch.Tensor | None) -> None:
+    before, after = position_ids[:, :-1], position_ids[:, 1:]
+    wrong = (after != 0) & (after != before + 1)
+    if (place := _first(wrong, None if real is None else real[:, :-1] & real[:, 1:])) is not None:
+        row, step = place
+        raise ValueError(
+            f"`position_ids` goes from {int(before[place])} to {int(after[place])} in row {row}, step {step + 1}; a "
+            "position must be 0 or follow the one before."
+        )
+
+
+def _starts(ends: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    check_tensor("cu_seq_lens_q", ends)
+    batch_size, steps = shape
+    if ends.dim() != 1 or ends.is_floating_point() or ends.is_complex():
+        raise ValueError(
+            f"`cu_seq_lens_q` is {ends.dtype} of shape {tuple(ends.shape)}; it must be integers in one dimension."
+        )
+    if has_values(ends):
+        offsets = ends.tolist()
+        if offsets[:1] != [0] or offsets[-1] != batch_size * steps or offsets != sorted(offsets):
+            raise ValueError(f"`cu_seq_lens_q` must rise from 0 to {batch_size * steps}, the number of all steps.")
+        if missing := sorted({row * steps for row in range(batch_size)} - {*offsets}):
+            row = missing[0] // steps
+            raise ValueError(f"`cu_seq_lens_q` has a document that goes from row {row - 1} to the next.")
+    starts = torch.zeros(batch_size * steps + 1, dtype=torch.bool, device=ends.device)
+    return starts.scatter(0, ends.long(), True)[:-1].view(shape)
