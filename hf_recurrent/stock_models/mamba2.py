@@ -9,9 +9,14 @@ from torch import nn
 from transformers.models.mamba2.modeling_mamba2 import Mamba2ForCausalLM, Mamba2Mixer
 
 from hf_recurrent.modeling.block.recurrent_state import upcast
-from hf_recurrent.stock_models.chunks import MOST_STEPS, same_episode
-from hf_recurrent.stock_models.selective_scan import ConvolutionPart
-from hf_recurrent.stock_models.stock_model import Block, StockModelWithState, given_block
+from hf_recurrent.stock_models.stock_model import (
+    CHUNK_STEPS,
+    Block,
+    ConvolutionPart,
+    StockModelWithState,
+    given_block,
+    same_episode,
+)
 
 
 class Mamba2MixerWithState(ConvolutionPart, Mamba2Mixer):
@@ -79,8 +84,8 @@ def state_space_dual(
         y (B, T, G, H, P) and h after the block.
     """
     outputs = []
-    resets = [None] * inputs.shape[1] if reset_mask is None else reset_mask.split(MOST_STEPS, dim=1)
-    chunks = zip(*(part.split(MOST_STEPS, dim=1) for part in (inputs, log_decay, to_state, from_state)), strict=True)
+    resets = [None] * inputs.shape[1] if reset_mask is None else reset_mask.split(CHUNK_STEPS, dim=1)
+    chunks = zip(*(part.split(CHUNK_STEPS, dim=1) for part in (inputs, log_decay, to_state, from_state)), strict=True)
     for (values, decay, keys, queries), reset in zip(chunks, resets, strict=False):
         visible, from_before = same_episode(*values.shape[:2], reset, values.device)
         total = decay.cumsum(1)  # (B, Q, G, H)
@@ -98,5 +103,4 @@ class Mamba2WithState(StockModelWithState, Mamba2ForCausalLM):
     """A stock Mamba2 that takes and returns a state."""
 
 
-MODEL = Mamba2WithState
 CLASSES = {Mamba2ForCausalLM: Mamba2WithState, Mamba2Mixer: Mamba2MixerWithState}

@@ -20,8 +20,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
 
 from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.modeling.scan.linear_scan import linear_scan
-from hf_recurrent.stock_models.selective_scan import ConvolutionPart
-from hf_recurrent.stock_models.stock_model import Block, StatePart, StockModelWithState, given_block
+from hf_recurrent.stock_models.stock_model import Block, ConvolutionPart, StatePart, StockModelWithState, given_block
 
 _AGE = "age"
 
@@ -154,7 +153,6 @@ class RecurrentGemmaWithState(StockModelWithState, RecurrentGemmaForCausalLM):
         return super().read_stock(input_ids, block, **options)
 
 
-MODEL = RecurrentGemmaWithState
 CLASSES = {
     RecurrentGemmaForCausalLM: RecurrentGemmaWithState,
     RecurrentGemmaRecurrentBlock: RecurrentBlockWithState,

@@ -1,6 +1,6 @@
-"""Parts that all stock families share: one block, a part with a state, the model around the parts.
+"""Parts that all stock families share: one block, layers with a state, the model around them.
 
-Shape letters: B streams or batch, T steps, V vocabulary.
+Shape letters: B streams or batch, T steps, M model width, K convolution taps, Q steps of a chunk.
 """
 
 import inspect
@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from hf_recurrent.modeling.block.block_inputs import Padding, check_arguments, read_masks
 from hf_recurrent.modeling.block.causal_lm_loss import causal_lm_loss
+from hf_recurrent.modeling.block.recurrent_blocks import temporal_convolution
 from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentCausalLMOutput
 from hf_recurrent.modeling.block.recurrent_generation import CACHE_ARGUMENTS, StatefulGeneration
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, StatefulModel, check_state, check_state_memory
@@ -70,6 +72,41 @@ class StatePart:
     def set_part(self, block: Block, part: str, tensor: torch.Tensor) -> None:
         """Keep a tensor of this layer's state after the block: a new one, so that gradients reach the block before."""
         block.new_state[f"{self.state_name}.{part}"] = tensor.to(self.get_part(block, part).dtype)
+
+
+class ConvolutionPart(StatePart):
+    """A layer with a depthwise causal `nn.Conv1d`, whose last inputs are part of the state."""
+
+    def convolve(self, convolution: nn.Conv1d, inputs: torch.Tensor, block: Block) -> torch.Tensor:
+        """Run the convolution (without an activation) on inputs (B, T, M)."""
+        weight = convolution.weight.squeeze(1).flip(-1).t()  # (K, M), the current step first
+        output, taps = temporal_convolution(
+            inputs, self.get_part(block, "convolution"), weight, block.reset_mask, block.lengths
+        )
+        self.set_part(block, "convolution", taps)
+        return output if convolution.bias is None else output + convolution.bias.to(output.dtype)
+
+
+CHUNK_STEPS = 64  # on a CPU, 32 to 64 are fastest
+
+
+def same_episode(
+    batch_size: int, steps: int, reset_mask: torch.Tensor | None, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The steps of a chunk that each step sees; inside of it, a recurrence of matrices is computed like attention.
+
+    Args:
+        reset_mask: (B, Q) bool, or None.
+
+    Returns:
+        (B or 1, Q, Q) bool, true where step s ≤ q is of the episode of step q; (B or 1, Q) bool, true where the
+        episode has begun before the chunk.
+    """
+    causal = torch.ones(steps, steps, dtype=torch.bool, device=device).tril().unsqueeze(0)
+    if reset_mask is None:
+        return causal, torch.ones(1, steps, dtype=torch.bool, device=device)
+    episode = reset_mask.cumsum(1)
+    return causal & (episode.unsqueeze(2) == episode.unsqueeze(1)), episode == 0
 
 
 class StockModelWithState(StatefulModel, StatefulGeneration):

@@ -2,19 +2,12 @@
 
 import importlib
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 
-# `model_type` → module with the classes of the family.
-_FAMILIES = {
-    "mamba": "mamba",
-    "falcon_mamba": "falcon_mamba",
-    "mamba2": "mamba2",
-    "recurrent_gemma": "recurrent_gemma",
-    "xlstm": "xlstm",
-}
+# `model_type` → module whose `CLASSES` are the classes of the family, each with its subclass that carries a state.
+_FAMILIES = {name: name for name in ("mamba", "mamba2", "recurrent_gemma", "xlstm")} | {"falcon_mamba": "mamba"}
 
 
 def with_state(model: PreTrainedModel) -> PreTrainedModel:
@@ -32,9 +25,12 @@ def with_state(model: PreTrainedModel) -> PreTrainedModel:
     if supports_recurrent_state(model) or family is None:
         return model
     module = importlib.import_module(f"hf_recurrent.stock_models.{family}")
-    if type(model) in module.CLASSES:
-        module.MODEL.check(model)
-        _replace_classes(model, module.CLASSES)
+    if (kind := module.CLASSES.get(type(model))) is not None:
+        kind.check(model)
+        for name, part in model.named_modules():
+            if type(part) in module.CLASSES:
+                part.__class__ = module.CLASSES[type(part)]
+                part.state_name = ".".join(name.split(".")[1:3])  # backbone.layers.0.mixer → layers.0
     return model
 
 
@@ -44,11 +40,3 @@ def check_recurrent(name: str, model: PreTrainedModel) -> None:
         raise TypeError(
             f"`{name}` is a {type(model).__name__}, which has no recurrent state; use `generate()` of transformers."
         )
-
-
-def _replace_classes(model: nn.Module, classes: dict[type, type]) -> None:
-    """Give each module of a class of `classes` the subclass that carries a state, and the name of its layer."""
-    for name, module in model.named_modules():
-        if (kind := classes.get(type(module))) is not None:
-            module.__class__ = kind
-            module.state_name = ".".join(name.split(".")[1:3])  # backbone.layers.0.mixer → layers.0

@@ -13,8 +13,7 @@ from transformers.models.xlstm import modeling_xlstm
 from transformers.models.xlstm.modeling_xlstm import xLSTMForCausalLM
 
 from hf_recurrent.modeling.block.recurrent_state import upcast
-from hf_recurrent.stock_models.chunks import MOST_STEPS, same_episode
-from hf_recurrent.stock_models.stock_model import Block, StatePart, StockModelWithState
+from hf_recurrent.stock_models.stock_model import CHUNK_STEPS, Block, StatePart, StockModelWithState, same_episode
 
 # Missing where the package `xlstm` is installed, whose layers are others.
 _StockBackend = getattr(modeling_xlstm, "xLSTMBackend", nn.Module)
@@ -97,8 +96,8 @@ def matrix_memory(
     """
     memory, normalizer, maximum = state
     outputs = []
-    resets = [None] * keys.shape[2] if reset_mask is None else reset_mask.split(MOST_STEPS, dim=1)
-    chunks = zip(*(part.split(MOST_STEPS, 2) for part in (queries, keys, values, log_input, log_forget)), strict=True)
+    resets = [None] * keys.shape[2] if reset_mask is None else reset_mask.split(CHUNK_STEPS, dim=1)
+    chunks = zip(*(part.split(CHUNK_STEPS, 2) for part in (queries, keys, values, log_input, log_forget)), strict=True)
     for (query, key, value, admitted, forgotten), reset in zip(chunks, resets, strict=False):
         visible, from_before = (mask.unsqueeze(1) for mask in same_episode(len(key), key.shape[2], reset, key.device))
         total = forgotten.cumsum(-1)  # (B, H, Q)
@@ -158,5 +157,4 @@ class XlstmWithState(StockModelWithState, xLSTMForCausalLM):
         return super().read_stock(input_ids, block, **options)
 
 
-MODEL = XlstmWithState
 CLASSES = {xLSTMForCausalLM: XlstmWithState, _StockBackend: BackendWithState}
