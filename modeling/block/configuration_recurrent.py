@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any, get_args, get_origin
@@ -41,13 +42,17 @@ def check_positive(config: PreTrainedConfig, *names: str, most: int = MOST_WIDTH
             raise ValueError(f"`{name}` is {value}; it must be at most {most}.")
 
 
-def check_token_ids(config: PreTrainedConfig) -> None:
-    """Raise a ValueError that names the first special token whose id is outside the vocabulary."""
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        ids = getattr(config, name)
-        for token in ids if isinstance(ids, list) else [ids]:
-            if token is not None and not (isinstance(token, int) and 0 <= token < config.vocab_size):
-                raise ValueError(f"`{name}` is {ids!r}; it must be from 0 to {config.vocab_size - 1}, or None.")
+def check_above_zero(config: PreTrainedConfig, *names: str) -> None:
+    """Raise a ValueError that names the first of these fields that is neither None nor greater than 0."""
+    for name in names:
+        if (value := getattr(config, name)) is not None and not value > 0:
+            raise ValueError(f"`{name}` is {value!r}; it must be greater than 0.")
+
+
+def check_choice(config: PreTrainedConfig, name: str, allowed: Sequence[str]) -> None:
+    """Raise a ValueError unless a field is one of the allowed names."""
+    if (value := getattr(config, name)) not in allowed:
+        raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(allowed)}.")
 
 
 def packaged(saved_class: type, *unit: Any) -> AbstractContextManager[str]:
@@ -72,18 +77,43 @@ class Packaged:
 POOLINGS = ("mean", "last")
 
 
-class RecurrentConfig(Packaged, PreTrainedConfig):
-    """Base class of the configurations of recurrent byte-level models.
-
-    Defaults that differ from transformers': the vocabulary is the 256 bytes, byte 0 ends an episode and pads, the
-    embedding is tied to the head, no biases, no dropout (paper, Table 3).
+class ByteConfig(Packaged, PreTrainedConfig):
+    """Base class of the configurations of all our models: their vocabulary is the 256 bytes; byte 0 ends and pads.
 
     Args:
         vocab_size: V.
+
+    Raises:
+        ValueError: a field has a wrong type, or a token id is outside the vocabulary.
+    """
+
+    vocab_size: int = 256
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 0
+    pad_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs):
+        check_positive(self, "vocab_size")
+        check_types(self)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            ids = getattr(self, name)
+            for token in ids if isinstance(ids, list) else [ids]:
+                if token is not None and not (isinstance(token, int) and 0 <= token < self.vocab_size):
+                    raise ValueError(f"`{name}` is {ids!r}; it must be from 0 to {self.vocab_size - 1}, or None.")
+        super().__post_init__(**kwargs)
+
+
+class RecurrentConfig(ByteConfig):
+    """Base class of the configurations of recurrent byte-level models.
+
+    Defaults that differ from transformers': those of [`ByteConfig`], the embedding is tied to the head, no biases, no
+    dropout (paper, Table 3).
+
+    Args:
         hidden_size: M, model width.
         state_size: S, width of each layer's recurrent state.
         num_hidden_layers: N.
-        intermediate_size: width inside the gated MLP; 3·M by default.
+        intermediate_size: width inside the MLP; 3·M by default.
         recurrent_unit: name of the recurrent unit in every block, one of `RECURRENT_UNITS`; yours by
             [`register_recurrent_unit`].
         allow_negative_eigenvalues: let decays lie in (-1, 1) instead of (0, 1), for units with real eigenvalues.
@@ -92,13 +122,12 @@ class RecurrentConfig(Packaged, PreTrainedConfig):
         use_cache: return the state from `forward` by default.
 
     Raises:
-        ValueError: a field has a wrong type, a size is below 1 or too large, a token id is outside the vocabulary,
-            `norm_eps` is negative, or `pooling` is unknown.
+        ValueError: a size is below 1 or too large, `norm_eps` is negative, or `pooling` is unknown.
     """
 
     keys_to_ignore_at_inference = ["state"]  # noqa: RUF012 (transformers' own name and form)
+    default_mlp_ratio = 3
 
-    vocab_size: int = 256
     hidden_size: int = 128
     state_size: int = 192
     num_hidden_layers: int = 6
@@ -107,21 +136,15 @@ class RecurrentConfig(Packaged, PreTrainedConfig):
     pooling: str = "mean"
     norm_eps: float = 1e-6
     use_cache: bool = True
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = 0
-    pad_token_id: int | None = 0
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
-        check_positive(self, "vocab_size", "hidden_size", "state_size")
+        check_positive(self, "hidden_size", "state_size")
         check_positive(self, "num_hidden_layers", most=MOST_PARTS)
-        check_types(self)
-        check_token_ids(self)
+        if self.intermediate_size is None:
+            self.intermediate_size = self.default_mlp_ratio * self.hidden_size
+        check_positive(self, "intermediate_size")
+        check_choice(self, "pooling", POOLINGS)
+        super().__post_init__(**kwargs)
         if self.norm_eps < 0:
             raise ValueError(f"`norm_eps` is {self.norm_eps!r}; it must be at least 0.")
-        if self.intermediate_size is None:
-            self.intermediate_size = 3 * self.hidden_size
-        check_positive(self, "intermediate_size")
-        if self.pooling not in POOLINGS:
-            raise ValueError(f"`pooling` is {self.pooling!r}; it must be one of {', '.join(POOLINGS)}.")
-        super().__post_init__(**kwargs)

@@ -2,7 +2,7 @@
 
 import math
 
-from ..block.configuration_recurrent import RecurrentConfig, check_positive
+from ..block.configuration_recurrent import RecurrentConfig, check_above_zero, check_positive
 
 
 class LruConfig(RecurrentConfig):
@@ -58,9 +58,7 @@ class LruConfig(RecurrentConfig):
                 f"`r_min` is {self.r_min!r} and `r_max` {self.r_max!r}; they must be 0 ≤ r_min ≤ r_max ≤ 1, with "
                 "r_max above 0 and r_min below 1."
             )
-        for name in ("max_phase", "learning_rate_factor"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be greater than 0.")
+        check_above_zero(self, "max_phase", "learning_rate_factor")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` is {self.dropout!r}; it must be at least 0 and below 1.")
         if self.input_size is not None:

@@ -1,9 +1,8 @@
 """Configuration of mGRADE."""
 
-import math
 from collections.abc import Sequence
 
-from ..block.configuration_recurrent import MOST_PARTS, RecurrentConfig, check_positive, check_types
+from ..block.configuration_recurrent import MOST_PARTS, RecurrentConfig, check_above_zero, check_choice, check_positive
 
 SPACINGS = ("learned", "constant", "exponential")
 POSITION_INITS = ("dilated", "uniform")
@@ -53,6 +52,7 @@ class MgradeConfig(RecurrentConfig):
     """
 
     model_type = "mgrade"
+    default_mlp_ratio = 2
 
     hidden_size: int = 64
     state_size: int | None = None
@@ -72,43 +72,31 @@ class MgradeConfig(RecurrentConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
-        check_positive(self, "hidden_size")
-        check_positive(self, "num_hidden_layers", most=MOST_PARTS)
-        for name in ("state_size", "input_size"):
-            if getattr(self, name) is not None:
-                check_positive(self, name)
         if self.state_size is None:
             self.state_size = self.hidden_size
+        super().__post_init__(**kwargs)
         if self.state_size != self.hidden_size:
             raise ValueError(
                 f"`state_size` is {self.state_size} and `hidden_size` {self.hidden_size}; in mGRADE they are the same."
             )
-        if self.intermediate_size is None:
-            self.intermediate_size = 2 * self.hidden_size
-        check_types(self)
+        if self.input_size is not None:
+            check_positive(self, "input_size")
         if self.mlp_layers not in (0, 1, 2):
             raise ValueError(f"`mlp_layers` is {self.mlp_layers!r}; it must be 0, 1 or 2.")
         if self.spacing is None and self.recurrent_unit is None:
             raise ValueError(
                 "`spacing` and `recurrent_unit` are both None; a layer needs a convolution, a recurrence or both."
             )
-        self._check_name("position_init", POSITION_INITS)
+        check_choice(self, "position_init", POSITION_INITS)
         if self.spacing is not None:
-            self._check_name("spacing", SPACINGS)
+            check_choice(self, "spacing", SPACINGS)
             self._check_convolution()
-        super().__post_init__(**kwargs)
-
-    def _check_name(self, field: str, allowed: tuple[str, ...]) -> None:
-        value = getattr(self, field)
-        if value not in allowed:
-            raise ValueError(f"`{field}` is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
 
     def _check_convolution(self) -> None:
         check_positive(self, "conv_kernel", most=MOST_PARTS)
         if self.dilation is not None:
             check_positive(self, "dilation")
-        if not self.interpolation_width > 0 or not math.isfinite(self.interpolation_width):
-            raise ValueError(f"`interpolation_width` is {self.interpolation_width!r}; it must be greater than 0.")
+        check_above_zero(self, "interpolation_width")
         if self.receptive_field is not None:
             check_positive(self, "receptive_field")
             if self.spacing != "learned":

@@ -1,19 +1,15 @@
 """Base class of the configurations of the SMT models, RNN and teacher."""
 
-from transformers import PreTrainedConfig
-
-from ..block.configuration_recurrent import MOST_PARTS, Packaged, check_positive, check_token_ids, check_types
+from ..block.configuration_recurrent import MOST_PARTS, ByteConfig, check_above_zero, check_positive
 
 
-class SmtConfig(Packaged, PreTrainedConfig):
+class SmtConfig(ByteConfig):
     """Base class of the configurations of Supervised Memory Training: vocabulary, memory and Transformer blocks.
 
     The defaults are the paper's, which leaves heads and MLP of the blocks open: 8 heads, and 4·M inside the MLP.
-    Defaults that differ from transformers': the vocabulary is the 256 bytes, byte 0 ends an episode and pads, no
-    biases, no dropout, the head is not tied to the embedding.
+    Defaults that differ from transformers': those of [`ByteConfig`], no biases, no dropout, and a head of its own.
 
     Args:
-        vocab_size: V.
         hidden_size: M, width of the Transformer blocks and of the token embedding.
         num_memory_tokens: Z, tokens of a memory.
         memory_size: D, width of a memory token; M by default. Another width, such as 2 for pictures of the memory,
@@ -28,11 +24,9 @@ class SmtConfig(Packaged, PreTrainedConfig):
             maps back to the residual stream.
 
     Raises:
-        ValueError: a field has a wrong type, a size is below 1 or too large, a token id is outside the vocabulary, or
-            the heads do not divide the width into even parts.
+        ValueError: a size is below 1 or too large, or the heads do not divide the width into even parts.
     """
 
-    vocab_size: int = 256
     hidden_size: int = 256
     num_memory_tokens: int = 16
     memory_size: int | None = None
@@ -42,16 +36,11 @@ class SmtConfig(Packaged, PreTrainedConfig):
     norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     initializer_range: float | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = 0
-    pad_token_id: int | None = 0
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
-        check_positive(self, "vocab_size", "hidden_size", "num_attention_heads")
+        check_positive(self, "hidden_size", "num_attention_heads")
         check_positive(self, "num_memory_tokens", most=MOST_PARTS)
-        check_types(self)
-        check_token_ids(self)
         if self.memory_size is None:
             self.memory_size = self.hidden_size
         if self.intermediate_size is None:
@@ -62,8 +51,5 @@ class SmtConfig(Packaged, PreTrainedConfig):
                 f"`hidden_size` is {self.hidden_size} and `num_attention_heads` {self.num_attention_heads}; the width "
                 "of a head, their quotient, must be an even integer for rotary positions."
             )
-        for name in ("norm_eps", "rope_theta", "initializer_range"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"`{name}` is {value!r}; it must be greater than 0.")
         super().__post_init__(**kwargs)
+        check_above_zero(self, "norm_eps", "rope_theta", "initializer_range")

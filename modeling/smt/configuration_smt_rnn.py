@@ -1,6 +1,6 @@
 """Configuration of the RNNs of Supervised Memory Training."""
 
-from ..block.configuration_recurrent import MOST_PARTS, POOLINGS, check_positive
+from ..block.configuration_recurrent import MOST_PARTS, POOLINGS, check_choice, check_positive
 from .configuration_smt import SmtConfig
 
 BACKBONES = ("transformer", "mlp", "gru")
@@ -38,9 +38,8 @@ class SmtRnnConfig(SmtConfig):
 
     def __post_init__(self, **kwargs):
         check_positive(self, "num_hidden_layers", "num_readout_layers", most=MOST_PARTS)
-        for name, allowed in (("backbone", BACKBONES), ("pooling", POOLINGS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
+        check_choice(self, "backbone", BACKBONES)
+        check_choice(self, "pooling", POOLINGS)
         if self.backbone == "gru":
             if self.memory_norm:
                 raise ValueError(
