@@ -162,11 +162,11 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         Raises:
             ValueError: a shape does not match.
         """
-        embeds = self._embed(input_ids, None)
-        check_state({"memory": memory}, self.state_shapes(len(embeds)))
+        self._check_inputs(input_ids, None)
+        check_state(state := {"memory": memory}, self.state_shapes(len(input_ids)))
         if reset_mask is not None:
             reset_mask = check_mask("reset_mask", reset_mask, *input_ids.shape).bool()
-        return self._unroll(memory, embeds, reset_mask, None)[0]
+        return self._unroll(memory, self.embed_inputs(input_ids, state), reset_mask, None)[0]
 
     def readout_states(self, memory: torch.Tensor) -> torch.Tensor:
         """The input of the head, (…, M), from memories (…, Z, D)."""
