@@ -9,8 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..units.own_code import AUTO_MAP_KEY, OWN_CODE
-from ..units.own_unit_loading import HUB_ARGUMENTS, find_own_unit
+from ..units.own_code import AUTO_MAP_KEY, HUB_ARGUMENTS, OWN_CODE, find_own_unit
 from .configuration_recurrent import packaged
 
 logger = logging.get_logger(__name__)

@@ -1,35 +1,48 @@
-"""Code of a user-defined recurrent unit in the form in which a checkpoint holds it: a file beside the gathered code.
+"""Code of a user-defined recurrent unit: the file of it that a checkpoint holds, and how that is read again.
 
 The file may import the standard library, `INSTALLED`, and names of `hf_recurrent` with code in
 `hf_recurrent.modeling`, which it imports from `recurrent_shared.py` in a checkpoint (`hf_recurrent/hub/packager.py`).
 """
 
 import ast
+import hashlib
+import importlib.util
 import inspect
+import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-# Key of a user's own unit in `auto_map` of a configuration.
+from transformers.utils import cached_file, logging
+
+logger = logging.get_logger(__name__)
+
+# Key of a user-defined unit in `auto_map` of a configuration.
 AUTO_MAP_KEY = "recurrent_unit"
 # The file of a checkpoint with units, blocks and the scan, and the folders that it is gathered from.
 SHARED_FILE = "recurrent_shared"
 SHARED_FOLDERS = ("block", "scan", "step", "units")
-# False in the files of a checkpoint.
-IN_PACKAGE = __package__.startswith("hf_recurrent.")
+_BASE_CONFIGURATION = "configuration_recurrent"
+_TAKEN_FILES = re.compile(rf"{SHARED_FILE}|(configuration|modeling|tokenization)_\w+")
 # Packages that every machine has on which a checkpoint loads.
 INSTALLED = ("numpy", "safetensors", "torch", "transformers")
 _ALLOWED = (
     "a file with a recurrent unit is saved with every checkpoint, so it may import the standard library, "
     f"{', '.join(INSTALLED)}, and names of `hf_recurrent` with code in `hf_recurrent.modeling`"
 )
+# Arguments of `from_pretrained` that say where files are.
+HUB_ARGUMENTS = (
+    "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """The code of a class that a user wrote.
+    """The code of a user-defined class.
 
     Args:
         class_name: name of the class.
@@ -51,6 +64,9 @@ class OwnCode:
 OWN_CODE: dict[str, OwnCode] = {}
 
 
+# ---- The file that a checkpoint holds ----
+
+
 def own_code_of(cls: type) -> OwnCode:
     """The code of a class.
 
@@ -69,15 +85,15 @@ def own_code_of(cls: type) -> OwnCode:
         raise ValueError(f"`{cls.__qualname__}` must be defined at the top level of `{path.name}`.")
     if not path.stem.isidentifier():
         raise ValueError(f"`{path.name}` must have the name of a Python module; rename it, such as to `my_unit.py`.")
-    from_checkpoint = module.__package__ == __package__
-    if not from_checkpoint and (path.stem == SHARED_FILE or _module_of_file(path.stem) is not None):
-        raise ValueError(f"`{path.name}` is also the name of a file of this package in every checkpoint; rename it.")
+    if _TAKEN_FILES.fullmatch(path.stem):
+        raise ValueError(f"`{path.name}` is also the name of a file of this package in checkpoints; rename it.")
     text = path.read_text(encoding="utf-8-sig")
+    from_checkpoint = module.__package__ == __package__
     return OwnCode(cls.__name__, path.name, with_relative_imports(text, path.name, from_checkpoint))
 
 
 def with_relative_imports(text: str, name: str, from_checkpoint: bool = False) -> str:
-    """The text of a Python file with relative imports in place of those of `hf_recurrent`.
+    """The text of a Python file with imports of `recurrent_shared.py` in place of those of `hf_recurrent`.
 
     Args:
         text: content of the file.
@@ -87,35 +103,21 @@ def with_relative_imports(text: str, name: str, from_checkpoint: bool = False) -
     Raises:
         ValueError: it imports something that a checkpoint does not have.
     """
-    return _with_imports(text, name, from_checkpoint, lambda found: f".{_saved_file(found)}")
-
-
-def with_absolute_imports(text: str, name: str) -> str:
-    """The text of a unit's file in a checkpoint with imports of `hf_recurrent` in place of relative ones.
-
-    Raises:
-        ValueError: it imports something that is not in `hf_recurrent.modeling`.
-    """
-    return _with_imports(text, name, True, lambda found: found)
-
-
-def _with_imports(text: str, name: str, from_checkpoint: bool, written: Callable[[str], str]) -> str:
     tree = ast.parse(text)
     lines, optional = text.encode().splitlines(keepends=True), set(_optional_imports(tree))
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in sorted(statements, key=lambda node: -node.lineno):  # from the last, so that line numbers stay valid
-        own = _modules_of(node, name, from_checkpoint, node in optional)
-        if own is None:
-            continue
-        first, last = node.lineno - 1, node.end_lineno - 1
-        before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
-        if before.strip():
-            raise ValueError(f"`{name}`, line {node.lineno}: the import of `hf_recurrent` must begin its line.")
-        imports: dict[str, list[str]] = {}
-        for module, names in own.items():
-            imports.setdefault(written(module), []).extend(names)
-        new = [f"from {module} import {', '.join(names)}".encode() for module, names in imports.items()]
-        lines[first : last + 1] = [before + (b"\n" + before).join(new) + after]
+        try:
+            imports = _imports_of_files(node, from_checkpoint, node in optional)
+            first, last = node.lineno - 1, node.end_lineno - 1
+            before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
+            if imports and before.strip():
+                raise ValueError("the import of `hf_recurrent` must begin its line.")
+        except ValueError as error:
+            raise ValueError(f"`{name}`, line {node.lineno}: {error}") from None
+        if imports:
+            new = [f"from .{file} import {', '.join(names)}".encode() for file, names in imports.items()]
+            lines[first : last + 1] = [before + (b"\n" + before).join(new) + after]
     return b"".join(lines).decode()
 
 
@@ -127,77 +129,130 @@ def _optional_imports(tree: ast.AST) -> Iterator[ast.AST]:
                 yield from ast.walk(statement)
 
 
-def _modules_of(
-    node: ast.Import | ast.ImportFrom, name: str, from_checkpoint: bool, is_optional: bool
-) -> dict[str, list[str]] | None:
-    """Module of `hf_recurrent.modeling` → names that an import takes from it; None for allowed other imports."""
-    line, package = f"`{name}`, line {node.lineno}:", __package__.partition(".")[0]
-    if isinstance(node, ast.ImportFrom) and node.level:
-        if from_checkpoint and node.level == 1 and not IN_PACKAGE and _module_of_file(node.module) is not None:
-            return None
-        if not from_checkpoint or node.level != 1 or not (found := _gathered(node)):
-            raise ValueError(f"{line} relative imports are not possible; {_ALLOWED}.")
-        return found
+def _imports_of_files(
+    node: ast.Import | ast.ImportFrom, from_checkpoint: bool, is_optional: bool
+) -> dict[str, list[str]]:
+    """File of a checkpoint → names that an import takes from it; empty for allowed imports of other packages."""
+    if getattr(node, "level", 0):
+        if not from_checkpoint or node.level != 1 or not node.module:
+            raise ValueError(f"relative imports are not possible; {_ALLOWED}.")
+        # Checkpoints of earlier versions have a file for each module.
+        file = node.module if node.module == _BASE_CONFIGURATION else SHARED_FILE
+        return {file: [ast.unparse(alias) for alias in node.names]}
+    package = __package__.partition(".")[0]
     modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
     for module in modules:
         top = module.partition(".")[0]
         if top == package and isinstance(node, ast.Import):
-            raise ValueError(f"{line} write `from {package} import NAME` in place of `import {module}`.")
+            raise ValueError(f"write `from {package} import NAME` in place of `import {module}`.")
         if top != package and top not in (*INSTALLED, *sys.stdlib_module_names) and not is_optional:
-            raise ValueError(f"{line} `{top}` is imported, but {_ALLOWED}.")
-    if modules[0].partition(".")[0] != package:
-        return None
+            raise ValueError(f"`{top}` is imported, but {_ALLOWED}.")
     found: dict[str, list[str]] = {}
-    for alias in node.names:
-        holder = _holder(sys.modules[package], alias.name) if modules[0] == package else modules[0]
-        if _saved_file(holder) is None:
-            raise ValueError(
-                f"{line} `{alias.name}` of `{modules[0]}` is imported, but {_ALLOWED}; put the unit in its own file."
-            )
-        found.setdefault(holder, []).append(ast.unparse(alias))
+    if modules[0].partition(".")[0] == package:
+        for alias in node.names:
+            public = getattr(sys.modules[package], alias.name, None) if modules[0] == package else None
+            file = _file_of(str(getattr(public, "__module__", "")) if modules[0] == package else modules[0])
+            if file is None:
+                raise ValueError(
+                    f"`{alias.name}` of `{modules[0]}` is imported, but {_ALLOWED}; put the unit in its own file."
+                )
+            found.setdefault(file, []).append(ast.unparse(alias))
     return found
 
 
-def _holder(package: ModuleType, name: str) -> str:
-    """The module that defines a public name."""
-    return str(getattr(getattr(package, name, None), "__module__", ""))
-
-
-def _gathered(node: ast.ImportFrom) -> dict[str, list[str]]:
-    """Module of the package → names that a relative import in a checkpoint takes from it; empty if one is unknown."""
-    found: dict[str, list[str]] = {}
-    for alias in node.names:
-        if node.module == SHARED_FILE:
-            modules = (name for name in list(sys.modules) if _saved_file(name) == SHARED_FILE)
-            holder = next((name for name in modules if _defines(sys.modules[name], alias.name)), None)
-        else:  # a checkpoint of an earlier version, with a file for each module
-            holder = _module_of_file(node.module)
-        if holder is None or _saved_file(holder) is None:
-            return {}
-        found.setdefault(holder, []).append(ast.unparse(alias))
-    return found
-
-
-def _defines(module: ModuleType, name: str) -> bool:
-    value = vars(module).get(name)
-    return value is not None and getattr(value, "__module__", module.__name__) == module.__name__
-
-
-def _saved_file(module: str) -> str | None:
+def _file_of(module: str) -> str | None:
     """The file of a checkpoint that holds a module of `hf_recurrent.modeling`; None if a unit cannot use it."""
     folder, _, stem = module.rpartition(".")
     root, _, room = folder.rpartition(".")
     if root != __package__.rpartition(".")[0] or room not in SHARED_FOLDERS:
         return None
-    return stem if stem == "configuration_recurrent" else SHARED_FILE
+    return stem if stem == _BASE_CONFIGURATION else SHARED_FILE
 
 
-def _module_of_file(stem: str | None) -> str | None:
-    """The module of `hf_recurrent.modeling`, or the neighbour in a checkpoint, with this file name."""
-    if not stem or not stem.isidentifier():
-        return None
-    folder = Path(__file__).parent
-    if not IN_PACKAGE:
-        return f"{__package__}.{stem}" if (folder / f"{stem}.py").exists() else None
-    path = next(folder.parent.glob(f"*/{stem}.py"), None)
-    return path and f"{__package__.rpartition('.')[0]}.{path.parent.name}.{stem}"
+# ---- Read from a checkpoint, if its code is trusted ----
+
+
+def find_own_unit(config: Any, name: str | os.PathLike, trust_remote_code: bool, **hub_arguments: Any) -> None:
+    """Register the user-defined unit that a configuration names, from the code of its checkpoint, if it is trusted.
+
+    A unit of this name that is registered already is used instead.
+
+    Args:
+        config: of the checkpoint, a configuration or its dictionary.
+        name: directory, or owner/name on the Hub.
+        trust_remote_code: run the code.
+        hub_arguments: of `from_pretrained`.
+
+    Raises:
+        ValueError: the code is needed and not trusted, or does not register the unit.
+        OSError: its file is missing.
+    """
+    fields = config if isinstance(config, dict) else vars(config)
+    unit = fields.get("recurrent_unit")
+    reference = (fields.get("auto_map") or {}).get(AUTO_MAP_KEY)
+    if reference is None:
+        return
+    # Of a repository on the Hub: "owner/name--file.Class".
+    file = f"{str(reference).split('--')[-1].partition('.')[0]}.py"
+    if not file.removesuffix(".py").isidentifier():
+        raise ValueError(f"`auto_map` names {reference!r} as the recurrent unit; it must be of the form FILE.CLASS.")
+    if unit in OWN_CODE:
+        compare_code(unit, name, file, **hub_arguments)
+        return
+    if not trust_remote_code:
+        raise ValueError(
+            f"`recurrent_unit` is {unit!r}, whose code is the file `{file}` of the checkpoint; it is run only with "
+            "`trust_remote_code`, unless you import your own copy first (`--import FILE` on the command line)."
+        )
+    _run(cached_file(name, file, **hub_arguments))
+    if unit not in OWN_CODE:
+        raise ValueError(f"The file `{file}` of the checkpoint does not register the recurrent unit {unit!r}.")
+
+
+def compare_code(unit: str | None, name: str | os.PathLike, file: str | None = None, **hub_arguments: Any) -> None:
+    """Warn if the code of a registered unit is not that of a checkpoint; other units are ignored.
+
+    Args:
+        unit: name of the unit.
+        name: directory of the checkpoint, or owner/name on the Hub.
+        file: name of its file in the checkpoint, by default that of the registered code.
+        hub_arguments: of `from_pretrained`.
+    """
+    registered = OWN_CODE.get(unit)
+    if registered is None or registered.file is None:
+        return
+    try:
+        saved = Path(cached_file(name, file or registered.file, **hub_arguments)).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return
+    if saved != registered.text:
+        logger.warning(
+            f"`{file or registered.file}` of {os.fspath(name)!r} differs from the imported `{registered.file}`, which "
+            "is used: the model may compute something else than when it was saved."
+        )
+
+
+def _run(path: str) -> None:
+    """Execute a file of a checkpoint in this package, whose modules take the place of the file's neighbours."""
+    text = Path(path).read_text(encoding="utf-8")
+    # Checkpoints may have files of one name with different code.
+    name = f"{__package__}.{Path(path).stem}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    for file in (SHARED_FILE, _BASE_CONFIGURATION):
+        gathered = sys.modules.setdefault(f"{__package__}.{file}", ModuleType(file))
+        gathered.__getattr__ = _find_shared
+    specification = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(specification)
+    try:
+        code = with_relative_imports(text, os.path.basename(path), from_checkpoint=True)
+        exec(compile(code, path, "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _find_shared(name: str) -> Any:
+    """A name of any module that is gathered for checkpoints, where names are unique."""
+    for module in [module for key, module in sys.modules.items() if _file_of(key) is not None]:
+        if name in vars(module):
+            return vars(module)[name]
+    raise AttributeError(f"a unit of a checkpoint imports {name!r}, which this version of hf_recurrent does not have")

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from hf_recurrent import MemoraForCausalLM, RecurrentUnit, register_recurrent_unit
 from hf_recurrent.checkpoints.weights import load_weights
-from hf_recurrent.modeling.units import own_code, own_unit_loading
+from hf_recurrent.modeling.units import own_code
 from hf_recurrent.modeling.units.own_code import with_relative_imports
 from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
@@ -103,7 +103,7 @@ def test_files_that_would_not_load_elsewhere(text, message):
     ("name", "text", "message"),
     [
         ("einops_unit", UNIT.replace("import torch\n", "import torch, einops\n", 1), "`einops_unit.py`, line"),
-        ("linear_scan", UNIT.replace('"leaky"', '"other"'), "also the name of a file of this package"),
+        ("modeling_memora", UNIT.replace('"leaky"', '"other"'), "also the name of a file of this package"),
         ("two_classes", UNIT.replace('"leaky"', '"glru"'), "'glru' is a recurrent unit of this package"),
         ("a_word", UNIT.replace('"leaky"', '"my unit"'), "is registered as 'my unit'; the name must be an identifier"),
         ("a_base", UNIT.replace("(RecurrentUnit)", "(torch.nn.Module)"), "must be a subclass of `RecurrentUnit`"),
@@ -248,7 +248,7 @@ def test_damaged_references(saved, reference, message):
 
 def test_a_changed_file_is_named_when_a_model_is_loaded(saved, monkeypatch):
     warnings = []
-    monkeypatch.setattr(own_unit_loading.logger, "warning", warnings.append)
+    monkeypatch.setattr(own_code.logger, "warning", warnings.append)
     AutoModelForCausalLM.from_pretrained("saved")
     load_weights(saved, "saved")  # as a resumed run does
     assert not warnings
