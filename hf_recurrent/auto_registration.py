@@ -4,10 +4,12 @@ Importing an auto module of transformers loads torch, which takes seconds. Class
 the auto module is loaded already, and otherwise right after it is loaded.
 """
 
-import importlib
 import importlib.abc
-import importlib.util
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 _AUTO = "transformers.models.auto"
 _LANGUAGE_MODEL = {
@@ -26,38 +28,31 @@ _FAMILIES = {
 }
 
 
-def _folder(family: str) -> str:
-    return f"hf_recurrent.modeling.{family.partition('_')[0]}"
+def _public(name: str) -> Any:
+    return getattr(sys.modules[__package__], name)
 
 
-def _families():
-    for family, (prefix, endings) in _FAMILIES.items():
-        configuration = importlib.import_module(f"{_folder(family)}.configuration_{family}")
-        classes = {auto_class: prefix + ending for auto_class, ending in endings.items()}
-        yield family, getattr(configuration, f"{prefix}Config"), classes
+def _configurations() -> Iterator[tuple[str, type]]:
+    return ((family, _public(f"{prefix}Config")) for family, (prefix, _) in _FAMILIES.items())
 
 
-def _register_configurations(auto) -> None:
-    for family, config_class, _ in _families():
+def _register_configurations(auto: ModuleType) -> None:
+    for family, config_class in _configurations():
         auto.AutoConfig.register(family, config_class, exist_ok=True)
 
 
-def _register_models(auto) -> None:
-    for family, config_class, classes in _families():
-        modeling = importlib.import_module(f"{_folder(family)}.modeling_{family}")
-        for auto_class, name in classes.items():
-            getattr(auto, auto_class).register(config_class, getattr(modeling, name), exist_ok=True)
+def _register_models(auto: ModuleType) -> None:
+    for family, config_class in _configurations():
+        prefix, endings = _FAMILIES[family]
+        for auto_class, ending in endings.items():
+            getattr(auto, auto_class).register(config_class, _public(prefix + ending), exist_ok=True)
 
 
-def _register_tokenizers(auto) -> None:
-    from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
-    from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
-
+def _register_tokenizers(auto: ModuleType) -> None:
     # A checkpoint names its tokenizer class, which transformers looks up among these two.
-    for _, config_class, _ in _families():
-        auto.AutoTokenizer.register(
-            config_class, tokenizer_class=ByteTokenizer, slow_tokenizer_class=DNATokenizer, exist_ok=True
-        )
+    tokenizers = {"tokenizer_class": _public("ByteTokenizer"), "slow_tokenizer_class": _public("DNATokenizer")}
+    for _, config_class in _configurations():
+        auto.AutoTokenizer.register(config_class, **tokenizers, exist_ok=True)
 
 
 # Projections of all layers, as PEFT's defaults for models with gates.
@@ -70,7 +65,7 @@ _ADAPTED = {
 }
 
 
-def _register_adapters(constants) -> None:
+def _register_adapters(constants: ModuleType) -> None:
     for name, mapping in vars(constants).items():
         if name.endswith("_TARGET_MODULES_MAPPING") and "llama" in mapping:
             mapping.update({family: mapping.get(family, modules) for family, modules in _ADAPTED.items()})
@@ -88,11 +83,10 @@ _REGISTRATIONS = {
 _NEEDED = {"transformers.modeling_layers", "transformers.modeling_utils"}
 
 
-class _RegisterAfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads these modules as usual and registers our classes after the outermost of them has been executed."""
+class _RegisterAfterImport(importlib.abc.MetaPathFinder):
+    """Finds these modules as usual and registers our classes after the outermost of them has been executed."""
 
     def __init__(self):
-        self._loaders: dict[str, importlib.abc.Loader] = {}
         self._executing = 0
         self._pending = dict(_REGISTRATIONS)
 
@@ -103,19 +97,14 @@ class _RegisterAfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
             if spec := finder.find_spec(fullname, path, target):
-                self._loaders[fullname] = spec.loader
-                spec.loader = self
+                spec.loader.exec_module = partial(self._execute, spec.loader.exec_module)
                 return spec
         return None
 
-    def create_module(self, spec):
-        return self._loaders[spec.name].create_module(spec)
-
-    def exec_module(self, module):
-        loader = module.__spec__.loader = module.__loader__ = self._loaders.pop(module.__name__)
+    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         self._executing += 1
         try:
-            loader.exec_module(module)
+            execute(module)
         finally:
             self._executing -= 1
         self.register_loaded()

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,30 +94,18 @@ def _mamba2(width: int, head_dim: int, layers: int) -> dict[str, Any]:
     return _STOCK | sizes | {"num_heads": 2 * width // head_dim, "state_size": 128, "n_groups": 1}
 
 
-def _config(folder: str, name: str) -> str:
-    """Module and class of a configuration."""
-    module = re.sub("(?<!^)([A-Z])", r"_\1", name.removesuffix("Config")).lower()
-    return f"hf_recurrent.modeling.{folder}.configuration_{module}.{name}"
-
-
-# Family → (module and class of the configuration, fields of every preset).
+# Family → (package and class of the configuration, fields of every preset).
 _FAMILIES = {
-    "memora": (
-        _config("memora", "MemoraConfig"),
-        {row: _recurrent(*sizes[0]) for row, sizes in _SIZES.items()},
-    ),
-    "hawk": (
-        _config("hawk", "HawkConfig"),
-        {row: _recurrent(*sizes[0]) for row, sizes in _SIZES.items()},
-    ),
+    "memora": ("hf_recurrent.MemoraConfig", {row: _recurrent(*sizes[0]) for row, sizes in _SIZES.items()}),
+    "hawk": ("hf_recurrent.HawkConfig", {row: _recurrent(*sizes[0]) for row, sizes in _SIZES.items()}),
     "llama": ("transformers.LlamaConfig", {row: _llama(*sizes[1]) for row, sizes in _SIZES.items() if sizes[1]}),
     "mamba2": ("transformers.Mamba2Config", {row: _mamba2(*sizes[2]) for row, sizes in _SIZES.items() if sizes[2]}),
-    "mgrade": (_config("mgrade", "MgradeConfig"), _MGRADE),
-    "tcn": (_config("mgrade", "MgradeConfig"), _TCN),
-    "mingru": (_config("mgrade", "MgradeConfig"), _MINGRU),
-    "lru": (_config("lru", "LruConfig"), _LRU),
-    "smt-rnn": (_config("smt", "SmtRnnConfig"), _SMT_RNN),
-    "smt-teacher": (_config("smt", "SmtTeacherConfig"), _SMT_TEACHER),
+    "mgrade": ("hf_recurrent.MgradeConfig", _MGRADE),
+    "tcn": ("hf_recurrent.MgradeConfig", _TCN),
+    "mingru": ("hf_recurrent.MgradeConfig", _MINGRU),
+    "lru": ("hf_recurrent.LruConfig", _LRU),
+    "smt-rnn": ("hf_recurrent.SmtRnnConfig", _SMT_RNN),
+    "smt-teacher": ("hf_recurrent.SmtTeacherConfig", _SMT_TEACHER),
 }
 _PRESETS = {
     f"{family}-{row}": (config_class, fields)
@@ -147,8 +134,8 @@ def config_from_preset(name: str, vocab_size: int = 256, **overrides) -> PreTrai
     if name.lower() not in _PRESETS:
         raise ValueError(f"`name` is {name!r}; it must be one of {', '.join(_PRESETS)}.")
     path, fields = _PRESETS[name.lower()]
-    module, _, class_name = path.rpartition(".")
-    config_class = getattr(importlib.import_module(module), class_name)
+    package, _, class_name = path.rpartition(".")
+    config_class = getattr(importlib.import_module(package), class_name)
     known = {field.name for field in dataclasses.fields(config_class)} | {*config_class.attribute_map, "num_labels"}
     if unknown := sorted(overrides.keys() - known):
         raise ValueError(f"{class_name} has no field {unknown[0]!r}; the preset {name!r} cannot set it.")
