@@ -159,7 +159,7 @@ def test_saving_and_resizing(tie, tmp_path):
     model = teacher(torch.float32, tie_word_embeddings=tie)
     model.save_pretrained(tmp_path)
     assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == (not tie)
-    assert {path.name for path in tmp_path.glob("*.py")} >= {"modeling_smt_teacher.py", "memory_transformer.py"}
+    assert {path.name for path in tmp_path.glob("*.py")} >= {"modeling_smt_teacher.py", "recurrent_shared.py"}
     assert type(AutoConfig.from_pretrained(tmp_path)) is SmtTeacherConfig
     loaded, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
