@@ -66,32 +66,51 @@ def temporal_convolution(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y_t = Σ_k w_k ∘ x_{t-k} with weights (K, S); see [`TemporalConvolution`]."""
     kernel_size = weight.shape[0]
-    steps, history = inputs.shape[1], kernel_size - 1
+    history = kernel_size - 1
     padded = torch.cat([taps.to(inputs.dtype), inputs], dim=1)
-    episode = None
-    if reset_mask is not None:
-        # Number of the episode at each step; only taps of the same episode count.
-        episode = nn.functional.pad(reset_mask.cumsum(1), (history, 0))
-
+    episode = None if reset_mask is None else episode_numbers(reset_mask, history)
     output = inputs * weight[0].to(inputs.dtype)
     for lag in range(1, kernel_size):
-        start = history - lag
-        delayed = padded[:, start : start + steps]
-        if episode is not None:
-            other = episode[:, start : start + steps] != episode[:, history:]
-            delayed = delayed.masked_fill(other.unsqueeze(-1), 0)
-        output = output + delayed * weight[lag].to(inputs.dtype)
+        output = output + delayed(padded, history, lag, episode) * weight[lag].to(inputs.dtype)
+    return output, last_inputs(padded, history, lengths, episode).to(taps.dtype)
 
+
+def episode_numbers(reset_mask: torch.Tensor, history: int) -> torch.Tensor:
+    """Number of the episode at each of the `history` steps before a block, and at the block's T steps."""
+    return nn.functional.pad(reset_mask.cumsum(1), (history, 0))
+
+
+def delayed(padded: torch.Tensor, history: int, lag: int, episode: torch.Tensor | None) -> torch.Tensor:
+    """The inputs (B, T, S) `lag` steps before each step of a block, zero where they are of another episode.
+
+    Args:
+        padded: (B, history + T, S), the inputs before the block and those of the block.
+        history: number of steps before the block.
+        lag: at most `history`.
+        episode: (B, history + T), or None for one episode.
+    """
+    start, end = history - lag, padded.shape[1] - lag
+    inputs = padded[:, start:end]
+    if episode is None or lag == 0:
+        return inputs
+    return inputs.masked_fill((episode[:, start:end] != episode[:, history:]).unsqueeze(-1), 0)
+
+
+def last_inputs(
+    padded: torch.Tensor, history: int, lengths: torch.Tensor | None, episode: torch.Tensor | None
+) -> torch.Tensor:
+    """The last inputs (B, history, S) of the episode that runs at the end of each row; see [`delayed`].
+
+    `lengths` (B,) are the numbers of real steps, or None if all are.
+    """
     if lengths is None:
+        steps = padded.shape[1] - history
         # A copy: a slice would keep the whole block in memory.
         last = padded[:, steps:].clone(memory_format=torch.contiguous_format)
-        last_episode = None if episode is None else episode[:, steps:]
-        current = None if episode is None else episode[:, -1:]
+        other = None if episode is None else episode[:, steps:] != episode[:, -1:]
     else:
-        index = lengths.unsqueeze(1) + torch.arange(history, device=inputs.device)
-        last = padded.gather(1, index.unsqueeze(-1).expand(-1, -1, inputs.shape[-1]))
-        last_episode = None if episode is None else episode.gather(1, index)
-        current = None if episode is None else episode.gather(1, lengths.unsqueeze(1) + history - 1)
-    if episode is not None:
-        last = last.masked_fill((last_episode != current).unsqueeze(-1), 0)
-    return output, last.to(taps.dtype)
+        index = lengths.unsqueeze(1) + torch.arange(history, device=padded.device)
+        last = padded.gather(1, index.unsqueeze(-1).expand(-1, -1, padded.shape[-1]))
+        newest = (lengths + history - 1).clamp(min=0).unsqueeze(1)
+        other = None if episode is None else episode.gather(1, index) != episode.gather(1, newest)
+    return last if other is None else last.masked_fill(other.unsqueeze(-1), 0)

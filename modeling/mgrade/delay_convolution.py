@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from ..block.recurrent_blocks import delayed, episode_numbers, last_inputs
 from ..block.recurrent_state import upcast
 from ..units.recurrent_unit import copy_values
 from .configuration_mgrade import check_positions
@@ -147,14 +148,18 @@ class DelayConvolution(nn.Module):
         Returns:
             The output (B, T, M) and the buffer after the last real step, (B, Γ, M).
         """
+        history = self.receptive_field
         if inputs.shape[1] == 1:
             if reset_mask is not None:
                 buffer = buffer.masked_fill(reset_mask.unsqueeze(-1), 0)
-                reset_mask = None
-            output = self._step(inputs, buffer)
+            output, episode = self._step(inputs, buffer), None
+            if lengths is None:
+                return output, torch.cat([buffer[:, 1:], inputs.to(buffer.dtype)[:, max(1 - history, 0) :]], dim=1)
         else:
-            output = self._block(inputs, buffer.to(inputs.dtype), reset_mask)
-        return output, self._last_inputs(inputs.to(buffer.dtype), buffer, reset_mask, lengths)
+            episode = None if reset_mask is None else episode_numbers(reset_mask, history)
+            output = self._block(inputs, buffer.to(inputs.dtype), reset_mask, episode)
+        padded = torch.cat([buffer, inputs.to(buffer.dtype)], dim=1)
+        return output, last_inputs(padded, history, lengths, episode)
 
     def _step(self, inputs: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
         lags, weights = self.taps()
@@ -166,68 +171,39 @@ class DelayConvolution(nn.Module):
         past = buffer.gather(1, places.expand(inputs.shape[0], -1, -1)).masked_fill(now, 0)
         return output + (past * weights).sum(1, keepdim=True).to(inputs.dtype)
 
-    def _block(self, inputs: torch.Tensor, buffer: torch.Tensor, reset_mask: torch.Tensor | None) -> torch.Tensor:
+    def _block(
+        self,
+        inputs: torch.Tensor,
+        buffer: torch.Tensor,
+        reset_mask: torch.Tensor | None,
+        episode: torch.Tensor | None,
+    ) -> torch.Tensor:
         padded = torch.cat([buffer, inputs], dim=1)
         if self.learned:
             lags, weights = range(self.receptive_field + 1), None
         else:
             lags, weights = [int(position) for position in self.initial_positions], self.weight
         if len(lags) <= _MOST_SHIFTS:
-            return self._shift_and_add(inputs, padded, reset_mask, lags, self.kernel() if weights is None else weights)
+            output = torch.zeros_like(inputs)
+            weights = self.kernel() if weights is None else weights
+            for lag, weight in zip(lags, weights.to(inputs.dtype), strict=True):
+                output = torch.addcmul(output, delayed(padded, self.receptive_field, lag, episode), weight)
+            return output
         kernel = self.kernel()
         if reset_mask is None:
             return causal_convolution(padded, kernel, self.receptive_field)
         if torch.compiler.is_compiling():
             # The shapes below depend on the positions of the resets, which a compiled graph does not know.
-            return self._masked_windows(padded, reset_mask, kernel)
+            return self._masked_windows(padded, episode, kernel)
         padded = torch.cat([buffer.masked_fill(reset_mask[:, :1].unsqueeze(-1), 0), inputs], dim=1)
         output = causal_convolution(padded, kernel, self.receptive_field)
         return _replace_later_episodes(output, inputs, reset_mask, kernel)
 
-    def _shift_and_add(self, inputs, padded, reset_mask, lags, weights) -> torch.Tensor:
-        steps, history = inputs.shape[1], self.receptive_field
-        episode = None if reset_mask is None else self._episodes(reset_mask)
-        output = torch.zeros_like(inputs)
-        for lag, weight in zip(lags, weights.to(inputs.dtype), strict=True):
-            start = history - lag
-            delayed = padded[:, start : start + steps]
-            if episode is not None and lag > 0:
-                other = episode[:, start : start + steps] != episode[:, history:]
-                delayed = delayed.masked_fill(other.unsqueeze(-1), 0)
-            output = torch.addcmul(output, delayed, weight)
-        return output
-
-    def _masked_windows(self, padded, reset_mask, kernel) -> torch.Tensor:
+    def _masked_windows(self, padded: torch.Tensor, episode: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
         size = self.receptive_field + 1
-        episode = self._episodes(reset_mask).unfold(1, size, 1)
+        episode = episode.unfold(1, size, 1)
         windows = padded.unfold(1, size, 1).masked_fill((episode != episode[..., -1:]).unsqueeze(2), 0)
         return (windows * kernel.flip(0).t().to(windows.dtype)).sum(-1)
-
-    def _episodes(self, reset_mask: torch.Tensor) -> torch.Tensor:
-        """Number of the episode at each position of buffer and block, (B, Γ+T)."""
-        return nn.functional.pad(reset_mask.cumsum(1), (self.receptive_field, 0))
-
-    def _last_inputs(self, inputs, buffer, reset_mask, lengths) -> torch.Tensor:
-        steps, history = inputs.shape[1], self.receptive_field
-        index = None
-        if steps == 1 and lengths is None:
-            last = torch.cat([buffer[:, 1:], inputs[:, max(1 - history, 0) :]], dim=1)
-        elif lengths is None:
-            # A copy: a slice would keep the whole block in memory.
-            last = torch.cat([buffer, inputs], dim=1)[:, steps:].clone(memory_format=torch.contiguous_format)
-        else:
-            index = lengths.unsqueeze(1) + torch.arange(history, device=inputs.device)
-            padded = torch.cat([buffer, inputs], dim=1)
-            last = padded.gather(1, index.unsqueeze(-1).expand(-1, -1, inputs.shape[-1]))
-        if reset_mask is None:
-            return last
-        episode = self._episodes(reset_mask)
-        if index is None:
-            other = episode[:, steps:] != episode[:, -1:]
-        else:
-            newest = (lengths + history - 1).clamp(min=0).unsqueeze(1)
-            other = episode.gather(1, index) != episode.gather(1, newest)
-        return last.masked_fill(other.unsqueeze(-1), 0)
 
 
 def _replace_later_episodes(output, inputs, reset_mask, kernel) -> torch.Tensor:
