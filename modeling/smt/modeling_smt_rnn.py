@@ -7,6 +7,7 @@ Shape letters: B streams, T steps, M model width, V vocabulary, Z memory tokens,
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -205,15 +206,13 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         length = math.isqrt(steps - 1) + 1 if checkpointing else steps
         chunks = []
         for start in range(0, steps, length):
-            chunk = [
+            chunk = (
                 None if part is None else part[:, start : start + length] for part in (inputs, reset_mask, padded)
-            ]
-            run = self._unroll_chunk
-            memories, memory = (
-                self._gradient_checkpointing_func(run, memory, *chunk, constants)
-                if checkpointing
-                else run(memory, *chunk, constants)
             )
+            run = self._unroll_chunk
+            if checkpointing:
+                run = partial(self._gradient_checkpointing_func, run)
+            memories, memory = run(memory, *chunk, constants)
             chunks.append(memories)
         return torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0], memory
 
@@ -268,18 +267,16 @@ class SmtRnnForCausalLM(SmtRnnPreTrainedModel, RecurrentForCausalLM):
 
 # Fields of the student → of the teacher that must be equal for the decoder to become the readout.
 _SHARED_FIELDS = {
-    name: name
-    for name in (
-        "vocab_size",
-        "hidden_size",
-        "num_memory_tokens",
-        "memory_size",
-        "num_attention_heads",
-        "intermediate_size",
-        "norm_eps",
-        "rope_theta",
-    )
-} | {"num_readout_layers": "num_decoder_layers"}
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_memory_tokens": "num_memory_tokens",
+    "memory_size": "memory_size",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "norm_eps": "norm_eps",
+    "rope_theta": "rope_theta",
+    "num_readout_layers": "num_decoder_layers",
+}
 
 
 def teacher_fields(student: SmtRnnConfig) -> dict[str, Any]:
