@@ -285,7 +285,7 @@ def test_a_unit_of_main_is_used_and_not_saved():
         "from hf_recurrent.hub.checkpoint import save_checkpoint_for_hub\n"
         "save_checkpoint_for_hub(model, ByteTokenizer(), 'for_hub')\n"
     )
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     write("program.py", text)
     done = subprocess.run(
         [sys.executable, "program.py"], env=without_paths() | {"PYTHONPATH": root}, capture_output=True, text=True
