@@ -4,8 +4,8 @@ Sizes from Memora's Table 4 (S0 to S8) and appendices F.1 (selective copying), F
 time). `tiny` is not in the papers: it trains to readable samples within minutes on two cores.
 
 mGRADE and its baselines `tcn` and `mingru`: Tables 1 and 2 of mGRADE, classifiers of grey images read pixel by pixel
-(`AutoModelForSequenceClassification`). The sMNIST counts are those of layers without an MLP (TCN: with one linear
-map); the sCIFAR counts are those of appendix B, rounded up.
+(`AutoModelForSequenceClassification`). The sMNIST counts are for layers without an MLP (TCN: with one linear
+map); the sCIFAR counts are appendix B's, rounded up.
 
 LRU: Tables 4 and 6 of "Online learning of long-range dependencies"; `lru-scifar`, `lru-imdb` and `lru-listops` are
 classifiers.
@@ -126,7 +126,7 @@ def config_from_preset(name: str, vocab_size: int = 256, **overrides) -> PreTrai
         name: family and size, such as `memora-s0`, `hawk-tinystories`, `llama-s3`, `mamba2-s4`, `mgrade-smnist`,
             `smt-rnn-paper`.
         vocab_size: V. The paper's parameter counts are for 256, and for 7 (DNA) and 16 (selective copying).
-        overrides: fields of the configuration that replace those of the preset.
+        overrides: fields of the configuration, instead of the preset's.
 
     Raises:
         ValueError: the preset does not exist, or the configuration has no such field.

@@ -108,11 +108,11 @@ class AttentionWithState(StatePart, RecurrentGemmaAttention):
         values = torch.cat([self.get_part(block, "values").to(value.dtype), value], dim=1)
         self._keep_window(block, keys, values)
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, keys, values))
-        places = torch.arange(keys.shape[1], device=keys.device).unsqueeze(0)
-        cos, sin = self.rotary_emb(value, places)
+        positions = torch.arange(keys.shape[1], device=keys.device).unsqueeze(0)
+        cos, sin = self.rotary_emb(value, positions)
         query, _ = apply_rotary_pos_emb(query, query, cos[:, -steps:], sin[:, -steps:])
         _, key = apply_rotary_pos_emb(key, key, cos, sin)
-        distances = places[:, -steps:].unsqueeze(-1) - places.unsqueeze(1)  # (1, T, W - 1 + T)
+        distances = positions[:, -steps:].unsqueeze(-1) - positions.unsqueeze(1)  # (1, T, W - 1 + T)
         visible = (distances >= 0) & (distances < self.sliding_window) & (distances <= block.ages.unsqueeze(-1))
         output = nn.functional.scaled_dot_product_attention(
             query,
@@ -125,12 +125,12 @@ class AttentionWithState(StatePart, RecurrentGemmaAttention):
         return self.o_proj(output.transpose(1, 2).flatten(2)), None
 
     def _keep_window(self, block: GriffinBlock, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep the last W - 1 keys and values; those of earlier episodes become zero."""
+        """Keep the last W - 1 keys and values, zero where an earlier episode wrote them."""
         history = self.sliding_window - 1
-        place = torch.arange(history, device=keys.device).unsqueeze(0)
-        ended = (history - place > block.ages_at_end())[..., None, None]
-        lengths = place.new_tensor([block.steps]) if block.lengths is None else block.lengths
-        index = (lengths.unsqueeze(1) + place).expand(len(keys), -1)[..., None, None]
+        index_in_window = torch.arange(history, device=keys.device).unsqueeze(0)
+        ended = (history - index_in_window > block.ages_at_end())[..., None, None]
+        lengths = index_in_window.new_tensor([block.steps]) if block.lengths is None else block.lengths
+        index = (lengths.unsqueeze(1) + index_in_window).expand(len(keys), -1)[..., None, None]
         for part, tensor in (("keys", keys), ("values", values)):
             window = tensor.gather(1, index.expand(-1, -1, *tensor.shape[2:]))
             self.set_part(block, part, window.masked_fill(ended, 0))
@@ -147,9 +147,9 @@ class RecurrentGemmaWithState(StockModelWithState, RecurrentGemmaForCausalLM):
     def read_stock(self, input_ids: torch.Tensor, block: GriffinBlock, **options) -> Any:
         age = block.ages_at_end().clamp(max=self.config.attention_window_size)
         block.new_state[_AGE] = age.to(block.state[_AGE].dtype)
-        # Ages and masks are those of the block. Given positions and a mask of four dimensions, stock code makes none.
-        places = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
-        options |= {"position_ids": places, "attention_mask": places.new_ones(1, 1, 1, 1)}
+        # The block has ages and masks. Given positions and a mask of four dimensions, stock code makes none.
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
+        options |= {"position_ids": positions, "attention_mask": positions.new_ones(1, 1, 1, 1)}
         return super().read_stock(input_ids, block, **options)
 
 

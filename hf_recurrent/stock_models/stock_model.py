@@ -195,7 +195,7 @@ class StockModelWithState(StatefulModel, StatefulGeneration):
     # ---- Generation from a given state ----
 
     def prepare_inputs_for_generation(self, input_ids, state=None, **kwargs):
-        """Inputs of the next step: with a state the prompt, then single tokens; else those of the stock class."""
+        """Inputs of the next step: with a state the prompt, then single tokens; else the stock class's."""
         if state is None:
             return super().prepare_inputs_for_generation(input_ids, **kwargs)
         if not kwargs.get("is_first_iteration"):

@@ -15,7 +15,7 @@ def with_state(model: PreTrainedModel) -> PreTrainedModel:
 
     Families: `MambaForCausalLM`, `FalconMambaForCausalLM`, `Mamba2ForCausalLM`, `RecurrentGemmaForCausalLM`,
     `xLSTMForCausalLM`. The model is changed in place: it gets `init_state`, and calls with `state`, `reset_mask` or
-    `shift_labels` are those of [`RecurrentForCausalLM.forward`]. Other calls, the weights and their names, and what
+    `shift_labels` work as [`RecurrentForCausalLM.forward`]. Other calls, the weights and their names, and what
     `save_pretrained` writes stay the same. Other models, and ours, are returned unchanged.
 
     Raises:

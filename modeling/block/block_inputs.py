@@ -11,8 +11,8 @@ import torch
 from .tensor_checks import check_mask, check_tensor, has_values
 
 _PACKING = ("position_ids", "seq_idx", "cu_seq_lens_q")  # as the collators of other libraries mark documents
-# Other arguments of stock models that do not change what a recurrent model computes, and those of `generate`, which
-# passes the tokenizer of its stop strings on to `forward`.
+# Other arguments of stock models that do not change what a recurrent model computes. `generate` passes the tokenizer
+# of its stop strings on to `forward`.
 _WITHOUT_EFFECT = {"cache_position", "cu_seq_lens_k", "max_length_q", "max_length_k", "tokenizer"}
 _ATTENTION = {"output_attentions", "cache", "past_key_values"}
 
@@ -20,8 +20,7 @@ _ATTENTION = {"output_attentions", "cache", "past_key_values"}
 class Padding:
     """Moves the real steps of each row to its front, and the results back to where they came from.
 
-    With the padding at the end, a row's outputs and its state after its last real step are those of its real steps
-    alone, wherever the padding was.
+    With the padding at the end, a row's outputs and its last state are as without padding, wherever the padding was.
 
     Args:
         attention_mask: (B, T), non-zero where a step is real.
@@ -75,7 +74,7 @@ def read_masks(
         attention_mask: (B, T), zero where a step is padding. In generation it is longer, since it covers the prompt
             too: the last T columns count.
         reset_mask: (B, T), the caller's own resets.
-        arguments: other arguments of `forward`, among them those of packed documents ([`packed_resets`]).
+        arguments: other arguments of `forward`, among them the marks of packed documents ([`packed_resets`]).
 
     Raises:
         TypeError: a mask is not a tensor.

@@ -106,7 +106,7 @@ class ByteConfig(Packaged, PreTrainedConfig):
 class RecurrentConfig(ByteConfig):
     """Base class of the configurations of recurrent byte-level models.
 
-    Defaults that differ from transformers': those of [`ByteConfig`], the embedding is tied to the head, no biases, no
+    Defaults that differ from transformers' beyond [`ByteConfig`]: the embedding is tied to the head, no biases, no
     dropout (paper, Table 3).
 
     Args:

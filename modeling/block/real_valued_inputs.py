@@ -31,7 +31,7 @@ class RealValuedInputs:
         """As [`RecurrentBackbone.forward`]; `input_values` are real, (B, T, `config.input_size`), and replace ids.
 
         Raises:
-            ValueError: the inputs are not those of the encoder, or a shape does not match.
+            ValueError: the encoder does not read these inputs, or a shape does not match.
         """
         size = self.config.input_size
         if input_ids is not None and size is not None:

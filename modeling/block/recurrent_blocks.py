@@ -84,7 +84,7 @@ def delayed(padded: torch.Tensor, history: int, lag: int, episode: torch.Tensor 
     """The inputs (B, T, S) `lag` steps before each step of a block, zero where they are of another episode.
 
     Args:
-        padded: (B, history + T, S), the inputs before the block and those of the block.
+        padded: (B, history + T, S), the inputs before the block, then the block's.
         history: number of steps before the block.
         lag: at most `history`.
         episode: (B, history + T), or None for one episode.

@@ -113,8 +113,7 @@ class RecurrentPreTrainedModel(StatefulModel, SavedCode, PreTrainedModel):
             module.reset_parameters()
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """Initialise a module once. Transformers skips those of other packages that have no parameters of their own,
-        but a unit also initialises its maps."""
+        """Initialise a module once, also a unit with all parameters in its maps, which transformers would skip."""
         if isinstance(module, RecurrentUnit) and next(module.parameters(recurse=False), None) is None:
             is_custom_code = all(getattr(each, "_is_hf_initialized", False) for each in module.parameters())
         super()._initialize_weights(module, is_custom_code)

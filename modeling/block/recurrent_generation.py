@@ -32,7 +32,7 @@ class _GeneratedState:
 
 @dataclass
 class RecurrentGenerateOutput(_GeneratedState, GenerateDecoderOnlyOutput):
-    """Output of `generate(return_dict_in_generate=True)`; fields that are not listed are those of transformers.
+    """Output of `generate(return_dict_in_generate=True)`; the other fields are transformers'.
 
     Args:
         state: the state after all bytes of each row of `sequences`, the end byte included and padding not. To continue
@@ -51,43 +51,34 @@ class RecurrentGenerateBeamOutput(_GeneratedState, GenerateBeamDecoderOnlyOutput
     state: RecurrentState | None = None
 
 
-class StateRecorder:
-    """The states that a decoding loop has after the prompt and after the latest byte that it has read."""
+class GeneratedStates(StoppingCriteriaList):
+    """Stopping criteria that keep the states of a decoding loop: after the prompt, after the latest byte that it has
+    read, and at the end of each row, where the loop goes on to read padding until all rows have ended.
+    """
 
-    def __init__(self):
+    def __init__(self, criteria: StoppingCriteriaList):
+        super().__init__(criteria)
         self.after_prompt: RecurrentState | None = None
         self.latest: RecurrentState | None = None
+        self.found: dict[int, tuple[int, RecurrentState]] = {}  # row → length, state before its last byte
 
     def record(self, state: RecurrentState | None) -> None:
         if self.after_prompt is None:
             self.after_prompt = state
         self.latest = state
 
-
-class RowEnds(StoppingCriteriaList):
-    """Stopping criteria that keep the state and the length of each row that they end.
-
-    The loop goes on reading padding for such a row until all rows have ended.
-    """
-
-    def __init__(self, criteria: StoppingCriteriaList, recorder: StateRecorder):
-        super().__init__(criteria)
-        self.recorder = recorder
-        self.found: dict[int, tuple[int, RecurrentState]] = {}  # row → length, state before its last byte
-
     def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
         ended = super().__call__(input_ids, scores, **options)
-        latest = self.recorder.latest
-        if len(ended) > 1 and latest is not None:
+        if len(ended) > 1 and self.latest is not None:
             for row in ended.nonzero()[:, 0].tolist():
                 if row not in self.found:
-                    self.found[row] = input_ids.shape[1], select_state(latest, torch.tensor([row]))
+                    self.found[row] = input_ids.shape[1], select_state(self.latest, torch.tensor([row]))
         return ended
 
-    def last_bytes(self, sequences: torch.Tensor) -> tuple[torch.Tensor, RecurrentState | None]:
+    def last_bytes(self, sequences: torch.Tensor) -> tuple[torch.Tensor, RecurrentState]:
         """The last byte (B, 1) of each row that is not padding, and the state before it."""
-        last, latest = sequences[:, -1:].clone(), self.recorder.latest
-        state = latest if latest is None else {name: tensor.clone() for name, tensor in latest.items()}
+        last = sequences[:, -1:].clone()
+        state = {name: tensor.clone() for name, tensor in self.latest.items()}
         for row, (length, found) in self.found.items():
             last[row] = sequences[row, length - 1]
             for name, tensor in found.items():
@@ -145,23 +136,22 @@ class StatefulGeneration:
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         if not generation_config.return_dict_in_generate:
             return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
-        kwargs["state_recorder"] = recorder = StateRecorder()
-        ends = RowEnds(stopping_criteria, recorder)
-        output = super()._sample(input_ids, logits_processor, ends, generation_config, **kwargs)
+        kwargs["state_recorder"] = recorder = GeneratedStates(stopping_criteria)
+        output = super()._sample(input_ids, logits_processor, recorder, generation_config, **kwargs)
         if recorder.latest is None:
             return RecurrentGenerateOutput(**output)
-        last, pending = ends.last_bytes(output.sequences)
+        last, pending = recorder.last_bytes(output.sequences)
         state = self._read_new(last, pending)
         return RecurrentGenerateOutput(**{**output, _CACHE_FIELD: pending, "state": state})
 
     def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         if not generation_config.return_dict_in_generate:
             return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
-        kwargs["state_recorder"] = recorder = StateRecorder()
+        kwargs["state_recorder"] = recorder = GeneratedStates(stopping_criteria)
         output = super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
         if recorder.after_prompt is None:
             return RecurrentGenerateBeamOutput(**output)
-        # The states of the loop are those of the beams that still run: read the new bytes of the best ones again.
+        # The loop's states belong to the beams that still run: read the new bytes of the best ones again.
         new, steps = output.sequences[:, input_ids.shape[1] :], (output.beam_indices >= 0).sum(1, keepdim=True)
         prompts = torch.arange(len(input_ids) // generation_config.num_beams) * generation_config.num_beams
         pending = select_state(
@@ -214,7 +204,7 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
         """As `transformers.GenerationMixin.generate`.
 
         An empty prompt is a new episode: the end byte is read from the zero state, and is the first of the result.
-        `state` is that of the text before the prompt. With `return_dict_in_generate=True`, the result is a
+        `state` has read the text before the prompt. With `return_dict_in_generate=True`, the result is a
         [`RecurrentGenerateOutput`] with the state after all bytes of each row.
 
         Raises:

@@ -16,7 +16,7 @@ logger = logging.get_logger(__name__)
 
 
 def defining_class(model: nn.Module) -> type[nn.Module]:
-    """The class that somebody wrote: wrappers of torch, such as FSDP's, derive a class from that of the model."""
+    """The model's class without wrappers of torch, such as FSDP's, which derive a class from it."""
     return next(cls for cls in type(model).__mro__ if not cls.__module__.startswith("torch."))
 
 
@@ -48,14 +48,14 @@ def named_as(wrapper: type, module: str, name: str) -> Iterator[None]:
 
 
 class SavedCode:
-    """For a `PreTrainedModel`: saves its own code, not that of a wrapper, and names all classes of its family.
+    """For a `PreTrainedModel`: saves its own code, not a wrapper's, and names all classes of its family.
 
-    The code of a user's own recurrent unit is part of it.
+    The code of a user-defined recurrent unit is part of it.
     """
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *arguments: Any, config=None, **kwargs: Any) -> Any:
-        """As `transformers.PreTrainedModel.from_pretrained`; the code of a user's own unit must be trusted.
+        """As `transformers.PreTrainedModel.from_pretrained`; the code of a user-defined unit must be trusted.
 
         Raises:
             ValueError: the checkpoint has code of a recurrent unit, which is neither trusted nor registered.

@@ -34,7 +34,7 @@ class MgradeConfig(RecurrentConfig):
         spacing: positions of the taps: "learned" (real parameters), "constant" (p_i = d·i), "exponential"
             (p_i = d·2^l·i in layer l = 0, 1, …), None for no convolution.
         conv_kernel: K, taps of the convolution.
-        dilation: d; for "exponential" that of the first layer. With "learned" the distance of the taps at the start of
+        dilation: d; for "exponential" in the first layer. With "learned" the distance of the taps at the start of
             training, Γ/K by default; 1 by default otherwise.
         receptive_field: Γ, the largest position that a tap may be moved to, with "learned" only; d·(K-1) by default.
         position_init: "dilated" (p_i = d·i in every channel) or "uniform" (drawn from [0, Γ] for every tap and

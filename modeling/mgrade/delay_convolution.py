@@ -56,7 +56,7 @@ class DelayConvolution(nn.Module):
 
     Its buffer, the last Γ inputs of the running episode, is part of the state: Γ·M floats a stream.
 
-    A single step reads only the taps' places in the buffer: K with fixed positions; with learned ones the
+    A single step reads only the taps' offsets in the buffer: K with fixed positions; with learned ones the
     2·⌈8.6 σ⌉ + 1 around each position where the Gaussian exceeds rounding. It returns a shifted copy and leaves the
     given state unchanged. A block with few lags adds shifted inputs. Otherwise Fourier transforms convolve the dense
     kernel, and each episode that starts inside the block separately, so that nothing crosses a reset.
@@ -167,8 +167,8 @@ class DelayConvolution(nn.Module):
         output = inputs * (weights * now).sum(0).to(inputs.dtype)
         if self.receptive_field == 0:
             return output
-        places = (self.receptive_field - lags).clamp(max=self.receptive_field - 1)
-        past = buffer.gather(1, places.expand(inputs.shape[0], -1, -1)).masked_fill(now, 0)
+        offsets = (self.receptive_field - lags).clamp(max=self.receptive_field - 1)
+        past = buffer.gather(1, offsets.expand(inputs.shape[0], -1, -1)).masked_fill(now, 0)
         return output + (past * weights).sum(1, keepdim=True).to(inputs.dtype)
 
     def _block(
@@ -220,7 +220,7 @@ def _replace_later_episodes(output, inputs, reset_mask, kernel) -> torch.Tensor:
     ends = torch.full_like(starts, steps)
     ends[:-1] = torch.where(rows[1:] == rows[:-1], starts[1:], steps)
     lengths = ends - starts
-    places, results = [], []
+    steps_of_results, results = [], []
     for exponent in range((int(lengths.max()) - 1).bit_length() + 1):
         size = 1 << exponent
         chosen = (lengths > size // 2) & (lengths <= size)
@@ -231,5 +231,5 @@ def _replace_later_episodes(output, inputs, reset_mask, kernel) -> torch.Tensor:
         real = offsets < lengths[chosen].unsqueeze(1)
         episodes = inputs[row, time.clamp(max=steps - 1)].masked_fill(~real.unsqueeze(-1), 0)
         results.append(causal_convolution(episodes, kernel[:size])[real])
-        places.append((row * steps + time)[real])
-    return output.flatten(0, 1).index_copy(0, torch.cat(places), torch.cat(results)).view_as(output)
+        steps_of_results.append((row * steps + time)[real])
+    return output.flatten(0, 1).index_copy(0, torch.cat(steps_of_results), torch.cat(results)).view_as(output)

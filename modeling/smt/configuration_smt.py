@@ -7,7 +7,7 @@ class SmtConfig(ByteConfig):
     """Base class of the configurations of Supervised Memory Training: vocabulary, memory and Transformer blocks.
 
     The defaults are the paper's, which leaves heads and MLP of the blocks open: 8 heads, and 4·M inside the MLP.
-    Defaults that differ from transformers': those of [`ByteConfig`], no biases, no dropout, and a head of its own.
+    Defaults that differ from transformers' beyond [`ByteConfig`]: no biases, no dropout, the head is not tied.
 
     Args:
         hidden_size: M, width of the Transformer blocks and of the token embedding.

@@ -29,7 +29,7 @@ class DenseUnit(SequentialUnit):
         raise NotImplementedError
 
     def combine(self, state: torch.Tensor, *projections: torch.Tensor) -> torch.Tensor:
-        """The next state from the last one, the maps of the input and those of the state, (B, T, S) each."""
+        """The next state from the last one, the maps of the input and the maps of the state, (B, T, S) each."""
         raise NotImplementedError
 
     def step(self, state, *projections):

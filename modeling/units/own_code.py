@@ -93,7 +93,7 @@ def own_code_of(cls: type) -> OwnCode:
 
 
 def with_relative_imports(text: str, name: str, from_checkpoint: bool = False) -> str:
-    """The text of a Python file with imports of `recurrent_shared.py` in place of those of `hf_recurrent`.
+    """The text of a Python file with imports of `recurrent_shared.py` instead of `hf_recurrent`.
 
     Args:
         text: content of the file.
@@ -210,12 +210,12 @@ def find_own_unit(config: Any, name: str | os.PathLike, trust_remote_code: bool,
 
 
 def compare_code(unit: str | None, name: str | os.PathLike, file: str | None = None, **hub_arguments: Any) -> None:
-    """Warn if the code of a registered unit is not that of a checkpoint; other units are ignored.
+    """Warn if the code of a registered unit differs from the checkpoint's; other units are ignored.
 
     Args:
         unit: name of the unit.
         name: directory of the checkpoint, or owner/name on the Hub.
-        file: name of its file in the checkpoint, by default that of the registered code.
+        file: name of its file in the checkpoint, by default the registered code's.
         hub_arguments: of `from_pretrained`.
     """
     registered = OWN_CODE.get(unit)

@@ -240,7 +240,7 @@ class ComplexRecurrentUnit(RecurrentUnit):
         return torch.complex(real, imaginary)
 
     def of_all_channels(self, per_free_channel: torch.Tensor) -> torch.Tensor:
-        """A real number for each of the S/2 channels from those of the free ones."""
+        """A real number for each of the S/2 channels, from one for each free channel."""
         return torch.cat([per_free_channel] * 2, -1) if self.conjugate_pairs else per_free_channel
 
     def sample_phase(self, like: torch.Tensor) -> torch.Tensor:
