@@ -2,6 +2,7 @@
 
 import base64
 import statistics
+import zlib
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -34,13 +35,14 @@ def pack(array: np.ndarray) -> dict[str, Any]:
     return {
         "shape": list(array.shape),
         "type": array.dtype.name,
-        "bytes": base64.b64encode(array.tobytes()).decode("ascii"),
+        "bytes": base64.b64encode(zlib.compress(array.tobytes(), 9)).decode("ascii"),
     }
 
 
 def unpack(packed: dict[str, Any]) -> np.ndarray:
     """Undo [`pack`]."""
-    return np.frombuffer(base64.b64decode(packed["bytes"]), dtype=packed["type"]).reshape(packed["shape"])
+    content = zlib.decompress(base64.b64decode(packed["bytes"]))
+    return np.frombuffer(content, dtype=packed["type"]).reshape(packed["shape"])
 
 
 def image_sheet(images: np.ndarray, columns: int) -> np.ndarray:

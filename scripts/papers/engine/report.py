@@ -138,6 +138,7 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from PIL import Image
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     if not experiment.draw(axes, rows):
@@ -148,6 +149,8 @@ def plot(experiment: Experiment, rows: Sequence[Settings], path: Path) -> None:
     figure.suptitle(experiment.source, fontsize="medium")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+    with Image.open(path) as image:  # a palette: a third of the size
+        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def draw_table(experiment: Experiment, rows: Sequence[Settings], axes: Any) -> None:

@@ -48,8 +48,8 @@ def add_row(row: dict[str, Any], path: Path, lock: Path) -> list[dict[str, Any]]
 
 
 def write_rows(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write all rows; an interruption leaves the old file."""
-    write_text(json.dumps(rows, indent=1) + "\n", path)
+    """Write all rows, one a line; an interruption leaves the old file."""
+    write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", path)
 
 
 def write_text(text: str, path: Path) -> None:
