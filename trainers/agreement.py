@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, reduce
 
 _ERRORS = (ImportError, OSError, ValueError)
 
@@ -51,3 +52,14 @@ def check_same(facts: dict[str, Any]) -> None:
 
 def _gathered(value: Any) -> list[Any]:
     return gather_object([value]) if dist.is_initialized() else [value]
+
+
+def sum_over_processes(values: torch.Tensor) -> torch.Tensor:
+    """Sums of the elements over all processes, which call this together."""
+    return reduce(values, reduction="sum")
+
+
+def total(value: float, device: torch.device) -> float | int:
+    """Sum of a number over all processes, which call this together; in float64 where the device has it."""
+    dtype = torch.float64 if isinstance(value, float) and device.type != "mps" else None
+    return sum_over_processes(torch.tensor([value], dtype=dtype, device=device)).item()

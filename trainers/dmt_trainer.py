@@ -1,16 +1,13 @@
-"""DAgger Memory Training: the RNN runs on its own memories and learns to stay close to its teacher's."""
+"""`DmtTrainer`: an RNN runs on its own memories and learns to stay close to its teacher's."""
 
-from typing import Any
-
-import numpy as np
-
-from hf_recurrent.trainers.memory_trainer import MemoryTrainer
-from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
-from hf_recurrent.trainers.smt.windows import choose_cuts
+from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
+from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
+from hf_recurrent.trainers.methods.memory_methods import DmtMethod, MemoryMethod
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments
+from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
 
-class DmtTrainer(MemoryTrainer):
+class DmtTrainer(StreamTrainer):
     """DAgger Memory Training (SMT, section 2.3): a short phase after [`SmtTrainer`], with a small learning rate.
 
     The teacher is frozen. The RNN starts from the teacher's memory of a context (zero where an episode begins) and
@@ -24,28 +21,23 @@ class DmtTrainer(MemoryTrainer):
         model: the RNN, trained by [`SmtTrainer`].
         teacher: the teacher that it was trained with.
         args: [`DmtTrainingArguments`]; the trainer works on a copy.
-        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`BlockTrainer`].
+        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`StreamTrainer`].
+        method: by default [`DmtMethod`] with the teacher.
 
     Raises:
-        ValueError: see [`BlockTrainer`]; or the two models do not match, or blocks are shorter than context + rollout.
+        ValueError: see [`StreamTrainer`]; or the models do not match, or blocks are shorter than context + rollout.
     """
 
     args: DmtTrainingArguments
-    method = "dmt"
-    predictive_loss = "readout_loss"
 
-    def _build_objective(self, args: DmtTrainingArguments) -> DmtObjective:
-        return DmtObjective.from_arguments(self.student, self.teacher, args)
-
-    def _read_settings(self) -> dict[str, Any]:
-        objective = self.accelerator.unwrap_model(self.model)
-        rollout = self.args.block_size - self.train_dataset.first_anchor(self._context_length)
-        return super()._read_settings() | {"rollout_length": rollout, "gradient_steps": objective.gradient_steps}
-
-    def model_inputs(self, inputs):
-        return super().model_inputs(inputs) | {"start": self.train_dataset.first_anchor(self._context_length)}
-
-    def _choose_cuts(self, streams: np.ndarray, positions: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-        # The rollout begins where the episode does.
-        start = np.full_like(anchors[:, :1], self._context_length)
-        return choose_cuts(streams, positions, self.data_seed, start, 1, self.args.start_share)
+    def __init__(
+        self,
+        model: SmtRnnForCausalLM,
+        teacher: SmtTeacherModel,
+        args: DmtTrainingArguments,
+        *arguments,
+        method: MemoryMethod | None = None,
+        **options,
+    ):
+        super().__init__(model, args, *arguments, method=method or DmtMethod(teacher), **options)
+        self.teacher = teacher

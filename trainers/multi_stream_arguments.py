@@ -6,7 +6,7 @@ import torch
 from transformers import TrainingArguments
 
 from hf_recurrent.argument_checks import argument
-from hf_recurrent.trainers.sharding import requested_sharding
+from hf_recurrent.trainers.sharding import is_sharding_requested, requested_sharding
 
 REGIMES = ("multi_stream", "iid")
 DIVERGENCE_ACTIONS = ("stop", "rollback")
@@ -108,6 +108,26 @@ class MultiStreamTrainingArguments(TrainingArguments):
     label_names: list[str] | None = argument(["shift_labels"], "Keys of the targets in a batch.")
     ignore_data_skip: bool = argument(True, "Keep True: streams resume at their positions.")
     ddp_find_unused_parameters: bool | None = argument(False, "Keep False: every parameter is used in every block.")
+
+    @property
+    def num_streams(self) -> int:
+        """Streams, or rows of the batches of one optimizer step, over all processes and accumulation steps."""
+        return self.per_device_train_batch_size * self.world_size * self.gradient_accumulation_steps
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes read by one optimizer step."""
+        return self.num_streams * self.block_size
+
+    @property
+    def stream_seed(self) -> int:
+        """Seed of the order of episodes: `data_seed`, by default `seed`."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """False if the model is sharded: it is moved layer by layer then."""
+        return False if is_sharding_requested() else super().place_model_on_device
 
     def _check_minimum(self, least: float, *names: str) -> None:
         for name in names:

@@ -1,4 +1,4 @@
-"""Output during training: a progress bar in bytes, and samples."""
+"""Callbacks of a trainer: a progress bar in bytes, samples, the beginning and the end of the loop."""
 
 import sys
 import time
@@ -12,6 +12,7 @@ from transformers.trainer_callback import ProgressCallback
 from hf_recurrent.data.episode_source import with_unit
 from hf_recurrent.evaluation.samples import generate_samples
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
+from hf_recurrent.trainers.stop_signals import StopSignals
 
 
 class Throughput:
@@ -37,6 +38,21 @@ class Throughput:
         rate = (step - self._step) / seconds
         self.start(step)
         return rate
+
+
+class LoopCallback(TrainerCallback):
+    """Calls `begin` right before the first step, and saves and ends training when a stop is due."""
+
+    def __init__(self, begin: Callable[[], None], signals: StopSignals):
+        self._begin, self._signals = begin, signals
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self._begin()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self._signals.stop_is_due:
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
 
 
 class BytesProgressCallback(ProgressCallback):

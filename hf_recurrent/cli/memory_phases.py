@@ -12,8 +12,9 @@ from hf_recurrent.modeling.smt.modeling_smt_rnn import teacher_fields
 from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.presets import preset_names
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
-from hf_recurrent.trainers.memory_trainer import TEACHER_FOLDER, MemoryTrainer
+from hf_recurrent.trainers.methods.memory_methods import TEACHER_FOLDER
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
+from hf_recurrent.trainers.smt_trainer import SmtTrainer
 
 # Folder of the checkpoints of DMT in the output directory of SMT, where its model is saved as well.
 DMT_FOLDER = "dmt"
@@ -54,7 +55,7 @@ def build_teacher(
     return teacher
 
 
-def second_phase(trainer: MemoryTrainer, arguments: TeacherArguments) -> DmtTrainer:
+def second_phase(trainer: SmtTrainer, arguments: TeacherArguments) -> DmtTrainer:
     """The trainer of DMT after a finished [`SmtTrainer`], with the same data, seed and precision."""
     first: SmtTrainingArguments = trainer.args
     args = DmtTrainingArguments(

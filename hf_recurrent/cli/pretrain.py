@@ -25,6 +25,7 @@ from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints
 from hf_recurrent.checkpoints.privacy import last_part, public_name
 from hf_recurrent.checkpoints.provenance_files import read_provenance
 from hf_recurrent.checkpoints.records import Provenance
+from hf_recurrent.checkpoints.resumed_arguments import PRETRAIN_EFFECTS, Effect
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.flags import name_typed, normalize
 from hf_recurrent.cli.loading import build_new_model, check_byte_tokenizer
@@ -39,7 +40,6 @@ from hf_recurrent.cli.pretrain_report import (
     print_samples,
     print_summary,
 )
-from hf_recurrent.cli.resumed_arguments import EFFECTS
 from hf_recurrent.cli.threads import use_threads
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.evaluation.samples import check_prompts, prompt_from
@@ -49,19 +49,18 @@ from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import preset_names
 from hf_recurrent.trainers.agreement import same_error
-from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.freed_memory import keep_freed_memory
-from hf_recurrent.trainers.guarded_trainer import TrainingInterrupted
 from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.multi_stream_trainer import MultiStreamTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.online_trainer import OnlineTrainer
-from hf_recurrent.trainers.resumed_arguments import Effect
 from hf_recurrent.trainers.sharding import is_sharding_requested
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.smt_trainer import SmtTrainer
+from hf_recurrent.trainers.stop_signals import TrainingInterrupted
+from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
 # The underscore keeps it from being uploaded with the model: it may name local files.
 ARGUMENTS_FILE = "_recipe.yaml"
@@ -78,7 +77,7 @@ class Run:
     """A run that is ready to start, with checked arguments."""
 
     arguments: PretrainArguments
-    trainer: BlockTrainer
+    trainer: StreamTrainer
     checkpoint: str | None
 
 
@@ -129,7 +128,7 @@ def _train(run: Run, begin: float) -> None:
         )
     if sentence := _describe_resumed_model(run):
         _say(run, sentence)
-    trainer.recipe = last_part(run.arguments.recipe)
+    trainer.records.recipe = last_part(run.arguments.recipe)
     result = trainer.train(run.checkpoint)
     metrics = trainer.evaluate()
     if isinstance(trainer, SmtTrainer) and run.arguments.teacher.dmt_steps:
@@ -158,19 +157,19 @@ def _run_second_phase(run: Run, before: dict[str, float]) -> dict[str, float]:
     second = second_phase(run.trainer, run.arguments.teacher)
     words = describe_run(run.arguments.model.model, second)
     _say(run, f"before: {describe_result(second, before)}, drift {before.get('eval_drift', math.nan):.3f}\n{words}")
-    second.recipe = run.trainer.recipe
+    second.records.recipe = run.trainer.records.recipe
     second.train(bool(list_checkpoints(second.args.output_dir)))
     metrics = second.evaluate()
-    run.trainer.continue_provenance(second.provenance)
+    run.trainer.records.continue_with(second.provenance)
     return metrics
 
 
 def _saved_recipe(run: Run) -> str:
     """The arguments of training as YAML, with a comment about those that have changed on the way."""
     given, lines = dict(run.arguments.given), []
-    changes, resumed = run.trainer.resumed_changes, checkpoint_number(run.checkpoint or "")
+    changes, resumed = run.trainer.checkpointing.changes, checkpoint_number(run.checkpoint or "")
     for name, (before, _) in changes.items():
-        if resumed >= run.trainer.num_training_steps or EFFECTS[name] is Effect.IGNORED:
+        if resumed >= run.trainer.num_training_steps or PRETRAIN_EFFECTS[name] is Effect.IGNORED:
             given[name] = before  # the new value did not act
         else:
             lines.append(f"# Since step {resumed:,}: {name} was {before} before.\n")

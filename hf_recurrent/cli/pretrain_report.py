@@ -10,15 +10,15 @@ from hf_recurrent.data.episode_source import count_of, with_unit
 from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
 from hf_recurrent.evaluation.image_samples import sample_images
 from hf_recurrent.evaluation.samples import generate_samples
-from hf_recurrent.trainers.block_trainer import BlockTrainer
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
+from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
 _SHEET_FILE = "samples.png"
 _IMAGES_DRAWN = 32
 
 
-def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None = None) -> str:
+def describe_run(model_name: str, trainer: StreamTrainer, checkpoint: str | None = None) -> str:
     """Model, data and method of a run that is about to start, and the checkpoint that it resumes."""
     args = trainer.args
     train, held_out = trainer.train_dataset, trainer.eval_dataset
@@ -30,8 +30,8 @@ def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None 
     elif isinstance(args, DmtTrainingArguments):
         manner = "DMT, the RNN on its own memories"
     processes = f"{args.world_size} process{'es' if args.world_size > 1 else ''}"
-    streams = f"{count_of(trainer.num_streams, 'stream')} of {args.block_size}-{train.unit} blocks"
-    amount = trainer.num_training_steps * trainer.step_bytes
+    streams = f"{count_of(args.num_streams, 'stream')} of {args.block_size}-{train.unit} blocks"
+    amount = trainer.num_training_steps * args.step_bytes
     size = with_unit(amount, "B") if train.unit == "byte" else f"{with_unit(amount)} {train.unit}s"
     lines = [
         f"{model_name}: {trainer.model.num_parameters():,} parameters",
@@ -42,7 +42,7 @@ def describe_run(model_name: str, trainer: BlockTrainer, checkpoint: str | None 
     return "\n".join(lines + [f"resuming from {checkpoint}"] * bool(checkpoint))
 
 
-def print_samples(trainer: BlockTrainer) -> None:
+def print_samples(trainer: StreamTrainer) -> None:
     """Print continuations of the prompts in the arguments."""
     args = trainer.args
     samples = generate_samples(trainer.trained_model, trainer.processing_class, args.sample_prompts, args.sample_bytes)
@@ -50,7 +50,7 @@ def print_samples(trainer: BlockTrainer) -> None:
         print(f"--- sample after {prompt!r}\n{prompt}{sample}\n---")
 
 
-def draw_samples(trainer: BlockTrainer) -> None:
+def draw_samples(trainer: StreamTrainer) -> None:
     """Save a sheet of images sampled from a model of images."""
     path = os.path.join(trainer.args.output_dir, _SHEET_FILE)
     try:
@@ -83,7 +83,7 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
     return flags
 
 
-def describe_result(trainer: BlockTrainer, metrics: dict[str, float]) -> str:
+def describe_result(trainer: StreamTrainer, metrics: dict[str, float]) -> str:
     """Held-out metrics in words."""
     return trainer.eval_dataset.describe_result({name.removeprefix("eval_"): metrics[name] for name in metrics})
 

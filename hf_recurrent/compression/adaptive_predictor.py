@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.argument_checks import check_integer, is_number
+from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.compression.predictors import Predictor, check_model, softmax
 from hf_recurrent.learning_rules.block_learning import BlockLearning
 from hf_recurrent.learning_rules.compiled_reading import CompiledReading
-from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state
 

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.files import new_staging_directory, publish_directory, save_tree, writing_checkpoint
 from hf_recurrent.checkpoints.manifest import write_manifest
+from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.checkpoints.provenance_files import write_provenance
 from hf_recurrent.checkpoints.records import Provenance
 from hf_recurrent.checkpoints.weights import check_weights
 from hf_recurrent.learning_rules.block_learning import BlockLearning
-from hf_recurrent.learning_rules.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import (

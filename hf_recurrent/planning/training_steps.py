@@ -12,7 +12,7 @@ from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
 from hf_recurrent.planning.setting import BPTT, Setting
 from hf_recurrent.stock_models.with_state import with_state
-from hf_recurrent.trainers.next_token_loss import next_token_loss
+from hf_recurrent.trainers.methods.next_token_loss import next_token_loss
 from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 
@@ -58,17 +58,20 @@ class NextTokenSteps:
         """
         setting, model = self.setting, self.model
         ids = torch.zeros(setting.streams, setting.stride, dtype=torch.long, device=model.device)
-        inputs = {"input_ids": ids, "shift_labels": torch.zeros_like(ids), "reset_mask": torch.zeros_like(ids).bool()}
-        targets = torch.ones((), device=model.device)
+        batch = {
+            "input_ids": ids,
+            "shift_labels": torch.zeros_like(ids),
+            "reset_mask": torch.zeros_like(ids).bool(),
+            "num_targets": torch.ones((), device=model.device),
+        }
         strides = setting.block_size // setting.stride
         if most_strides is not None:
             strides = min(strides, most_strides)
         state = self._states[group]
         for _ in range(strides):
-            given = inputs if state is None else inputs | {"state": state}
             with self.rule.block(self._sensitivities[group]) if self.rule else nullcontext():
                 with torch.autocast(model.device.type, torch.bfloat16, enabled=setting.bfloat16):
-                    loss, output = next_token_loss(model, model, given, targets, returns_state=state is not None)
+                    loss, output = next_token_loss(model, model, batch, state)
                 if state is not None:
                     state = {name: tensor.detach() for name, tensor in output.state.items()}
                 loss.backward()

@@ -170,7 +170,7 @@ def test_the_log_never_shows_another_loss(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
-    from hf_recurrent.trainers import recurrent_trainer
+    from hf_recurrent.trainers import checkpointing
 
     trainer = tiny_trainer(tmp_path)
     written = []
@@ -181,8 +181,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, monke
             raise OSError(28, "No space left on device")
         return original(*arguments, **fields)
 
-    original = recurrent_trainer.write_manifest
-    monkeypatch.setattr(recurrent_trainer, "write_manifest", write)
+    original = checkpointing.write_manifest
+    monkeypatch.setattr(checkpointing, "write_manifest", write)
     with pytest.raises(OSError, match=r"checkpoint-10' cannot be written: No space left on device\. Earlier"):
         trainer.train()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-5"]

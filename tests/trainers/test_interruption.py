@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from hf_recurrent.checkpoints.files import list_checkpoints
 from hf_recurrent.checkpoints.output_lock import output_lock
-from hf_recurrent.trainers.guarded_trainer import TrainingInterrupted
+from hf_recurrent.trainers.stop_signals import TrainingInterrupted
 
 
 class Signal(TrainerCallback):

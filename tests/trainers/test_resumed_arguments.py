@@ -7,17 +7,18 @@ import pytest
 from tiny_run import logged, tiny_trainer
 
 from hf_recurrent import MultiStreamTrainingArguments
+from hf_recurrent.checkpoints import resumed_arguments
 from hf_recurrent.checkpoints.files import list_checkpoints
-from hf_recurrent.cli.pretrain_arguments import METHODS, build_parser
-from hf_recurrent.cli.resumed_arguments import EFFECTS, SourceEffect
-from hf_recurrent.trainers import resumed_arguments
-from hf_recurrent.trainers.resumed_arguments import (
+from hf_recurrent.checkpoints.resumed_arguments import (
     ARGUMENTS_FILE,
     Effect,
+    SourceEffect,
     changed_arguments,
     check_changes,
     describe_changes,
 )
+from hf_recurrent.checkpoints.resumed_arguments import PRETRAIN_EFFECTS as EFFECTS
+from hf_recurrent.cli.pretrain_arguments import METHODS, build_parser
 
 FIELDS = sorted(field.name for field in dataclasses.fields(MultiStreamTrainingArguments) if field.init)
 

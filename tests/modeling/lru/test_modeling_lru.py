@@ -7,10 +7,19 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, TrainingArguments
+from transformers import AutoModelForSequenceClassification
 
-from hf_recurrent import LruConfig, LruForCausalLM, LruForSequenceClassification, LruModel, config_from_preset
-from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
+from hf_recurrent import (
+    ByteTokenizer,
+    Corpus,
+    LruConfig,
+    LruForCausalLM,
+    LruForSequenceClassification,
+    LruModel,
+    MultiStreamTrainer,
+    MultiStreamTrainingArguments,
+    config_from_preset,
+)
 
 M, S, STEPS = 6, 8, 11
 
@@ -225,11 +234,13 @@ def test_eigenvalues_and_normalisers_learn_slower_and_are_not_decayed():
 def test_trainers_learn_by_the_factors(tmp_path):
     model = model_of(LruForCausalLM, learning_rate_factor=0.25).float()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    ids = torch.randint(1, 256, (4, 8))
-    trainer = ParameterGroupsTrainer(
+    trainer = MultiStreamTrainer(
         model,
-        TrainingArguments(
+        MultiStreamTrainingArguments(
             str(tmp_path),
+            block_size=8,
+            per_device_train_batch_size=4,
+            warmup_steps=0,
             learning_rate=1e-3,
             lr_scheduler_type="constant",
             weight_decay=0.5,
@@ -240,7 +251,7 @@ def test_trainers_learn_by_the_factors(tmp_path):
             save_strategy="no",
             disable_tqdm=True,
         ),
-        train_dataset=[{"input_ids": row, "labels": row} for row in ids],
+        Corpus.from_documents([bytes(range(256))] * 4, ByteTokenizer(), name="bytes"),
     )
     trainer.train()
     groups = trainer.optimizer.param_groups

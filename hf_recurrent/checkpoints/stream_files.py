@@ -6,12 +6,12 @@ by global number, a run can be resumed with another number of processes.
 
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from hf_recurrent.checkpoints.files import read_json, write_json
+from hf_recurrent.checkpoints.privacy import public_data_name
 from hf_recurrent.checkpoints.tensor_files import open_tensors
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
@@ -34,7 +34,7 @@ class StreamRun:
 
 def save_stream_run(run: StreamRun, global_step: int, directory: str | os.PathLike) -> None:
     """Write the properties of a run; its corpus without the folders, because checkpoints may be uploaded."""
-    stored = {**asdict(run), "corpus_name": _without_folders(run.corpus_name), "global_step": global_step}
+    stored = {**asdict(run), "corpus_name": public_data_name(run.corpus_name), "global_step": global_step}
     write_json(stored, os.path.join(directory, STREAMS_FILE))
 
 
@@ -105,12 +105,6 @@ def load_states(directory: str | os.PathLike, run: StreamRun, stream_indices: to
                         state[short] = tensor.new_zeros(len(stream_indices), *tensor.shape[1:])
                     state[short][rows] = tensor[stored]
     return state
-
-
-def _without_folders(corpus_name: str) -> str:
-    """The name of a corpus, with the last part of each local path: "/home/me/notes, hub:a/b" → "notes, hub:a/b"."""
-    parts = corpus_name.split(", ")
-    return ", ".join(part if ":" in part[2:] else Path(part).name or part for part in parts)
 
 
 def _path(directory: str | os.PathLike, rank: int) -> str:

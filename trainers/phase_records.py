@@ -1,6 +1,6 @@
-"""`RecordingTrainer`: a `Trainer` that records the provenance of the weights that it trains."""
+"""`PhaseRecords`: records how a trainer trains its weights, while it happens."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
@@ -18,44 +18,40 @@ from hf_recurrent.checkpoints.rates import schedule_settings
 from hf_recurrent.checkpoints.recorder import PhaseRecorder
 from hf_recurrent.checkpoints.records import Phase, Provenance, thin_out
 from hf_recurrent.data.episode_source import EpisodeSource
-from hf_recurrent.trainers.parameter_groups import ParameterGroupsTrainer
+
+if TYPE_CHECKING:
+    from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
 # Results of an evaluation that tell about the machine.
 _NOT_MEASURED = ("runtime", "bytes_per_second", "samples_per_second", "steps_per_second")
 
 
-class RecordingTrainer(ParameterGroupsTrainer):
-    """Records phases, settings and results in a [`Provenance`], which is saved with every model.
+class PhaseRecords:
+    """Phases, settings and results of a trainer, in a [`Provenance`] that is saved with every model.
 
-    `train` without a checkpoint begins a phase after those of the model; resumed, it extends the phase of the
-    checkpoint. Subclasses define `method` and `_read_settings`.
+    Training from the beginning adds a phase to those of the model; a resumed run extends the phase of its checkpoint.
     """
 
-    method: str
-    recipe: str | None = None  # name of the recipe of the next phase
-    _provenance: Provenance | None = None
-    _recorder: PhaseRecorder | None = None
-    _tokens_read = 0  # since the recorder was made, by all processes
-    _clipped_to: float | None = None  # norm of the gradient in the last step
-
-    @property
-    def trained_model(self) -> PreTrainedModel:
-        """The unwrapped model that is saved, evaluated, sampled from and uploaded."""
-        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+    def __init__(self, trainer: "StreamTrainer"):
+        self.trainer = trainer
+        self.recipe: str | None = None  # name of the recipe of the next phase
+        self.tokens_read = 0  # since the recorder was made, by all processes
+        self._provenance: Provenance | None = None
+        self._recorder: PhaseRecorder | None = None
 
     @property
     def provenance(self) -> Provenance:
-        """How the weights of `trained_model` were trained, up to the last call of `record`."""
+        """How the weights of the trained model were trained, up to the last call of [`record`]."""
         if self._provenance is None:
-            self._provenance = find_provenance(self.trained_model)
+            self._provenance = find_provenance(self.trainer.trained_model)
         return self._provenance
 
     def record(self) -> Provenance:
         """Bring `provenance` up to date with the weights, and return it."""
-        provenance, recorder, model = self.provenance, self._recorder, self.trained_model
+        provenance, recorder, model = self.provenance, self._recorder, self.trainer.trained_model
         weights = weights_fingerprint(model)
         if recorder is not None:
-            recorder.update(self.state.global_step, self._tokens_read, self._read_settings())
+            recorder.update(self.trainer.state.global_step, self.tokens_read, self._settings())
             recorder.phase.curve = self._training_curve()
             for data in recorder.phase.data:
                 data.read = recorder.phase.read
@@ -65,58 +61,48 @@ class RecordingTrainer(ParameterGroupsTrainer):
         remember_provenance(model, provenance)
         return provenance
 
-    def continue_provenance(self, later: Provenance) -> None:
+    def continue_with(self, later: Provenance) -> None:
         """Take over the provenance after another trainer has trained the same model further."""
-        self._end_recording()
+        self.close()
         self._provenance = later
 
-    # ---- Called by the subclasses ----
+    def return_to(self, checkpoint: str) -> None:
+        """Take over the phases of an earlier checkpoint, whose weights have replaced those of the last step."""
+        earlier = read_provenance(checkpoint)
+        if earlier is not None:
+            earlier.results = self.provenance.results
+            self.continue_with(earlier)
 
-    def _read_settings(self) -> dict[str, Any]:
-        """Settings that act in the current step, as JSON values."""
-        return {
-            "optimizer": self._recorder.optimizer_name,
-            "schedule": schedule_settings(self.lr_scheduler),
-            "max_grad_norm": self._clipped_to,
-            "precision": self._precision,
-            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
-            "seed": self.args.seed,
-        }
-
-    def _begin_provenance(self, checkpoint: str | None) -> None:
+    def find_beginning(self, checkpoint: str | None) -> None:
         """Find the provenance of the weights that training begins with."""
-        self._end_recording()
+        self.close()
+        model = self.trainer.trained_model
         if checkpoint is None:
-            if self._provenance is None or self._provenance.weights != weights_fingerprint(self.trained_model):
-                self._provenance = find_provenance(self.trained_model)
+            if self._provenance is None or self._provenance.weights != weights_fingerprint(model):
+                self._provenance = find_provenance(model)
             return
         self._provenance = read_provenance(checkpoint)
         if self._provenance is None:
             steps = checkpoint_number(checkpoint)
             self._provenance = Provenance(gaps=[f"The first {steps:,} steps were not recorded."] if steps else [])
 
-    def _begin_recording(self, is_resumed: bool) -> None:
+    def begin(self) -> None:
         """Record the optimizer's steps from now on."""
-        phases, args = self.provenance.phases, self.args
-        phase = phases[-1] if is_resumed and phases and phases[-1].method == self.method else self._new_phase()
-        self._tokens_read, self._clipped_to = 0, None
-        step = self.state.global_step
-        self._recorder = PhaseRecorder(self.provenance, phase, self.optimizer, step, args.world_size, args.device.type)
+        trainer, phases, step = self.trainer, self.provenance.phases, self.trainer.state.global_step
+        extends = step > 0 and phases and phases[-1].method == trainer.method.name
+        phase, args = phases[-1] if extends else self._new_phase(), trainer.args
+        self.tokens_read, trainer.guard.clipped_to = 0, None
+        self._recorder = PhaseRecorder(
+            self.provenance, phase, trainer.optimizer, step, args.world_size, args.device.type
+        )
 
-    def _return_to(self, checkpoint: str) -> None:
-        """Take over the phases of an earlier checkpoint, whose weights have replaced those of the last step."""
-        earlier = read_provenance(checkpoint)
-        if earlier is not None:
-            earlier.results = self.provenance.results
-            self.continue_provenance(earlier)
-
-    def _end_recording(self) -> None:
+    def close(self) -> None:
         """Later changes of the weights are no longer those of the recorded training."""
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
 
-    def _record_result(self, source: EpisodeSource, metrics: dict[str, float], **settings: Any) -> None:
+    def add_result(self, source: EpisodeSource, metrics: dict[str, float], **settings: Any) -> None:
         """Add an evaluation of the current weights."""
         provenance = self.record()
         finite = {
@@ -131,28 +117,47 @@ class RecordingTrainer(ParameterGroupsTrainer):
 
     # ---- Facts ----
 
+    def _settings(self) -> dict[str, Any]:
+        """Settings that act in the current step, as JSON values."""
+        trainer, args = self.trainer, self.trainer.args
+        return {
+            "optimizer": self._recorder.optimizer_name,
+            "schedule": schedule_settings(trainer.lr_scheduler),
+            "max_grad_norm": trainer.guard.clipped_to,
+            "precision": self._precision,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "seed": args.seed,
+            "regime": args.regime,
+            "streams": args.num_streams,
+            "block_size": args.block_size,
+            "state_carried": trainer.method.carries_state,
+            "data_seed": args.stream_seed,
+        } | trainer.method.settings()
+
     @property
     def _precision(self) -> str:
-        mixed = str(self.accelerator.mixed_precision)
-        weight = next(self.model.parameters(), None)
+        mixed = str(self.trainer.accelerator.mixed_precision)
+        weight = next(self.trainer.model.parameters(), None)
         kind = "float32" if weight is None else str(weight.dtype).removeprefix("torch.")
         return kind if mixed == "no" else f"{kind}, {mixed} autocast"
 
     def _new_phase(self) -> Phase:
-        model = self.trained_model
-        return Phase(
-            method=self.method,
-            data=[describe_data(self.train_dataset)],
+        trainer, model = self.trainer, self.trainer.trained_model
+        phase = Phase(
+            method=trainer.method.name,
+            data=[describe_data(trainer.train_dataset)],
             base=base_of(model),
             parameters=model.num_parameters(),
             adapter=_describe_adapter(model),
             recipe=self.recipe,
         )
+        trainer.method.begin_phase(phase, self.provenance)
+        return phase
 
     def _training_curve(self) -> list[list[float]]:
         points = [
             [entry["bytes_seen"], round(entry["bits_per_byte"], 4)]
-            for entry in self.state.log_history
+            for entry in self.trainer.state.log_history
             if "bits_per_byte" in entry and "bytes_seen" in entry and abs(entry["bits_per_byte"]) < float("inf")
         ]
         return thin_out(points)

@@ -8,9 +8,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from hf_recurrent.checkpoints.files import read_json
-from hf_recurrent.trainers.trainer_state import TRAINER_STATE_FILE, shareable_arguments
-
-ARGUMENTS_FILE = "training_args.json"
+from hf_recurrent.checkpoints.training_files import ARGUMENTS_FILE, TRAINER_STATE_FILE, shareable_arguments
 
 
 class Effect(Enum):
@@ -59,6 +57,28 @@ _NAMES = {
 }
 # Of every argument of a trainer. One that a newer version of transformers adds counts as fixed.
 EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names.split()}
+
+
+class SourceEffect(Enum):
+    """Effect of an argument of `pretrain` that chooses data or models."""
+
+    DATA = "refused if the training data differ, by their fingerprint"
+    MODEL = "refused if the configuration of the model or teacher differs; its weights are those of the checkpoint"
+    SECOND_PHASE = "acts if DMT after SMT has not begun, and then as for a resumed run"
+
+
+_PRETRAIN_NAMES = {
+    Effect.APPLIED: "recipe trust_remote_code validation_corpus max_eval_bytes threads user_code",
+    SourceEffect.DATA: """
+        corpus text_column dataset_split dataset_config streaming binary max_corpus_bytes validation_fraction
+        split_seed tokenizer
+    """,
+    SourceEffect.MODEL: "model config_overrides teacher teacher_overrides",
+    SourceEffect.SECOND_PHASE: "dmt_steps dmt_learning_rate dmt_batch_size dmt_rollout_length",
+}
+# Of every argument of `pretrain`, those of its trainers among them.
+PRETRAIN_EFFECTS = EFFECTS | {name: effect for effect, names in _PRETRAIN_NAMES.items() for name in names.split()}
+
 # Hyperparameters of an optimizer's groups, as the current arguments set them.
 HYPERPARAMETERS = {"weight_decay": "weight_decay", "betas": "adam_beta1 adam_beta2", "eps": "adam_epsilon"}
 # Schedules that do not depend on the number of steps.

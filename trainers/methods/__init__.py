@@ -1,0 +1,1 @@
+"""Training methods: how a trainer learns from a block of streams."""
