@@ -88,7 +88,7 @@ def save_optimizer(
 
 
 def load_optimizer(optimizer: Any, schedule: Any, scaler: Any, checkpoint: str | os.PathLike) -> None:
-    """Restore what [`save_optimizer`] has written.
+    """Restore the files of [`save_optimizer`].
 
     Raises:
         ValueError: a file is missing or damaged, or is that of another optimizer or schedule.

@@ -116,7 +116,7 @@ class TrainingMethod:
         self.counts: torch.Tensor | None = None
 
     def counters(self) -> dict[str, Any]:
-        """What is counted since the last log: numbers, tensors and dictionaries of them, for a checkpoint."""
+        """Counts since the last log, for a checkpoint: numbers, tensors and dictionaries of them."""
         return {"unlogged_answers": self.counts}
 
     def load_counters(self, counters: dict[str, Any]) -> None:
