@@ -113,7 +113,7 @@ class ChatLoop:
         self._turns.append(answer[1])
         self._typed[self._branch] = typed
         if answer[1].text is None:
-            print("(the text has ended; what you type next begins a new one)", file=sys.stderr)
+            print("(the text has ended; your next line begins a new one)", file=sys.stderr)
 
     def _change(self, name: str, value: str) -> None:
         if value:

@@ -52,7 +52,7 @@ def end_token_list(eos_token_id: int | Sequence[int] | None) -> list[int]:
 def end_tokens(
     model: PreTrainedModel, eos_token_id: int | Sequence[int] | str | None, constraint: "Constraint | None"
 ) -> frozenset[int]:
-    """The tokens that end a text; for "model", those of the model's generation configuration.
+    """The tokens that end a text; for "model", as in the model's generation configuration.
 
     Raises:
         ValueError: the end token of the constraint is not one of them, so that a complete text could not end.

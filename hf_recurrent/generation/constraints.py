@@ -125,8 +125,8 @@ class RegexConstraint(Constraint):
 class JsonSchemaConstraint(Constraint):
     """New bytes are one JSON value that is valid against a schema, on one line, with spaces as `json.dumps` has them.
 
-    Objects have no other properties than those of the schema unless `additionalProperties` says so, in the order of
-    the schema. `pattern` describes a whole string.
+    Objects have the properties of the schema in its order, and no others unless `additionalProperties` allows them.
+    `pattern` describes a whole string.
 
     Args:
         schema: as a dictionary or a string. Keywords that cannot be enforced are refused.

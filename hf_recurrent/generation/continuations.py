@@ -70,7 +70,7 @@ def sample_continuations(
         top_k: sample from the k most likely tokens; 0 for all.
         top_p: sample from the most likely tokens that together have this probability; 1 for all.
         state: of the text before the prompt; by default, there is none.
-        eos_token_id: the end token or tokens; those of the model's generation configuration by default; None for none.
+        eos_token_id: the end token or tokens, by default from the model's generation configuration; None for none.
         constraint: a form that each continuation has to match.
         batch_size: number of continuations at a time; on a CPU, up to 24 of Memora and Hawk are one call of a kernel.
 

@@ -36,7 +36,7 @@ class SpeculativeOutput:
         pending_draft_state: the same of the draft.
         proposed: number of bytes that the draft proposed.
         accepted: number of these that the model kept.
-        forwards: forward passes of the model, including that of the prompt, until the last byte was chosen.
+        forwards: forward passes of the model, the prompt included, until the last byte was chosen.
         draft_forwards: the same of the draft.
     """
 
@@ -77,9 +77,9 @@ def generate_speculative(
 ) -> SpeculativeOutput:
     """Generate as `model` alone would, in fewer of its forward passes.
 
-    In each round the draft proposes a few bytes, and the model reads them in one forward pass. Greedy, it keeps those
-    that it would have chosen; sampling, it keeps each with the probability at which its own distribution results
-    (Leviathan et al. 2023, Chen et al. 2023). One more byte is its own in either case. The greedy text is that of
+    In each round the draft proposes a few bytes, and the model reads them in one forward pass. Greedy, it keeps the
+    bytes that it would have chosen; sampling, it accepts each with a probability that leaves its own distribution
+    unchanged (Leviathan et al. 2023, Chen et al. 2023). In either case it adds one byte. Greedy text equals
     `generate()`, up to the last bits of logits where the compiled step does not read drafts ([`StateReader`]).
 
     Args:
@@ -91,7 +91,7 @@ def generate_speculative(
         draft_tokens: bytes per round. On a CPU, 3 is best for most: four bytes share one reading of the weights.
         do_sample: sample with `temperature`, `top_k`, `top_p` and `generator`; greedy by default.
         state, draft_state: of model and draft, of the text before the prompt; by default, there is none.
-        eos_token_id: the end byte or bytes; those of the model's generation configuration by default; None for none.
+        eos_token_id: the end byte or bytes, by default from the model's generation configuration; None for none.
         constraint: a form that the new bytes have to match.
         generator: random numbers, on the CPU.
         streamer: receives the prompt and each new byte.
@@ -123,7 +123,7 @@ def _build_draft(
         return PromptLookup()
     reader = StateReader(draft, "draft")
     if (theirs := draft.config.vocab_size) != (ours := model.config.vocab_size):
-        raise ValueError(f"`draft` has a vocabulary of {theirs}; it must be that of the model, {ours}.")
+        raise ValueError(f"`draft` has a vocabulary of {theirs}; it must be as in the model, {ours}.")
     return ModelDraft(reader, state, choice)
 
 

@@ -36,8 +36,8 @@ class StateReader:
     """Reads bytes of one stream, a block in one forward pass.
 
     On a CPU, a block is T rows of the compiled step, each of which starts from the state of the row before it: the
-    numbers are those of single bytes, bit for bit, and there is a state after every byte. Everywhere else it is
-    `forward`, whose numbers may differ from those of single bytes in the last bits.
+    results equal single steps bit for bit, and there is a state after every byte. Everywhere else it is `forward`,
+    whose results may differ from single steps in the last bits.
 
     The model must not change while the reader is used.
 

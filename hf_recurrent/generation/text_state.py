@@ -154,7 +154,7 @@ def read_texts(
 def _fed_columns(
     texts: Sequence[np.ndarray], pending: Sequence[int | None], lengths: np.ndarray, columns: range
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (B, T) of some columns, and the mask (B, T) of those that are not padding.
+    """Token ids (B, T) of some columns, and the mask (B, T), False for padding.
 
     Each row is its pending token and all of its tokens but the last, aligned on the right.
     """

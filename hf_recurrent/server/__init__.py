@@ -1,1 +1,1 @@
-"""Saved states of texts, and their continuation."""
+"""A server of models: sessions, their scheduler, HTTP routes, and a page."""

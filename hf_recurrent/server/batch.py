@@ -1,4 +1,4 @@
-"""The texts that a scheduler works on, and the batch of those that generate.
+"""The texts that a scheduler works on, and the batch of the generating ones.
 
 Shape letters: B batch, V vocabulary.
 """

@@ -58,7 +58,7 @@ class Scheduler:
         begin_token: read at the beginning of an empty text before it is continued; None where there is none.
         end_tokens: tokens that end a text.
         max_rows: jobs that read or generate at a time; the others wait.
-        max_jobs: jobs at a time, including those that wait.
+        max_jobs: jobs at a time, waiting ones included.
         max_waiting_bytes: tokens to be read by all jobs together.
     """
 
@@ -255,7 +255,7 @@ class Scheduler:
         self._finish(progress, snapshot, len(job.output) - stop)
 
     def _commit(self) -> None:
-        """Release generated tokens; those of sessions are made durable first."""
+        """Release generated tokens; tokens of sessions are made durable first."""
         now = time.monotonic()
         is_due = now - self._last_commit >= _COMMIT_SECONDS
         if is_due:

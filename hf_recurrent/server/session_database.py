@@ -55,12 +55,12 @@ class StatePacking:
         """The inverse of [`pack`].
 
         Raises:
-            ValueError: the size is not that of this model's states.
+            ValueError: the size differs from the states of this model.
         """
         if len(data) != self.nbytes:
             raise ValueError(f"A stored state has {len(data)} bytes; this model needs {self.nbytes}.")
         elements = torch.frombuffer(bytearray(data), dtype=self._dtype).split(self._sizes)
-        # Cloned to memory aligned like that of a new tensor.
+        # Cloned, so that the memory is aligned as in a new tensor.
         parts = (part.view(shape).clone() for part, shape in zip(elements, self._shapes.values(), strict=True))
         return {name: part.to(self._device) for name, part in zip(self._shapes, parts, strict=True)}
 

@@ -65,7 +65,7 @@ class SessionLearner:
 
     @property
     def known_weights(self) -> frozenset[str]:
-        """Hashes of the weights that the model has had when states were saved; those states are still accepted."""
+        """Hashes of the weights that the model had when states were saved; such states are still accepted."""
         return frozenset(self._known_weights)
 
     def record(self) -> PrequentialRecord:
@@ -111,7 +111,7 @@ class SessionLearner:
         return name
 
     def unlearn(self, name: str) -> None:
-        """Go back to the weights and the optimizer of a checkpoint. Sessions keep what they have read.
+        """Go back to the weights and the optimizer of a checkpoint. Sessions keep their states.
 
         Raises:
             ValueError: there is no such checkpoint, or it is damaged.

@@ -1,4 +1,4 @@
-"""All sessions of a server: those in use in memory, all of them on disk if there is a directory.
+"""All sessions of a server: on disk if there is a directory, and the most recently used ones in memory.
 
 Private sessions stay in memory and are not listed.
 """
@@ -77,7 +77,7 @@ class SessionStore:
         return len(self._resident) + len(self._private)
 
     def ids(self, after: str | None = None, limit: int = 100) -> list[str]:
-        """Ids of sessions that are not private, the oldest first, those that follow `after`."""
+        """Ids of sessions that are not private and follow `after`, the oldest first."""
         found = iter(self._ids)
         if after is not None:
             if after not in self._ids:
@@ -153,7 +153,7 @@ class SessionStore:
         return session
 
     def set_learns(self, session_id: str, learns: bool) -> Session:
-        """Choose whether the model learns from what a session reads."""
+        """Switch learning from a session on or off."""
         session = self._idle(session_id)
         session.learns = learns
         self._replace(session, session.snapshot)
@@ -183,7 +183,7 @@ class SessionStore:
             self._evict()
 
     def journal(self, generated: Iterable[tuple[Session, list[int], Callable[[], Snapshot]]]) -> None:
-        """Make generated tokens durable: of each session, those since the last call and the place after them."""
+        """Make durable, for each session, the tokens generated since the last call; with the snapshot after them."""
         if not self._database:
             return
         short = []

@@ -317,5 +317,5 @@ def test_models_are_checked():
         generate_speculative(stock, PROMPT, draft=model)
     with pytest.raises(TypeError, match="`draft` is a LlamaForCausalLM"):
         generate_speculative(model, PROMPT, draft=stock)
-    with pytest.raises(ValueError, match="`draft` has a vocabulary of 7; it must be that of the model, 256"):
+    with pytest.raises(ValueError, match="`draft` has a vocabulary of 7; it must be as in the model, 256"):
         generate_speculative(model, PROMPT, draft=tiny_model("memora", vocab_size=7))

@@ -1,4 +1,4 @@
-"""Between a browser and the app of Gradio: checks of requests, headers of responses, and their end."""
+"""Between a browser and Gradio's app: checks of requests, headers and ends of responses."""
 
 import asyncio
 import json
@@ -21,11 +21,7 @@ _KEY = re.compile("[A-Za-z0-9]{6,64}")  # of a visitor; Gradio calls it session 
 
 
 class PageConnections:
-    """Responses of an app with a policy for browsers, all of which can be ended at once.
-
-    Args:
-        app: of Gradio.
-    """
+    """Gradio's app, with a content policy in its responses; all connections can be ended at once."""
 
     def __init__(self, app: Any):
         self._app, self._stopped = app, asyncio.Event()
@@ -35,7 +31,6 @@ class PageConnections:
         self._stopped.set()
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
-        """Answer one request."""
         has_started = has_ended = False
 
         async def send_with_policy(message: dict) -> None:
@@ -67,10 +62,10 @@ class PageConnections:
 
 
 class JoinRequests:
-    """Requests that begin an event: of functions that there are, with as many values as they take.
+    """Refuses requests of events that the page does not have.
 
     Args:
-        app: answers them.
+        app: answers the other requests.
         inputs: number of each function → how many values it takes.
     """
 
@@ -78,7 +73,6 @@ class JoinRequests:
         self._app, self._inputs = app, inputs
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
-        """Answer one request."""
         message = await receive()
         try:
             body = json.loads(message.get("body", b""))

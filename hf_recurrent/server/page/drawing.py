@@ -79,7 +79,7 @@ def draw_curve(curve: SurpriseCurve) -> str:
 
 
 def draw_note(message: str, is_error: bool = False) -> str:
-    """A sentence about what happened."""
+    """A sentence about the last event."""
     return f'<p role="status" class="{"error" if is_error else ""}">{escape(message)}</p>'
 
 

@@ -28,14 +28,7 @@ Work = Callable[..., str | Awaitable[str] | AsyncIterator[str]]
 
 
 class Page:
-    """The page of a model.
-
-    Args:
-        served: the model.
-
-    Attributes:
-        blocks: the page as Gradio has it.
-    """
+    """The page of a model; `blocks` is its app of Gradio."""
 
     def __init__(self, served: ServedModel):
         self._served, self._visitors = served, Visitors(served)

@@ -1,12 +1,12 @@
-"""A text as the page shows it: the last bytes that it read and wrote, and a curve over all of them."""
+"""A text as the page shows it: its last bytes, and a curve of bits per byte over all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-_SHOWN = 4096  # bytes; what is older is only in the state, and in the curve
-_STEP = 1024  # bytes that leave together, so that a page in between only grows at its end
+_SHOWN = 4096  # bytes; older ones are only in the state and the curve
+_STEP = 1024  # bytes dropped together, so that the text otherwise only grows at its end
 _WIDTH, _MOST_BINS = 32, 256
 
 
@@ -89,5 +89,5 @@ class Transcript:
 
     @property
     def is_whole(self) -> bool:
-        """True if no byte has left."""
+        """True if no byte was dropped."""
         return len(self.data) == self.curve.length

@@ -31,10 +31,10 @@ class Text:
     """One text of a visitor.
 
     Args:
-        transcript: of what it has read and written.
+        transcript: of the text.
         session_id: of its session, which begins with the first byte.
         name: shown to the visitor.
-        learns: the model learns from what is read.
+        learns: the model learns from the text that is read.
         marks: transcripts at the marks of the session.
         marks_made: since the beginning, so that no name is used twice.
         last_mark: the last one that was set or used.
@@ -51,9 +51,6 @@ class Text:
 
 class Visitor:
     """The texts of one visitor, one of which is in use.
-
-    Args:
-        served: the model.
 
     Attributes:
         texts: all of them.
@@ -179,7 +176,7 @@ class Visitor:
         return f"{self.text.name} continues {name}."
 
     async def set_learns(self, learns: bool) -> str:
-        """Choose whether the model learns from what the text reads."""
+        """Switch learning from the text on or off."""
         if learns and self._scheduler.learner is None:
             raise ApiError(400, "This server does not learn; start it with --learn.")
         await call(self._scheduler, self._store.set_learns, await self._session(self.text), learns)
@@ -236,11 +233,7 @@ class Visitor:
 
 
 class Visitors:
-    """All visitors, by a random key that their browser has chosen.
-
-    Args:
-        served: the model.
-    """
+    """All visitors, by a random key that their browser has chosen."""
 
     def __init__(self, served: ServedModel):
         self._served = served
@@ -250,14 +243,10 @@ class Visitors:
         return len(self._visitors)
 
     async def get(self, key: str | None, creates: bool = False) -> Visitor:
-        """The visitor with this key. Visitors that were idle for an hour are forgotten.
-
-        Args:
-            key: of the visitor.
-            creates: this may be a new one.
+        """The visitor with this key, a new one if `creates`. Forgets visitors that were idle for an hour.
 
         Raises:
-            ApiError: there is none, or there are as many as there may be.
+            ApiError: there is none, or the limit of visitors is reached.
         """
         now = time.monotonic()
         for old in [key for key, each in self._visitors.items() if now - each.last_used > _IDLE_SECONDS]:

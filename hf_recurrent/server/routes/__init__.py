@@ -1,1 +1,1 @@
-"""HTTP: the OpenAI-compatible API and that of sessions. Needs the extra `serve`."""
+"""HTTP: the OpenAI-compatible API, sessions and learning. Needs the extra `serve`."""

@@ -58,10 +58,9 @@ def build_app(served: ServedModel) -> Guards:
 
 
 class _Server(uvicorn.Server):
-    """A server that does not wait for browsers in which the page is open."""
+    """A server that does not wait for browsers that have the page open."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the connections."""
         self.config.app.stop_page()
         await super().shutdown(sockets)
 

@@ -12,15 +12,15 @@ _LEAST = -9999.0  # JSON has no infinity
 
 
 class CompletionChoice:
-    """One choice of a completion, taken as a whole or piece by piece.
+    """One choice of a completion, taken as a whole or piece by piece, in whole characters.
 
-    Text comes in whole characters; bytes that are not UTF-8 become U+FFFD.
+    Bytes that are not UTF-8 become U+FFFD.
 
     Args:
         served: the model.
         job: generates it.
         index: of the choice.
-        prompt: tokens to be repeated before the new ones.
+        prompt: tokens to repeat before the new ones.
         prompt_scores: of these tokens.
         logprobs: how many of the most likely tokens are listed; None for no log-probabilities.
     """
@@ -40,7 +40,7 @@ class CompletionChoice:
         self._length, self._taken, self._is_first, self._is_over = 0, 0, True, False
 
     def take(self) -> dict[str, Any] | None:
-        """The JSON of what is new; None if nothing is, and after the end."""
+        """The JSON of the new part; None if there is none, and after the end."""
         is_done, released = self.job.is_done, self.job.released  # in this order: nothing is released after the end
         if self._is_over or not (is_done or released > self._taken or (self._is_first and len(self._prompt))):
             return None

@@ -12,16 +12,16 @@ from hf_recurrent.server.routes.settings import ServerSettings
 
 
 class Guards:
-    """An ASGI app around another one.
+    """An ASGI app that checks requests and passes them on.
 
     Args:
-        app: the other one.
-        settings: of the server.
-        access: who may see the page.
-        stop_page: ends the connections that browsers with the page hold open.
+        app: receives the requests.
+        settings: key, hosts and limits.
+        access: admits people to the page.
+        stop_page: ends the connections of browsers that have the page open.
 
     Attributes:
-        responses: (method, path as it is declared, status) → how many; for [`ServerMetrics`].
+        responses: (method, path as declared in the app, status) → how many; for [`ServerMetrics`].
     """
 
     def __init__(self, app: Any, settings: ServerSettings, access: PageAccess, stop_page: Callable[[], None]):
@@ -35,10 +35,9 @@ class Guards:
         return self._access.has_page
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
-        """Answer one request, or the events of the server's life."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        if scope["type"] != "http":  # websockets: there are none
+        if scope["type"] != "http":  # no websockets
             return None
 
         async def send_counted(message: dict) -> None:
@@ -74,7 +73,7 @@ class Guards:
             raise ApiError(403, "The `Host` header is not one of this server; address it as 127.0.0.1 or localhost.")
         origin = next(_headers(scope, b"origin"), None)
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
-            raise ApiError(403, "The `Origin` header is that of another site; pages of other sites may not come here.")
+            raise ApiError(403, "The `Origin` header names another site; pages of other sites have no access.")
 
     def _check_key(self, scope: dict) -> None:
         key = self._settings.api_key
@@ -120,7 +119,7 @@ def _headers(scope: dict, name: bytes) -> Iterator[bytes]:
 
 
 def _replayed(body: bytes, receive: Any) -> Any:
-    """A `receive` that gives the body, then what the connection has."""
+    """A `receive` that returns the body, then the messages of the connection."""
     is_given = False
 
     async def replay() -> dict:

@@ -1,4 +1,4 @@
-"""/metrics for Prometheus, read from the counts that the server keeps anyway."""
+"""/metrics for Prometheus."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,7 @@ from hf_recurrent.server.routes.served_model import ServedModel
 
 
 class ServerMetrics(Collector):
-    """The metrics of a server.
-
-    Args:
-        served: the model.
-        guards: count the responses.
-    """
+    """The metrics of a server, whose guards count the responses."""
 
     def __init__(self, served: ServedModel, guards: Guards):
         self._served, self._guards = served, guards

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/models and /v1/completions, with one more argument: `session`."""
+"""OpenAI's /v1/models and /v1/completions, with two more arguments: `top_k` and `session`."""
 
 import json
 import secrets

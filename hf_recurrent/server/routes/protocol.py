@@ -1,4 +1,4 @@
-"""Connections that send nothing or take nothing are closed: uvicorn waits for both forever."""
+"""Closes connections that send nothing or take nothing: uvicorn waits for both forever."""
 
 import asyncio
 from typing import Any
@@ -10,36 +10,31 @@ _SEND_SECONDS = 60.0
 
 
 class TimedProtocol(AutoHTTPProtocol):
-    """uvicorn's protocol with two limits of time: to send a request's headers, and to take a response."""
+    """uvicorn's protocol with time limits for sending a request's headers and for taking a response."""
 
     header_seconds, send_seconds = _HEADER_SECONDS, _SEND_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """A client has connected."""
         super().connection_made(transport)
         self._connection, self._header_timer, self._send_timer = transport, None, None
         self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
-        """A client has sent something."""
         super().data_received(data)
         self._watch_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
         for timer in (self._header_timer, self._send_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not take what is sent."""
         super().pause_writing()
         loop = asyncio.get_running_loop()
         self._send_timer = loop.call_later(self.send_seconds, self._connection.abort)
 
     def resume_writing(self) -> None:
-        """The client takes it again."""
         super().resume_writing()
         if self._send_timer is not None:
             self._send_timer.cancel()

@@ -63,7 +63,7 @@ class RunningJobs:
             self.cancel()
 
     async def updates(self, interval: Callable[[], float]) -> AsyncIterator[None]:
-        """Yields when there are new results, at most once in an interval, and at the end."""
+        """Yield when there are new results, at most once per interval, and at the end."""
         try:
             while not self.are_done:
                 await self._next_results()
@@ -86,7 +86,7 @@ class RunningJobs:
                 raise job.error
 
     def cancel(self) -> None:
-        """End those that are not done."""
+        """End the jobs that are not done."""
         for job in self.jobs:
             job.cancel()
 
@@ -112,14 +112,13 @@ class RunningJobs:
 
 
 class JobsResponse(StreamingResponse):
-    """A stream whose jobs end with it, also where the client has gone."""
+    """A stream whose jobs end with it, also when the client has gone."""
 
     def __init__(self, running: RunningJobs, content: AsyncIterator[str]):
         super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-store"})
         self._running = running
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
-        """Send it."""
         try:
             await super().__call__(scope, receive, send)
         finally:

@@ -74,7 +74,7 @@ class ServedModel:
         Args:
             tokens: to read.
             sampling: how new text is chosen; None only reads.
-            seed: instead of that of `sampling`.
+            seed: takes precedence over the seed of `sampling`.
             options: further fields of [`Request`].
         """
         if sampling is not None:

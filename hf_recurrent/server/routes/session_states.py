@@ -30,7 +30,7 @@ def session_of_state(served: ServedModel, data: bytes, is_private: bool = False,
 
     Raises:
         ApiError: the content is damaged, has several texts, or belongs to other weights.
-        TooMany: there are as many sessions as there may be.
+        TooMany: the limit of sessions is reached.
     """
     scheduler = served.scheduler
     known = () if scheduler.learner is None else scheduler.learner.known_weights
