@@ -105,7 +105,7 @@ def name(token: int) -> str:
         (["--max_seconds", "0"], "`--max_seconds` is 0.0"),
         (["--learn"], "`--learn` needs `--output_dir`"),
         (["--output_dir", "x"], "needs `--learn`"),
-        (["--learn", "--output_dir", "x", "--stride", "0"], "`stride` is 0"),
+        (["--learn", "--output_dir", "x", "--stride", "0"], "`--stride` is 0"),
         (["--host", "no.such.host.invalid", "--api_key", "k"], "that address cannot be used"),
     ],
 )
