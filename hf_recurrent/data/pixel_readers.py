@@ -27,20 +27,24 @@ _INK_BELOW = 128
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """A kind of source: finds its files in a directory (of one split), reads them, and has V ids.
-
-    It also stands in for a tokenizer, because the bytes of its documents are ids already.
-    """
+    """A kind of source: finds its files in a directory (of one split), reads them, and has V ids."""
 
     files: Callable[[Path, str], list[Path]]
     read: Callable[[Path], Iterator[Document]]
     vocab_size: int
 
+    def encoding(self) -> TokenEncoding:
+        return TokenEncoding(_Tokens(self.vocab_size), binary=True)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """In place of a tokenizer: the bytes of a document are ids already. Its name is in the keys of packed corpora."""
+
+    vocab_size: int
+
     def encode_bytes(self, data: bytes) -> np.ndarray:
         return np.frombuffer(data, dtype=np.uint8)
-
-    def encoding(self) -> TokenEncoding:
-        return TokenEncoding(self, binary=True)
 
 
 def pixel_format(sources: Iterable[Any]) -> PixelFormat | None:
