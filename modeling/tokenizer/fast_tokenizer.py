@@ -4,28 +4,22 @@ Ids are the same for all text that is valid Unicode. There are no bytes as input
 replaces bytes that are not UTF-8 by U+FFFD.
 """
 
-from functools import cache
 from typing import Any
 
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SETTINGS = ("model_input_names", "model_max_length", "padding_side", "truncation_side", "chat_template")
 
 
-@cache
-def _printable_bytes() -> tuple[str, ...]:
-    """The visible character for each byte in byte-level vocabularies, as in GPT-2 and `tokenizers`."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = (byte for byte in range(256) if byte not in visible)
-    stand_in = {byte: chr(0x100 + rank) for rank, byte in enumerate(hidden)}
-    return tuple(stand_in.get(byte, chr(byte)) for byte in range(256))
+_VISIBLE = bytes_to_unicode()  # as in GPT-2 and `tokenizers`
 
 
 def token_string(byte: int) -> str:
     """The string of the token of a byte."""
     # Byte 0 is its own string: special tokens are searched for in texts, where it must mean byte 0.
-    return _printable_bytes()[byte] if byte else "\x00"
+    return _VISIBLE[byte] if byte else "\x00"
 
 
 def to_tokenizers(tokenizer: PreTrainedTokenizer) -> Any:

@@ -10,7 +10,6 @@ writes them (https://peps.python.org/pep-0383/).
 
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,8 @@ from .fast_tokenizer import to_fast, to_tokenizers, token_string
 
 TOKENIZER_JSON = "tokenizer.json"
 _BYTES_LIKE = (bytes, bytearray, memoryview)
-
-
-def _character_spans(text: str) -> np.ndarray:
-    """Character span (start, end) of every byte of `text`: (number of bytes, 2) int64."""
-    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-    widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
-    widths[(points >= 0xDC80) & (points <= 0xDCFF)] = 1  # an escaped byte
-    starts = np.repeat(np.arange(len(points), dtype=np.int64), widths)
-    return np.stack([starts, starts + 1], axis=1)
+# Columns beside `input_ids`, each with an argument `return_…`.
+_COLUMNS = ("attention_mask", "token_type_ids", "special_tokens_mask")
 
 
 def _to_utf8(text: str) -> bytes:
@@ -207,43 +199,28 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
             alternatives.append(("\\s*" if token.lstrip else "") + core + ("\\s*" if token.rstrip else ""))
         return re.compile("|".join(alternatives)), [index for _, index in added]
 
-    def _encode_text(
-        self, text: str | bytes, split_special_tokens: bool = False, with_spans: bool = False
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Ids (T,) and, on request, spans (T, 2): of characters for `str`, of bytes for `bytes`."""
+    def _encode_text(self, text: str | bytes, split_special_tokens: bool = False) -> np.ndarray:
+        """Ids (T,) of a text or of bytes."""
         if not isinstance(text, str):
-            ids = self.encode_bytes(text)
-            positions = np.arange(len(ids), dtype=np.int64)
-            return ids, np.stack([positions, positions + 1], axis=1) if with_spans else None
+            return self.encode_bytes(text)
         found = None if split_special_tokens else self._added_token_pattern()
         if found is None:
-            return self.encode_bytes(_to_utf8(text)), _character_spans(text) if with_spans else None
-
+            return self.encode_bytes(_to_utf8(text))
         pattern, id_of_group = found
-        ids: list[np.ndarray] = []
-        spans: list[np.ndarray] = []
-
-        def add_plain(start: int, end: int) -> None:
-            ids.append(self.encode_bytes(_to_utf8(text[start:end])))
-            if with_spans:
-                spans.append(_character_spans(text[start:end]) + start)
-
-        start = 0
+        pieces, start = [], 0
         for match in pattern.finditer(text):
-            add_plain(start, match.start())
-            ids.append(np.array([id_of_group[match.lastindex - 1]]))
-            spans.append(np.array([match.span(match.lastindex)]))
+            pieces.append(self.encode_bytes(_to_utf8(text[start : match.start()])))
+            pieces.append(np.array([id_of_group[match.lastindex - 1]]))
             start = match.end()
-        add_plain(start, len(text))
-        return np.concatenate(ids), np.concatenate(spans) if with_spans else None
+        return np.concatenate([*pieces, self.encode_bytes(_to_utf8(text[start:]))])
 
     def tokenize(self, text: str, **kwargs: Any) -> list[str]:
         """Token strings of `text`: one per byte, and one per added token."""
         split_special_tokens = kwargs.get("split_special_tokens", self.split_special_tokens)
-        return self.convert_ids_to_tokens(self._encode_text(text, split_special_tokens)[0].tolist())
+        return self.convert_ids_to_tokens(self._encode_text(text, split_special_tokens).tolist())
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        return [self._token_of_id[index] for index in self._encode_text(text, split_special_tokens=True)[0]]
+        return [self._token_of_id[index] for index in self._encode_text(text, split_special_tokens=True)]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         ids = [self._convert_token_to_id_with_added_voc(token) for token in tokens]
@@ -278,39 +255,53 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
 
     # Batches
 
-    def _encode_sequence(
-        self, sequence: Any, is_split_into_words: bool, split_special_tokens: bool, with_spans: bool
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Ids and spans of one input: a text, bytes, a list of ids, or a list of words."""
-        if isinstance(sequence, (str, *_BYTES_LIKE)):
-            return self._encode_text(sequence, split_special_tokens, with_spans)
-        if isinstance(sequence, (list, tuple)):
-            if is_split_into_words and all(isinstance(word, (str, *_BYTES_LIKE)) for word in sequence):
-                words = [self._encode_text(word, split_special_tokens, with_spans) for word in ["", *sequence]]
-                ids = np.concatenate([ids for ids, _ in words])
-                return ids, np.concatenate([spans for _, spans in words]) if with_spans else None
-            if all(isinstance(index, (int, np.integer)) for index in sequence):
-                if with_spans:
-                    raise ValueError(
-                        "`text` is a list of token ids; with `return_offsets_mapping` it must be text or bytes."
-                    )
-                ids = _id_array(sequence)
-                self._check_ids(ids)
-                return ids, None
-        raise ValueError(
-            f"`text` is of type {type(sequence).__name__}; it must be a str, bytes, a list of token ids, a list of"
-            " words with `is_split_into_words=True`, or for a batch a list of these."
-        )
+    def _encode_plus(self, text: Any, text_pair: Any = None, **options: Any) -> BatchEncoding:
+        """Encode for `__call__` and `encode`, whose arguments are the options; on arrays, not on lists of tokens."""
+        if options.get("return_offsets_mapping"):
+            return self._encode_with_offsets(text, text_pair, options)
+        if options.pop("sanitize_control_tokens", False) and isinstance(text, str):
+            from transformers.utils.chat_template_utils import encode_marked_chat
 
-    def _split_batch(self, text: Any, text_pair: Any, is_split_into_words: bool) -> tuple[bool, list[tuple[Any, Any]]]:
-        """True for a batch, and the pairs (text, second text or None) of the input."""
+            text = encode_marked_chat(self, text)
+        if (max_length := options.get("max_length")) is not None and max_length < 0:
+            raise ValueError(f"`max_length` is {max_length}; it must be at least 0.")
+        batched, pairs = self._split_batch(text, text_pair, options.get("is_split_into_words", False))
+        names = ["input_ids", *(name for name in _COLUMNS if self._is_asked(name, options))]
+        encoded = [self._encode_pair(pair, names, options) for pair in pairs]
+        rows = self._pad_rows([row for row, _, _ in encoded], options)
+        lengths = [len(row["input_ids"]) for row in rows]
+        columns = {name: [row[name] for row in rows] for name in names}
+        if (kind := options.get("return_tensors")) is not None:
+            return self._to_tensors(columns, lengths, bool(options.get("return_length")), TensorType(kind))
+        data: dict[str, list] = {name: [_to_list(array) for array in column] for name, column in columns.items()}
+        if options.get("return_overflowing_tokens"):
+            data["overflowing_tokens"] = [overflow for _, overflow, _ in encoded]
+            data["num_truncated_tokens"] = [removed for _, _, removed in encoded]
+        if options.get("return_length"):
+            data["length"] = lengths
+        return BatchEncoding(data if batched else {name: values[0] for name, values in data.items()})
+
+    def _is_asked(self, column: str, options: dict[str, Any]) -> bool:
+        value = options.get(f"return_{column}")
+        return column in self.model_input_names if value is None else value
+
+    def _encode_with_offsets(self, text: Any, text_pair: Any, options: dict[str, Any]) -> BatchEncoding:
+        try:
+            return self.to_fast()._encode_plus(text, text_pair, **options)
+        except (TypeError, UnicodeError) as error:
+            raise ValueError(
+                f"`text` is {text!r:.80}; with `return_offsets_mapping` it must be valid Unicode text, or a batch."
+            ) from error
+
+    def _split_batch(self, text: Any, text_pair: Any, is_split_into_words: bool) -> tuple[bool, list[tuple[Any, ...]]]:
+        """True for a batch, and the tuples (text,) or (text, second text) of the input."""
         batched = isinstance(text, (list, tuple)) and (
             isinstance(text[0], (list, tuple) if is_split_into_words else (str, *_BYTES_LIKE, list, tuple))
             if text
             else not is_split_into_words
         )
         if not batched:
-            return False, [(text, text_pair)]
+            return False, [(text,) if text_pair is None else (text, text_pair)]
         if text_pair is not None:
             if not isinstance(text_pair, (list, tuple)) or len(text_pair) != len(text):
                 raise ValueError(
@@ -319,161 +310,111 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
             return True, list(zip(text, text_pair, strict=True))
         pairs = []
         for item in text:
-            is_ids = isinstance(item, (list, tuple)) and all(isinstance(part, (int, np.integer)) for part in item)
-            if not isinstance(item, (list, tuple)) or is_ids or (is_split_into_words and isinstance(item, list)):
-                pairs.append((item, None))
+            is_pair = isinstance(item, tuple) or (isinstance(item, list) and not is_split_into_words)
+            if not is_pair or all(isinstance(part, (int, np.integer)) for part in item):
+                pairs.append((item,))
             elif len(item) in (1, 2):
-                pairs.append((item[0], item[1] if len(item) == 2 else None))
+                pairs.append(tuple(item))
             else:
                 raise ValueError(
                     f"`text` holds an item of {len(item)} sequences; it must be a text or a pair of texts."
                 )
         return True, pairs
 
-    def _encode_plus(
-        self,
-        text: Any,
-        text_pair: Any = None,
-        add_special_tokens: bool = True,
-        padding_strategy: PaddingStrategy = PaddingStrategy.DO_NOT_PAD,
-        truncation_strategy: Any = "do_not_truncate",
-        max_length: int | None = None,
-        stride: int = 0,
-        is_split_into_words: bool = False,
-        pad_to_multiple_of: int | None = None,
-        padding_side: str | None = None,
-        return_tensors: str | TensorType | None = None,
-        return_token_type_ids: bool | None = None,
-        return_attention_mask: bool | None = None,
-        return_overflowing_tokens: bool = False,
-        return_special_tokens_mask: bool = False,
-        return_offsets_mapping: bool = False,
-        return_length: bool = False,
-        verbose: bool = True,
-        split_special_tokens: bool | None = None,
-        **kwargs: Any,
-    ) -> BatchEncoding:
-        """Encode for `__call__` and `encode`, on arrays instead of lists of tokens."""
-        if kwargs.get("sanitize_control_tokens") and isinstance(text, str):
-            from transformers.utils.chat_template_utils import encode_marked_chat
-
-            text = encode_marked_chat(self, text)
-        if max_length is not None and max_length < 0:
-            raise ValueError(f"`max_length` is {max_length}; it must be at least 0.")
-        truncation = getattr(truncation_strategy, "value", truncation_strategy)
-        split_special_tokens = self.split_special_tokens if split_special_tokens is None else split_special_tokens
-        asked = {
-            "attention_mask": return_attention_mask,
-            "token_type_ids": return_token_type_ids,
-        }
-        asked = {name: name in self.model_input_names if value is None else value for name, value in asked.items()}
-
-        batched, pairs = self._split_batch(text, text_pair, is_split_into_words)
-        rows, extras = [], []
-        for first, second in pairs:
-            parts = [
-                self._encode_sequence(part, is_split_into_words, split_special_tokens, return_offsets_mapping)
-                for part in (first, second)
-                if part is not None or part is first
-            ]
-            overflow: Sequence[int] = ()
-            removed = 0
-            if truncation != "do_not_truncate" and max_length is not None:
-                if return_overflowing_tokens and len(parts) == 2 and truncation == "longest_first":
-                    raise ValueError(
-                        "`truncation` is 'longest_first'; with `return_overflowing_tokens` and a text pair it must be"
-                        " 'only_first' or 'only_second'."
-                    )
-                removed = max(0, sum(len(ids) for ids, _ in parts) - max_length)
-                parts, overflow = self._truncate(parts, removed, truncation, stride)
-            ids = parts[0][0] if len(parts) == 1 else np.concatenate([ids for ids, _ in parts])
-            self._eventual_warn_about_too_long_sequence(ids, max_length, verbose)
-            row = {"input_ids": ids}
-            if asked["token_type_ids"]:
-                row["token_type_ids"] = np.repeat(np.arange(len(parts), dtype=np.uint8), [len(p[0]) for p in parts])
-            if asked["attention_mask"]:
-                row["attention_mask"] = np.ones(len(ids), dtype=np.uint8)
-            if return_special_tokens_mask:
-                row["special_tokens_mask"] = np.zeros(len(ids), dtype=np.uint8)
-            if return_offsets_mapping:
-                row["offset_mapping"] = np.concatenate([spans for _, spans in parts])
-            rows.append(row)
-            extras.append((list(overflow), removed))
-
-        lengths = [len(row["input_ids"]) for row in rows]
-        if padding_strategy != PaddingStrategy.DO_NOT_PAD:
-            target = max_length if padding_strategy == PaddingStrategy.MAX_LENGTH else max(lengths, default=0)
-            if pad_to_multiple_of is not None:
-                target = -(-target // pad_to_multiple_of) * pad_to_multiple_of
-            rows = [self._pad_row(row, target, padding_side or self.padding_side) for row in rows]
-            lengths = [len(row["input_ids"]) for row in rows]
-
-        names = ["input_ids", *(name for name, wanted in asked.items() if wanted)]
-        names += ["special_tokens_mask"] * return_special_tokens_mask + ["offset_mapping"] * return_offsets_mapping
-        columns = {name: [row[name] for row in rows] for name in names}
-        if return_tensors is not None:
-            return self._to_tensors(columns, lengths, return_length, TensorType(return_tensors))
-        data: dict[str, Any] = {name: [_to_list(array) for array in column] for name, column in columns.items()}
-        if return_offsets_mapping:
-            data["offset_mapping"] = [[tuple(span) for span in spans] for spans in data["offset_mapping"]]
-        if return_overflowing_tokens:
-            data["overflowing_tokens"] = [overflow for overflow, _ in extras]
-            data["num_truncated_tokens"] = [removed for _, removed in extras]
-        if return_length:
-            data["length"] = lengths
-        return BatchEncoding(data if batched else {name: values[0] for name, values in data.items()})
-
-    def _truncate(
-        self, parts: list[tuple[np.ndarray, np.ndarray | None]], removed: int, strategy: str, stride: int
-    ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], list[int]]:
-        """The parts without `removed` tokens, and those tokens with `stride` of the kept ones."""
-        # transformers' own rule runs on positions instead of ids, so that ids and spans are cut alike.
-        positions = [range(len(ids)) for ids, _ in parts]
-        first, second, overflow = self.truncate_sequences(
-            positions[0], positions[1] if len(parts) == 2 else None, removed, strategy, stride
+    def _encode_sequence(self, sequence: Any, options: dict[str, Any]) -> np.ndarray:
+        """Ids of one input: a text, bytes, a list of ids, or a list of words."""
+        split_special_tokens = options.get("split_special_tokens")
+        if split_special_tokens is None:
+            split_special_tokens = self.split_special_tokens
+        if isinstance(sequence, (str, *_BYTES_LIKE)):
+            return self._encode_text(sequence, split_special_tokens)
+        if isinstance(sequence, (list, tuple)):
+            if all(isinstance(index, (int, np.integer)) for index in sequence):
+                ids = _id_array(sequence)
+                self._check_ids(ids)
+                return ids
+            words = options.get("is_split_into_words")
+            if words and all(isinstance(word, (str, *_BYTES_LIKE)) for word in sequence):
+                return np.concatenate([self._encode_text(word, split_special_tokens) for word in sequence])
+        raise ValueError(
+            f"`text` is of type {type(sequence).__name__}; it must be a str, bytes, a list of token ids, a list of"
+            " words with `is_split_into_words=True`, or for a batch a list of these."
         )
-        cut_ids = parts[1 if strategy == "only_second" and len(parts) == 2 else 0][0]
-        kept = [first] if second is None else [first, second]
-        cut = [
-            (ids[keep.start : keep.stop], None if spans is None else spans[keep.start : keep.stop])
-            for (ids, spans), keep in zip(parts, kept, strict=True)
-        ]
-        return cut, [int(cut_ids[at]) for at in overflow]
 
-    def _pad_row(self, row: dict[str, np.ndarray], target: int, side: str) -> dict[str, np.ndarray]:
+    def _encode_pair(
+        self, pair: tuple[Any, ...], names: list[str], options: dict[str, Any]
+    ) -> tuple[dict[str, np.ndarray], list[int], int]:
+        """The columns of one row; the tokens that truncation removed, with `stride` others; how many were removed."""
+        parts = [self._encode_sequence(sequence, options) for sequence in pair]
+        truncation = getattr(options.get("truncation_strategy"), "value", options.get("truncation_strategy"))
+        max_length, overflow, removed = options.get("max_length"), [], 0
+        if truncation not in (None, "do_not_truncate") and max_length is not None:
+            if options.get("return_overflowing_tokens") and len(parts) == 2 and truncation == "longest_first":
+                raise ValueError(
+                    "`truncation` is 'longest_first'; with `return_overflowing_tokens` and a text pair it must be"
+                    " 'only_first' or 'only_second'."
+                )
+            removed = max(0, sum(map(len, parts)) - max_length)
+            # transformers' own rule, on positions, because it takes lists.
+            first, second, cut = self.truncate_sequences(
+                *(range(len(part)) for part in parts),
+                num_tokens_to_remove=removed,
+                truncation_strategy=truncation,
+                stride=options.get("stride", 0),
+            )
+            overflow = [int(parts[-1 if truncation == "only_second" else 0][position]) for position in cut]
+            parts = [part[kept.start : kept.stop] for part, kept in zip(parts, (first, second), strict=False)]
+        ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self._eventual_warn_about_too_long_sequence(ids, max_length, options.get("verbose", True))
+        row = {"input_ids": ids}
+        if "attention_mask" in names:
+            row["attention_mask"] = np.ones(len(ids), dtype=np.uint8)
+        if "token_type_ids" in names:
+            row["token_type_ids"] = np.repeat(np.arange(len(parts), dtype=np.uint8), list(map(len, parts)))
+        if "special_tokens_mask" in names:
+            row["special_tokens_mask"] = np.zeros(len(ids), dtype=np.uint8)
+        return row, overflow, removed
+
+    def _pad_rows(self, rows: list[dict[str, np.ndarray]], options: dict[str, Any]) -> list[dict[str, np.ndarray]]:
+        strategy = options.get("padding_strategy", PaddingStrategy.DO_NOT_PAD)
+        side = options.get("padding_side") or self.padding_side
+        if strategy == PaddingStrategy.DO_NOT_PAD:
+            return rows
         if side not in ("left", "right"):
             raise ValueError(f"`padding_side` is {side!r}; it must be 'left' or 'right'.")
-        missing = target - len(row["input_ids"])
-        if missing <= 0:
-            return row
+        longest = max((len(row["input_ids"]) for row in rows), default=0)
+        target = options["max_length"] if strategy == PaddingStrategy.MAX_LENGTH else longest
+        if (multiple := options.get("pad_to_multiple_of")) is not None:
+            target = -(-target // multiple) * multiple
         fill = {
             "input_ids": self.pad_token_id,
+            "attention_mask": 0,
             "token_type_ids": self.pad_token_type_id,
             "special_tokens_mask": 1,
         }
-        padded = {}
-        for name, array in row.items():
-            value = fill.get(name, 0)
-            dtype = array.dtype if value < 256 else np.int64
-            pad = np.full((missing, *array.shape[1:]), value, dtype=dtype)
-            padded[name] = np.concatenate([pad, array] if side == "left" else [array, pad])
-        return padded
+
+        def padded(array: np.ndarray, value: int) -> np.ndarray:
+            if (missing := target - len(array)) <= 0:
+                return array
+            pad = np.full(missing, value, dtype=array.dtype if value < 256 else np.int64)
+            return np.concatenate([pad, array] if side == "left" else [array, pad])
+
+        return [{name: padded(array, fill[name]) for name, array in row.items()} for row in rows]
 
     def _to_tensors(
-        self, columns: dict[str, list[np.ndarray]], lengths: list[int], return_length: bool, kind: TensorType
+        self, columns: dict[str, list], lengths: list[int], return_length: bool, kind: TensorType
     ) -> BatchEncoding:
-        """Columns as int64 tensors (B, T), spans (B, T, 2)."""
+        """Columns as int64 tensors (B, T)."""
         if len(set(lengths)) > 1:
             raise ValueError(
                 f"`return_tensors` is {kind.value!r}, but the rows have {min(lengths)} to {max(lengths)} tokens; they"
                 " must be equally long: pass `padding=True`, or `truncation=True` and `max_length`."
             )
-        tensors = {}
-        for name, column in columns.items():
-            shape = (0, 0) if not column else (len(column), *column[0].shape)
-            tensors[name] = np.empty(shape, dtype=np.int64)
-            for row, array in enumerate(column):
-                tensors[name][row] = array
+        shape = (len(lengths), lengths[0] if lengths else 0)
+        tensors = {
+            name: np.concatenate(column, dtype=np.int64).reshape(shape) if column else np.empty(shape, dtype=np.int64)
+            for name, column in columns.items()
+        }
         if return_length:
             tensors["length"] = np.asarray(lengths, dtype=np.int64)
         if kind == TensorType.PYTORCH:

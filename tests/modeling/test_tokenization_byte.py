@@ -1,4 +1,4 @@
-"""ByteTokenizer: exactness on every byte string, printable text, spans, errors; and strict smaller alphabets."""
+"""ByteTokenizer: exactness on every byte string, printable text, offsets, errors; and strict smaller alphabets."""
 
 import json
 import os
@@ -93,25 +93,22 @@ def test_texts_round_trip_in_padded_batches(texts, side):
         assert ids[mask == 1].tolist() == list(text.encode())
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=60))
-def test_spans_are_the_characters_of_the_bytes(data):
-    text = data.decode("utf-8", "surrogateescape")
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=60))
+def test_offsets_are_the_characters_of_the_bytes(text):
     out = TOKENIZER(text, return_offsets_mapping=True)
     expected = []
     for position, character in enumerate(text):
-        expected += [(position, position + 1)] * len(character.encode("utf-8", "surrogateescape"))
-    assert out["offset_mapping"] == expected
-    assert len(out["input_ids"]) == len(expected)
+        expected += [(position, position + 1)] * len(character.encode())
+    assert out["offset_mapping"] == expected and out["input_ids"] == list(text.encode())
 
 
-def test_spans_of_bytes_pairs_and_ids():
-    assert TOKENIZER("aé😀", return_offsets_mapping=True)["offset_mapping"] == [(0, 1)] + [(1, 2)] * 2 + [(2, 3)] * 4
-    assert TOKENIZER("é".encode(), return_offsets_mapping=True)["offset_mapping"] == [(0, 1), (1, 2)]
+def test_offsets_of_pairs_and_other_inputs():
     pair = TOKENIZER("é", "ab", return_offsets_mapping=True)["offset_mapping"]
     assert pair == [(0, 1), (0, 1), (0, 1), (1, 2)]
-    with pytest.raises(ValueError, match="`text` is a list of token ids; with `return_offsets_mapping`"):
-        TOKENIZER([1, 2], return_offsets_mapping=True)
+    for text in ("\udc80", b"ab", [1, 2]):
+        with pytest.raises(ValueError, match="text"):
+            TOKENIZER(text, return_offsets_mapping=True)
 
 
 def test_ids_are_byte_values():
