@@ -16,8 +16,8 @@ from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.running_jobs import RunningJobs, call
 from hf_recurrent.server.routes.schemas import GenerateRequest
 from hf_recurrent.server.routes.served_model import ServedModel
-from hf_recurrent.server.routes.session_states import session_of_state, state_of_session
 from hf_recurrent.server.session import Session, Snapshot
+from hf_recurrent.server.session_states import session_of_state, state_of_session
 from hf_recurrent.server.session_store import SessionError
 
 _MOST_TEXTS, _MOST_MARKS = 12, 24
@@ -171,7 +171,7 @@ class Visitor:
     async def load(self, data: bytes, name: str) -> str:
         """Begin a text that continues a state file."""
         self._check_texts()
-        session = await call(self._scheduler, session_of_state, self._served, data, True, "file")
+        session = await call(self._scheduler, session_of_state, self._scheduler, data, "file", True)
         self._add(Text(Transcript(begins_with=name), session.id))
         return f"{self.text.name} continues {name}."
 
@@ -187,7 +187,7 @@ class Visitor:
 
     async def save(self) -> bytes:
         """The content of a state file with the text as it is now."""
-        return await call(self._scheduler, state_of_session, self._served, await self._session(self.text))
+        return await call(self._scheduler, state_of_session, self._scheduler, await self._session(self.text))
 
     async def leave(self) -> None:
         """Forget all texts."""

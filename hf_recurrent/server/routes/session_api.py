@@ -18,8 +18,8 @@ from hf_recurrent.server.routes.schemas import (
     SessionRequest,
 )
 from hf_recurrent.server.routes.served_model import ServedModel
-from hf_recurrent.server.routes.session_states import session_of_state, state_of_session
 from hf_recurrent.server.session import Session, Snapshot
+from hf_recurrent.server.session_states import session_of_state, state_of_session
 
 
 def session_routes(served: ServedModel) -> APIRouter:
@@ -52,7 +52,7 @@ def _add_sessions(routes: APIRouter, served: ServedModel) -> None:
     @routes.post("/from_state")
     async def create_from_state(request: HttpRequest) -> dict:
         """A new session from the bytes of a state file."""
-        return _about(await call(scheduler, session_of_state, served, await request.body()))
+        return _about(await call(scheduler, session_of_state, scheduler, await request.body()))
 
     @routes.get("")
     async def list_sessions(
@@ -70,7 +70,7 @@ def _add_sessions(routes: APIRouter, served: ServedModel) -> None:
     @routes.get("/{session_id}/state")
     async def download(session_id: str) -> Response:
         """The state as a file, which `generate --state` and `chat --state` read too."""
-        data = await call(scheduler, state_of_session, served, session_id)
+        data = await call(scheduler, state_of_session, scheduler, session_id)
         headers = {"content-disposition": 'attachment; filename="state.safetensors"'}
         return Response(data, media_type="application/octet-stream", headers=headers)
 

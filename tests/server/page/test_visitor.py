@@ -12,7 +12,7 @@ from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.schemas import GenerateRequest
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.settings import ServerSettings
-from hf_recurrent.server.session_store import TooMany
+from hf_recurrent.server.session_store import SessionError, TooMany
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_visitors_have_limits(server, served):
             await all_of(visitor.read(""))
         with pytest.raises(ApiError, match="does not learn; start it with --learn"):
             await visitor.set_learns(True)
-        with pytest.raises(ApiError, match="`file`"):
+        with pytest.raises(SessionError, match="`file`"):
             await visitor.load(b"\x00" * 100, "x")
         with pytest.raises(ApiError, match="Choose a mark"):
             await visitor.rewind("1")
