@@ -1,7 +1,6 @@
-"""Time of loading a block as a share of the time of a training step.
+"""Time of loading a block as a share of the time of a stated, very fast training step.
 
-python scripts/benchmark_data.py                      # compared with a stated, very fast training step
-python scripts/benchmark_data.py --model memora-s0    # compared with forward and backward of a model, measured here
+python scripts/benchmark_data.py
 """
 
 import argparse
@@ -9,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from benchmarking import build_model, option_parser, shape_of
+from benchmarking import option_parser, shape_of
 from torch.utils.data import DataLoader
 
 from hf_recurrent import IIDDataset, MultiStreamDataset, load_corpus
@@ -19,7 +18,7 @@ DATASETS = {"multi_stream": MultiStreamDataset, "iid": IIDDataset}
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = option_parser(__doc__, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    parser = option_parser(__doc__)
     parser.add_argument("--source", default="python", help="corpus, as load_corpus takes it (default: %(default)s)")
     shape = shape_of("BxT")
     parser.add_argument("--shapes", nargs="+", type=shape, default=SHAPES, metavar="BxT", help="for example 8x1024")
@@ -28,7 +27,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0, help="DataLoader workers (default: %(default)s)")
     parser.add_argument("--step-milliseconds", type=float, default=5.0, help="stated: the shortest step (default 5)")
     parser.add_argument("--training-rate", type=float, default=2.0, help="stated: MB/s of large steps (default 2)")
-    parser.add_argument("--model", help="measure the step of this preset instead of stating it, e.g. memora-s0")
     return parser.parse_args()
 
 
@@ -42,30 +40,11 @@ def seconds_per_call(call: Callable[[], object], seconds: float) -> float:
     return elapsed / count
 
 
-def measured_step(model: torch.nn.Module, batch: dict[str, torch.Tensor], seconds: float) -> float:
-    """Seconds of forward and backward over one batch, without the optimizer."""
-    device = next(model.parameters()).device
-    inputs = {key: batch[key].to(device) for key in ("input_ids", "shift_labels", "reset_mask")}
-
-    def step() -> None:
-        model.zero_grad()
-        model(**inputs).loss.backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    return seconds_per_call(step, seconds)
-
-
 def main() -> None:
     arguments = parse_arguments()
     corpus = load_corpus(arguments.source)
-    model = None
-    if arguments.model:
-        model = build_model(arguments.model, arguments.device, vocab_size=corpus.vocab_size)
-        print(f"training step: {arguments.model} on {arguments.device}, forward and backward, measured")
-    else:
-        stated = f"{arguments.step_milliseconds} ms, and {arguments.training_rate} MB/s if that is longer"
-        print(f"training step: stated as {stated}")
+    stated = f"{arguments.step_milliseconds} ms, and {arguments.training_rate} MB/s if that is longer"
+    print(f"training step: stated as {stated}")
     print(f"{corpus}, {arguments.workers} DataLoader workers")
     print(f"{'regime':>12} {'B':>5} {'T':>6} {'loading MB/s':>13} {'ms/block':>9} {'training ms':>12} {'share':>7}")
     for regime in arguments.regimes:
@@ -76,10 +55,7 @@ def main() -> None:
             )
             loading = seconds_per_call(lambda batches=batches: next(batches), arguments.seconds)
             size = num_streams * block_size
-            if model is None:
-                step = max(arguments.step_milliseconds / 1e3, size / arguments.training_rate / 1e6)
-            else:
-                step = measured_step(model, next(batches), arguments.seconds)
+            step = max(arguments.step_milliseconds / 1e3, size / arguments.training_rate / 1e6)
             print(
                 f"{regime:>12} {num_streams:>5} {block_size:>6} {size / loading / 1e6:>13.2f} {loading * 1e3:>9.3f} "
                 f"{step * 1e3:>12.2f} {loading / step:>7.2%}"

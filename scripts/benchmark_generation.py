@@ -201,7 +201,7 @@ def measure_first(name: str, options: argparse.Namespace) -> list[list[str]]:
     """Milliseconds from `from_pretrained` to the first logits, and of each byte after it."""
     peers.progress(name)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        peers.model_of(name).save_pretrained(folder)
+        bench.build_model(name).eval().save_pretrained(folder)
         best = [float("inf")] * 4
         for _ in range(options.rounds):
             times = [bench.clock(bench.CPU)]

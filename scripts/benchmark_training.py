@@ -10,6 +10,9 @@ so on a CPU it reads one stream at a time.
     python scripts/benchmark_training.py
     python scripts/benchmark_training.py --compile --families memora hawk llama
     python scripts/benchmark_training.py --rows s0 s4 --device cuda --streams 32 --bf16
+    python scripts/benchmark_training.py --units --block_size 512      # Memora with each recurrent unit
+
+RG-LRU does not work in Memora's block; it runs in Hawk's, whose other parts differ.
 """
 
 import argparse
@@ -17,12 +20,15 @@ import argparse
 import benchmarking as bench
 import torch
 
+from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
+
 
 class TrainedModel:
     """A model with its optimizer and its block."""
 
     def __init__(self, family: str, row: str, options: argparse.Namespace):
-        self.model = bench.build_model(f"{family}-{row}", options.device)
+        name, *unit = family.split("+")
+        self.model = bench.build_model("+".join([f"{name}-{row}", *unit]), options.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.streams = 1 if family == "mamba2" and options.device.type == "cpu" else options.streams
         self.input_ids = torch.randint(1, 256, (self.streams, options.block_size), device=options.device)
@@ -69,7 +75,10 @@ def main() -> None:
     parser = bench.family_parser(__doc__, rows=["s0"], streams=8, block_size=1024, rounds=3, matrix_size=1024)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--compile", action="store_true", help="torch.compile every model, as --torch_compile does")
+    parser.add_argument("--units", action="store_true", help="compare the recurrent units instead of families")
     options = bench.parse_and_set_up(parser)
+    if options.units:
+        options.families = [f"{'hawk' if unit == 'rg_lru' else 'memora'}+{unit}" for unit in RECURRENT_UNITS]
     rows = {row: measure_row(row, options) for row in options.rows}
     columns = ["model", "parameters", "B", "bytes/s", "limit bytes/s", "of the limit"]
     columns += [f"{options.families[0]} is … times as fast", "KiB kept per byte"]

@@ -81,7 +81,10 @@ def parse_and_set_up(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def build_model(preset: str, device: torch.device = CPU, **fields: Any) -> PreTrainedModel:
-    """A new model of a preset, some of whose fields may be replaced."""
+    """A new model of a preset, such as memora-s0, also with another unit or backbone, such as memora-s0+gru."""
+    preset, _, option = preset.partition("+")
+    if option:
+        fields["backbone" if preset.startswith("smt") else "recurrent_unit"] = option
     return AutoModelForCausalLM.from_config(config_from_preset(preset, **fields)).to(device)
 
 

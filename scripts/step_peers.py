@@ -33,13 +33,6 @@ NAMES = {
 }
 
 
-def model_of(name: str) -> PreTrainedModel:
-    """A model of a preset, such as memora-s0, or with another unit or backbone, such as memora-s0+gru."""
-    preset, _, option = name.partition("+")
-    field = "backbone" if preset.startswith("smt") else "recurrent_unit"
-    return build_model(preset, **({field: option} if option else {})).eval()
-
-
 def bytes_read(model: PreTrainedModel, weights: str | None = None) -> int:
     """Bytes of weights that one token needs: matrices in the type of `weights`, one row of an embedding of its own."""
     width = {None: 4, "bfloat16": 2, "int8": 1}[weights]
@@ -57,13 +50,13 @@ class Steps:
     """A model's steps by name, each reading one token of every stream after the other.
 
     Args:
-        name: of [`model_of`].
+        name: preset, as `build_model` takes it.
         streams: B.
         folder: of exported programs, which are written once and then found again.
     """
 
     def __init__(self, name: str, streams: int = 1, folder: Path | None = None):
-        self.name, self.streams, self.folder, self.model = name, streams, folder, model_of(name)
+        self.name, self.streams, self.folder, self.model = name, streams, folder, build_model(name).eval()
         self.ids = torch.randint(1, 256, (streams, 1))
 
     def forward(self, weights: str | None) -> Step:

@@ -54,14 +54,12 @@ def reproduce(
     Several processes may do this at once, also on several machines with one file system: each row runs in one of them.
 
     Args:
-        experiment: the experiment to run.
         size: "small" or "paper".
         seeds: each row runs once per seed; by default the experiment's.
         output_dir: directory of `<name>_<size>.json`, `.md` and `.png`; the rows that compared candidates are in
             `<name>_<size>_tuning.json`, checkpoints of rows that were cut off in `.unfinished/`.
         overrides: settings that replace those of all rows.
         only: run only rows whose label contains one of these; all when empty.
-        workers: processes and threads.
         page: Markdown page whose section on this experiment is replaced, or None.
 
     Returns:
