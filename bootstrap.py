@@ -1,9 +1,10 @@
 """Set up a virtual environment and train or test in it. Requires Python 3.11 or newer and nothing else.
 
 python3 bootstrap.py train [arguments of hf-recurrent pretrain]
-python3 bootstrap.py test [arguments of pytest]
+python3 bootstrap.py test [--smoke] [arguments of pytest]
 python3 bootstrap.py test-oldest [arguments of pytest]
 
+`test --smoke` runs the tests listed in tests/smoke.txt: every family and every command, in less than a minute.
 `test-oldest` installs the oldest version of every dependency that pyproject.toml allows, in `.venv-oldest`, and runs
 the short suite listed in tests/oldest.txt, unless arguments are given. The others use `.venv`. The first run installs,
 which takes minutes; later runs start at once. With `--print` before the command name, the commands are shown and not
@@ -118,8 +119,11 @@ def job_command(environment, job, arguments):
     # The tests of one file share a process: some share runs that take long. tests/conftest.py orders the files.
     parallel = ["-n", "logical", "--dist", "loadfile", "--no-loadscope-reorder"]
     pytest = [venv_python(environment), "-m", "pytest", *parallel]
-    short_suite = ["@tests/oldest.txt"] if job == "test-oldest" else []
-    return [*pytest, *(arguments or short_suite)]
+    if job == "test" and "--smoke" in arguments:
+        arguments = ["@tests/smoke.txt", *(argument for argument in arguments if argument != "--smoke")]
+    if job == "test-oldest":
+        arguments = arguments or ["@tests/oldest.txt"]
+    return [*pytest, *arguments]
 
 
 def show(command):

@@ -107,6 +107,17 @@ def test_the_oldest_versions_run_the_short_suite_unless_arguments_are_given(boot
     assert printed(bootstrap, capsys, "test-oldest", "-x")[-1][-2:] == [PARALLEL[-1], "-x"]
 
 
+def test_the_smoke_run_is_a_list_of_tests(bootstrap, capsys):
+    assert printed(bootstrap, capsys, "test", "--smoke", "-x")[-1][-2:] == ["@tests/smoke.txt", "-x"]
+
+
+@pytest.mark.parametrize("name", ["smoke", "oldest"])
+def test_listed_tests_exist(name):
+    for line in (ROOT / "tests" / f"{name}.txt").read_text().splitlines():
+        file, _, test = line.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).is_file(), line
+
+
 def test_a_dependency_without_a_lower_bound_is_named(bootstrap):
     pyproject = Path(bootstrap.ROOT, "pyproject.toml")
     pyproject.write_text(pyproject.read_text().replace('"numpy>=', '"numpy", "tqdm>='))

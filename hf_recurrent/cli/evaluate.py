@@ -67,6 +67,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     data = dataclass_of(DataArguments, arguments)
     is_text = token_vocabulary(data.corpus) is None
 
+    # After the checks, because importing torch takes seconds.
     from hf_recurrent.checkpoints.files import write_json
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
@@ -91,18 +92,11 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     )
     if source.episode_length is None:
         check_window("block_size", arguments.block_size, model)
-    compares = arguments.quantize == "both"
-    weights = None if compares else arguments.quantize
-    sums = _measure(source, model, share, weights)
-    metrics = source.evaluation_metrics(sums)
-    others = ["bfloat16", "int8"] if compares else []
-    rounded = {kind: source.evaluation_metrics(_measure(source, model, share, kind)) for kind in others}
+    metrics, measured = _measure_all(source, model, share, arguments.quantize)
     results = {
-        **sums,
+        **measured,
         **metrics,
         "model": arguments.model,
-        "weights": weights,
-        "rounded_weights": rounded,
         "num_parameters": model.num_parameters(),
         "corpus": ", ".join(data.corpus),
         "split": arguments.split,
@@ -114,13 +108,20 @@ def _evaluate(arguments: argparse.Namespace) -> str:
         results["compressors"] = compressed_bits_per_byte(source, progress=not arguments.quiet) if compress else {}
         table = _bits_table(results)
     else:
-        amount = source.describe(held_out=True)
-        lines = [source.describe_result(metrics)]
-        lines += [f"{kind} weights: {source.describe_result(found)}" for kind, found in rounded.items()]
-        table = f"{source.name}, {arguments.split}: {amount}\n\n" + "\n".join(lines)
+        table = _task_table(source, metrics, results)
     if arguments.output:
         write_json(results, arguments.output)
     return table
+
+
+def _measure_all(
+    source: "EpisodeSource", model: "PreTrainedModel", share: "EvaluationShare", quantize: str | None
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The metrics of `source`; and its sums, with the metrics of weights rounded to each type for "both"."""
+    weights, others = (None, ["bfloat16", "int8"]) if quantize == "both" else (quantize, [])
+    sums = _measure(source, model, share, weights)
+    rounded = {kind: source.evaluation_metrics(_measure(source, model, share, kind)) for kind in others}
+    return source.evaluation_metrics(sums), {**sums, "weights": weights, "rounded_weights": rounded}
 
 
 def _measure(
@@ -133,6 +134,13 @@ def _measure(
         model = copy.deepcopy(model)
         round_weights(model, weights)
     return source.evaluate(model, share)
+
+
+def _task_table(source: "EpisodeSource", metrics: dict[str, float], results: dict[str, Any]) -> str:
+    lines = [f"{source.name}, {results['split']}: {source.describe(held_out=True)}", ""]
+    lines.append(source.describe_result(metrics))
+    lines += [f"{kind} weights: {source.describe_result(found)}" for kind, found in results["rounded_weights"].items()]
+    return "\n".join(lines)
 
 
 def _bits_table(results: dict[str, Any]) -> str:
