@@ -9,11 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_recurrent.cli.loading import (
-    add_loading_arguments,
-    check_byte_tokenizer,
-    load_or_build,
-)
+from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build
 from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, run_command
 from hf_recurrent.cli.threads import thread_count
 from hf_recurrent.presets import preset_names
@@ -23,9 +19,6 @@ if TYPE_CHECKING:
 
 
 SUFFIX = ".hfr"
-# Each part begins without context, which costs some hundred bytes.
-_SMALLEST_PART = 1 << 16
-_MOST_PARTS = 16
 # xz is shown for comparison where it takes less than some seconds.
 _LARGEST_FOR_XZ = 1 << 24
 
@@ -57,8 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--streams",
         type=int,
-        help="parts of the file that are compressed side by side, each without context at its beginning "
-        f"(default: one for each {_SMALLEST_PART >> 10} KiB, at most {_MOST_PARTS}; 1 with --learn)",
+        help="parts of the file that are compressed in parallel, each without context at its beginning (default: one "
+        "for each 64 KiB, at most 16; 1 with --learn)",
     )
     parser.add_argument(
         "--no_mix",
@@ -78,7 +71,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_writing_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what concerns the output and the progress."""
+    """Add the arguments for the output and the progress."""
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument("--resume", action="store_true", help="continue after an interruption, if there was one")
     parser.add_argument("--quiet", action="store_true", help="hide progress and the summary")
@@ -92,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _compress(arguments: argparse.Namespace) -> None:
     check_file("FILE", arguments.file)
     output = arguments.output or arguments.file.with_name(arguments.file.name + SUFFIX)
-    prepare_output(arguments, output)
+    check_parent("--output", output)
     settings = {name: getattr(arguments, name) for name in ("stride", "learning_rate")}
     settings = {name: value for name, value in settings.items() if value is not None}
     if settings and not arguments.learn:
@@ -104,11 +97,12 @@ def _compress(arguments: argparse.Namespace) -> None:
         )
     from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
     from hf_recurrent.compression.agreement import new_header
-    from hf_recurrent.compression.files import compress_file
+    from hf_recurrent.compression.files import check_output, compress_file, default_streams
 
+    check_output(output, force=arguments.force, resume=arguments.resume)
     size = arguments.file.stat().st_size
     adaptive = AdaptiveSettings(**settings) if arguments.learn else None
-    streams = arguments.streams or (1 if arguments.learn else max(1, min(_MOST_PARTS, size // _SMALLEST_PART)))
+    streams = arguments.streams or default_streams(size, adaptive)
     model = load_byte_model(arguments)
     with thread_count(1):
         header = new_header(model, size, adaptive, streams, not arguments.no_mix)
@@ -118,29 +112,6 @@ def _compress(arguments: argparse.Namespace) -> None:
             seconds = time.perf_counter() - begin
     if not arguments.quiet:
         _summarize(arguments.file, output, seconds)
-
-
-def prepare_output(arguments: argparse.Namespace, output: Path) -> None:
-    """Check that the output may be written, and that the libraries are there, before work begins.
-
-    Raises:
-        FileExistsError: it exists and is not to be replaced, or there is unfinished work.
-        IsADirectoryError: it is a directory.
-    """
-    from hf_recurrent.compression.entropy_coder import require_coder
-    from hf_recurrent.compression.unfinished import partial_directory
-
-    require_coder()
-    check_parent("--output", output)
-    if output.is_dir():
-        raise IsADirectoryError(f"`--output` is {str(output)!r}; it must be a file, not a directory.")
-    if output.exists() and not arguments.force:
-        raise FileExistsError(f"`--output` is {str(output)!r}, which exists; add --force to replace it.")
-    unfinished = partial_directory(output)
-    if unfinished.exists() and not arguments.resume:
-        raise FileExistsError(
-            f"{str(unfinished)!r} holds unfinished work; add --resume to continue it, or delete it to begin anew."
-        )
 
 
 def load_byte_model(arguments: argparse.Namespace) -> "PreTrainedModel":

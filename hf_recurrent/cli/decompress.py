@@ -9,10 +9,9 @@ from hf_recurrent.cli.compress import (
     add_model_arguments,
     add_writing_arguments,
     load_byte_model,
-    prepare_output,
     progress,
 )
-from hf_recurrent.cli.parsing import CommandParser, check_file, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, run_command
 from hf_recurrent.cli.threads import thread_count
 
 
@@ -44,10 +43,11 @@ def _decompress(arguments: argparse.Namespace) -> None:
         if arguments.file.suffix != SUFFIX:
             raise ValueError(f"`ARCHIVE` is {str(arguments.file)!r}, which does not end in {SUFFIX}; add --output.")
         output = arguments.file.with_suffix("")
-    prepare_output(arguments, output)
+    check_parent("--output", output)
     from hf_recurrent.compression.archive import ArchiveError, read_header
-    from hf_recurrent.compression.files import decompress_file
+    from hf_recurrent.compression.files import check_output, decompress_file
 
+    check_output(output, force=arguments.force, resume=arguments.resume)
     try:
         with arguments.file.open("rb") as file:
             size = read_header(file, arguments.file.stat().st_size).size

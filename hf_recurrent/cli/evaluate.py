@@ -71,6 +71,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     from hf_recurrent.checkpoints.files import write_json
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
+    from hf_recurrent.evaluation.tables import bits_table, task_table
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
@@ -106,9 +107,9 @@ def _evaluate(arguments: argparse.Namespace) -> str:
         results["context"] = "whole episode" if carries else f"windows of {arguments.block_size} bytes"
         compress = not arguments.no_compressors
         results["compressors"] = compressed_bits_per_byte(source, progress=not arguments.quiet) if compress else {}
-        table = _bits_table(results)
+        table = bits_table(results)
     else:
-        table = _task_table(source, metrics, results)
+        table = task_table(source, metrics, results)
     if arguments.output:
         write_json(results, arguments.output)
     return table
@@ -134,37 +135,3 @@ def _measure(
         model = copy.deepcopy(model)
         round_weights(model, weights)
     return source.evaluate(model, share)
-
-
-def _task_table(source: "EpisodeSource", metrics: dict[str, float], results: dict[str, Any]) -> str:
-    lines = [f"{source.name}, {results['split']}: {source.describe(held_out=True)}", ""]
-    lines.append(source.describe_result(metrics))
-    lines += [f"{kind} weights: {source.describe_result(found)}" for kind, found in results["rounded_weights"].items()]
-    return "\n".join(lines)
-
-
-def _bits_table(results: dict[str, Any]) -> str:
-    weights = f", {results['weights']} weights" if results["weights"] else ""
-    rows = {f"{results['model']} ({results['context']}{weights})": results["bits_per_byte"]}
-    rows |= {f"{kind} weights": found["bits_per_byte"] for kind, found in results["rounded_weights"].items()}
-    rows |= {f"{name} (each episode alone)": value for name, value in results["compressors"].items()}
-    own = results["bits_per_byte"]
-    differences = {f"{kind} weights" for kind in results["rounded_weights"]}
-    width = max(map(len, rows))
-    # A model is given the first byte of an episode, which a compressor has to encode.
-    first_bytes = 8 * results["num_episodes"] / results["num_bytes"]
-    from hf_recurrent.data.episode_source import count_of
-
-    amount = f"{count_of(results['num_episodes'], 'episode')}, {count_of(results['num_bytes'], 'byte')}"
-    lines = [
-        f"{results['corpus']}, {results['split']}: {amount}",
-        "",
-        f"{'':{width}}  bits per byte",
-        *(
-            f"{name:{width}}  {value:13.4f}" + (f"  {value - own:+.4f}" if name in differences else "")
-            for name, value in rows.items()
-        ),
-        "",
-        f"The first byte of an episode is given; at 8 bits each, this adds {first_bytes:.4f}.",
-    ]
-    return "\n".join(lines)

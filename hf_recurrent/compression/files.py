@@ -14,7 +14,11 @@ from hf_recurrent.compression.agreement import check_header, new_header, new_pre
 from hf_recurrent.compression.archive import Header, read_header, write_header
 from hf_recurrent.compression.coding import Progress, decode, encode, no_progress
 from hf_recurrent.compression.entropy_coder import require_coder
-from hf_recurrent.compression.unfinished import unfinished_file
+from hf_recurrent.compression.unfinished import partial_directory, unfinished_file
+
+# Each part begins without context, which costs some hundred bytes.
+_SMALLEST_PART = 1 << 16
+_MOST_STREAMS = 16
 
 
 def compress(
@@ -65,6 +69,36 @@ def decompress(archive: bytes | bytearray | memoryview, model: PreTrainedModel) 
     for _ in decode(file, header, output, new_predictor(header, model)):
         pass
     return output.getvalue()
+
+
+def default_streams(size: int, adaptive: AdaptiveSettings | None) -> int:
+    """Number of parts of a file: one for each 64 KiB, at most 16; one for a model that learns."""
+    return 1 if adaptive else max(1, min(_MOST_STREAMS, size // _SMALLEST_PART))
+
+
+def check_output(output: Path, *, force: bool, resume: bool) -> None:
+    """Check before work begins that the output may be written, and that `constriction` is installed.
+
+    Args:
+        output: the file.
+        force: it may be replaced.
+        resume: unfinished work may be continued.
+
+    Raises:
+        FileExistsError: the file exists, or unfinished work.
+        IsADirectoryError: it is a directory.
+        ImportError: `constriction` is not installed.
+    """
+    require_coder()
+    if output.is_dir():
+        raise IsADirectoryError(f"`--output` is {str(output)!r}; it must be a file, not a directory.")
+    if output.exists() and not force:
+        raise FileExistsError(f"`--output` is {str(output)!r}, which exists; add --force to replace it.")
+    unfinished = partial_directory(output)
+    if unfinished.exists() and not resume:
+        raise FileExistsError(
+            f"{str(unfinished)!r} holds unfinished work; add --resume to continue it, or delete it to begin anew."
+        )
 
 
 def compress_file(
