@@ -40,7 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
         "  hf-recurrent completion bash > hf-recurrent\n"
         "  hf-recurrent completion zsh > ~/.zfunc/_hf-recurrent  # a folder of fpath\n\n"
         "Repeat it after an update.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=SHELLS)
     return parser

@@ -36,7 +36,6 @@ def build_parser() -> argparse.ArgumentParser:
         "  hf-recurrent decompress memora-tiny server.log.hfr --output copy.log\n\n"
         "With --learn, the model learns while it reads, and so does decompress: new\n"
         "weights are enough then, and the weights of a checkpoint adapt to the file.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model_arguments(parser)
     parser.add_argument("file", metavar="FILE", type=Path, help="the file; for a directory, make a tar file first")

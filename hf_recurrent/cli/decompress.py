@@ -22,7 +22,6 @@ def build_parser() -> argparse.ArgumentParser:
         description="Decompress an archive of hf-recurrent compress, with the same MODEL.",
         epilog="examples:\n  hf-recurrent decompress runs/memora-tiny-python argparse.py.hfr\n"
         "  hf-recurrent decompress memora-tiny server.log.hfr --output copy.log",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model_arguments(parser)
     parser.add_argument("file", metavar="ARCHIVE", type=Path, help="the archive")

@@ -23,7 +23,6 @@ def build_parser() -> argparse.ArgumentParser:
         "  hf upload you/hawk-step hawk-onnx\n\n"
         'In Python, hf_recurrent.ExportedStep("hawk-onnx") runs the folder, and\n'
         'ExportedStep("you/hawk-step") a repository on the Hub.\n',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)
     parser.add_argument(

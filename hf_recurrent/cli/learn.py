@@ -37,7 +37,6 @@ def build_parser() -> argparse.ArgumentParser:
         "  tail -F server.log | hf-recurrent learn runs/hawk --source - --stride 16\n"
         "  hf-recurrent learn memora-tiny --source tcp://127.0.0.1:9000 --plot\n\n"
         "Ctrl-C saves the model and stops. Byte 0 ends an episode and resets the state.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser, takes_presets=True)
     parser.set_defaults(dtype="float32")  # bfloat16 rounds small updates away

@@ -30,6 +30,8 @@ class OneSentenceErrors:
     typed: dict[str, str] = {}  # noqa: RUF012 (replaced, never changed)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        if "\n" in f"{options.get('description')}{options.get('epilog')}":  # laid out by hand
+            options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*arguments, **options)
         add_import_argument(self)
 

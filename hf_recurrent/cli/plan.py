@@ -28,7 +28,6 @@ def build_parser() -> argparse.ArgumentParser:
         "    --processes 8 --memory 80GB\n"
         "  hf-recurrent plan --model memora-s4 --method rtrl --block_size 1 --memory 24GB\n"
         "  hf-recurrent plan --recipe memora-s0 --train_bytes 1e9 --measure 3",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(

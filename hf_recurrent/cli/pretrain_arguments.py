@@ -1,6 +1,5 @@
 """The arguments of `hf-recurrent pretrain`: dataclasses, recipes and the command line."""
 
-import argparse
 import dataclasses
 import os
 import sys
@@ -12,24 +11,11 @@ from typing import Any, get_type_hints
 from transformers import HfArgumentParser
 
 from hf_recurrent.argument_checks import argument, check_numbers
+from hf_recurrent.cli import pretrain_help as texts
 from hf_recurrent.cli.data_arguments import DataArguments
 from hf_recurrent.cli.flags import check_recognized, did_you_mean, unrecognized
 from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least
-from hf_recurrent.cli.pretrain_help import (
-    DEFAULT_METHOD,
-    DEFAULT_RECIPE,
-    DEFAULT_RECIPES,
-    DESCRIPTION,
-    DMT,
-    EXAMPLES,
-    METHOD_HELP,
-    METHODS,
-    PROG,
-    SMT,
-    USAGE,
-    chosen_recipe,
-    recipe_help,
-)
+from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT, chosen_recipe, recipe_help
 from hf_recurrent.cli.recipes import recipe_flags
 from hf_recurrent.cli.threads import add_threads_argument
 from hf_recurrent.cli.user_code import import_user_code
@@ -118,26 +104,20 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
     own = (TeacherArguments,) if method in (SMT, DMT) else ()
     parser = _Parser(
         (ModelArguments, PretrainDataArguments, _TRAINING_ARGUMENTS[method], *own),
-        prog=PROG,
-        usage=USAGE,
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=texts.PROG,
+        usage=texts.USAGE,
+        description=texts.DESCRIPTION,
+        epilog=texts.EXAMPLES,
     )
     parser.add_argument(
         "--recipe",
-        default=DEFAULT_RECIPES.get(method, DEFAULT_RECIPE),
+        default=texts.DEFAULT_RECIPES.get(method, texts.DEFAULT_RECIPE),
         help=f"{recipe_help()} (default: %(default)s)",
     )
     parser.add_argument("--help_all", action="help", help="show all arguments, also those of TrainingArguments")
     add_threads_argument(parser)
     if method not in RULES:  # their dataclass has the argument
-        parser.add_argument(
-            "--method",
-            default=method,
-            choices=METHODS,
-            help=METHOD_HELP,
-        )
+        parser.add_argument("--method", default=method, choices=METHODS, help=texts.METHOD_HELP)
     return parser
 
 

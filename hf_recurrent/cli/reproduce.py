@@ -49,7 +49,6 @@ def build_parser() -> argparse.ArgumentParser:
         "  hf-recurrent reproduce stride-sweep --size paper --override corpus=hub:roneneldan/TinyStories\n\n"
         "Finished rows are kept, and checkpoints of longer ones: to continue, rerun the same command. Several\n"
         "processes may run it at once and share the rows.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="experiment to run")
     every = parser.add_mutually_exclusive_group()

@@ -33,7 +33,6 @@ def build_parser() -> argparse.ArgumentParser:
         "  hf-recurrent watch app.log --exec 'mail -s \"$WATCH_LOG\" root'\n\n"
         "Ctrl-C saves everything and stops; the same command continues at that line.\n"
         "--exec gets the line as JSON on standard input and in WATCH_ variables.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("logs", nargs="+", metavar="LOG", help="files, or - for standard input")
     reading = parser.add_argument_group("reading")
