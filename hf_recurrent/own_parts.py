@@ -13,7 +13,7 @@ class OwnParts:
     Args:
         kind: the kind in messages, such as "task".
         built_in: names of the parts of this package, which cannot be registered.
-        check: raises a ValueError for a part that is none of this kind.
+        check: raises a ValueError for a part of another kind.
     """
 
     def __init__(self, kind: str, built_in: Collection[str], check: Callable[[str, Any], None]) -> None:

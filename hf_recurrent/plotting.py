@@ -1,4 +1,4 @@
-"""matplotlib, an optional dependency."""
+"""Import of matplotlib, an optional dependency."""
 
 from typing import Any
 

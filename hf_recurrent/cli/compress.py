@@ -114,7 +114,7 @@ def _compress(arguments: argparse.Namespace) -> None:
 
 
 def load_byte_model(arguments: argparse.Namespace) -> "PreTrainedModel":
-    """The model of a checkpoint, or that of a preset with new weights; it must read bytes."""
+    """The model of a checkpoint, or of a preset with new weights; it must read bytes."""
     model, tokenizer = load_or_build(arguments)
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
     return model
@@ -133,9 +133,9 @@ def progress(arguments: argparse.Namespace, description: str, size: int) -> Iter
 
 def _summarize(source: Path, output: Path, seconds: float) -> None:
     before, after = source.stat().st_size, output.stat().st_size
-    words = f"{source} → {output}: {before:,} → {after:,} bytes"
+    summary = f"{source} → {output}: {before:,} → {after:,} bytes"
     if before:
-        words += f", {8 * after / before:.3f} bits per byte, {before / seconds / 1000:.1f} kB/s"
-    print(words, file=sys.stderr)
+        summary += f", {8 * after / before:.3f} bits per byte, {before / seconds / 1000:.1f} kB/s"
+    print(summary, file=sys.stderr)
     if before <= _LARGEST_FOR_XZ:
         print(f"xz -9e: {len(lzma.compress(source.read_bytes(), preset=9 | lzma.PRESET_EXTREME)):,}", file=sys.stderr)

@@ -20,8 +20,8 @@ class DataArguments:
     corpus: list[str] = argument(
         ["python"],
         "python (the standard library's source), files, globs, directories, hub:owner/name, images as pixels "
-        "(mnist:FOLDER in IDX format, images:FOLDER), task:NAME,FIELD=VALUE,..., or NAME:TEXT of a source of your own "
-        "(--import). Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
+        "(mnist:FOLDER in IDX format, images:FOLDER), task:NAME,FIELD=VALUE,..., or NAME:TEXT of a user-defined "
+        "source (--import). Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
         "--corpus hub:roneneldan/TinyStories, --corpus mnist:digits/, --corpus task:retrieval,length=128",
     )
     text_column: str = argument("text", "Column with the text in JSONL, Parquet and datasets.")
@@ -43,7 +43,7 @@ class DataArguments:
 
 
 def token_vocabulary(corpus: Sequence[str]) -> int | None:
-    """V of images, tasks and sources that are no corpus, which have token ids of their own; None for text.
+    """V of images, tasks and user-defined token sources; None for text.
 
     Raises:
         ValueError: images or a task are combined with other sources.

@@ -24,12 +24,12 @@ class _Parser(OneSentenceErrors, HfArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command. The data arguments are those of `pretrain`, so that the split is the same."""
+    """The arguments of the command; the data arguments are shared with `pretrain`, so that the split is the same."""
     parser = _Parser(
         (DataArguments,),
         prog="hf-recurrent evaluate",
         usage="hf-recurrent evaluate MODEL [--corpus CORPUS ...] [--ARGUMENT VALUE ...]",
-        description="Measure a model's bits per byte on held-out episodes, and those of gzip, bz2 and xz on the same.",
+        description="Measure bits per byte of a model on held-out episodes, next to gzip, bz2 and xz.",
     )
     add_loading_arguments(parser)
     run = parser.add_argument_group("evaluation")

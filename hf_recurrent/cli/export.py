@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quantize",
         choices=["bfloat16", "int8"],
-        help="type that large weights are stored in (default: that of the model; in C always int8)",
+        help="type that large weights are stored in (default: as in the model; in C always int8)",
     )
     parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
     return parser

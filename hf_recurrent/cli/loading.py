@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_loading_arguments(parser: argparse.ArgumentParser, takes_presets: bool = False) -> None:
-    """Add the arguments of all commands that read a trained model, or also build that of a preset."""
+    """Add the arguments of all commands that read a trained model, or also build a preset."""
     parser.set_defaults(takes_presets=takes_presets)
     parser.add_argument("model", metavar="MODEL", help="directory of a checkpoint, or owner/name on the Hub")
     parser.add_argument(
@@ -28,8 +28,8 @@ def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MOD
     """The model in evaluation mode on its device, and its tokenizer.
 
     Args:
-        arguments: those of [`add_loading_arguments`].
-        argument: the one that holds the name, for messages.
+        arguments: see [`add_loading_arguments`].
+        argument: the argument that holds the name, for messages.
 
     Raises:
         FileNotFoundError: the directory does not exist or is not a checkpoint.

@@ -40,7 +40,7 @@ def build_teacher(
         raise ValueError(f"`--model` is {model_name!r}; it must be an RNN of SMT, such as smt-rnn-tiny.")
     name, overrides, flag = arguments.teacher, arguments.teacher_overrides, "--teacher_overrides"
     if is_new and name is None:
-        # A preset without fields of its own: all are those of the RNN.
+        # Every field of this preset follows from the RNN.
         return build_new_model(AutoModel, "smt-teacher-paper", flag, overrides, **teacher_fields(model.config))
     if is_new and name in preset_names():
         return build_new_model(AutoModel, name, flag, overrides, vocab_size=model.config.vocab_size)

@@ -18,11 +18,11 @@ _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**2
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The arguments of the command; all others are those of `pretrain`."""
+    """The arguments of the command; all others belong to `pretrain`."""
     parser = CommandParser(
         prog="hf-recurrent plan",
         usage="hf-recurrent plan [--config_file FILE] [--processes N] [...]",
-        description="Count the memory of a training run before it starts. All other arguments are\nthose of pretrain.",
+        description="Count the memory of a training run before it starts. Other arguments are passed\nto pretrain.",
         epilog="examples:\n"
         "  hf-recurrent plan --model memora-s8 --config_file fsdp2-bfloat16.yaml \\\n"
         "    --processes 8 --memory 80GB\n"
@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         "hf_recurrent/recipes/accelerate; by default every process has a copy of the model"
     )  # fmt: skip
     parser.add_argument(
-        "--processes", type=int, help="number of processes, one per GPU; by default that of --config_file, else 1"
+        "--processes", type=int, help="number of processes, one per GPU; by default as in --config_file, else 1"
     )
     parser.add_argument("--memory", type=parse_size, metavar="SIZE", help="of one process; says whether the run fits")
     parser.add_argument("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")

@@ -185,7 +185,7 @@ def _describe_resumed_model(run: Run) -> str | None:
     base = phases[-1].base
     if base is not None and base.name == public_name(name):
         return None
-    return f"Of --model {name}, only the configuration is used: the weights are those of {checkpoint}."
+    return f"Of --model {name}, only the configuration is used; the weights come from {checkpoint}."
 
 
 def prepare(argv: Sequence[str] | None = None) -> Run:

@@ -114,7 +114,7 @@ def build_parser(method: str = DEFAULT_METHOD) -> HfArgumentParser:
         default=texts.DEFAULT_RECIPES.get(method, texts.DEFAULT_RECIPE),
         help=f"{recipe_help()} (default: %(default)s)",
     )
-    parser.add_argument("--help_all", action="help", help="show all arguments, also those of TrainingArguments")
+    parser.add_argument("--help_all", action="help", help="show all arguments, including TrainingArguments")
     add_threads_argument(parser)
     if method not in RULES:  # their dataclass has the argument
         parser.add_argument("--method", default=method, choices=METHODS, help=texts.METHOD_HELP)
@@ -191,7 +191,7 @@ def check_integrations(names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             hint = did_you_mean(name, [*known, "all", "none"], otherwise="; use none.")
-            raise ValueError(f"`--report_to` is {name!r}, which is no integration of transformers{hint}")
+            raise ValueError(f"`--report_to` is {name!r}, not an integration of transformers{hint}")
         if name not in installed:
             package = _PACKAGES.get(name, name)
             raise ImportError(f"`--report_to` is {name!r}, which needs the package {package}: pip install {package}")

@@ -48,7 +48,7 @@ METHOD_HELP = (
 _ARGUMENTS, _DATA = "cli/pretrain_arguments.py", "cli/data_arguments.py"
 _STREAMS, _ONLINE, _SMT = (f"trainers/{name}_arguments.py" for name in ("multi_stream", "online", "smt"))
 _WIDTH = 79
-_DIFFERENT = "of TrainingArguments, with defaults of this package and those often needed"
+_DIFFERENT = "of TrainingArguments: with other defaults, or often needed"
 _SAMPLES = ("sample_every", "sample_bytes", "sample_prompts")
 # Name, default and help of fields that only `TrainingArguments` defines.
 _OTHERS = (

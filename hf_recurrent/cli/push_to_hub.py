@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--license", help="licence of the weights, as an identifier of the Hub")
     parser.add_argument("--commit_message", default="Upload model, tokenizer, code and card")
     parser.add_argument(
-        "--trust_remote_code", action="store_true", help="run the code in PATH of a recurrent unit of your own"
+        "--trust_remote_code", action="store_true", help="run the code in PATH of a user-defined recurrent unit"
     )
     parser.add_argument("--dry_run", action="store_true", help="print the files and the card without uploading")
     return parser

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-IMPORT_HELP = "Run a Python file or module of yours first, which registers units, tasks or sources; may be repeated."
+IMPORT_HELP = "Run a Python file or module first that registers units, tasks or sources; may be repeated."
 
 
 def add_import_argument(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def import_user_code(names: Sequence[str]) -> None:
 
 
 def import_flags(names: Sequence[str]) -> list[str]:
-    """The words of a command line that import the same."""
+    """The command-line arguments that import the same files."""
     return [word for name in names for word in ("--import", name)]
 
 

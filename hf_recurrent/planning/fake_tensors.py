@@ -85,7 +85,7 @@ def _find_by_copy(name: str, unit: RecurrentUnit, dtype: torch.dtype) -> TracedU
 def _copy_with_values(unit: RecurrentUnit) -> RecurrentUnit:
     tensors = (*unit.parameters(), *unit.buffers())
     twin = copy.deepcopy(unit, {id(tensor): _values(tensor) for tensor in tensors})
-    if twin.__dict__.pop("recur", None) is not None:  # that of SnAp-1, a function of the unit without values
+    if twin.__dict__.pop("recur", None) is not None:  # added by SnAp-1, a function of the fake unit
         twin.recur = diagonal_recurrence(twin)
     return twin
 

@@ -30,7 +30,7 @@ class Setting:
         checkpointing: gradient checkpointing.
         carries_state: whether the state goes from block to block, if the model has one.
         processes: number of processes.
-        sharding: None for a copy of the model in every process (DDP); else that of FSDP2.
+        sharding: settings of FSDP2; None for a copy of the model in every process (DDP).
     """
 
     method: str = BPTT

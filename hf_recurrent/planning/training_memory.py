@@ -1,7 +1,7 @@
 """Memory of one process that trains, from a step that runs on tensors without memory.
 
-The step is that of the trainers: the carried state goes in, the loss of a block is propagated back, and the optimizer
-updates. Autograd runs, so that the peak is that of the backward pass, checkpointing and all. Sharding is added as
+The step is the same as in the trainers: the carried state goes in, the loss of a block is propagated back, and the
+optimizer updates. Autograd runs, so that the peak includes the backward pass and checkpointing. Sharding is added as
 arithmetic: nothing is communicated here.
 """
 

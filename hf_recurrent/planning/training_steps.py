@@ -18,7 +18,7 @@ from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 
 
 def build_steps(model: nn.Module, setting: Setting) -> "NextTokenSteps | MemorySteps":
-    """The steps of a model: those of SMT and DMT for a [`StudentAndTeacher`]."""
+    """The steps of a model; [`MemorySteps`] for the RNN and teacher of SMT and DMT."""
     kind = MemorySteps if isinstance(model, StudentAndTeacher) else NextTokenSteps
     return kind(model, setting)
 

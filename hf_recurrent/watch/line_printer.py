@@ -43,7 +43,7 @@ class LinePrinter:
         self._has_names = has_names
 
     def show(self, log: str, number: int, content: bytes, report: LineReport) -> None:
-        """Print a line; on a terminal, cut to its width around the first bytes that surprised."""
+        """Print a line; on a terminal, cut to its width around the first unexpected bytes."""
         head = f"{os.path.basename(log)}:" if self._has_names else "line "
         head += f"{number:,}: {describe(report)}"
         if not report.is_unusual:

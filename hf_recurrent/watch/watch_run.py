@@ -263,7 +263,7 @@ class WatchRun:
         log.worked_bytes += len(content) + 1
 
     def _judge_and_learn(self, log: WatchedLog, line: LogLine, content: bytes) -> LineReport:
-        """Read a line; if the model diverges, with that of the last checkpoint."""
+        """Read a line; if the model diverges, revert to the last checkpoint."""
         try:
             report = log.watcher.judge(content)
         except DivergedError as error:
@@ -317,11 +317,11 @@ class WatchRun:
     def _report(self) -> None:
         for log in self.logs:
             speed = log.worked_bytes / log.seconds if log.seconds else 0.0
-            behind = log.source.lag()
-            is_lagging = bool(speed) and behind > _LAG_SECONDS * speed
+            lag = log.source.lag()
+            is_lagging = bool(speed) and lag > _LAG_SECONDS * speed
             if is_lagging:
-                left = f"{behind / speed:,.0f} s at {with_unit(speed, 'B/s')}"
-                self._say(f"{log.source.name}: {with_unit(behind, 'B')} still to read, {left}")
+                left = f"{lag / speed:,.0f} s at {with_unit(speed, 'B/s')}"
+                self._say(f"{log.source.name}: {with_unit(lag, 'B')} still to read, {left}")
             elif log.is_lagging:
                 self._say(f"{log.source.name} is read up to its end again")
             elif not self.options.quiet and sys.stderr.isatty():
