@@ -16,18 +16,9 @@ PROG = "hf-recurrent"
 SHELLS = ("bash", "zsh")
 # Arguments that are files or directories, although their type is text.
 _FILES = {
-    "model",
-    "corpus",
-    "validation_corpus",
-    "files",
-    "logs",
-    "source",
-    "held_out",
-    "output_dir",
-    "draft",
-    "teacher",
-}
-_FILES |= {"recipe", "tokenizer", "resume_from_checkpoint"}
+    "model", "corpus", "validation_corpus", "files", "logs", "source", "held_out", "output_dir", "draft", "teacher",
+    "recipe", "tokenizer", "resume_from_checkpoint",
+}  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:

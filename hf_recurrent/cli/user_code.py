@@ -14,14 +14,7 @@ IMPORT_HELP = "Run a Python file or module first that registers units, tasks or 
 
 def add_import_argument(parser: argparse.ArgumentParser) -> None:
     """Add `--import` to the parser of a command."""
-    parser.add_argument(
-        "--import",
-        dest="user_code",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help=IMPORT_HELP,
-    )
+    parser.add_argument("--import", dest="user_code", action="append", default=[], metavar="FILE", help=IMPORT_HELP)
 
 
 def import_user_code(names: Sequence[str]) -> None:
@@ -70,15 +63,10 @@ def _import(name: str, module: str, path: Path | None) -> None:
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:  # whatever the file raises
-        parts = module.split(".")
-        if isinstance(error, ModuleNotFoundError) and path is None and error.name in _parents(parts):
+        if isinstance(error, ModuleNotFoundError) and path is None and f"{module}.".startswith(f"{error.name}."):
             hint = f"; did you mean {name}.py?" if Path(f"{name}.py").is_file() else "."
             raise FileNotFoundError(f"`--import` is {name!r}; module not found{hint}") from error
         raise ValueError(f"`--import` is {name!r}; it fails{_line(error, path)}: {_reason(error)}") from error
-
-
-def _parents(parts: Sequence[str]) -> set[str]:
-    return {".".join(parts[: count + 1]) for count in range(len(parts))}
 
 
 def _reason(error: BaseException) -> str:
