@@ -174,14 +174,7 @@ def test_one_sentence(line, words, capsys):
     assert after == before
 
 
-def test_there_are_sixty():
-    assert len(MISTAKES) >= 60 and len({line for line, _ in MISTAKES}) == len(MISTAKES)
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["trian", "generate MODEL", "learn MODEL --source book.txt --rule bptt", "evaluate MODLE --corpus notes"],
-)
+@pytest.mark.parametrize("line", ["trian", "evaluate MODLE --corpus notes"])
 def test_as_real_processes(line):
     command = [sys.executable, "-m", "hf_recurrent.cli.main", *line.split()]
     result = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
