@@ -55,14 +55,13 @@ def oldest_requirements(root):
     # Beside the oldest of all others, pip searches for many minutes for versions of what Gradio needs.
     del extras["page"]
     requirements = [*project["dependencies"], *(requirement for extra in extras.values() for requirement in extra)]
-    pins = []
-    for requirement in requirements:
-        name, bound, marker = re.fullmatch(r"([\w-]+)(?:\[.*?\])?(?:>=([\d.]+))?[^;]*(;.*)?", requirement).groups()
-        if bound:
-            pins.append(f"{name}=={bound}{marker or ''}")
-        elif name != project["name"]:
+    pattern = r"([\w-]+)(?:\[.*?\])?(?:>=([\d.]+))?[^;]*(;.*)?"
+    parsed = [(requirement, *re.fullmatch(pattern, requirement).groups()) for requirement in requirements]
+    bounded = {name for _, name, bound, _ in parsed if bound} | {project["name"]}
+    for requirement, name, _, _ in parsed:
+        if name not in bounded:
             fail(f"pyproject.toml: {requirement!r} needs a lower bound, such as {name}>=1.0.")
-    return pins
+    return [f"{name}=={bound}{marker or ''}" for _, name, bound, marker in parsed if bound]
 
 
 def stamp_path(environment, extra):
