@@ -21,8 +21,17 @@ from hf_recurrent.checkpoints.files import write_json
 FORMAT = 1
 TOKENS, OFFSETS, METADATA = "tokens.bin", "offsets.npy", "corpus.json"
 _VERIFIED = "verified.json"
-_LARGEST_VOCABULARY = 1 << 16
 _AT_ONCE = 1 << 22
+# Field of the metadata → allowed types, and whether a value is allowed.
+_METADATA: dict[str, tuple[tuple[type, ...], Callable[[Any], bool]]] = {
+    "format": ((int,), lambda value: value == FORMAT),
+    "num_bytes": ((int,), lambda value: value >= 1),
+    "num_episodes": ((int,), lambda value: value >= 1),
+    "vocab_size": ((int,), lambda value: 1 <= value <= 1 << 16),
+    "end_token_id": ((int, type(None)), lambda value: value is None or value >= 0),
+    "dtype": ((str,), lambda value: value in ("|u1", "<u2")),
+    "fingerprint": ((str,), lambda value: True),
+}
 _READ_AT_ONCE = 1 << 20
 
 
@@ -91,27 +100,14 @@ def remember_verified(directory: Path) -> None:
 def _read_metadata(directory: Path) -> dict[str, Any]:
     path = directory / METADATA
     try:
-        metadata = _read_json(path)
+        metadata = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is missing or damaged: {error}") from error
-    expected = {
-        "format": lambda value: value == FORMAT,
-        "num_bytes": lambda value: value >= 1,
-        "num_episodes": lambda value: value >= 1,
-        "vocab_size": lambda value: 1 <= value <= _LARGEST_VOCABULARY,
-    }
     if not isinstance(metadata, dict):
         raise ValueError(f"{path} is damaged: it holds a JSON {type(metadata).__name__} instead of an object.")
-    for name, is_allowed in expected.items():
+    for name, (kind, is_allowed) in _METADATA.items():
         value = metadata.get(name)
-        if type(value) is not int or not is_allowed(value):
-            raise ValueError(f"{path} is damaged: its `{name}` is {value!r:.40}.")
-    end = metadata.get("end_token_id")
-    if "end_token_id" not in metadata or (end is not None and (type(end) is not int or end < 0)):
-        raise ValueError(f"{path} is damaged: its `end_token_id` is {end!r:.40}.")
-    for name, allowed in (("dtype", ("|u1", "<u2")), ("fingerprint", None)):
-        value = metadata.get(name)
-        if not isinstance(value, str) or (allowed and value not in allowed):
+        if name not in metadata or type(value) not in kind or not is_allowed(value):
             raise ValueError(f"{path} is damaged: its `{name}` is {value!r:.40}.")
     return metadata
 
@@ -119,10 +115,8 @@ def _read_metadata(directory: Path) -> dict[str, Any]:
 def _verify(directory: Path, tokens: np.ndarray, offsets: np.ndarray, metadata: dict[str, Any]) -> None:
     """Raise a ValueError unless the content is what was packed, and can be used without further checks."""
     vocab_size = metadata["vocab_size"]
-    if (
-        content_fingerprint(directory / TOKENS, offsets, vocab_size, metadata["end_token_id"])
-        != metadata["fingerprint"]
-    ):
+    found = content_fingerprint(directory / TOKENS, offsets, vocab_size, metadata["end_token_id"])
+    if found != metadata["fingerprint"]:
         raise ValueError(f"{directory / TOKENS} or {OFFSETS} differs from the checksum in {METADATA}.")
     # The checksum tells accidents, the rest what somebody else may have written.
     if offsets[0] != 0 or offsets[-1] != len(tokens):
@@ -145,7 +139,7 @@ def _stamps(directory: Path) -> dict[str, list[int]]:
 
 def _read_verified(directory: Path) -> Any:
     try:
-        return _read_json(directory / _VERIFIED)
+        return json.loads((directory / _VERIFIED).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -153,10 +147,6 @@ def _read_verified(directory: Path) -> Any:
 def _write_verified(directory: Path, stamps: dict[str, list[int]]) -> None:
     with contextlib.suppress(OSError):  # without it, the next use compares again
         write_json(stamps, directory / _VERIFIED)
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
