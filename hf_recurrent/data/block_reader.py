@@ -116,17 +116,17 @@ class BlockReader:
 
     def _episode(self, row: int, number: int) -> tuple[int, int] | None:
         """Start and end in the store of episode `number` of the row; None after its last."""
-        place = number - int(self._ahead_first[row])
+        index = number - int(self._ahead_first[row])
         starts, ends = self._ahead[row]
-        if place >= len(starts):
+        if index >= len(starts):
             if len(starts) < _EPISODES_AHEAD:
                 return None
-            self._ahead_first[row], place = number, 0
+            self._ahead_first[row], index = number, 0
             (episodes,) = self._schedule(np.array([row]), np.array([number]), _EPISODES_AHEAD)
             starts, ends = self._ahead[row] = self._bounds(episodes)
             if not starts:
                 return None
-        return starts[place], ends[place]
+        return starts[index], ends[index]
 
     def _read_ahead(self, copy: bool) -> None:
         size = self._blocks * self._block_size

@@ -199,8 +199,8 @@ class Corpus(EpisodeSource):
         length = self.num_bytes
         if length == 1:
             raise ValueError(f"Corpus {self.name!r} is one episode of one byte, which cannot be split.")
-        place = self.starts[:1] + min(max(length - round(length * validation_fraction), 1), length - 1)
-        return self._part(self.starts, place), self._part(place, self.ends)
+        border = self.starts[:1] + min(max(length - round(length * validation_fraction), 1), length - 1)
+        return self._part(self.starts, border), self._part(border, self.ends)
 
     def _part(self, starts: np.ndarray, ends: np.ndarray) -> "Corpus":
         # A hash of this corpus's fingerprint: the content of the part is not read.

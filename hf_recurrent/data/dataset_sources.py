@@ -24,7 +24,7 @@ def _source(name: str, dataset: Any, identity: list | None, text_column: str) ->
     """A `Dataset` or `IterableDataset` as a source.
 
     Args:
-        identity: JSON that differs from that of every other dataset; None if the dataset has none.
+        identity: JSON that no other dataset has; None if the dataset has no identity.
 
     Raises:
         ValueError: no such column.

@@ -17,7 +17,7 @@ COMPRESSIONS = (".gz", ".zst")
 
 
 def content_suffix(path: Path) -> str:
-    """The suffix of the format, without that of the compression: ".jsonl" for "a.jsonl.gz"."""
+    """The suffix of the format, without the compression's: ".jsonl" for "a.jsonl.gz"."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
@@ -29,7 +29,7 @@ def read_chunks(path: Path, compression: str | None = None) -> Iterator[bytes]:
 
     Args:
         path: the file.
-        compression: ".gz" or ".zst", "" for none; None for that of the suffix.
+        compression: ".gz" or ".zst", "" for none; None to tell it from the suffix.
 
     Raises:
         ValueError: the compressed data are damaged or truncated, or expand without end (see [`check_expansion`]).

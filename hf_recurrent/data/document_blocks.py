@@ -19,7 +19,7 @@ class DocumentBlock:
         names: of the documents in the block, in order.
         inputs: (T,) token ids.
         targets: (T,) the next token of the document, or the end id; -100 after the last one without an end id.
-        offsets: (T,) places of the inputs in their documents; 0 is a reset.
+        offsets: (T,) offsets of the inputs in their documents; 0 is a reset.
         ends: (T,) bool, true where an input is the last of its document.
     """
 
@@ -91,5 +91,5 @@ def _joined(pieces: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarr
     inputs, targets, offsets, ends = (np.concatenate([piece[part] for piece in pieces]) for part in range(1, 5))
     # A document that comes in several pieces is named once.
     is_first = np.cumsum([0, *(len(piece[1]) for piece in pieces[:-1])])
-    new = [place for place, index in enumerate(is_first) if index == 0 or offsets[index] == 0]
-    return DocumentBlock([names[place] for place in new], inputs, targets, offsets, ends)
+    new = [number for number, index in enumerate(is_first) if index == 0 or offsets[index] == 0]
+    return DocumentBlock([names[number] for number in new], inputs, targets, offsets, ends)

@@ -2,7 +2,7 @@
 
 A Feistel network permutes the integers below a power of two; cycle walking (applying it again while the result is
 out of range) restricts it to exactly the number of documents (Black and Rogaway, "Ciphers with Arbitrary Finite
-Domains", 2002). Nothing is stored per document, and any place of the order is computed directly.
+Domains", 2002). Nothing is stored per document, and any position of the order is computed directly.
 """
 
 import numpy as np
@@ -47,17 +47,17 @@ class DocumentOrder:
         self._low_mask = np.uint64(2 ** (bits // 2) - 1)
         self._high_mask = np.uint64(2 ** (bits - bits // 2) - 1)
 
-    def __call__(self, places: np.ndarray) -> np.ndarray:
-        """The documents at these places of the sequence (integers ≥ 0, any shape): int64 of the same shape."""
-        places = np.asarray(places, dtype=np.int64)
-        epochs, ranks = np.divmod(places.ravel(), self.num_documents)
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """The documents at these positions of the sequence (integers ≥ 0, any shape): int64 of the same shape."""
+        positions = np.asarray(positions, dtype=np.int64)
+        epochs, ranks = np.divmod(positions.ravel(), self.num_documents)
         keys = hash_integers(self.seed, epochs)
         documents = self._network(ranks.astype(np.uint64), keys)
         outside = np.flatnonzero(documents >= self.num_documents)
         while len(outside):
             documents[outside] = self._network(documents[outside], keys[outside])
             outside = outside[documents[outside] >= self.num_documents]
-        return documents.astype(np.int64).reshape(places.shape)
+        return documents.astype(np.int64).reshape(positions.shape)
 
     def _network(self, values: np.ndarray, keys: np.ndarray) -> np.ndarray:
         high, low = values >> self._low_bits, values & self._low_mask

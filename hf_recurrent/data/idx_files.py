@@ -1,4 +1,4 @@
-"""IDX, the file format of MNIST and similar data sets."""
+"""IDX, the file format of MNIST and similar datasets."""
 
 import math
 import os
@@ -51,7 +51,7 @@ def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
             )
         if len(data) < header:
             raise ValueError(f"{path} is truncated: its header has {len(data)} of {header} bytes.")
-        shape = tuple(int.from_bytes(data[place : place + 4], "big") for place in range(4, header, 4))
+        shape = tuple(int.from_bytes(data[begin : begin + 4], "big") for begin in range(4, header, 4))
         expected = header + math.prod(shape)
         if size != expected:
             defect = "truncated" if size < expected else "too long"

@@ -74,22 +74,8 @@ def load_corpus(
     """
     if max_bytes is not None and max_bytes < 1:
         raise ValueError(f"`max_bytes` is {max_bytes}; it must be 1 or more, or None for all documents.")
-    sources = _as_list(source)
-    pixels = pixel_format(sources)
-    encoding = TokenEncoding(tokenizer, binary) if pixels is None else pixels.encoding()
-    parts = resolve(sources, ReadOptions(text_column, split, config_name, streaming, binary))
-    name = ", ".join(map(_name, sources))
-    options = [FORMAT, encoding.key(), text_column, max_bytes, binary]
-    keys = [part.key for part in parts]
-    cache = _cache_directory(cache_dir)
-    documents = (document for part in parts for document in part.documents())
-    packing = Packing(documents, encoding, name, max_bytes, known_bytes(parts))
-    if None in keys:
-        directory = pack_by_content(cache, packing)
-    else:
-        directory = cache / fingerprint([options, keys])
-        pack_once(directory, packing)
-    return Corpus.open(directory, name, unit="byte" if pixels is None else "pixel")
+    options = ReadOptions(text_column, split, config_name, streaming, binary)
+    return _load(_as_list(source), options, tokenizer, max_bytes, _cache_directory(cache_dir))
 
 
 def load_splits(
@@ -116,6 +102,23 @@ def load_splits(
     if split == "train" and has_test_files(_as_list(source)):
         return train, load_corpus(source, split="test", **options)
     return train.split(validation_fraction, split_seed)
+
+
+def _load(sources: list, options: ReadOptions, tokenizer: Any, max_bytes: int | None, cache: Path) -> Corpus:
+    pixels = pixel_format(sources)
+    encoding = TokenEncoding(tokenizer, options.binary) if pixels is None else pixels.encoding()
+    parts = resolve(sources, options)
+    name = ", ".join(map(_name, sources))
+    documents = (document for part in parts for document in part.documents())
+    packing = Packing(documents, encoding, name, max_bytes, known_bytes(parts))
+    keys = [part.key for part in parts]
+    if None in keys:
+        directory = pack_by_content(cache, packing)
+    else:
+        content = [FORMAT, encoding.key(), options.text_column, max_bytes, options.binary]
+        directory = cache / fingerprint([content, keys])
+        pack_once(directory, packing)
+    return Corpus.open(directory, name, unit="byte" if pixels is None else "pixel")
 
 
 def _as_list(source: Any) -> list:

@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Packing:
-    """What to pack.
+    """Documents to pack, and how.
 
     Args:
         documents: read once, and only if they have to be packed.

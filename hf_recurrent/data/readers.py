@@ -155,10 +155,10 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
             with parquet.ParquetFile(source, buffer_size=_READ_AT_ONCE, pre_buffer=False) as file:
                 if text_column not in file.schema_arrow.names:
                     raise missing_column(str(path), text_column, file.schema_arrow.names)
-                number, expanded, size, place = 0, 0, path.stat().st_size, f"{path}, row "
+                number, expanded, size, prefix = 0, 0, path.stat().st_size, f"{path}, row "
                 for rows in file.iter_batches(batch_size=batch_size, columns=[text_column], use_threads=False):
-                    for data in _column_values(rows.column(0), text_column, place, number):
-                        name = f"{place}{number}"
+                    for data in _column_values(rows.column(0), text_column, prefix, number):
+                        name = f"{prefix}{number}"
                         _check_length(f"{name},", len(data))
                         expanded += len(data)
                         check_expansion(path, expanded, size)
@@ -168,7 +168,7 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from error
 
 
-def _column_values(column: Any, name: str, place: str, first: int) -> Iterator[bytes]:
+def _column_values(column: Any, name: str, prefix: str, first: int) -> Iterator[bytes]:
     """The values of a column of text or bytes, a few at a time."""
     import pyarrow
 
@@ -182,13 +182,13 @@ def _column_values(column: Any, name: str, place: str, first: int) -> Iterator[b
                 try:
                     value.decode("utf-8")
                 except UnicodeDecodeError as error:
-                    raise ValueError(f"{place}{number}: column {name!r} is not valid Unicode: {error}") from error
-            yield column_bytes(value, name, f"{place}{number}")
+                    raise ValueError(f"{prefix}{number}: column {name!r} is not valid Unicode: {error}") from error
+            yield column_bytes(value, name, f"{prefix}{number}")
             number += 1
 
 
 def _rows_at_once(file: BinaryIO, column: str) -> int:
-    """So many rows of a Parquet file that they fit in memory even if they repeat its largest value."""
+    """Number of rows that fit in memory even if all of them repeat the largest value of the file."""
     from pyarrow import parquet
 
     largest = _largest_repeated_value(file, parquet.read_metadata(file), column)
@@ -202,7 +202,7 @@ def _largest_repeated_value(file: BinaryIO, metadata: Any, column: str) -> int:
     column chunk.
     """
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+    chunks = (group.column(index) for group in groups for index in range(group.num_columns))
     return max((_repeated_bytes(file, it) for it in chunks if it.path_in_schema.split(".")[0] == column), default=0)
 
 
@@ -225,8 +225,8 @@ def _dictionary_size(header: bytes) -> int | None:
     if not header.startswith(b"\x15\x04\x15"):
         return None
     value = 0
-    for place, byte in enumerate(header[3:]):
-        value |= (byte & 0x7F) << 7 * place
+    for number, byte in enumerate(header[3:]):
+        value |= (byte & 0x7F) << 7 * number
         if byte < 0x80:
             return value >> 1
     return None

@@ -120,9 +120,9 @@ class IIDDataset(BlockDataset):
     def _block(self, streams: np.ndarray, steps: np.ndarray) -> Block:
         corpus, size = self.corpus, self.block_size
         total = np.uint64(self._ends[-1])
-        places = (hash_integers(self.seed, streams, steps) % total).astype(np.int64)
-        episodes = np.searchsorted(self._ends, places, side="right")
-        left = self._ends[episodes] - places  # bytes left in the episode
+        positions = (hash_integers(self.seed, streams, steps) % total).astype(np.int64)
+        episodes = np.searchsorted(self._ends, positions, side="right")
+        left = self._ends[episodes] - positions  # bytes left in the episode
         begins = corpus.ends[episodes] - left
         shape = (len(streams), size + 1)
         tokens = np.empty(shape, dtype=corpus.store.dtype)

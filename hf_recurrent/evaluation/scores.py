@@ -70,7 +70,7 @@ class ByteRows:
 
 
 class SumRows:
-    """A row of JSON for each line or document: its place, bytes, log_probability and bits_per_byte.
+    """A row of JSON for each line or document: its position, bytes, log_probability and bits_per_byte.
 
     Args:
         line_end: token id after which a line ends; None for whole documents.
@@ -86,16 +86,16 @@ class SumRows:
         # The score of a target belongs to the line that the target is in: the end byte to the last one.
         is_line_end = np.zeros(len(scores), dtype=bool) if self._line_end is None else block.inputs == self._line_end
         begin = 0
-        for place in np.flatnonzero(block.ends | is_line_end).tolist():
+        for index in np.flatnonzero(block.ends | is_line_end).tolist():
             name = names.at(int(block.offsets[begin]))
-            is_end = bool(block.ends[place])
-            yield self._add(block, scores, begin, place + is_end, place + 1, name)
+            is_end = bool(block.ends[index])
+            yield self._add(block, scores, begin, index + is_end, index + 1, name)
             if is_end:
                 self._line, self._offset = 1, 0
             else:
-                self._line, self._score = self._line + 1, float(scores[place])
-                self._offset = int(block.offsets[place]) + 1
-            begin = place + 1
+                self._line, self._score = self._line + 1, float(scores[index])
+                self._offset = int(block.offsets[index]) + 1
+            begin = index + 1
         self._score += float(scores[begin:].sum())
         self._bytes += len(scores) - begin
 
@@ -104,9 +104,9 @@ class SumRows:
         score = self._score + float(scores[begin:score_end].sum())
         size = self._bytes + end - begin
         self._bytes, self._score = 0, 0.0
-        place = "" if self._line_end is None else f'"line": {self._line}, "offset": {self._offset}, '
+        line = "" if self._line_end is None else f'"line": {self._line}, "offset": {self._offset}, '
         values = f'"log_probability": {_number(score)}, "bits_per_byte": {_number(-score / math.log(2) / size)}'
-        return f'{{"document": {name}, {place}"bytes": {size}, {values}}}'
+        return f'{{"document": {name}, {line}"bytes": {size}, {values}}}'
 
 
 class _Names:
@@ -117,7 +117,7 @@ class _Names:
         self._name: str | None = None
 
     def at(self, offset: int) -> str:
-        """The name at the next place of interest; `offset` is that place in its document."""
+        """The name of the document in which the next position of interest has this offset."""
         if self._name is None or not offset:
             self._name = next(self._names)
         return self._name

@@ -1,1 +1,1 @@
-"""Benchmark tasks of the papers: seeded generators, their streams and evaluation, and readers of local data sets."""
+"""Benchmark tasks of the papers: seeded generators, their streams and evaluation, and readers of local datasets."""

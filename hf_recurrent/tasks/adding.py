@@ -11,7 +11,7 @@ class AddingProblem(Dataset):
     """Sequences of numbers, two of them marked; the target is their sum.
 
     Source: Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997), in the form of Arjovsky et al., "Unitary
-    Evolution Recurrent Neural Networks" (2016): numbers are uniform between 0 and 1, one place is uniform in the first
+    Evolution Recurrent Neural Networks" (2016): numbers are uniform between 0 and 1, one mark is uniform in the first
     half of the sequence, the other in the second. Always answering 1 has a mean squared error of 1/6.
 
     Items are `input_values` (T, 2) float32, the number and 1 at a marked step or 0, and `labels` (1,) float32. Example
@@ -44,13 +44,13 @@ class AddingProblem(Dataset):
             raise IndexError(f"`indices` is {indices}; there are {self.num_examples} examples.")
         draws = ExampleDraws(self.seed, self.split, np.asarray(indices, dtype=np.int64))
         half = self.length // 2
-        places = np.concatenate(
+        positions = np.concatenate(
             [draws.integers("first", 1, half), half + draws.integers("second", 1, self.length - half)], axis=1
         )
         values = np.zeros((len(indices), self.length, 2), dtype=np.float32)
         values[..., 0] = draws.uniform("numbers", self.length)
-        np.put_along_axis(values[..., 1], places, 1.0, axis=1)
-        sums = np.take_along_axis(values[..., 0], places, axis=1).sum(1, keepdims=True)
+        np.put_along_axis(values[..., 1], positions, 1.0, axis=1)
+        sums = np.take_along_axis(values[..., 0], positions, axis=1).sum(1, keepdims=True)
         return [
             {"input_values": inputs, "labels": label}
             for inputs, label in zip(torch.from_numpy(values), torch.from_numpy(sums), strict=True)

@@ -80,11 +80,11 @@ def count_answers(
             )
             asked = targets != IGNORE_INDEX
             right = torch.zeros_like(asked)
-            for place, logits in _logits(model, inputs, block_size):
-                part = targets[:, place]
+            for steps, logits in _logits(model, inputs, block_size):
+                part = targets[:, steps]
                 losses = F.cross_entropy(upcast(logits).flatten(0, 1), part.flatten(), reduction="none")
                 counts["nats"] += losses.sum(dtype=torch.float64).item()
-                right[:, place] = logits.argmax(-1) == part
+                right[:, steps] = logits.argmax(-1) == part
             counts["right"] += int(right.sum())
             counts["answers"] += int(asked.sum())
             counts["exact"] += int((right | ~asked).all(1).sum())
@@ -113,7 +113,7 @@ def _logits(
         return
     state, size = model.init_state(len(inputs)), block_size or inputs.shape[1]
     for begin in range(0, inputs.shape[1], size):
-        place = slice(begin, min(begin + size, inputs.shape[1]))
-        output = model(input_ids=inputs[:, place], state=state, use_cache=True)
+        steps = slice(begin, min(begin + size, inputs.shape[1]))
+        output = model(input_ids=inputs[:, steps], state=state, use_cache=True)
         state = detach_state(output.state)
-        yield place, output.logits
+        yield steps, output.logits

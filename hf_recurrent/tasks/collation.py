@@ -9,7 +9,7 @@ _SEQUENCES = ("input_ids", "input_values")
 
 
 def collate_sequences(items: Sequence[dict]) -> dict[str, torch.Tensor]:
-    """Make a batch of the items of a data set; the `data_collator` for `transformers.Trainer`.
+    """Make a batch of the items of a dataset; the `data_collator` for `transformers.Trainer`.
 
     `input_ids` (T,) and `input_values` (T, channels) are padded with zeros on the right to the longest;
     `attention_mask` (B, T) int64 is 0 at the padding; `labels` and everything else are stacked.

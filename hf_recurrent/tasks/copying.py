@@ -57,11 +57,11 @@ class Copying(Task):
 
 @dataclass(frozen=True)
 class SelectiveCopying(Task):
-    """Data tokens at random places among blanks, then one marker per data token, whose targets are the data in order.
+    """Data tokens at random steps among blanks, then one marker per data token, whose targets are the data in order.
 
     Source: Gu and Dao, "Mamba" (2024), section 4.1.1 and appendix E.1, as in Memora, section 5.1 and appendix F.1:
-    episodes of 4096 steps with 16 numbers, V = 16. Ids: 0 is the blank, 1..V-2 are data, V-1 is the marker. Places are
-    uniform over the `length` - `num_tokens` steps before the markers; data tokens are uniform and may repeat.
+    episodes of 4096 steps with 16 numbers, V = 16. Ids: 0 is the blank, 1..V-2 are data, V-1 is the marker. Their
+    steps are uniform over the `length` - `num_tokens` before the markers; data tokens are uniform and may repeat.
 
     Args:
         length: T, with the markers.

@@ -1,8 +1,8 @@
 """Random numbers of examples, independent of the order of draws.
 
 With NumPy's generators a number depends on all earlier draws. Here it is a pure function (a hash) of seed, split,
-index of the example, purpose and place: examples are the same one by one, in batches, in workers and after a restart,
-and those of integers also on every platform.
+index of the example, purpose and position: examples are the same one by one, in batches, in workers and after a
+restart; examples of integers also on every platform.
 """
 
 import zlib
@@ -49,7 +49,7 @@ class ExampleDraws:
         self._keys = hash_integers(int(seed), SPLITS.index(split), indices)[:, None]
 
     def words(self, purpose: str, count: int, first: int = 0) -> np.ndarray:
-        """(B, count) uint64, all bits random: the numbers at the places `first`, `first` + 1, … of a purpose."""
+        """(B, count) uint64, all bits random: the numbers `first`, `first` + 1, … of a purpose."""
         return hash_integers(self._keys, zlib.crc32(purpose.encode()), np.arange(first, first + count)[None])
 
     def integers(self, purpose: str, count: int, bound: int) -> np.ndarray:
@@ -66,7 +66,7 @@ class ExampleDraws:
         return radius * np.cos(2 * np.pi * self.uniform(f"{purpose} angle", count))
 
     def choose(self, purpose: str, size: int, count: int) -> np.ndarray:
-        """(B, count) int64: different places out of 0..size-1, in ascending order."""
+        """(B, count) int64: different numbers below `size`, in ascending order."""
         if count == size:
             return np.broadcast_to(np.arange(size), (self.num_examples, size))
         smallest = np.argpartition(self.words(purpose, size), count, axis=1)[:, :count]

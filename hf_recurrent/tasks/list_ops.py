@@ -31,7 +31,7 @@ class ListOps(Dataset):
         split: "train", "validation" or "test".
         seed: any integer.
         min_length, max_length: the range of lengths, both included.
-        max_depth: levels of an expression, including that of the digits.
+        max_depth: levels of an expression, including the digits.
         max_args: the largest number of arguments of an operator.
 
     Raises:

@@ -72,7 +72,7 @@ def sequential_mnist(
     as_ids: bool = False,
     permutation_seed: int | None = None,
 ) -> PixelSequences:
-    """MNIST (or a data set of the same format, such as Fashion-MNIST): 28 × 28 grey levels as 784 steps.
+    """MNIST (or a dataset of the same format, such as Fashion-MNIST): 28 × 28 grey levels as 784 steps.
 
     Args:
         directory: holds `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, or the `t10k` files of the test set,

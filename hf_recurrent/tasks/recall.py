@@ -69,7 +69,7 @@ class InductionHeads(Task):
     """A special token in a random sequence, and again at its end, where the target is the token after the first one.
 
     Source: Olsson et al. (2022), in the form of Fu et al. (H3, 2023) and Gu and Dao (2024): trained at length 256 with
-    V = 16, tested at 64 to 2^20. Ids 0..V-2 are uniform and V-1 is the special token, whose first place is uniform.
+    V = 16, tested at 64 to 2^20. Ids 0..V-2 are uniform and V-1 is the special token, whose first position is uniform.
 
     Args:
         length: T.
@@ -86,9 +86,9 @@ class InductionHeads(Task):
 
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         inputs = draws.integers("tokens", self.length, self.vocab_size - 1)
-        places = draws.integers("place", 1, self.length - 2)
-        targets = targets_at_end(inputs, np.take_along_axis(inputs, places + 1, axis=1))
-        np.put_along_axis(inputs, places, self.vocab_size - 1, axis=1)
+        positions = draws.integers("place", 1, self.length - 2)
+        targets = targets_at_end(inputs, np.take_along_axis(inputs, positions + 1, axis=1))
+        np.put_along_axis(inputs, positions, self.vocab_size - 1, axis=1)
         inputs[:, -1] = self.vocab_size - 1
         return inputs, targets
 

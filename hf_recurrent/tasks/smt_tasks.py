@@ -24,7 +24,7 @@ _MOST_KEYS = 2**62
 class Retrieval(Task):
     """Tests the stability of gradients: recall the token after token 0, the identifier, when it comes again.
 
-    x = 3 4 0 2 1 3 1 0 has the target 2 at the last step. The place of the first identifier and all other tokens,
+    x = 3 4 0 2 1 3 1 0 has the target 2 at the last step. The position of the first identifier and all other tokens,
     1..V-1, are uniform. In the split "train" the target is replaced with probability `label_noise` by a token uniform
     over 1..V-1 (which may be the right one); the other splits have no noise, so that their accuracy is meaningful.
 
@@ -50,8 +50,8 @@ class Retrieval(Task):
 
     def answers(self, inputs: np.ndarray) -> np.ndarray:
         """(B, T) → targets (B, T), without noise."""
-        place = (inputs == 0).argmax(axis=1)[:, None] + 1
-        return targets_at_end(inputs, np.take_along_axis(inputs, place, axis=1))
+        position = (inputs == 0).argmax(axis=1)[:, None] + 1
+        return targets_at_end(inputs, np.take_along_axis(inputs, position, axis=1))
 
     def generate(self, draws: ExampleDraws) -> tuple[np.ndarray, np.ndarray]:
         inputs = draws.integers("tokens", self.length, self.vocab_size - 1) + 1
@@ -151,12 +151,12 @@ class StackOperations(Task):
 class KeysValues(Task):
     """Tests associative recall: keys and their values, a delimiter, and one of the keys, whose value is the target.
 
-    x = b 1 a 3 d 2 | a has the target 3 at the last step. (The paper's example has a token of no pair in place of the
+    x = b 1 a 3 d 2 | a has the target 3 at the last step. (The paper's example has a token of no pair instead of the
     delimiter.) Keys and values are strings. The first token of a value is the target at the last token of the key, and
-    each further one that of a filler after it. The keys of an example are all different and their set is uniform;
+    each further one the target at a filler after it. Keys of an example are all different and their set is uniform;
     values, which may repeat, and the query are uniform too.
 
-    Ids: 0 is delimiter and filler, 1..(V-1) // 2 are the symbols of keys, the rest those of values.
+    Ids: 0 is delimiter and filler, 1..(V-1) // 2 are the symbols of keys, the rest the symbols of values.
     T = (num_pairs + 1) · (key_length + value_length).
 
     Args:
@@ -220,9 +220,9 @@ class KeysValues(Task):
         """
         largest = np.arange(bound - self.num_pairs, bound, dtype=np.uint64)
         drawn = (draws.words("keys", self.num_pairs) % (largest + np.uint64(1))).astype(np.int64)
-        for place in range(1, self.num_pairs):
-            taken = (drawn[:, :place] == drawn[:, place, None]).any(axis=1)
-            drawn[taken, place] = largest[place]
+        for position in range(1, self.num_pairs):
+            taken = (drawn[:, :position] == drawn[:, position, None]).any(axis=1)
+            drawn[taken, position] = largest[position]
         return np.take_along_axis(drawn, draws.permutation("order", self.num_pairs), axis=1)
 
     def token_name(self, token_id: int) -> str:

@@ -32,7 +32,7 @@ class Task(EpisodeSource):
     if a task has few different examples (short parity), splits can overlap.
 
     A task is an [`EpisodeSource`] for the trainers (`MultiStreamTrainer(model, args, task, task)`). `dataset` gives a
-    map-style data set for `transformers.Trainer`, and `examples` NumPy arrays.
+    map-style dataset for `transformers.Trainer`, and `examples` NumPy arrays.
 
     Args:
         seed: any integer; another seed gives other examples.
@@ -101,7 +101,7 @@ class Task(EpisodeSource):
         return inputs.astype(np.int64, copy=False), targets.astype(np.int64, copy=False)
 
     def dataset(self, num_examples: int | None = None, split: str = "train") -> TaskDataset:
-        """First examples of a split as a map-style data set for `transformers.Trainer`, see [`TaskDataset`]."""
+        """First examples of a split as a map-style dataset for `transformers.Trainer`, see [`TaskDataset`]."""
         return TaskDataset(self, num_examples, split)
 
     def default_size(self, split: str) -> int | None:

@@ -21,7 +21,7 @@ class TaskDataset(Dataset):
 
     Args:
         task: the task.
-        num_examples: number of examples; by default that of the task in this split.
+        num_examples: number of examples; by default the task's in this split.
         split: "train", "validation" or "test".
 
     Raises:

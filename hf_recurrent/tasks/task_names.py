@@ -100,12 +100,12 @@ def task_from_name(description: str) -> Task:
     return kind(**values)
 
 
-def _value(text: str, kind: Any, place: str) -> int | float | bool | None:
+def _value(text: str, kind: Any, name: str) -> int | float | bool | None:
     allowed = get_args(kind) or (kind, *([int] if kind is float else []))
     try:
         value = json.loads(text.lower())
     except ValueError:
         value = text
     if type(value) not in allowed:
-        raise ValueError(f"{place} is {text!r}; it must be {' or '.join(each.__name__ for each in allowed)}.")
+        raise ValueError(f"{name} is {text!r}; it must be {' or '.join(each.__name__ for each in allowed)}.")
     return value

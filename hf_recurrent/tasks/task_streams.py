@@ -49,7 +49,7 @@ class TaskStreams(BlockDataset):
         else:
             # No run reads 2^40 examples, so the examples of different seeds do not overlap.
             beginning = int(hash_integers(self.seed)[0] >> np.uint64(42)) << 40 if self.seed else 0
-            self._order = lambda places: places + beginning
+            self._order = lambda ranks: ranks + beginning
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in self.__dict__.items() if name != "_order"}
@@ -99,6 +99,6 @@ class _GroupReader:
         """Generate the examples first, first + 1, … of every stream."""
         self._first = first
         numbers = first[:, None] + np.arange(self._window)
-        places = self._streams[:, None] + numbers * self._num_streams
-        inputs, targets = self._task.examples(self._order(places).ravel())
+        ranks = self._streams[:, None] + numbers * self._num_streams
+        inputs, targets = self._task.examples(self._order(ranks).ravel())
         self._inputs, self._targets = (part.reshape(len(first), -1) for part in (inputs, targets))
