@@ -29,11 +29,12 @@ from hf_recurrent.generation.text_state import TextState, read_texts, save_text_
 from hf_recurrent.hub.model_card import save_model_card
 from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
-from hf_recurrent.online.learner import OnlineLearner, is_saved_learner
+from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.prequential import PrequentialRecord, RecordFile, check_records, plot_records, read_records
 from hf_recurrent.online.progress import describe, show_progress
 from hf_recurrent.online.run_directory import RECORDS_FILE, STATE_FILE, check_checkpoint, find_checkpoint, remove_run
 from hf_recurrent.online.run_source import check_metadata, continue_source, remember_source
+from hf_recurrent.online.saved_learner import is_saved_learner
 from hf_recurrent.online.sources import Source
 
 PLOT_FILE = "prequential.png"

@@ -12,6 +12,7 @@ from hf_recurrent.checkpoints.privacy import public_name
 from hf_recurrent.checkpoints.provenance_files import base_of, find_provenance, read_provenance, remember_provenance
 from hf_recurrent.checkpoints.recorder import PhaseRecorder
 from hf_recurrent.checkpoints.records import Data, Phase, Provenance, thin_out
+from hf_recurrent.online.prequential import PrequentialRecord
 from hf_recurrent.online.settings import LearnerSettings
 
 _UNNAMED = "a stream of bytes"
@@ -24,35 +25,34 @@ class LearnerRecord:
     Args:
         model: the learner's model.
         settings: of the learner.
+        optimizer: its steps are recorded; None if nothing is learned.
     """
 
-    def __init__(self, model: PreTrainedModel, settings: LearnerSettings):
-        self._model, self._settings = model, settings
+    def __init__(
+        self, model: PreTrainedModel, settings: LearnerSettings, optimizer: torch.optim.Optimizer | None = None
+    ):
+        self._model, self._settings, self._optimizer = model, settings, optimizer
         self.provenance = find_provenance(model)
         self._phase = Phase(
             method=settings.rule,
-            data=[Data(_UNNAMED, f"{_CRC}{0:08x}")],
+            data=[_data(_UNNAMED)],
             base=base_of(model),
             parameters=model.num_parameters(),
         )
         self._recorder: PhaseRecorder | None = None
-        self._read = 0  # bytes since the recorder was made
+        self._record_updates(0)
 
-    def watch(self, optimizer: torch.optim.Optimizer, updates: int = 0) -> None:
-        """Record the updates of an optimizer, which has made `updates` before."""
+    def _record_updates(self, updates: int) -> None:
+        if self._optimizer is None:
+            return
         if self._recorder is not None:
             self._recorder.close()
         device = next(self._model.parameters()).device.type
-        self._recorder = PhaseRecorder(self.provenance, self._phase, optimizer, updates, 1, device)
-        self._read = 0
+        self._recorder = PhaseRecorder(self.provenance, self._phase, self._optimizer, updates, 1, device)
+        self._read = 0  # bytes since the recorder was made
 
-    def read_rates(self) -> None:
-        """Note the learning rates of an update, which may bypass the optimizer's `step`."""
-        if self._recorder is not None:
-            self._recorder.read_rates()
-
-    def resume(self, directory: str | os.PathLike, optimizer: torch.optim.Optimizer | None, updates: int) -> None:
-        """Extend the phase of a saved learner.
+    def resume(self, directory: str | os.PathLike, updates: int) -> None:
+        """Extend the phase of a saved learner, which has made `updates`.
 
         Raises:
             ValueError: the provenance of the learner is damaged.
@@ -61,8 +61,11 @@ class LearnerRecord:
         phases = self.provenance.phases
         if updates and phases and phases[-1].method == self._settings.rule:
             self._phase = phases[-1]
-        if optimizer is not None:
-            self.watch(optimizer, updates)
+        self._record_updates(updates)
+
+    def read_rates(self) -> None:
+        """Note the learning rates of an update, which may bypass the optimizer's `step`."""
+        self._recorder.read_rates()
 
     def name_source(self, name: str) -> None:
         """Name the stream that is read from now on; of a path, only the last part is kept."""
@@ -71,7 +74,7 @@ class LearnerRecord:
         if last.name == name:
             return
         if last.read:
-            self._phase.data.append(Data(name, f"{_CRC}{0:08x}"))
+            self._phase.data.append(_data(name))
         else:
             last.name = name
 
@@ -84,23 +87,18 @@ class LearnerRecord:
         last.fingerprint, last.read = f"{_CRC}{crc:08x}", last.read + len(data)
         self._read += len(data)
 
-    def update(self, updates: int, bits: float | None, windowed: float | None) -> Provenance:
-        """Bring the provenance up to date, and return it.
-
-        Args:
-            updates: made so far.
-            bits, windowed: bits per byte while learning, over everything and over the last bytes.
-        """
-        weights = weights_fingerprint(self._model)
+    def update(self, record: PrequentialRecord) -> Provenance:
+        """Bring the provenance up to date with the learner's `record`, and return it."""
+        weights, phase = weights_fingerprint(self._model), self._phase
         if self._recorder is not None:
-            self._recorder.update(updates, self._read, self._read_settings())
-        phases = self.provenance.phases
-        if phases and phases[-1] is self._phase and bits is not None and self._recorder is not None:
-            if not self._phase.curve or self._phase.curve[-1][0] < self._phase.read:
-                self._phase.curve = thin_out([*self._phase.curve, [self._phase.read, round(windowed, 4)]])
-            # Of the stream as a whole: one number for all of its files.
-            metrics = {"prequential_bits_per_byte": bits}
-            self._add_result(Data(self._phase.data[-1].name, "stream"), metrics, weights, split="stream")
+            self._recorder.update(record.updates, self._read, self._acting_settings())
+            phases = self.provenance.phases
+            if phases and phases[-1] is phase and record.bits_per_byte is not None:
+                if not phase.curve or phase.curve[-1][0] < phase.read:
+                    phase.curve = thin_out([*phase.curve, [phase.read, round(record.windowed_bits_per_byte, 4)]])
+                # Of the stream as a whole: one result for all of its files.
+                metrics = {"prequential_bits_per_byte": record.bits_per_byte}
+                self._add_result(Data(phase.data[-1].name, "stream"), metrics, weights, split="stream")
         self.provenance.weights = weights
         remember_provenance(self._model, self.provenance)
         return self.provenance
@@ -113,7 +111,7 @@ class LearnerRecord:
         settings |= {"precision": self._precision}
         self.provenance.add_result(self.provenance.new_result(weights, data, metrics, settings))
 
-    def _read_settings(self) -> dict[str, Any]:
+    def _acting_settings(self) -> dict[str, Any]:
         settings = self._settings
         return {
             "optimizer": self._recorder.optimizer_name,
@@ -129,3 +127,7 @@ class LearnerRecord:
     @property
     def _precision(self) -> str:
         return str(next(self._model.parameters()).dtype).removeprefix("torch.")
+
+
+def _data(name: str) -> Data:
+    return Data(name, f"{_CRC}{0:08x}")

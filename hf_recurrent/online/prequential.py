@@ -1,6 +1,6 @@
 """Prequential bits per byte: every byte is predicted before the model learns from it, so the whole stream is a test.
 
-The measure is that of held-out episodes, the cost of the end byte included, so that the two numbers can be compared.
+As for held-out episodes, the cost of the end byte is included, so that the two numbers can be compared.
 """
 
 import json
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from hf_recurrent.checkpoints.files import atomic_file
+from hf_recurrent.online.line_file import LineFile
 from hf_recurrent.plotting import require_pyplot
 
-# More points than a plot of this width can show are left out.
-_PLOTTED = 4000
+_MOST_POINTS = 4000  # of a plot
 _LONGEST_LINE = 1 << 16
 
 
@@ -30,7 +30,7 @@ class PrequentialRecord:
         bytes_read: all bytes taken from the stream, end bytes of episodes included.
         updates: optimizer steps.
         bits_per_byte: over everything predicted so far; None before the first prediction.
-        windowed_bits_per_byte: over the last bytes, as many as the learner's window holds.
+        windowed_bits_per_byte: over the last bytes of the learner's window.
         bytes_per_second: since the previous record.
         held_out_bits_per_byte: of the current model on held-out episodes, if measured.
     """
@@ -56,8 +56,8 @@ class PrequentialMeter:
 
     def add(self, nats: np.ndarray) -> None:
         """Add the nats of some bytes, (T,), in the order of the stream."""
-        places = (self._count + np.arange(len(nats)))[-len(self._recent) :] % len(self._recent)
-        self._recent[places] = nats[-len(self._recent) :]
+        slots = (self._count + np.arange(len(nats)))[-len(self._recent) :] % len(self._recent)
+        self._recent[slots] = nats[-len(self._recent) :]
         for value in nats.tolist():  # one by one, so that the sum does not depend on the block size
             self._nats += value
         self._count += len(nats)
@@ -95,11 +95,9 @@ class RecordFile:
     """
 
     def __init__(self, path: str | os.PathLike, bytes_read: int = 0):
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        # Without a buffer, so that an error of the disk belongs to the record that is written.
-        self._file = open(os.open(path, flags, 0o666), "r+b", buffering=0)  # noqa: SIM115 (closed by the context manager)
+        self._file = LineFile(path, getattr(os, "O_NOFOLLOW", 0))
         try:
-            self._file.truncate(_end_of_records(path, bytes_read))
+            self._file.truncate(check_records(path, bytes_read))
         except BaseException:
             self._file.close()
             raise
@@ -107,14 +105,7 @@ class RecordFile:
     def write(self, record: PrequentialRecord) -> None:
         """Append a record without its fields that are None; after an OSError, the file is as before."""
         values = {name: value for name, value in asdict(record).items() if value is not None}
-        line = memoryview(json.dumps(values).encode() + b"\n")
-        end = self._file.seek(0, os.SEEK_END)
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-        except OSError:
-            self._file.truncate(end)
-            raise
+        self._file.append(json.dumps(values).encode() + b"\n")
 
     def __enter__(self) -> "RecordFile":
         return self
@@ -132,13 +123,12 @@ def read_records(path: str | os.PathLike) -> Iterator[PrequentialRecord]:
     return (record for record, _ in _records(path))
 
 
-def check_records(path: str | os.PathLike, bytes_read: int) -> None:
-    """Raise a ValueError that names the first line up to a position of the stream that is not a record."""
-    _end_of_records(path, bytes_read)
+def check_records(path: str | os.PathLike, bytes_read: int) -> int:
+    """The size of the file up to the last record at or before `bytes_read`.
 
-
-def _end_of_records(path: str | os.PathLike, bytes_read: int) -> int:
-    """The size of the file up to the last record at or before `bytes_read`."""
+    Raises:
+        ValueError: a line up to there is not a record.
+    """
     end = 0
     for record, next_end in _records(path) if bytes_read >= 0 else ():
         if record.bytes_read > bytes_read:
@@ -154,7 +144,7 @@ def _records(path: str | os.PathLike) -> Iterator[tuple[PrequentialRecord, int]]
         while line := file.readline(_LONGEST_LINE):
             number, end = number + 1, end + len(line)
             if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
-                return  # of a process that was killed
+                return  # written by a process that was killed
             try:
                 yield _parse(line), end
             except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
@@ -184,7 +174,7 @@ def plot_records(
     """Plot windowed, running and held-out bits per byte over the bytes read; needs matplotlib.
 
     Args:
-        records: those of one stream, in order.
+        records: of one stream, in order.
         path: the image file.
         marks: positions in the stream to mark, each with its label.
 
@@ -194,7 +184,7 @@ def plot_records(
     pyplot = require_pyplot()
     records = list(records)
     held_out = [record for record in records if record.held_out_bits_per_byte is not None]
-    records = records[:: max(len(records) // _PLOTTED, 1)]
+    records = records[:: max(len(records) // _MOST_POINTS, 1)]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     read = [record.bytes_read for record in records]
     windowed = np.array([record.windowed_bits_per_byte for record in records], dtype=float)  # None becomes NaN
@@ -204,7 +194,9 @@ def plot_records(
     if held_out:
         measured = [(record.bytes_read, record.held_out_bits_per_byte) for record in held_out]
         axes.plot(*zip(*measured, strict=True), "o-", label="held-out episodes")
-    mark_places(axes, marks or {})
+    for position, text in (marks or {}).items():
+        axes.axvline(position, color="grey", linewidth=0.8, linestyle=":")
+        axes.text(position, 0.99, f" {text}", transform=axes.get_xaxis_transform(), va="top", fontsize="small")
     axes.set_xlabel("bytes read")
     axes.set_ylabel("bits per byte")
     axes.grid(alpha=0.3)
@@ -212,10 +204,3 @@ def plot_records(
     with atomic_file(path) as partial:
         figure.savefig(partial, dpi=150, format=Path(path).suffix.lstrip(".") or "png")
     pyplot.close(figure)
-
-
-def mark_places(axes: Any, marks: Mapping[float, str]) -> None:
-    """Draw a labelled vertical line at each position."""
-    for place, text in marks.items():
-        axes.axvline(place, color="grey", linewidth=0.8, linestyle=":")
-        axes.text(place, 0.99, f" {text}", transform=axes.get_xaxis_transform(), va="top", fontsize="small")

@@ -1,28 +1,86 @@
-"""The files of a saved learner, checked before anything of them is used.
-
-Checksums detect accidents. Every value is checked too, because somebody else may have written the files.
-"""
+"""The files of a saved learner, checked before anything of them is used."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from hf_recurrent.checkpoints.files import load_tree, read_json, reading_checkpoint
-from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, check_manifest
+from hf_recurrent.checkpoints.files import (
+    load_tree,
+    new_staging_directory,
+    publish_directory,
+    read_json,
+    reading_checkpoint,
+    save_tree,
+    writing_checkpoint,
+)
+from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, check_manifest, write_manifest
 from hf_recurrent.checkpoints.weights import check_weights
 from hf_recurrent.hub.loading import load_model, load_tokenizer
-from hf_recurrent.online.settings import LearnerSettings
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.online.saved_values import FORMAT, check_tensors, check_values
+from hf_recurrent.online.stream import aligned
 
-LEARNER_FILES = "learner"
-# 2: with a manifest. Version 1 had none, and no number.
-FORMAT = 2
-_LARGEST = 2**63 - 1
+if TYPE_CHECKING:
+    from hf_recurrent.online.learner import OnlineLearner
+
+_NAME = "learner"
+
+
+def save_learner(learner: "OnlineLearner", directory: str | os.PathLike) -> None:
+    """Write model, tokenizer and learner; see [`OnlineLearner.save`]."""
+    directory = Path(directory).absolute()
+    empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+    if not empty and not is_saved_learner(directory):
+        raise ValueError(f"`directory` is {str(directory)!r}; it must be new, empty or a saved learner.")
+    with writing_checkpoint(directory):
+        staging = new_staging_directory(directory)
+        learner.save_model(staging)
+        save_tree({"format": FORMAT} | learner_tree(learner), staging, _NAME)
+        write_manifest(staging)
+        publish_directory(staging, directory)
+
+
+def learner_tree(learner: "OnlineLearner") -> dict[str, Any]:
+    """All values of a learner but its weights."""
+    stream = learner.stream
+    return {
+        "settings": dataclasses.asdict(learner.settings),
+        "bytes_read": learner.bytes_read,
+        "updates": learner.updates,
+        "metadata": learner.metadata,
+        "meter": learner.meter.state_dict(),
+        "last": stream.last,
+        "waiting": stream.waiting,
+        "state": stream.state,
+        "carried": stream.carried,
+        **learner.step.saved_values(),
+    }
+
+
+def restore_learner(learner: "OnlineLearner", tree: dict[str, Any]) -> None:
+    """Continue from values that [`read_saved_learner`] has checked.
+
+    Raises:
+        ValueError: a value does not match the model.
+    """
+    stream, vocab_size = learner.stream, learner.model.config.vocab_size
+    tokens = [token for *item, _ in (*tree["waiting"], tree["last"] or [False]) for token in item]
+    if tokens and max(tokens) >= vocab_size:
+        raise ValueError(f"it has the token {max(tokens)}; the vocabulary size is {vocab_size}.")
+    learner.bytes_read, learner.step.updates, learner.metadata = tree["bytes_read"], tree["updates"], tree["metadata"]
+    learner.meter.load_state_dict(tree["meter"])
+    stream.last, stream.waiting = tree["last"], tree["waiting"]
+    stream.state = _like("state", tree["state"], stream.state)
+    if learner.settings.learn and tree["settings"].learn:
+        check_tensors("gradients", tree["gradients"], learner.step.parameters)
+        stream.carried = _like("carried", tree["carried"], stream.carried)
+        learner.step.restore(tree)
 
 
 def is_saved_learner(directory: str | os.PathLike) -> bool:
@@ -48,14 +106,14 @@ def read_saved_learner(directory: str | os.PathLike) -> dict[str, Any]:
     """The values that [`OnlineLearner.save`] wrote, their settings as [`LearnerSettings`].
 
     Raises:
-        ValueError: a file is missing or damaged, or a value cannot be that of a learner.
+        ValueError: a file is missing or damaged, or has a value that no learner saves.
     """
     check_files(directory)
     with reading_checkpoint(_file(directory, "json")) as path:
         _check_references(read_json(path), _file(directory, "safetensors"))
-        tree = load_tree(directory, LEARNER_FILES)
+        tree = load_tree(directory, _NAME)
         try:
-            return _checked(tree)
+            return check_values(tree)
         except ValueError as error:
             raise ValueError(f"The checkpoint file `{path}` is damaged: {error}") from error
 
@@ -73,29 +131,20 @@ def load_saved_model(directory: str | os.PathLike, *, trust_remote_code: bool = 
     return model, load_tokenizer(directory, **options) if has_tokenizer else None
 
 
-def check_tensors(part: str, stored: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
-    """Raise a ValueError that names the first stored tensor without one of the same shape and kind of numbers."""
-    for name, tensor in stored.items():
-        if name not in own:
-            raise ValueError(f"its `{part}` has `{name}`, which the model does not have.")
-        wanted = own[name]
-        same_kind = (tensor.is_floating_point(), tensor.is_complex()) == (
-            wanted.is_floating_point(),
-            wanted.is_complex(),
-        )
-        if tensor.shape != wanted.shape or not same_kind:
-            raise ValueError(
-                f"its `{part}` has `{name}` with shape {tuple(tensor.shape)} and type {tensor.dtype}, but the model "
-                f"needs {tuple(wanted.shape)} and {wanted.dtype}."
-            )
+def _like(part: str, stored: Mapping[str, torch.Tensor], own: RecurrentState) -> RecurrentState:
+    """A stored state, checked, with the types and device of the learner's own."""
+    check_tensors(part, stored, own)
+    if missing := sorted(own.keys() - stored.keys()):
+        raise ValueError(f"its `{part}` lacks `{missing[0]}`.")
+    return {name: aligned(stored[name].to(tensor)) for name, tensor in own.items()}
 
 
 def _file(directory: str | os.PathLike, kind: str) -> str:
-    return os.path.join(directory, f"{LEARNER_FILES}.{kind}")
+    return os.path.join(directory, f"{_NAME}.{kind}")
 
 
 def _check_references(content: Any, path: str) -> None:
-    """Raise a ValueError unless every tensor of the file belongs to exactly one place of learner.json."""
+    """Raise a ValueError unless learner.json refers to every tensor of the file exactly once."""
     found, parts = [], [content]
     while parts:
         part = parts.pop()
@@ -110,82 +159,3 @@ def _check_references(content: Any, path: str) -> None:
     if sorted(found) != stored:
         odd = sorted({*found} ^ {*stored}) or sorted(name for name in {*found} if found.count(name) > 1)
         raise ValueError(f"The checkpoint file `{path}` does not belong to learner.json: see the tensor `{odd[0]}`.")
-
-
-def _checked(tree: Any) -> dict[str, Any]:
-    """The same values, or a ValueError that names the first one that no learner saves."""
-    if not isinstance(tree, dict):
-        raise ValueError(f"it holds a JSON {type(tree).__name__} instead of an object.")
-    names = {
-        "settings", "bytes_read", "updates", "metadata", "meter", "last", "waiting", "state", "carried", "summed",
-        "gradients", "optimizer",
-    }  # fmt: skip
-    if wrong := sorted(map(str, names ^ (tree.keys() - {"format"}))):
-        raise ValueError(f"`{wrong[0]}` is {'missing' if wrong[0] in names else 'unknown'}.")
-    if (version := tree.get("format")) not in (None, FORMAT):
-        raise ValueError(f"`format` is {version!r:.40}; it must be {FORMAT} at most.")
-    settings = _settings(tree["settings"])
-    read = _integer("bytes_read", tree["bytes_read"], _LARGEST)
-    _integer("updates", tree["updates"], read)
-    for name in ("metadata", "meter", "state", "carried", "gradients"):
-        if not isinstance(tree[name], dict):
-            raise ValueError(f"`{name}` is {tree[name]!r:.40}; it must be an object.")
-    for name in ("state", "carried", "gradients"):
-        for key, value in tree[name].items():
-            if not isinstance(key, str) or not isinstance(value, torch.Tensor):
-                raise ValueError(f"`{name}` has {key!r:.40}, which is not a tensor.")
-    _check_meter(tree["meter"], settings.window, read)
-    if tree["last"] is not None:
-        _check_tokens("last", tree["last"], 1)
-    if not isinstance(tree["waiting"], list) or len(tree["waiting"]) > read:
-        raise ValueError(f"`waiting` is {tree['waiting']!r:.40}; it must be a list of at most {read} transitions.")
-    for item in tree["waiting"]:
-        _check_tokens("waiting", item, 2)
-    if not isinstance(tree["summed"], tuple) or len(tree["summed"]) != 2:
-        raise ValueError(f"`summed` is {tree['summed']!r:.40}; it must be two numbers.")
-    blocks = _integer("summed", tree["summed"][0], settings.update_every - 1)
-    if _integer("summed", tree["summed"][1], _LARGEST) != blocks * settings.stride:
-        raise ValueError(f"`summed` is {tree['summed']!r:.40}, but a block has {settings.stride} bytes.")
-    if not isinstance(tree["optimizer"], dict if settings.learn else None.__class__):
-        raise ValueError(f"`optimizer` is {tree['optimizer']!r:.40}, but `learn` is {settings.learn}.")
-    return tree | {"settings": settings}
-
-
-def _settings(values: Any) -> LearnerSettings:
-    if not isinstance(values, dict):
-        raise ValueError(f"`settings` is {values!r:.40}; it must be an object.")
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(LearnerSettings)}
-    if wrong := sorted(map(str, kinds.keys() ^ values.keys())):
-        raise ValueError(f"the setting `{wrong[0]}` is {'missing' if wrong[0] in kinds else 'unknown'}.")
-    for name, value in values.items():
-        # A whole number is allowed for a float.
-        if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
-            raise ValueError(f"`{name}` is {value!r:.40}; it must be a {kinds[name].__name__}.")
-    return LearnerSettings(**values)
-
-
-def _check_meter(meter: dict[str, Any], window: int, read: int) -> None:
-    recent, nats = meter.get("recent"), meter.get("nats")
-    if meter.keys() != {"recent", "count", "nats"}:
-        raise ValueError(f"`meter` has {sorted(map(str, meter))!r:.60}; it must have recent, count and nats.")
-    _integer("meter.count", meter["count"], read)
-    if type(nats) not in (int, float) or not math.isfinite(nats):
-        raise ValueError(f"`meter.nats` is {nats!r:.40}; it must be a finite number.")
-    if not isinstance(recent, torch.Tensor) or recent.dtype != torch.float64 or recent.shape != (window,):
-        raise ValueError(f"`meter.recent` is not a tensor of {window} numbers of float64.")
-    if not bool(recent.isfinite().all()):
-        raise ValueError("`meter.recent` has a NaN or infinite number.")
-
-
-def _check_tokens(name: str, item: Any, count: int) -> None:
-    """Raise a ValueError unless `item` is a tuple of `count` token ids, and True if an episode begins there."""
-    if not isinstance(item, tuple) or len(item) != count + 1 or type(item[-1]) is not bool:
-        raise ValueError(f"`{name}` has {item!r:.40}; it must be {count} token ids and a boolean.")
-    for token in item[:-1]:
-        _integer(name, token, _LARGEST)
-
-
-def _integer(name: str, value: Any, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"`{name}` has {value!r:.40}; it must be an integer from 0 to {most}.")
-    return value

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_recurrent.argument_checks import check_integer, is_number
 from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA
 from hf_recurrent.learning_rules.rules import RULES
 
 _OPTIMIZERS = ("adamw", "rmsprop")
-# A window of so many bytes takes 8 GB.
-_LARGEST_COUNT = 10**9
+_LARGEST_COUNT = 10**9  # a window of as many bytes takes 8 GB
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,10 @@ class LearnerSettings:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
         for name in ("stride", "update_every", "window"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_COUNT:
-                raise ValueError(f"`{name}` is {value!r}; it must be an integer of at least 1 and at most 10**9.")
-        if not _is_number(self.learning_rate) or not 0 < self.learning_rate < float("inf"):
+            check_integer(name, getattr(self, name), 1, _LARGEST_COUNT)
+        if not is_number(self.learning_rate) or not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"`learning_rate` is {self.learning_rate!r}; it must be finite and more than 0.")
-        if not _is_number(self.max_grad_norm) or not self.max_grad_norm >= 0:
+        if not is_number(self.max_grad_norm) or not self.max_grad_norm >= 0:
             raise ValueError(f"`max_grad_norm` is {self.max_grad_norm!r}; it must be at least 0.")
 
     def build_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -60,10 +58,6 @@ class LearnerSettings:
         parameters = list(parameters)
         if self.optimizer == "rmsprop":
             return torch.optim.RMSprop(parameters, lr=self.learning_rate, alpha=RMSPROP_ALPHA)
-        # One pass over the weights instead of a dozen, a large part of the time at one byte per step.
+        # Fused: one pass over the weights instead of a dozen, which matters at one byte per step.
         fused = parameters[0].device.type in ("cpu", "cuda")
         return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=0.0, fused=fused)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

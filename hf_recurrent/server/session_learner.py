@@ -14,8 +14,9 @@ from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints, 
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.checkpoints.weights import load_weights
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
-from hf_recurrent.online.learner import LearnerStream, OnlineLearner
+from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.prequential import PrequentialRecord
+from hf_recurrent.online.stream import LearnerStream
 from hf_recurrent.server.session import Snapshot
 
 _log = logging.getLogger(__name__)
@@ -77,16 +78,17 @@ class SessionLearner:
         stream, position = self._streams.pop(session_id, (None, None))
         if position != before.bytes_read:
             stream = self._learner.new_stream(before.state, before.pending)
-        own = self._learner.exchange_stream(stream)
+        own, self._learner.stream = self._learner.stream, stream
         try:
             with torch.enable_grad():
                 self._learner.read(self._bytes(tokens))
         except NonFiniteLossError as error:
             self.failures += 1
             _log.warning("Nothing was learned from a text: %s", error)
-            self._learner.exchange_stream(own)
             return
-        self._streams[session_id] = self._learner.exchange_stream(own), before.bytes_read + len(tokens)
+        finally:
+            self._learner.stream = own
+        self._streams[session_id] = stream, before.bytes_read + len(tokens)
         if len(self._streams) > self._max_streams:
             self._streams.popitem(last=False)
         if self._learner.bytes_read - self._saved_at >= self._save_every:

@@ -1,4 +1,4 @@
-"""`LineLog`: a JSON line for every line of a log, in a file that a full disk does not make incomplete."""
+"""`LineLog`: a JSON line for every line of a log; records wait in memory while the disk is full."""
 
 import json
 import os
@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-# Records that wait for room on the disk before reading pauses.
+from hf_recurrent.online.line_file import LineFile
+
+# Waiting records at which reading pauses.
 _MOST_WAITING = 10_000
 
 
@@ -15,31 +17,24 @@ class LineLog:
 
     Args:
         path: the file.
-        mark: of the checkpoint that is continued; if it is of this file, what was written after it is removed, because
-            the same lines follow again.
+        mark: of the checkpoint that is continued; if it is of this file, later lines are removed, because they are
+            written again.
 
     Raises:
         OSError: the file cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike, mark: Mapping[str, Any] | None = None):
-        self.path = os.fspath(path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        self._descriptor = os.open(path, flags, 0o644)
-        self._size = os.fstat(self._descriptor).st_size
-        self._is_regular = os.path.isfile(path)
-        if mark is not None and self._is_regular and mark["file"] == self._identity() and mark["size"] < self._size:
-            os.ftruncate(self._descriptor, mark["size"])
-            self._size = mark["size"]
+        self._file = LineFile(path)
+        own = self.mark()
+        if mark is not None and self._file.is_regular and mark["file"] == own["file"] and mark["size"] < own["size"]:
+            self._file.truncate(mark["size"])
         self._waiting: deque[bytes] = deque()
 
     def mark(self) -> dict[str, Any]:
-        """JSON that says which file it is, and how much is written."""
-        return {"file": self._identity(), "size": self._size}
-
-    def _identity(self) -> list[int]:
-        status = os.fstat(self._descriptor)
-        return [status.st_dev, status.st_ino]
+        """JSON with the identity of the file and its size."""
+        status = self._file.status()
+        return {"file": [status.st_dev, status.st_ino], "size": status.st_size}
 
     @property
     def is_complete(self) -> bool:
@@ -52,11 +47,7 @@ class LineLog:
         return len(self._waiting) >= _MOST_WAITING
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add a record, and write those that wait.
-
-        Raises:
-            OSError: the disk is full, for example; the record waits.
-        """
+        """Add a record, and [`flush`]."""
         self._waiting.append(json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
         self.flush()
 
@@ -64,21 +55,12 @@ class LineLog:
         """Write the records that wait.
 
         Raises:
-            OSError: they cannot be written; they go on waiting, and the file ends with a whole record.
+            OSError: the disk is full, for example; the rest of the records waits, and the file ends with a whole one.
         """
         while self._waiting:
-            line = memoryview(self._waiting[0])
-            written = 0
-            try:
-                while written < len(line):
-                    written += os.write(self._descriptor, line[written:])
-            except OSError:
-                if written and self._is_regular:
-                    os.ftruncate(self._descriptor, self._size)
-                raise
-            self._size += len(line)
+            self._file.append(self._waiting[0])
             self._waiting.popleft()
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        self._file.close()

@@ -1,4 +1,4 @@
-"""Checkpoints of a watch: the learners of all logs, the places where they stopped reading, and what was written."""
+"""Checkpoints of a watch: the learners of all logs, their positions in the logs, and the size of the output."""
 
 import os
 import re
@@ -30,21 +30,21 @@ class SavedLog:
 
     Args:
         name: of its source.
-        directory: of its learner.
+        folder: of its learner, in the checkpoint.
         watcher: of `LogWatcher.state`.
         position: of `LogSource.position`; None for a source that cannot be continued.
         counts: of lines, bytes and the like.
     """
 
     name: str
-    directory: Path
+    folder: str
     watcher: Mapping[str, Any]
     position: Mapping[str, Any] | None
     counts: Mapping[str, float]
 
 
 def folder_names(names: list[str]) -> list[str]:
-    """A folder for each log: the last part of its name, numbered where two are equal."""
+    """A folder for each log: the last part of its name, with a number if another log has the same."""
     folders: list[str] = []
     for name in names:
         plain = re.sub(r"[^\w.-]", "_", os.path.basename(name)).lstrip(".-") or "log"
@@ -61,15 +61,15 @@ def save_watch(
     learners: Mapping[str, OnlineLearner],
     logs: list[SavedLog],
     output: Mapping[str, Any] | None,
-) -> Path:
-    """Write `checkpoint-NUMBER`, atomically, and remove the older ones; return its path.
+) -> None:
+    """Write `checkpoint-NUMBER`, atomically, and remove the older ones.
 
     Args:
         directory: of the watch.
-        number: higher than that of the checkpoint before.
+        number: higher than the number of the checkpoint before.
         learners: folder → learner.
         logs: with the same folders.
-        output: `LineLog.mark` at this moment; None without.
+        output: `LineLog.mark` at this moment; None without a line log.
 
     Raises:
         OSError: the disk is full, for example; the older checkpoint is unchanged.
@@ -79,29 +79,16 @@ def save_watch(
         staging = new_staging_directory(final)
         for folder, learner in learners.items():
             learner.save(staging / folder)
-        entries = [
-            {
-                "name": log.name,
-                "folder": log.directory.name,
-                "watcher": dict(log.watcher),
-                "position": None if log.position is None else dict(log.position),
-                "counts": dict(log.counts),
-            }
-            for log in logs
-        ]
-        save_tree(
-            {"format": _FORMAT, "logs": entries, "output": None if output is None else dict(output)}, staging, _FILES
-        )
+        save_tree({"format": _FORMAT, "logs": [vars(log) for log in logs], "output": output}, staging, _FILES)
         write_manifest(staging)
         publish_directory(staging, final)
     for old in list_checkpoints(directory):
         if Path(old).name != final.name:
             shutil.rmtree(old, ignore_errors=True)
-    return final
 
 
-def read_watch(checkpoint: str | os.PathLike) -> tuple[list[SavedLog], dict[str, Any] | None]:
-    """The logs of a checkpoint, and the mark of the JSON lines.
+def read_watch(checkpoint: str | os.PathLike) -> tuple[dict[str, SavedLog], dict[str, Any] | None]:
+    """Name → log of a checkpoint, and the mark of the JSON lines.
 
     Raises:
         ValueError: a file is missing or damaged.
@@ -111,16 +98,10 @@ def read_watch(checkpoint: str | os.PathLike) -> tuple[list[SavedLog], dict[str,
     with reading_checkpoint(Path(checkpoint) / f"{_FILES}.json"):
         if tree["format"] != _FORMAT:
             raise ValueError(f"The checkpoint {os.fspath(checkpoint)!r} has another format than {_FORMAT}.")
-        logs = [
-            SavedLog(
-                entry["name"],
-                Path(checkpoint) / folder_names([entry["folder"]])[0],
-                entry["watcher"],
-                entry["position"],
-                entry["counts"],
-            )
-            for entry in tree["logs"]
-        ]
+        logs = {}
+        for entry in tree["logs"]:
+            folder = folder_names([entry["folder"]])[0]  # no path outside the checkpoint
+            logs[entry["name"]] = SavedLog(**entry | {"folder": folder})
         return logs, tree["output"]
 
 

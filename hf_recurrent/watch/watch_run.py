@@ -135,7 +135,8 @@ def open_watch(
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"`--output_dir` is {str(directory)!r}; it must be a directory.")
     with output_lock(directory):
-        saved, mark, number = _last_checkpoint(directory, options.restart)
+        checkpoint = _last_checkpoint(directory, options.restart)
+        saved, mark = ({}, None) if checkpoint is None else read_watch(checkpoint)
         watched = []
         for log, folder in zip(logs, folder_names(["stdin" if log == "-" else log for log in logs]), strict=True):
             name = "standard input" if log == "-" else log
@@ -144,16 +145,15 @@ def open_watch(
                 learner = new_learner()
             else:
                 changes = {} if learning_rate is None else {"learning_rate": learning_rate}
-                learner = OnlineLearner.load(before.directory, **changes)
+                learner = OnlineLearner.load(Path(checkpoint, before.folder), **changes)
             watched.append(_open_log(options, log, LogWatcher(learner, settings), folder, before))
             if not options.quiet:
                 start = "new" if before is None else "continuing"
                 print(f"watching {name}: {start}, {watched[-1].source.beginning()}", file=sys.stderr)
-        yield WatchRun(options, watched, mark, number)
+        yield WatchRun(options, watched, mark, 0 if checkpoint is None else checkpoint_number(checkpoint))
 
 
-def _last_checkpoint(directory: Path, restart: bool) -> tuple[dict[str, SavedLog], dict[str, Any] | None, int]:
-    """Name → log, the mark of the JSON lines, and the number of the checkpoint, 0 without one."""
+def _last_checkpoint(directory: Path, restart: bool) -> str | None:
     remove_staging(directory)
     checkpoints = list_checkpoints(directory)
     if foreign := [path for path in checkpoints if not is_watch(path)]:
@@ -162,10 +162,7 @@ def _last_checkpoint(directory: Path, restart: bool) -> tuple[dict[str, SavedLog
         for path in checkpoints:
             shutil.rmtree(path)
         checkpoints = []
-    if not checkpoints:
-        return {}, None, 0
-    logs, mark = read_watch(checkpoints[-1])
-    return {log.name: log for log in logs}, mark, checkpoint_number(checkpoints[-1])
+    return checkpoints[-1] if checkpoints else None
 
 
 def _open_log(
@@ -345,7 +342,7 @@ class WatchRun:
             return
         directory = self.options.output_dir
         saved = [
-            SavedLog(log.source.name, directory / log.folder, log.watcher.state(), log.source.position(), log.counts)
+            SavedLog(log.source.name, log.folder, log.watcher.state(), log.source.position(), log.counts)
             for log in self.logs
         ]
         learners = {log.folder: log.watcher.learner for log in self.logs}

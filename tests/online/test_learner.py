@@ -28,6 +28,7 @@ from hf_recurrent import (
 )
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.online.prequential import PrequentialMeter
+from hf_recurrent.online.saved_learner import learner_tree
 
 SIZES = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2}
 DOCUMENTS = [bytes((i * 7 + j * j + i * j) % 90 + 32 for j in range(5 + 17 * i % 40)) for i in range(5)]
@@ -45,7 +46,7 @@ def learner_of(model=None, **settings):
 
 def same(first, second):
     """True if two learners are equal in everything that they save."""
-    trees = [_flat(learner._tree()) | dict(learner.model.state_dict()) for learner in (first, second)]
+    trees = [_flat(learner_tree(learner)) | dict(learner.model.state_dict()) for learner in (first, second)]
     assert trees[0].keys() == trees[1].keys()
     for name, value in trees[0].items():
         equal = torch.equal(value, trees[1][name]) if isinstance(value, torch.Tensor) else value == trees[1][name]
@@ -126,7 +127,7 @@ def test_it_learns_as_the_trainer_does_from_one_stream(tmp_path):
     for name, weight in trainer.model.named_parameters():
         torch.testing.assert_close(learner.model.get_parameter(name), weight, rtol=0, atol=1e-10)
     for name, sensitivity in sensitivities(trainer).items():
-        torch.testing.assert_close(learner._carried[name], sensitivity, rtol=0, atol=1e-10)
+        torch.testing.assert_close(learner.stream.carried[name], sensitivity, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("rule", ["rtrl", "spatial"])
@@ -135,7 +136,7 @@ def test_the_rule_decides_what_is_learned(rule):
     for learner in (ours, truncated):
         learner.read(STREAM[:60])
     assert not torch.equal(ours.model.lm_head.weight, truncated.model.lm_head.weight)
-    assert bool(ours._carried) == (rule == "rtrl")
+    assert bool(ours.stream.carried) == (rule == "rtrl")
 
 
 def test_without_learning_it_is_the_held_out_measure():
@@ -232,10 +233,10 @@ def test_errors_of_loading_and_saving(tmp_path):
         OnlineLearner.load(tmp_path / "learner", stride=2)
     with pytest.raises(ValueError, match=r"has shape \(24, 16\) in the checkpoint .* but \(32, 16\) in the model"):
         OnlineLearner.load(tmp_path / "learner", build(state_size=32))
-    assert OnlineLearner.load(tmp_path / "learner", learning_rate=0.5)._optimizer.param_groups[0]["lr"] == 0.5
+    assert OnlineLearner.load(tmp_path / "learner", learning_rate=0.5).step.optimizer.param_groups[0]["lr"] == 0.5
     frozen = OnlineLearner.load(tmp_path / "learner", learn=False)
     frozen.save(tmp_path / "frozen")
-    assert OnlineLearner.load(tmp_path / "frozen", learn=True)._carried
+    assert OnlineLearner.load(tmp_path / "frozen", learn=True).stream.carried
     (tmp_path / "learner" / "learner.safetensors").write_bytes(b"no")
     with pytest.raises(ValueError, match=r"learner` is damaged: `learner\.safetensors` has 2 bytes instead of"):
         OnlineLearner.load(tmp_path / "learner")
@@ -246,13 +247,13 @@ def test_an_end_byte_resets_state_and_sensitivities():
     text = b"abcabcabd"
     learner = learner_of(learning_rate=1e-30)
     learner.read(text + b"\0")
-    first = {name: tensor.clone() for name, tensor in learner._carried.items()}
+    first = {name: tensor.clone() for name, tensor in learner.stream.carried.items()}
     learner.read(b"\0\0" + text + b"\0")  # episodes without a byte are none
     assert learner.bytes_read == 2 * len(text) + 4
-    assert all(torch.allclose(tensor, learner._carried[name]) for name, tensor in first.items())
+    assert all(torch.allclose(tensor, learner.stream.carried[name]) for name, tensor in first.items())
     binary = learner_of(learning_rate=1e-30, binary=True)
     binary.read(text + b"\0" + text + b"\0")
-    assert not all(torch.allclose(tensor, binary._carried[name]) for name, tensor in first.items())
+    assert not all(torch.allclose(tensor, binary.stream.carried[name]) for name, tensor in first.items())
 
 
 @pytest.mark.parametrize("stride", [1, 8])
@@ -268,10 +269,10 @@ def test_the_context_continues_the_stream(stride):
         learner.read(b"\0")
     learner.read(b"the quick brown")
     context = learner.context()
-    before = learner._tree()["state"]
+    before = learner_tree(learner)["state"]
     new = model.generate(**context, max_new_tokens=5, do_sample=False)
     assert new.shape[1] == context["input_ids"].shape[1] + 5
-    assert learner._tree()["state"] is before
+    assert learner_tree(learner)["state"] is before
     learner.read(b"\0")
     with pytest.raises(ValueError, match="beginning of an episode"):
         learner.context()
@@ -328,8 +329,8 @@ def test_nothing_is_learned_from_nan_or_infinity(gradient, tmp_path):
     read = learner.bytes_read
     learner.save(tmp_path / "learner")
     learner = OnlineLearner.load(tmp_path / "learner")
-    assert learner._carried
-    assert all(bool(tensor.isfinite().all()) for tensor in learner._carried.values())
+    assert learner.stream.carried
+    assert all(bool(tensor.isfinite().all()) for tensor in learner.stream.carried.values())
     learner.read(STREAM[read:])
     whole.read(STREAM)
     assert same(learner, whole) != gradient  # sensitivities that led to a gradient without bounds are forgotten
@@ -389,7 +390,7 @@ def test_learning_rate_factors_of_the_model(tmp_path):
         (1e-2, OnlineLearner.load(tmp_path / "learner")),
         (4e-3, OnlineLearner.load(tmp_path / "learner", learning_rate=4e-3)),
     ):
-        assert [group["lr"] for group in loaded._optimizer.param_groups] == [rate, rate / 2]
+        assert [group["lr"] for group in loaded.step.optimizer.param_groups] == [rate, rate / 2]
 
 
 def test_memory_does_not_grow():
@@ -403,7 +404,7 @@ def test_memory_does_not_grow():
     before = tensors()
     learner.read(STREAM)
     assert tensors() == before
-    assert len(learner._waiting) < 2
+    assert len(learner.stream.waiting) < 2
 
 
 def test_bad_input_is_named():
@@ -412,7 +413,7 @@ def test_bad_input_is_named():
         ({"optimizer": "sgd"}, "`optimizer` is 'sgd'"),
         ({"stride": 0}, "`stride` is 0"),
         ({"update_every": 1.5}, "`update_every` is 1.5"),
-        ({"window": 10**12}, "`window` is 1000000000000; it must be an integer of at least 1 and at most"),
+        ({"window": 10**12}, "`window` is 1000000000000; it must be an integer from 1 to 1000000000"),
         ({"learning_rate": 0}, "`learning_rate` is 0"),
         ({"learning_rate": "fast"}, "`learning_rate` is 'fast'"),
         ({"max_grad_norm": -1}, "`max_grad_norm` is -1"),

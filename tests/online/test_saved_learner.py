@@ -22,7 +22,7 @@ def original(tmp_path_factory):
     model = AutoModelForCausalLM.from_config(config_from_preset("memora-tiny", **sizes))
     learner = OnlineLearner(model, ByteTokenizer(), stride=3, update_every=2, window=20, learning_rate=1e-2)
     learner.read(STREAM[:49])
-    assert learner._waiting and learner._last and learner._summed_blocks
+    assert learner.stream.waiting and learner.stream.last and learner.step.saved_values()["summed"][0]
     directory = tmp_path_factory.mktemp("learner") / "saved"
     learner.save(directory)
     return directory
@@ -264,7 +264,7 @@ def test_a_full_disk_leaves_the_learner_that_was_saved(saved, monkeypatch):
 
     for name in ("write_manifest", "save_tree"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"hf_recurrent.online.learner.{name}", fail)
+            patch.setattr(f"hf_recurrent.online.saved_learner.{name}", fail)
             with pytest.raises(OSError, match=r"saved.*cannot be written: No space left on device"):
                 learner.save(saved)
         assert {path.name: path.read_bytes() for path in saved.iterdir()} == before

@@ -1,0 +1,118 @@
+"""The step of an online learner for one block: predict it, and learn from it.
+
+Shape letters: T steps.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
+from hf_recurrent.learning_rules.block_learning import BlockLearning
+from hf_recurrent.learning_rules.compiled_block import Block
+from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
+from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
+from hf_recurrent.online.settings import LearnerSettings
+
+
+class BlockStep:
+    """Predicts blocks and, if the settings say so, learns from them: `update_every` blocks make an optimizer step.
+
+    Attributes:
+        updates: optimizer steps.
+        optimizer: None without learning.
+        parameters: name → trained parameter.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: LearnerSettings):
+        self._model, self._settings, self.updates = model, settings, 0
+        self._rule, self.optimizer, self.learning, self.parameters = None, None, None, {}
+        self._num_targets = settings.stride * settings.update_every
+        self._summed_blocks = self._summed_bytes = 0  # in the gradients since the last update
+        if settings.learn:
+            self._rule = build_learning_rule(settings.rule, model)
+            self.parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+            self.optimizer = settings.build_optimizer(self.parameters.values())
+            apply_learning_rate_factors(self.optimizer, model, self.parameters)
+            self.optimizer.zero_grad()
+            self.learning = BlockLearning(self._rule, self.optimizer, settings.stride, self._num_targets)
+
+    def init_carried(self) -> RecurrentState:
+        """What the learning rule carries at the beginning of a stream."""
+        return {} if self._rule is None else self._rule.init_carried(1)
+
+    def read(
+        self, carried: RecurrentState, state: RecurrentState, block: Block
+    ) -> tuple[torch.Tensor, RecurrentState]:
+        """Predict a block and add its gradient; returns nats (T,), float64, and the state after the block.
+
+        Raises:
+            NonFiniteLossError: the loss is NaN or infinite; gradients and `carried` are unchanged.
+        """
+        if self.learning is None:
+            nats, state = self._predict(state, block)
+        else:
+            nats, state = self.learning.learn(carried, state, block)
+        nats = nats.double().cpu()
+        if not bool(nats.isfinite().all()):
+            raise NonFiniteLossError("The loss is NaN or infinite; the model cannot predict this stream.")
+        return nats, state
+
+    @torch.no_grad()
+    def _predict(self, state: RecurrentState, block: Block) -> tuple[torch.Tensor, RecurrentState]:
+        input_ids, labels, resets = block
+        resets = resets if bool(resets.any()) else None
+        output = self._model(input_ids, reset_mask=resets, state=state, use_cache=True)
+        return F.cross_entropy(upcast(output.logits[0]), labels[0], reduction="none"), output.state
+
+    def update(self, carried: RecurrentState, added: int = 0, *, now: bool = False) -> bool:
+        """Update the weights when `update_every` blocks were read; True if they were.
+
+        Args:
+            carried: of the stream; zeroed if the gradient is NaN or infinite.
+            added: bytes of the block that was read.
+            now: do not wait for more blocks.
+
+        Raises:
+            NonFiniteLossError: the gradient is NaN or infinite; the weights are unchanged.
+        """
+        if self.learning is None:
+            return False
+        self._summed_blocks += bool(added)
+        self._summed_bytes += added
+        if self._summed_blocks < (1 if now else self._settings.update_every):
+            return False
+        factor = self._num_targets / self._summed_bytes  # more than 1 for fewer bytes at the end of a stream
+        norm = self.learning.update(factor, self._settings.max_grad_norm)
+        self._summed_blocks = self._summed_bytes = 0
+        if not math.isfinite(norm):
+            for sensitivity in carried.values():  # they may have diverged
+                sensitivity.zero_()
+            raise NonFiniteLossError(f"The norm of the gradient is {norm}: nothing was learned from it.")
+        self.updates += 1
+        return True
+
+    def saved_values(self) -> dict[str, Any]:
+        """Counts, gradients and optimizer, for [`restore`]."""
+        if self.learning is not None:
+            self.learning.write_steps()
+        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+        return {
+            "summed": (self._summed_blocks, self._summed_bytes),
+            "gradients": {name: gradient for name, gradient in gradients.items() if gradient is not None},
+            "optimizer": None if self.optimizer is None else optimizer_state(self.optimizer),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Continue from the values of [`saved_values`], at the learning rate of the settings."""
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        load_optimizer_state(self.optimizer, saved["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._summed_blocks, self._summed_bytes = saved["summed"]
+        for name, gradient in saved["gradients"].items():
+            self.parameters[name].grad = gradient.to(self.parameters[name])
