@@ -1,4 +1,4 @@
-"""Saving and restoring an optimizer, checked before torch sees what a file holds."""
+"""Saving and restoring an optimizer; values from a file are checked before torch uses them."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from hf_recurrent.checkpoints.sharded_tensors import is_sharded, own_part
 
 # Optimizers of torch with states of other shapes than their parameters.
 _FACTORED = (torch.optim.Adafactor, torch.optim.LBFGS)
-_LARGEST_TABLE = 4096  # elements of a table that a quantized state comes with
+_LARGEST_TABLE = 4096  # elements of the lookup table of a quantized state
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
         saved: the state, from a file that may be damaged; earlier versions did not save the class.
 
     Raises:
-        ValueError: it is the state of another optimizer or of other parameters.
+        ValueError: it is damaged, or belongs to another optimizer or other parameters.
     """
     own = _unwrapped(optimizer)
     name = type(own).__name__
@@ -39,7 +39,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         raise ValueError("The saved optimizer is damaged: it has no parameter groups.")
     before = saved.get("class", name)
-    # Versions of torch add names, so of two sets of names only one may have more.
+    # A later version of torch may have more names, so one set has to contain the other.
     differ = any(
         set(group) - set(other) and set(other) - set(group) for group, other in zip(groups, own_groups, strict=False)
     )
@@ -67,7 +67,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
 
 
 def own_part_of_state(optimizer: torch.optim.Optimizer) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    """How `load_tree` places a saved state: of a state of a sharded parameter, this process keeps its part."""
+    """The `place` argument of `load_tree`: of the state of a sharded parameter, this process keeps its part."""
     parameters = [parameter for group in _unwrapped(optimizer).param_groups for parameter in group["params"]]
 
     def place(path: str, value: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _same_kind(value: Any, own: Any) -> bool:
-    """True if a hyperparameter can take the place of `own`."""
+    """True if a hyperparameter can replace `own`."""
     if isinstance(own, bool) or own is None or value is None:
         return value is None or isinstance(value, bool)
     if isinstance(own, int | float):
@@ -97,19 +97,19 @@ def _same_kind(value: Any, own: Any) -> bool:
 
 def _check_entry(key: str, value: Any, parameter: nn.Parameter, number: int, kind: type) -> None:
     """Raise a ValueError if an entry of a parameter's state cannot belong to the parameter."""
-    place = f"The saved optimizer has a `{key}` of parameter {number}"
+    subject = f"The saved optimizer has a `{key}` of parameter {number}"
     if not isinstance(value, torch.Tensor):
         if value is not None and not isinstance(value, bool | int | float):
-            raise ValueError(f"{place} that is a {type(value).__name__}; it must be a tensor or a number.")
+            raise ValueError(f"{subject} that is a {type(value).__name__}; it must be a tensor or a number.")
         return
     is_scalar = key == "step" and value.numel() == 1
     if kind in _FACTORED or not kind.__module__.startswith("torch.optim"):
-        # Such optimizers keep sums over rows and columns, or quantized states.
-        fits = value.numel() <= max(parameter.numel(), _LARGEST_TABLE)
+        # Sums over rows and columns, or quantized states.
+        is_allowed = value.numel() <= max(parameter.numel(), _LARGEST_TABLE)
     else:
-        fits = value.shape == parameter.shape and value.is_floating_point() == parameter.is_floating_point()
-    if not is_scalar and not fits:
+        is_allowed = value.shape == parameter.shape and value.is_floating_point() == parameter.is_floating_point()
+    if not is_scalar and not is_allowed:
         raise ValueError(
-            f"{place} with shape {tuple(value.shape)} and type {value.dtype}; the parameter has shape "
+            f"{subject} with shape {tuple(value.shape)} and type {value.dtype}; the parameter has shape "
             f"{tuple(parameter.shape)} and type {parameter.dtype}."
         )

@@ -103,7 +103,7 @@ class AdaptivePredictor(Predictor):
         return output.logits.detach()[0, -1], detach_state(output.state)
 
     def _learn(self) -> None:
-        """Learn to predict the last T bytes from those before them."""
+        """Learn to predict the last T bytes, each from the bytes before it."""
         settings = self._settings
         tokens = torch.tensor([list(self._unlearned)])
         block = tokens[:, :-1], tokens[:, 1:], torch.zeros(1, settings.stride, dtype=torch.bool)

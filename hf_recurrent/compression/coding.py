@@ -115,7 +115,7 @@ def decode(
         The next step and the number of bytes done, after each block.
 
     Raises:
-        ArchiveError: a block is damaged, or decodes to other bytes than those that were compressed.
+        ArchiveError: a block is damaged, or decodes to other bytes than were compressed.
     """
     parts = Parts(header.size, predictor.streams)
     while step < parts.steps:

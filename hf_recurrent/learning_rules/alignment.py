@@ -1,14 +1,16 @@
-"""Comparison of a learning rule's gradient with that of full backpropagation through time."""
+"""Comparison of a learning rule's gradient with full backpropagation through time."""
 
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.learning_rules.rules import RULES, LearningRule, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 
 REFERENCE = "bptt"
+_LARGEST_STRIDE = 2**31
 
 
 class GradientAlignment(NamedTuple):
@@ -57,8 +59,7 @@ def gradient_alignment(
     """
     if rule not in (*RULES, REFERENCE):
         raise ValueError(f"`rule` is {rule!r}; it must be one of {', '.join((*RULES, REFERENCE))}.")
-    if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
-        raise ValueError(f"`stride` is {stride!r}; it must be an integer of at least 1.")
+    check_integer("stride", stride, 1, _LARGEST_STRIDE)
     if not supports_recurrent_state(model):
         raise ValueError(f"`model` is a {type(model).__name__}, which carries no state; it must be recurrent.")
     if not bool(shift_labels.ne(-100).any()):

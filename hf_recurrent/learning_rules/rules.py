@@ -118,7 +118,7 @@ class SnAp1(RealTimeRecurrentLearning):
 
 
 class SpatialLearning(LearningRule):
-    """`spatial`: states have their true values, but gradients are those of steps from a zero state.
+    """`spatial`: states have their true values, but gradients are computed as if every step began at a zero state.
 
     A unit that mixes channels learns its maps of the input from single steps, and its maps of the state not at all.
     """
@@ -163,7 +163,7 @@ RULES = tuple(_CLASSES)
 
 
 def build_learning_rule(name: str, model: PreTrainedModel) -> LearningRule:
-    """Build the rule of that name for a model.
+    """Build a rule for a model.
 
     Raises:
         ValueError: the rule is unknown or not supported by this model.

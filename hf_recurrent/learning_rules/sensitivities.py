@@ -9,7 +9,7 @@ appendix E; Zucchet et al. 2023, section 3). Over a block of T steps, sensitivit
 Both derivatives are gradients of the block's final state, which autograd computes from the graph of the unit's own
 forward pass. This covers every unit, resets, padding, complex channels and non-linear steps.
 
-The gradient of the loss is that of backpropagation inside the block plus Σ_b (∂L/∂h_0) ∘ S_0. The second term is added
+The gradient of the loss is the gradient inside the block plus Σ_b (∂L/∂h_0) ∘ S_0. The second term is added
 to the parameter's gradient during the backward pass, so that accumulation, DDP and clipping see the sum. The same pass
 over the memory advances S_0 to S_T, because the cost is dominated by reading the sensitivities.
 
@@ -63,8 +63,8 @@ class SensitivityEngine:
             state = detach_state(output.state)
         ```
 
-    The gradient of a unit's parameters is exact within its layer: it equals that of backpropagation through the whole
-    past of the streams if no recurrent layer is above. Everything before a unit (embedding, norm, convolution, lower
+    The gradient of a unit's parameters is exact within its layer: it equals backpropagation through the whole past of
+    the streams if no recurrent layer is above. Everything before a unit (embedding, norm, convolution, lower
     layers) gets the gradient inside the block only. Sensitivities are exact for constant weights, and approximate
     while the weights are slowly updated.
 
@@ -75,8 +75,8 @@ class SensitivityEngine:
         model: any model whose recurrent parts are [`RecurrentUnit`]s.
 
     Raises:
-        ValueError: the model has no such unit, a unit mixes its channels, or it has parameters other than vectors and
-            those of an `nn.Linear`.
+        ValueError: the model has no such unit, a unit mixes its channels, or it has a parameter that is neither a
+            vector nor part of an `nn.Linear`.
     """
 
     def __init__(self, model: PreTrainedModel):

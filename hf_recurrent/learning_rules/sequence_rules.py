@@ -1,9 +1,9 @@
 """Learning rules at T = 1 computed over whole sequences in one pass, for training on complete sequences.
 
-With constant weights, the gradient that a rule accumulates byte by byte equals that of a backward pass through the
-whole sequence in which some paths are cut. With `rtrl`, the parameters of a unit get the errors of all later steps of
-that unit, and everything before the unit those of the same step (Zucchet et al. 2023, section 3.2). Nothing is
-carried; a batch costs about twice as much as with backpropagation through time, however many weights there are.
+With constant weights, the gradient that a rule accumulates byte by byte is the gradient of one backward pass through
+the whole sequence in which some paths are cut. With `rtrl`, the parameters of a unit get the errors of all later steps
+of the unit, and everything before the unit gets only the errors of the same step (Zucchet et al. 2023, section 3.2).
+Nothing is carried; a batch costs about twice as much as with backpropagation through time, for any number of weights.
 
 Shape letters: B batch, T steps, S state width.
 """
@@ -39,11 +39,11 @@ class SequenceRule:
 
     Args:
         name: `bptt`, `rtrl`, `snap1`, `truncated` or `spatial`.
-        model: a recurrent model, with or without a head, whose only states are those of [`RecurrentUnit`]s.
+        model: a recurrent model, with or without a head, whose only states belong to [`RecurrentUnit`]s.
 
     Raises:
-        ValueError: the rule is unknown or not supported by this model, or the model has other states, such as those of
-            a convolution.
+        ValueError: the rule is unknown or not supported by this model, or the model has other states, such as the taps
+            of a convolution.
     """
 
     def __init__(self, name: str, model: PreTrainedModel):

@@ -25,7 +25,7 @@ def diagonal_recurrence(unit: DenseUnit, *, temporal: bool = True) -> Callable[.
 
     Args:
         unit: a unit that mixes channels.
-        temporal: False cuts all gradients through the previous state, including those of the maps of the state.
+        temporal: False cuts all gradients through the previous state, also of the maps of the state.
     """
     recur = unit.recur
 

@@ -16,7 +16,13 @@ from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 
 @dataclass
 class TracedUnit:
-    """A recurrent unit and those of its parameters that its state depends on; names are the model's."""
+    """A recurrent unit with the maps and vectors that its state depends on.
+
+    Args:
+        name: of the unit in the model.
+        unit: the unit.
+        linears, vectors: by their names in the unit.
+    """
 
     name: str
     unit: RecurrentUnit
@@ -47,7 +53,7 @@ def find_traced_parameters(name: str, unit: RecurrentUnit, dtype: torch.dtype) -
     """Find the parameters that the unit's state depends on by running one step.
 
     Raises:
-        ValueError: the unit mixes its channels, or has parameters other than vectors and those of an `nn.Linear`.
+        ValueError: the unit mixes its channels, or a parameter is neither a vector nor part of an `nn.Linear`.
     """
     everything = TracedUnit(
         name,
@@ -82,8 +88,8 @@ class _Probe:
         recorder = UnitRecorder(traced, dtype)
         with torch.enable_grad(), recorder.recording():
             unit(
-                _made_up(2, 1, unit.input_size, like=weight),
-                _made_up(2, unit.state_size, like=weight).to(dtype).requires_grad_(),
+                _pseudo_random(2, 1, unit.input_size, like=weight),
+                _pseudo_random(2, unit.state_size, like=weight).to(dtype).requires_grad_(),
             )
         self.state, self.final_state = recorder.state, recorder.final_state
         self.projections = {name: output for name, (_, output) in recorder.projections.items()}
@@ -125,14 +131,14 @@ class _Probe:
             )
 
 
-def _made_up(*shape: int, like: torch.Tensor) -> torch.Tensor:
-    """Pseudo-random numbers that do not touch the random state."""
+def _pseudo_random(*shape: int, like: torch.Tensor) -> torch.Tensor:
+    """Numbers between -1 and 1 that do not change the state of a random generator."""
     count = torch.Size(shape).numel()
     return torch.sin(torch.arange(1, count + 1, dtype=torch.float64) ** 1.5).reshape(shape).to(like)
 
 
 def differentiable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with `requires_grad` set, which it is not if it comes from a frozen parameter."""
+    """The tensor with `requires_grad`, which is not set if it comes from frozen parameters."""
     return tensor if tensor.requires_grad else tensor.requires_grad_()
 
 
@@ -152,8 +158,8 @@ def shadowed(unit: RecurrentUnit, **attributes) -> Iterator[None]:
 class UnitRecorder:
     """Records the tensors that sensitivities are computed from, without changing the unit's outputs.
 
-    These are the inputs and outputs of the maps, and one copy of the vectors per stream, which separates the gradients
-    of the streams.
+    These are the inputs and outputs of the maps, and one copy of the vectors for each stream, so that the gradients of
+    streams are separate.
     """
 
     def __init__(self, traced: TracedUnit, dtype: torch.dtype):

@@ -54,7 +54,7 @@ class LearnOptions:
         follow: see [`open_source`].
         timeout: see [`open_source`].
         resume: continue the run in `output_dir`, if there is one.
-        restart: remove its checkpoints and begin anew.
+        restart: remove its checkpoints and start over.
         save_every: bytes between two checkpoints.
         report_every: bytes between two records.
         plot: plot the records at the end.
@@ -181,7 +181,7 @@ class LearnRun:
         self.first = self.saved = learner.bytes_read
         self.saved_at = time.monotonic()
         self.written: PrequentialRecord | None = None
-        # Without a checkpoint, the records start anew.
+        # Without a checkpoint, the records start over.
         self.records = RecordFile(self.directory / RECORDS_FILE, learner.bytes_read if resumed else -1)
 
     def learn(self) -> str | None:

@@ -1,50 +1,56 @@
-"""Recognizing a file that was read before: by the bytes that were read, not by its name."""
+"""Recognizing a file that was read before by its bytes instead of its name."""
 
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 _FIRST, _LAST = 1 << 12, 1 << 16
 
 
 class ChangedSourceError(OSError):
-    """A file is not the one that was read before: rotated, replaced, truncated or edited."""
+    """A file has other bytes than when it was read: it was rotated, replaced, truncated or edited."""
 
 
 class ReadBytes:
-    """The first and the last of the bytes that were read from a file, in constant memory."""
+    """The first and the last bytes that were read from a file, in constant memory; `position` counts all of them."""
 
     def __init__(self) -> None:
         self.position = 0
         self._first, self._last = b"", bytearray()
 
     def add(self, data: bytes) -> None:
-        """The next bytes of the file."""
+        """Add the next bytes of the file."""
         self._first += data[: _FIRST - len(self._first)]
         self._last += data
         self.position += len(data)
         # The reader may stop anywhere in the data, so the bytes before it are kept too.
         del self._last[: -(_LAST + len(data))]
 
-    def skip(self, first: bytes, last: bytes, position: int) -> None:
-        """The same as adding all bytes before `position`, of which these are the first and the last."""
-        self._first, self._last, self.position = first, bytearray(last), position
-
-    @staticmethod
-    def places(position: int) -> tuple[int, int, int]:
-        """For [`skip`]: the number of the first bytes, the place of the last, and their number."""
-        return min(position, _FIRST), max(position - _LAST, 0), min(position, _LAST)
+    def skip(self, file: IO[bytes], position: int) -> None:
+        """The same as adding all bytes before `position`, without reading them all."""
+        self._first = read_at(file, 0, min(position, _FIRST))
+        begin = max(position - _LAST, 0)
+        self._last, self.position = bytearray(read_at(file, begin, position - begin)), position
 
     def last(self, count: int) -> bytes:
         """At most `count` bytes before the position."""
         return bytes(self._last[-count:])
 
     def digest(self, position: int) -> str:
-        """A hash of the bytes around the beginning of the file and of those before `position`."""
+        """Hash of the first bytes of the file and the bytes before `position`."""
         end = len(self._last) - (self.position - position)
         first, last = self._first[:position], bytes(self._last[max(end - _LAST, 0) : end])
         return hashlib.sha256(b"%d %d " % (len(first), len(last)) + first + last).hexdigest()
+
+
+def read_at(file: IO[bytes], offset: int, count: int) -> bytes:
+    """Bytes at another offset of a file; its position stays."""
+    position = file.tell()
+    file.seek(offset)
+    data = file.read(count)
+    file.seek(position)
+    return data
 
 
 def identity_of(status: os.stat_result, digest: str) -> dict[str, Any]:
@@ -53,5 +59,5 @@ def identity_of(status: os.stat_result, digest: str) -> dict[str, Any]:
 
 
 def is_same_file(status: os.stat_result, identity: Mapping[str, Any]) -> bool:
-    """True if it is the very file, under whatever name."""
+    """True if the file has the same inode, under whatever name."""
     return (status.st_dev, status.st_ino) == (identity.get("device"), identity.get("inode"))

@@ -1,7 +1,7 @@
 """Sources of endless streams: files that end or grow, standard input, sockets of this machine.
 
 A source is an iterator over chunks of bytes. An empty chunk means that no data has arrived for a moment, so that the
-reader can do other work; a source that fails raises an OSError of one sentence.
+reader can do other work. A source that fails raises an OSError.
 """
 
 import io
@@ -20,38 +20,45 @@ from pathlib import Path
 from typing import Any
 
 from hf_recurrent.data.decompression import COMPRESSIONS, check_installed, read_chunks
-from hf_recurrent.online.source_identity import ChangedSourceError, ReadBytes, identity_of, is_same_file
+from hf_recurrent.online.source_identity import ChangedSourceError, ReadBytes, identity_of, is_same_file, read_at
 
 STANDARD_INPUT = "-"
 _CHUNK = 1 << 16
 _TCP = re.compile(r"tcp://(?P<host>\[[^]]+\]|[^:/]+):(?P<port>\d+)/?")
 # Seconds without data before an empty chunk.
 _MOMENT = 0.5
-# Bytes before a chunk that are read again, to notice that a file was written anew.
+# Bytes before a chunk that are read again, to notice that a file was truncated and rewritten.
 _COMPARED = 1 << 12
 
 
 class Source(Iterator[bytes]):
-    """The chunks of a source."""
+    """Chunks of bytes; for files, also their identity.
+
+    Args:
+        chunks: the chunks.
+        status: of a regular file; None for other sources.
+        read: bytes of the file before the first chunk.
+    """
 
     def __init__(
-        self, chunks: Iterator[bytes], read: ReadBytes | None = None, status: os.stat_result | None = None
+        self, chunks: Iterator[bytes], status: os.stat_result | None = None, read: ReadBytes | None = None
     ) -> None:
-        self._chunks, self._read, self._status = chunks, read, status
+        self._chunks, self._status = chunks, status
+        self._read = read or ReadBytes()
 
     def __next__(self) -> bytes:
         chunk = next(self._chunks)
-        if self._read is not None:
+        if self._status is not None:
             self._read.add(chunk)
         return chunk
 
     def identity(self, position: int) -> dict[str, Any] | None:
-        """JSON that tells whether a file still has the same bytes before `position`; None for other sources.
+        """JSON by which [`open_source`] recognizes the bytes of a file before `position`; None for other sources.
 
         Args:
             position: bytes of the file that were used, in or at the end of the last chunk.
         """
-        if self._read is None or self._status is None:
+        if self._status is None:
             return None
         return identity_of(self._status, self._read.digest(position))
 
@@ -64,7 +71,7 @@ def open_source(
     timeout: float | None = None,
     identity: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Chunks of the bytes of a source.
+    """Open a source of bytes.
 
     Args:
         name: a file (.gz and .zst are decompressed), `-` for standard input, or `tcp://127.0.0.1:PORT` for a program
@@ -72,10 +79,10 @@ def open_source(
         follow: at the end of the file, wait for more, as `tail -f` does.
         start: bytes to skip at the beginning of a file.
         timeout: seconds without a byte after which a source that can wait raises a TimeoutError; None for no limit.
-        identity: that of the file at `start` when it was read before ([`Source.identity`]); None to trust its name.
+        identity: [`Source.identity`] of the file at `start`, when it was read before; None to trust its name.
 
     Raises:
-        ChangedSourceError: the bytes before `start` are others than before, or fewer.
+        ChangedSourceError: the bytes before `start` have changed, or there are fewer.
         OSError: the source cannot be opened or read; a file was truncated or replaced while it was read.
         ValueError: the name is not a source, or an argument does not apply to it.
     """
@@ -110,7 +117,7 @@ def open_source(
         raise ChangedSourceError(
             f"The source {name!r} has other bytes before byte {start:,} than when it was read: {how}."
         )
-    return Source(chunks, *([read, status] if stat.S_ISREG(status.st_mode) else []))
+    return Source(chunks, status if stat.S_ISREG(status.st_mode) else None, read)
 
 
 def _read_file(path: Path, follow: bool, start: int, timeout: float | None, before: ReadBytes) -> Iterator[bytes]:
@@ -126,8 +133,7 @@ def _read_file(path: Path, follow: bool, start: int, timeout: float | None, befo
         file.close()
         raise _too_short(name, start, status.st_size)
     if start:
-        first, begin, last = before.places(start)
-        before.skip(_read_at(file, 0, first), _read_at(file, begin, last), start)
+        before.skip(file, start)
         file.seek(start)
 
     def read() -> bytes | None:
@@ -153,25 +159,17 @@ def _open_without_waiting(name: str, flags: int) -> int:
     return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _read_at(file: io.FileIO, place: int, count: int) -> bytes:
-    """Bytes at another place; the position stays."""
-    position = file.tell()
-    file.seek(place)
-    data = file.read(count)
-    file.seek(position)
-    return data
-
-
 def _check_before(name: str, file: io.FileIO, position: int, before: ReadBytes) -> None:
-    """Raise an OSError if the file was truncated and has grown again since the last read."""
+    """Raise an error if the file was truncated and has grown again since the last read."""
     expected = before.last(_COMPARED)
-    if _read_at(file, position - len(expected), len(expected)) != expected:
+    if read_at(file, position - len(expected), len(expected)) != expected:
         raise ChangedSourceError(
             f"The source {name!r} was changed while it was read: it has other bytes before byte {position:,}."
         )
 
 
 def _change(path: Path, file: io.FileIO) -> str | None:
+    """What happened to a file that was read to its end, in words; None if nothing."""
     now = os.fstat(file.fileno())
     try:
         replaced = not os.path.samestat(now, os.stat(path))
@@ -183,7 +181,7 @@ def _change(path: Path, file: io.FileIO) -> str | None:
 
 
 def _skip(chunks: Iterator[bytes], start: int, name: str, read: ReadBytes) -> Iterator[bytes]:
-    """The rest after `start` bytes, which are read at once."""
+    """The chunks after the first `start` bytes, which are read at once."""
     while read.position < start:
         chunk = next(chunks, b"")
         if not chunk:
@@ -209,7 +207,7 @@ def _read_standard_input(timeout: float | None) -> Source:
     read = _when_ready(descriptor, lambda: os.read(descriptor, _CHUNK))
     chunks, status = _poll(nullcontext(), read, "standard input", timeout), os.fstat(descriptor)
     is_whole_file = stat.S_ISREG(status.st_mode) and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
-    return Source(chunks, *([ReadBytes(), status] if is_whole_file else []))
+    return Source(chunks, status if is_whole_file else None)
 
 
 def _connect(name: str, timeout: float | None) -> Iterator[bytes]:
@@ -246,7 +244,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _when_ready(descriptor: int, read: Callable[[], bytes]) -> Callable[[], bytes | None]:
-    """`read`, or None if no data arrives for a moment."""
+    """A function that calls `read`, or returns None if no data arrives for a moment."""
 
     def receive() -> bytes | None:
         # On Windows, select() takes sockets only: there, reading standard input blocks.
@@ -259,7 +257,7 @@ def _when_ready(descriptor: int, read: Callable[[], bytes]) -> Callable[[], byte
 def _poll(
     resource: AbstractContextManager, read: Callable[[], bytes | None], name: str, timeout: float | None
 ) -> Iterator[bytes]:
-    """Chunks of `read`, which returns None if no data arrived and b"" at the end; the resource is closed there."""
+    """Chunks of `read`, which returns None if no data arrived and b"" at the end; then the resource is closed."""
     with resource:
         last = time.monotonic()
         while (chunk := read()) != b"":

@@ -1,4 +1,4 @@
-"""`AlertCommand`: a shell command for every unusual line, which never holds up the reading."""
+"""`AlertCommand`: a shell command for every unusual line, run in a thread so that reading continues."""
 
 import json
 import os
@@ -8,25 +8,24 @@ import threading
 from typing import Any
 
 _MOST_WAITING = 1000
-_SECONDS = 60.0
 _LONGEST_OUTPUT = 300
 
 
 class AlertCommand:
     """Runs a shell command for each record, one after another, in a thread.
 
-    The command gets the record as JSON on standard input, and in `WATCH_` variables of its environment. Nothing of a
-    log becomes part of the command itself.
+    The command gets the record as JSON on standard input, and in `WATCH_` variables of its environment. No text of the
+    log becomes part of the command line.
 
     Args:
         command: for `/bin/sh -c`.
-        seconds: after which a command is killed.
+        seconds: time after which a command is killed.
 
     Attributes:
         failures: commands that failed, and alerts that were dropped because too many were waiting.
     """
 
-    def __init__(self, command: str, seconds: float = _SECONDS):
+    def __init__(self, command: str, seconds: float = 60.0):
         self.command, self.failures = command, 0
         self._seconds = seconds
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
@@ -35,7 +34,7 @@ class AlertCommand:
         self._thread.start()
 
     def send(self, record: dict[str, Any]) -> None:
-        """Run the command soon."""
+        """Queue a record."""
         try:
             self._queue.put_nowait(record)
         except queue.Full:
@@ -43,12 +42,12 @@ class AlertCommand:
             self._notices.append(f"{_MOST_WAITING:,} alerts wait for --exec; further ones are dropped")
 
     def take_notices(self) -> list[str]:
-        """Sentences about failed commands since the last call, each once."""
+        """Messages about failed commands since the last call, without duplicates."""
         notices, self._notices = list(dict.fromkeys(self._notices)), []
         return notices
 
     def close(self, seconds: float = 10.0) -> None:
-        """Wait for the commands that were sent, at most so long."""
+        """Wait for the queued commands, at most `seconds`."""
         try:
             self._queue.put(None, timeout=seconds)
         except queue.Full:
@@ -63,7 +62,7 @@ class AlertCommand:
                 self._notices.append(f"--exec {problem}")
 
     def _run(self, record: dict[str, Any]) -> str | None:
-        """Run the command; return what went wrong."""
+        """Run the command; returns an error message or None."""
         variables = {f"WATCH_{name.upper()}": _plain(value) for name, value in record.items() if _is_plain(value)}
         try:
             result = subprocess.run(

@@ -6,7 +6,7 @@ import json
 def journal_text(line: bytes) -> bytes | None:
     """`program: message` of a JSON line; None if the line is not an entry of the journal.
 
-    A message that is not UTF-8 is a list of bytes in the journal's JSON, and one that is too large is null.
+    In the journal's JSON, a message that is not UTF-8 is a list of bytes, and a message that is too large is null.
     """
     if not line.startswith(b"{"):
         return None
@@ -21,7 +21,7 @@ def journal_text(line: bytes) -> bytes | None:
 
 
 def _bytes_of(value: object) -> bytes:
-    """The bytes of a field; of one that occurs several times, the first."""
+    """The bytes of a field, or of its first value if it has several."""
     if isinstance(value, list) and value and not isinstance(value[0], int):
         value = value[0]
     if isinstance(value, list):

@@ -13,7 +13,7 @@ _MOST_WAITING = 10_000
 
 
 class LineLog:
-    """JSON lines that are appended to a file; those that cannot be written wait.
+    """JSON lines that are appended to a file; records that cannot be written wait.
 
     Args:
         path: the file.
@@ -43,7 +43,7 @@ class LineLog:
 
     @property
     def is_full(self) -> bool:
-        """True if so many records wait that no further line should be read."""
+        """True if too many records wait to read further lines."""
         return len(self._waiting) >= _MOST_WAITING
 
     def add(self, record: dict[str, Any]) -> None:

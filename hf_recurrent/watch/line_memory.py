@@ -1,4 +1,4 @@
-"""`LineMemory`: which of the recent lines resemble a line, and what followed them."""
+"""`LineMemory`: similarity of a line to the recent lines, and to the lines that followed similar ones."""
 
 import math
 import re
@@ -7,19 +7,20 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-# Bytes of a piece of a line; two lines are alike if they share many pieces.
+# Length of the pieces (byte n-grams) of a line; similar lines share many pieces.
 _PIECE = 5
 _WIDTH_BITS = 10
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-# Lines before, of which repetitions are counted; how nearly equal a line must be to count, there and as a follower.
+# Recent lines in which repetitions are counted, and the power of a similarity by which a line counts as repetition and
+# as follower.
 _NEAR, _SHARPNESS, _FOLLOWER_SHARPNESS = 8, 16, 12
-# Followers that are taken for granted, so that a transition is not impossible after a few lines.
+# Pseudo-count of followers, so that a transition is not impossible after a few lines.
 _PRIOR = 0.2
 _DIGIT = re.compile(rb"\d")
 
 
 class LineMemory:
-    """The recent lines, each as the set of its pieces, hashed: once as it is, and once with all digits alike.
+    """The recent lines, each as the hashed set of its pieces: once as it is, and once with all digits replaced by 0.
 
     Time and memory per line are constant, and nothing is parsed.
 
@@ -31,13 +32,13 @@ class LineMemory:
         self._exact, self._kinds = _Rows(size), _Rows(size)
 
     def compare(self, line: bytes) -> dict[str, float]:
-        """How a line relates to the recent ones, before it is added.
+        """Compare a line with the recent ones, before it is added.
 
         Returns:
-            Four measures, each higher for more unusual lines. `novelty`: -1 if an equal line is kept, 0 if none has a
-            piece of it. `order`: -1 if an equal line but for digits has followed one equal to the last line.
-            `transition`: -log2 of the share of lines like it, among those that followed lines like the last one.
-            `repetition`: how many of the last eight lines are nearly equal.
+            Four measures, each higher for more unusual lines. `novelty`: -1 if an equal line is kept, 0 if none shares
+            a piece with it. `order`: -1 if a line equal up to digits has followed a line equal to the last one.
+            `transition`: -log2 of the share of similar lines among the followers of lines similar to the last one.
+            `repetition`: number of nearly equal lines among the last eight.
         """
         if self._exact.count < 2:
             return {"novelty": 0.0, "order": 0.0, "transition": 0.0, "repetition": 0.0}
@@ -66,8 +67,8 @@ class LineMemory:
         """Continue from the bits of [`state`].
 
         Raises:
-            KeyError: one of them is missing.
-            ValueError: they are not of a memory.
+            KeyError: a tensor is missing.
+            ValueError: a tensor has another shape or type.
         """
         if len(state["exact"]) != len(state["kinds"]):
             raise ValueError(f"the memory of lines has {len(state['exact'])} and {len(state['kinds'])} lines.")
@@ -80,7 +81,7 @@ class _Rows:
 
     def __init__(self, size: int):
         self._size = size
-        # Twice as many rows as needed: the kept ones move to the beginning only when the end is reached.
+        # Twice as many rows as needed, so that rows move to the beginning only once in `size` lines.
         self._rows = np.zeros((2 * size, 1 << _WIDTH_BITS), np.float32)
         self._begin = self._end = 0
 
@@ -90,11 +91,11 @@ class _Rows:
         return self._end - self._begin
 
     def similarities(self, vector: np.ndarray) -> np.ndarray:
-        """Cosines of a vector and those kept, oldest first."""
+        """Cosine similarities of a vector and the kept ones, oldest first."""
         return self._rows[self._begin : self._end] @ vector
 
     def similarities_of_last(self) -> np.ndarray:
-        """Cosines of the last vector and those before it."""
+        """Cosine similarities of the last vector and the earlier ones."""
         return self._rows[self._begin : self._end - 1] @ self._rows[self._end - 1]
 
     def add(self, vector: np.ndarray) -> None:
@@ -125,7 +126,7 @@ def _vector(line: bytes) -> np.ndarray:
     """The pieces of a line as a vector of length 1."""
     codes = np.frombuffer(b" " * (_PIECE - 1) + line + b"\n", np.uint8).astype(np.uint64)
     count = len(codes) - _PIECE + 1
-    pieces = sum(codes[place : place + count] << np.uint64(8 * place) for place in range(_PIECE))
+    pieces = sum(codes[offset : offset + count] << np.uint64(8 * offset) for offset in range(_PIECE))
     buckets = (pieces * _MULTIPLIER) >> np.uint64(64 - _WIDTH_BITS)
     vector = np.zeros(1 << _WIDTH_BITS, np.float32)
     vector[buckets] = 1

@@ -84,21 +84,21 @@ def describe(report: LineReport) -> str:
 
 
 def printable(content: bytes, marks: Sequence[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
-    """A line as text that does nothing to a terminal, and the marked bytes as places in it."""
+    """A line as text that does nothing to a terminal, and the marked bytes as ranges of characters."""
     marked = np.zeros(len(content), bool)
     for begin, stop in marks:
         marked[begin:stop] = True
-    text, places, byte = "", [], 0
+    text, ranges, byte = "", [], 0
     for char in content.decode("utf-8", "surrogateescape"):
         shown = _UNPRINTABLE.sub(_escape, char)
         size = len(char.encode("utf-8", "surrogateescape"))
         if marked[byte : byte + size].any():
-            if places and places[-1][1] == len(text):
-                places[-1] = (places[-1][0], len(text) + len(shown))
+            if ranges and ranges[-1][1] == len(text):
+                ranges[-1] = (ranges[-1][0], len(text) + len(shown))
             else:
-                places.append((len(text), len(text) + len(shown)))
+                ranges.append((len(text), len(text) + len(shown)))
         text, byte = text + shown, byte + size
-    return text, places
+    return text, ranges
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -11,7 +11,7 @@ class LogLine:
         number: of the line in its file, from 1.
         offset: of its first byte in the file.
         length: bytes, without the line end.
-        content: the first bytes, all of them unless the line is longer than the limit of the splitter.
+        content: its first bytes, up to the limit of the splitter.
         end: offset after the line and its line end.
     """
 
@@ -26,7 +26,7 @@ class LineSplitter:
     """Cuts chunks of bytes into lines.
 
     Args:
-        max_bytes: of a line that are kept; the others are counted.
+        max_bytes: bytes of a line that are kept; further ones are only counted.
         offset: of the first chunk in its file.
         number: of the first line.
     """
@@ -46,7 +46,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[LogLine]:
-        """The last line, if it has no end; the next byte begins a new one."""
+        """The last line, if it has no line end; the next byte begins a new line."""
         return [self._cut(0)] if self._length else []
 
     def _extend(self, chunk: bytes, begin: int, end: int) -> None:

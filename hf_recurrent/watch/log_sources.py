@@ -1,6 +1,6 @@
-"""Where lines come from: files that grow and are rotated, and standard input.
+"""Sources of log lines: files that grow and are rotated, and standard input.
 
-A source never blocks for more than a moment and never raises for what happens to a log: it says it in `notices`.
+A source does not block and, once opened, does not raise for what happens to a log, but adds a message to `notices`.
 """
 
 import hashlib
@@ -14,14 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.online.source_identity import read_at
 from hf_recurrent.watch.log_lines import LineSplitter, LogLine
 
 _CHUNK = 1 << 16
 # Bytes before the position by which a file is recognized.
 _COMPARED = 1 << 10
-# Seconds before a file that was renamed is left: its writer may not have noticed yet.
+# Seconds before a renamed file is closed: its writer may not have noticed yet.
 _PATIENCE = 1.0
-# Seconds between two looks at a file that gives no bytes.
+# Seconds between two attempts to read a file that has no new bytes.
 _BETWEEN_LOOKS = 0.1
 
 
@@ -29,11 +30,11 @@ class LogSource(ABC):
     """Lines of one log.
 
     Args:
-        name: for people.
+        name: in messages.
         max_line_bytes: bytes of a line that are kept.
 
     Attributes:
-        notices: sentences about the log that nobody has read yet; whoever shows them clears the list.
+        notices: messages about the log; the caller shows them and clears the list.
     """
 
     def __init__(self, name: str, max_line_bytes: int):
@@ -53,7 +54,7 @@ class LogSource(ABC):
 
     @property
     def is_finished(self) -> bool:
-        """True if no line will come any more."""
+        """True if there will be no further line."""
         return not self._lines and self._is_at_end
 
     @abstractmethod
@@ -61,18 +62,18 @@ class LogSource(ABC):
         """Bytes that have arrived after the line that was given last."""
 
     def position(self) -> dict[str, Any] | None:
-        """JSON from which the source can be continued after the line that it gave last; None if it cannot."""
+        """JSON to continue after the line that was given last; None if the source cannot be continued."""
         return None
 
     def beginning(self) -> str:
-        """Where the first line comes from, in words."""
+        """The position of the first line, in words."""
         return "from the first line that arrives"
 
     _is_at_end = False
 
     @abstractmethod
     def _read_lines(self) -> list[LogLine]:
-        """The lines that arrived, of one file at a time."""
+        """The lines that have arrived, from one file at a time."""
 
 
 class StandardInput(LogSource):
@@ -104,14 +105,14 @@ class StandardInput(LogSource):
 
 
 class LogFile(LogSource):
-    """Lines of a file, by name: rotated, truncated, removed and created again, as `tail -F` follows it.
+    """Lines of a file, followed by name like `tail -F`: it may be rotated, truncated, removed and created again.
 
     Args:
-        path: the file; while it does not exist, it is waited for.
+        path: the file, which need not exist yet.
         max_line_bytes: bytes of a line that are kept.
         follow: wait for more at the end of the file.
-        history: bytes before the end of the file at which to begin; None for all of it.
-        position: of [`position`], to continue there. A file that was rotated meanwhile is finished first.
+        history: start this many bytes before the end of the file; None for its beginning.
+        position: of [`position`], to continue there. If the file was rotated since, the old file is finished first.
 
     Raises:
         OSError: `follow` is False and the file cannot be opened.
@@ -140,18 +141,18 @@ class LogFile(LogSource):
     def lag(self) -> int:
         if self._file is None:
             return 0
-        behind = max(os.fstat(self._file.fileno()).st_size - self._place()[0], 0)
+        lag = max(os.fstat(self._file.fileno()).st_size - self._next_line()[0], 0)
         if self._replaced_since is not None:
-            behind += _size_of(self._path)
-        return behind
+            lag += _size_of(self._path)
+        return lag
 
     def position(self) -> dict[str, Any] | None:
         if self._file is None:
             return None
-        offset, number = self._place()
+        offset, number = self._next_line()
         return {"offset": offset, "line": number, "digest": _digest(self._file, offset)}
 
-    def _place(self) -> tuple[int, int]:
+    def _next_line(self) -> tuple[int, int]:
         """Offset and number of the line after the one that was given last."""
         given = self._given
         if given is None or given.end > self._read_to:  # the line was in the file before it was truncated
@@ -186,11 +187,11 @@ class LogFile(LogSource):
         self._given = None
         file.seek(offset)
         self._start, self._read_to, self._first_number = offset, offset, number
-        self._before = _read_at(file, max(offset - _COMPARED, 0), min(offset, _COMPARED))
+        self._before = read_at(file, max(offset - _COMPARED, 0), min(offset, _COMPARED))
         self._splitter = LineSplitter(self.max_line_bytes, offset, number)
 
     def _continue(self, position: Mapping[str, Any]) -> None:
-        """Open the file of a saved position, under whatever name in its directory."""
+        """Open the file of a saved position, which may have been renamed in its directory."""
         self._history = None
         candidates = [self._path]
         if self._path.parent.is_dir():
@@ -246,7 +247,7 @@ class LogFile(LogSource):
     def _is_unchanged(self) -> bool:
         """False if the file was truncated and has grown again."""
         count = len(self._before)
-        return _read_at(self._file, self._read_to - count, count) == self._before
+        return read_at(self._file, self._read_to - count, count) == self._before
 
     def _start_over(self) -> list[LogLine]:
         rest = self._splitter.finish()
@@ -257,7 +258,7 @@ class LogFile(LogSource):
         return rest
 
     def _finish_if_replaced(self, now: float) -> list[LogLine]:
-        """Leave a file that no longer has its name, once nothing is added to it."""
+        """Open the new file if the file was renamed, once nothing more is added to the old one."""
         try:
             is_replaced = not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
         except FileNotFoundError:  # removed, or between the two steps of a rotation
@@ -271,7 +272,7 @@ class LogFile(LogSource):
         if now - self._replaced_since < _PATIENCE:
             return []
         rest = self._splitter.finish()
-        if not rest:  # else after that line was taken, so that `position` is that of the file of the last line
+        if not rest:  # else after the next call, because `position` refers to the file of the line given last
             self._open(self._path, 0, 1)
             self.notices.append(f"{self.name} was rotated; reading the new file")
         return rest
@@ -289,23 +290,14 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _read_at(file: Any, place: int, count: int) -> bytes:
-    """Bytes at another place of a file; its position stays."""
-    position = file.tell()
-    file.seek(place)
-    data = file.read(count)
-    file.seek(position)
-    return data
-
-
 def _digest(file: Any, offset: int) -> str:
-    """A hash of the first bytes of a file and of those before an offset."""
+    """Hash of the first bytes of a file and the bytes before an offset."""
     count = min(offset, _COMPARED)
-    return hashlib.sha256(_read_at(file, 0, count) + _read_at(file, offset - count, count)).hexdigest()
+    return hashlib.sha256(read_at(file, 0, count) + read_at(file, offset - count, count)).hexdigest()
 
 
 def _is_at(path: Path, position: Mapping[str, Any]) -> bool:
-    """True if a file has the bytes before a saved position."""
+    """True if the bytes of a file before a saved position are the same as then."""
     try:
         with open(path, "rb", buffering=0) as file:
             offset = position["offset"]

@@ -1,4 +1,4 @@
-"""`LogWatcher`: reads a log line by line, says how unusual each line is, and learns from it."""
+"""`LogWatcher`: reads a log line by line, scores how unusual each line is, and learns from it."""
 
 import dataclasses
 import math
@@ -7,24 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
+from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.watch.line_memory import LineMemory
-from hf_recurrent.watch.line_scores import LINE_END, score_line
 from hf_recurrent.watch.rarity import RecentValues
 from hf_recurrent.watch.threshold import AdaptiveThreshold
 
-# Measure → neighbouring bytes whose bits are added up, to find those that surprise most.
-_TOGETHER = {"bytes": 8, "few_bytes": 3}
-# Measure → difference that counts: a bit, a fiftieth of all pieces of a line, a fifth of a bit, a quarter of a line.
+LINE_END = b"\n"
+# Measure → length of the windows of neighbouring bytes whose bits are added.
+_WINDOWS = {"bytes": 8, "few_bytes": 3}
+# Measure → smallest relevant difference: a bit, a fiftieth of the pieces of a line, a fifth of a bit, a quarter line.
 _RESOLUTIONS = {"bytes": 1.0, "few_bytes": 1.0, "novelty": 0.02, "order": 0.02, "transition": 0.2, "repetition": 0.25}
-# Measure → weight in the norm, if it is not 1; `order` and `transition` look at the same from two sides.
+# Measure → weight in the norm, if it is not 1; `order` and `transition` measure nearly the same.
 _WEIGHTS = {"few_bytes": 1.3, "transition": 1.3, "order": 0.85}
 # Power of the norm: 2 lets many small rarities hide a single high one, 4 nearly forgets all but the highest.
 _NORM = 3
-# A byte is shown as surprising with more bits than this.
-SURPRISING_BITS = 4.0
-# A model is taken as diverged when so many lines in a row have more bits per byte than no model at all.
+# A byte with more bits than this is shown as surprising.
+_SURPRISING_BITS = 4.0
+# A model has diverged if this many lines in a row have more bits per byte than without a model (8).
 _DIVERGED_LINES, _DIVERGED_BITS = 20, 12.0
 
 
@@ -35,7 +38,7 @@ class WatchSettings:
     Args:
         false_alarms: share of lines to flag on a log in which nothing is wrong.
         learn_flagged: learn from lines that were flagged, too.
-        window: recent lines that a line is compared with.
+        window: recent lines to compare a line with.
 
     Raises:
         ValueError: a value is not allowed.
@@ -60,11 +63,11 @@ class LineReport:
     """How unusual a line is.
 
     Args:
-        bits: of each byte, the line end included, (T,).
+        bits: surprise of each of the T bytes, the line end included, (T,).
         measures: rarity in bits of each measure among the recent lines: `bytes` and `few_bytes` (the 8 and the 3
-            neighbouring bytes that surprise most), and those of [`LineMemory.compare`].
-        score: their weighted norm of order 3.
-        rarity: of the score among those of the recent lines, in bits: such a line comes once in 2^rarity lines.
+            neighbouring bytes with the most bits), and the measures of [`LineMemory.compare`].
+        score: weighted norm of order 3 of the measures.
+        rarity: of the score among the recent lines, in bits: such a line comes once in 2^rarity lines.
         threshold: of the score; infinite for the first lines.
         is_unusual: the score exceeds the threshold.
     """
@@ -78,32 +81,33 @@ class LineReport:
 
     @property
     def reason(self) -> str:
-        """The name of the highest measure."""
+        """Name of the highest measure."""
         return max(self.measures, key=self.measures.__getitem__)
 
     def surprising(self) -> list[tuple[int, int]]:
-        """Begin and end of the stretches of bytes that surprised."""
+        """Begin and end of the stretches of surprising bytes."""
         found: list[tuple[int, int]] = []
-        for place in np.flatnonzero(self.bits[:-1] > SURPRISING_BITS).tolist():
-            if found and place - found[-1][1] <= 1:  # a single expected byte between two does not separate them
-                found[-1] = (found[-1][0], place + 1)
+        for index in np.flatnonzero(self.bits[:-1] > _SURPRISING_BITS).tolist():
+            if found and index - found[-1][1] <= 1:  # a single expected byte between two does not separate them
+                found[-1] = (found[-1][0], index + 1)
             else:
-                found.append((place, place + 1))
+                found.append((index, index + 1))
         return found
 
 
 class LogWatcher:
     """Reads the lines of one log.
 
-    Every line is scored as a whole before the learner reads any of it, so the bits are exactly those of the line. A
-    line that is flagged is not read by the learner, unless the settings say so: neither weights nor state know of it.
+    Every line is scored as a whole before the learner reads any of it: the weights change within a line, and scores
+    must not depend on where its blocks begin. The learner does not read a flagged line, unless the settings say so:
+    it changes neither weights nor state.
 
     Args:
         learner: an `OnlineLearner` with `binary=True`, because a log may contain any byte.
         settings: of the threshold and of learning.
 
     Raises:
-        ValueError: the learner takes byte 0 for the end of an episode.
+        ValueError: the learner has `binary=False`.
     """
 
     def __init__(self, learner: OnlineLearner, settings: WatchSettings):
@@ -125,14 +129,14 @@ class LogWatcher:
         return report
 
     def judge(self, line: bytes) -> LineReport:
-        """Say how unusual a line, without its line end, is.
+        """Score a line, given without its line end.
 
         Raises:
             DivergedError: the model predicts worse than no model; the line was not counted. See [`replace_learner`].
         """
         bits = score_line(self.learner, line + LINE_END)
         self._check(bits)
-        values = {name: _peak(bits, width) for name, width in _TOGETHER.items()} | self._memory.compare(line)
+        values = {name: _peak(bits, width) for name, width in _WINDOWS.items()} | self._memory.compare(line)
         measures = {name: self._measures[name].rarity(value) for name, value in values.items()}
         weighted = [_WEIGHTS.get(name, 1.0) * rarity for name, rarity in measures.items()]
         score = sum(value**_NORM for value in weighted) ** (1 / _NORM)
@@ -153,7 +157,7 @@ class LogWatcher:
             self.learner.read(line + LINE_END)
 
     def replace_learner(self, learner: OnlineLearner) -> None:
-        """Go on with another learner, after the model has diverged."""
+        """Continue with another learner, after the model has diverged."""
         self.learner, self._bad_lines = learner, 0
         if not learner.has_context:
             learner.read(LINE_END)
@@ -180,7 +184,7 @@ class LogWatcher:
         """Continue from [`state`], with the learner that was saved with it.
 
         Raises:
-            ValueError: the values are not those of a watcher.
+            ValueError: a value is missing or damaged.
         """
         try:
             for name, values in self._measures.items():
@@ -193,6 +197,22 @@ class LogWatcher:
 
 class DivergedError(Exception):
     """The model predicts worse than no model, or gives NaN."""
+
+
+def score_line(learner: OnlineLearner, line: bytes) -> np.ndarray:
+    """Bits of every byte of a line after the stream so far, (T,) float32; the learner is unchanged.
+
+    Args:
+        learner: it has read at least one byte.
+        line: T bytes.
+    """
+    context = learner.context()
+    before = context["input_ids"]
+    line_ids = torch.tensor([list(line)], device=before.device)
+    with torch.no_grad():
+        logits = learner.model(torch.cat([before, line_ids[:, :-1]], 1), state=context["state"], use_cache=True).logits
+    nats = F.cross_entropy(upcast(logits[0, before.shape[1] - 1 :]), line_ids[0], reduction="none")
+    return nats.cpu().numpy() / math.log(2)
 
 
 def _peak(bits: np.ndarray, width: int) -> float:

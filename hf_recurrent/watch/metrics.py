@@ -25,7 +25,7 @@ class WatchMetrics(Collector):
     """The metrics of a run.
 
     Args:
-        samples: called for each page; gives (name in `METRICS`, log, value), where an empty log is no label.
+        samples: called for each page; yields (name in `METRICS`, log, value); an empty log means no label.
     """
 
     def __init__(self, samples: Callable[[], Iterable[tuple[str, str, float]]]):
@@ -45,7 +45,7 @@ class WatchMetrics(Collector):
 
 
 class MetricsServer:
-    """Serves `/metrics` on the loopback interface, in threads of its own.
+    """Serves `/metrics` on the loopback interface, in its own threads.
 
     Args:
         port: 0 for a free one.

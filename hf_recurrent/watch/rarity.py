@@ -1,15 +1,15 @@
-"""How rare a value is among the recent ones, in bits: k bits for a value that is reached once in 2^k times."""
+"""Rarity of a value among recent ones, in bits: k bits for a value that is reached once in 2^k times."""
 
 import math
 
 import numpy as np
 import torch
 
-# The share of the recent values that make up the tail, which is taken as exponential; the fewest values of a tail, and
-# of a window from which anything is concluded.
-_TAIL_SHARE, _TAIL_LEAST, _LEAST = 0.1, 5, 50
-
-# The tail is trusted up to what comes once in so many times the values of the window.
+# The tail, taken as exponential, is this share of the recent values, but not fewer than this number.
+_TAIL_SHARE, _TAIL_LEAST = 0.1, 5
+# Fewest values of a window that has rarities and quantiles.
+_LEAST = 50
+# The tail is extrapolated to values that come once in this many windows.
 _BEYOND = 10
 
 
@@ -18,7 +18,7 @@ class RecentValues:
 
     Args:
         size: of the window.
-        resolution: the least scale of the tail. Where all values are nearly equal, small differences are not rare.
+        resolution: smallest scale of the tail, so that small differences between nearly equal values are not rare.
     """
 
     def __init__(self, size: int, resolution: float = 1e-9):
@@ -59,7 +59,7 @@ class RecentValues:
         return begin + scale * math.log(share / rate)
 
     def _tail(self) -> tuple[float, float, float]:
-        """Where the tail begins, its scale, and its share of the values."""
+        """Begin and scale of the tail, and its share of the values."""
         count = len(self._values)
         size = max(int(count * _TAIL_SHARE), _TAIL_LEAST)
         tail = np.partition(self._values, count - size)[count - size :]
@@ -77,5 +77,5 @@ class RecentValues:
             ValueError: they are not finite numbers.
         """
         if state.dtype != torch.float64 or state.dim() != 1 or not bool(state.isfinite().all()):
-            raise ValueError("a window of recent values has something else than finite numbers.")
+            raise ValueError("a window of recent values is not a vector of finite float64 numbers.")
         self._values = state.numpy().copy()[-self._size :]

@@ -4,7 +4,7 @@ from typing import Any
 
 from hf_recurrent.watch.rarity import RecentValues
 
-# A line that is flagged lowers the share of the quantile by this part of itself; lines that are not raise it.
+# Step size of the adaptation, and bounds of the quantile's share, as multiples of the rate.
 _GAIN = 0.2
 _LOWEST, _HIGHEST = 0.1, 10.0
 
@@ -13,8 +13,8 @@ class AdaptiveThreshold:
     """The score that lines exceed at a stated rate.
 
     It is a quantile of the recent scores, as in conformal prediction, so that nothing is assumed about their
-    distribution. Its share follows what was flagged: after too many lines it falls, after too few it rises (adaptive
-    conformal inference: Gibbs and Candès 2021, *Adaptive Conformal Inference Under Distribution Shift*).
+    distribution. The share of the quantile adapts: it falls when too many lines are flagged, and rises when too few
+    are (Gibbs and Candès 2021, *Adaptive Conformal Inference Under Distribution Shift*).
 
     Args:
         rate: share of lines to flag.

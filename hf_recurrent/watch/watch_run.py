@@ -41,7 +41,7 @@ class WatchOptions:
     Args:
         output_dir: directory of the checkpoints.
         save_every: seconds between two checkpoints.
-        restart: remove the checkpoints and begin anew.
+        restart: remove the checkpoints and start over.
         follow: wait for new lines, instead of reading the files from beginning to end.
         history: where a new log is followed from, in bytes before its end; None for its beginning.
         max_line_bytes: length at which lines are cut.

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import urllib.request
 
 import pytest
 import torch
@@ -14,10 +13,6 @@ from transformers import AutoModelForCausalLM, set_seed
 from hf_recurrent import ByteTokenizer, config_from_preset
 from hf_recurrent.cli.watch import main
 from hf_recurrent.watch import log_sources, watch_run
-from hf_recurrent.watch.alerts import AlertCommand
-from hf_recurrent.watch.journal import journal_text
-from hf_recurrent.watch.line_log import LineLog
-from hf_recurrent.watch.metrics import MetricsServer
 
 LINES = [b"12:%02d request %d served\n" % (n // 60, n % 60) for n in range(75)]
 ODD = b"kernel panic: no init found\n"
@@ -141,46 +136,6 @@ def test_the_journal_and_alerts(model):
         assert file.read().endswith("76 sshd: kernel panic: no init found\n")
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        (b'{"MESSAGE":"a","__CURSOR":"1","_COMM":"sh"}', b"sh: a"),
-        (b'{"MESSAGE":[104,105,255],"__CURSOR":"1"}', b"hi\xff"),
-        (b'{"MESSAGE":null,"__CURSOR":"1","_COMM":"sh"}', b"sh"),
-        (b'{"MESSAGE":["a","b"],"__CURSOR":"1"}', b"a"),
-        (b'{"message": "of another program"}', None),
-        (b'{"MESSAGE": "cut', None),
-        (b"plain text", None),
-    ],
-)
-def test_entries_of_the_journal(line, text):
-    assert journal_text(line) == text
-
-
-def test_failed_alerts_are_reported():
-    alerts = AlertCommand("echo no such host >&2; exit 3")
-    alerts.send({"text": "a\0b"})
-    alerts.close()
-    assert alerts.take_notices() == ["--exec ended with status 3: no such host"] and alerts.failures == 1
-    slow = AlertCommand("sleep 60", seconds=0.05)
-    slow.send({})
-    slow.close()
-    assert slow.take_notices() == ["--exec took more than 0.05 seconds and was stopped"]
-
-
-def test_metrics_are_served():
-    samples = [("lines", 'a "b"', 3), ("threshold", "c", float("inf")), ("alert_failures", "", 0)]
-    server = MetricsServer(0, lambda: samples)
-    with urllib.request.urlopen(server.address) as answer:
-        page = answer.read().decode()
-    server.close()
-    assert 'hf_recurrent_watch_lines_total{log="a \\"b\\""} 3.0\n' in page
-    assert 'hf_recurrent_watch_threshold{log="c"} +Inf\n' in page
-    assert "\nhf_recurrent_watch_alert_failures_total 0.0\n" in page
-    with pytest.raises(OSError):
-        urllib.request.urlopen(server.address)
-
-
 def test_metrics_without_the_package(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "hf_recurrent.watch.metrics", raising=False)
@@ -188,16 +143,6 @@ def test_metrics_without_the_package(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(tmp_path / "a.log"), "--metrics", "0", "--output_dir", str(tmp_path / "run"), "--no_follow"])
     assert "pip install 'hf-recurrent[watch]'" in capsys.readouterr().err
-
-
-def test_a_file_that_was_replaced_is_not_cut(tmp_path):
-    first = LineLog("a.jsonl")
-    mark = first.mark()
-    first.close()
-    os.rename("a.jsonl", "a.jsonl.1")
-    (tmp_path / "a.jsonl").write_text("of the user\n")
-    LineLog("a.jsonl", mark).close()
-    assert (tmp_path / "a.jsonl").read_text() == "of the user\n"
 
 
 @pytest.mark.parametrize(

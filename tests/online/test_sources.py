@@ -162,7 +162,7 @@ def test_only_files_have_an_identity(tmp_path):
 
 def test_a_pipe_without_a_writer_can_time_out(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    source = open_source(tmp_path / "pipe", timeout=0.03)
+    source = open_source(tmp_path / "pipe", timeout=0.3)
     assert next(source) == b""
     with pytest.raises(TimeoutError, match="has stalled"):
         list(source)

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from hf_recurrent.watch import log_sources
+from hf_recurrent.watch.journal import journal_text
 from hf_recurrent.watch.log_lines import LineSplitter
 from hf_recurrent.watch.log_sources import LogFile
 
@@ -139,3 +140,19 @@ def test_a_position_in_a_file_that_is_gone(tmp_path):
     continued = LogFile(path, 100, position=position)
     assert lines_of(continued) == [b"ONE", b"TWO"]
     assert "not the file that was read before" in continued.notices[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b'{"MESSAGE":"a","__CURSOR":"1","_COMM":"sh"}', b"sh: a"),
+        (b'{"MESSAGE":[104,105,255],"__CURSOR":"1"}', b"hi\xff"),
+        (b'{"MESSAGE":null,"__CURSOR":"1","_COMM":"sh"}', b"sh"),
+        (b'{"MESSAGE":["a","b"],"__CURSOR":"1"}', b"a"),
+        (b'{"message": "of another program"}', None),
+        (b'{"MESSAGE": "cut', None),
+        (b"plain text", None),
+    ],
+)
+def test_entries_of_the_journal(line, text):
+    assert journal_text(line) == text
