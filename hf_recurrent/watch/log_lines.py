@@ -12,14 +12,12 @@ class LogLine:
         offset: of its first byte in the file.
         length: bytes, without the line end.
         content: its first bytes, up to the limit of the splitter.
-        end: offset after the line and its line end.
     """
 
     number: int
     offset: int
     length: int
     content: bytes
-    end: int
 
 
 class LineSplitter:
@@ -27,35 +25,42 @@ class LineSplitter:
 
     Args:
         max_bytes: bytes of a line that are kept; further ones are only counted.
-        offset: of the first chunk in its file.
-        number: of the first line.
+        offset, number: of the first line in its file.
+
+    Attributes:
+        offset, number: of the next line.
     """
 
     def __init__(self, max_bytes: int, offset: int = 0, number: int = 1):
-        self._max_bytes, self._offset, self._number = max_bytes, offset, number
-        self._kept, self._length = bytearray(), 0
+        self.offset, self.number = offset, number
+        self._max_bytes = max_bytes
+        self._chunk, self._begin = b"", 0
+        self._kept, self._length = bytearray(), 0  # of the next line
+        self._is_complete = False
 
-    def feed(self, chunk: bytes) -> list[LogLine]:
-        """The lines that end in the next chunk."""
-        lines, begin = [], 0
-        while (end := chunk.find(b"\n", begin)) >= 0:
-            self._extend(chunk, begin, end)
-            lines.append(self._cut(1))
-            begin = end + 1
-        self._extend(chunk, begin, len(chunk))
-        return lines
+    def feed(self, chunk: bytes) -> None:
+        """Add the next chunk, after all lines of the last one were taken."""
+        self._chunk, self._begin = chunk, 0
 
-    def finish(self) -> list[LogLine]:
-        """The last line, if it has no line end; the next byte begins a new line."""
-        return [self._cut(0)] if self._length else []
-
-    def _extend(self, chunk: bytes, begin: int, end: int) -> None:
+    def next_line(self) -> LogLine | None:
+        """The next line; None if its end is not there yet."""
+        if self._is_complete:
+            return self._cut(0)
+        found = self._chunk.find(b"\n", self._begin)
+        end = len(self._chunk) if found < 0 else found
         room = self._max_bytes - len(self._kept)
-        self._kept += chunk[begin : min(end, begin + room)]
-        self._length += end - begin
+        self._kept += self._chunk[self._begin : min(end, self._begin + room)]
+        self._length += end - self._begin
+        self._begin = end if found < 0 else end + 1
+        return None if found < 0 else self._cut(1)
+
+    def finish(self) -> bool:
+        """Complete a line without a line end, after all others were taken; False if there is none."""
+        self._is_complete = self._length > 0
+        return self._is_complete
 
     def _cut(self, end_bytes: int) -> LogLine:
-        end = self._offset + self._length + end_bytes
-        line = LogLine(self._number, self._offset, self._length, bytes(self._kept), end)
-        self._kept, self._length, self._offset, self._number = bytearray(), 0, end, self._number + 1
+        line = LogLine(self.number, self.offset, self._length, bytes(self._kept))
+        self.offset, self.number = self.offset + self._length + end_bytes, self.number + 1
+        self._kept, self._length, self._is_complete = bytearray(), 0, False
         return line

@@ -9,7 +9,6 @@ import select
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,28 +33,25 @@ class LogSource(ABC):
         max_line_bytes: bytes of a line that are kept.
 
     Attributes:
+        is_finished: there will be no further line.
         notices: messages about the log; the caller shows them and clears the list.
     """
 
     def __init__(self, name: str, max_line_bytes: int):
         self.name, self.max_line_bytes = name, max_line_bytes
+        self.is_finished = False
         self.notices: list[str] = []
-        self._lines: deque[LogLine] = deque()
-        self._given: LogLine | None = None
+        self._splitter = LineSplitter(max_line_bytes)
 
     def next_line(self) -> LogLine | None:
         """The next line; None if there is none at the moment."""
-        if not self._lines:
-            self._lines.extend(self._read_lines())
-        if not self._lines:
-            return None
-        self._given = self._lines.popleft()
-        return self._given
+        while (line := self._splitter.next_line()) is None and self._read():
+            pass
+        return line
 
-    @property
-    def is_finished(self) -> bool:
-        """True if there will be no further line."""
-        return not self._lines and self._is_at_end
+    @abstractmethod
+    def _read(self) -> bool:
+        """Feed or finish the splitter; False if there is nothing at the moment."""
 
     @abstractmethod
     def lag(self) -> int:
@@ -69,12 +65,6 @@ class LogSource(ABC):
         """The position of the first line, in words."""
         return "from the first line that arrives"
 
-    _is_at_end = False
-
-    @abstractmethod
-    def _read_lines(self) -> list[LogLine]:
-        """The lines that have arrived, from one file at a time."""
-
 
 class StandardInput(LogSource):
     """Lines of standard input."""
@@ -84,24 +74,22 @@ class StandardInput(LogSource):
         if sys.stdin is None:
             raise OSError("The source is '-', but standard input is closed.")
         self._descriptor = sys.stdin.fileno()
-        self._splitter = LineSplitter(max_line_bytes)
         self._received = 0
 
     def lag(self) -> int:
-        return self._received - (self._given.end if self._given else 0)  # in the pipe itself, at most 64 kB wait
+        return self._received - self._splitter.offset  # in the pipe itself, at most 64 kB wait
 
-    def _read_lines(self) -> list[LogLine]:
-        if self._is_at_end:
-            return []
+    def _read(self) -> bool:
         # On Windows, select() takes sockets only: there, reading blocks.
-        if os.name == "posix" and not select.select([self._descriptor], [], [], 0)[0]:
-            return []
+        if self.is_finished or (os.name == "posix" and not select.select([self._descriptor], [], [], 0)[0]):
+            return False
         chunk = os.read(self._descriptor, _CHUNK)
+        if not chunk:
+            self.is_finished = True
+            return self._splitter.finish()
         self._received += len(chunk)
-        if chunk:
-            return self._splitter.feed(chunk)
-        self._is_at_end = True
-        return self._splitter.finish()
+        self._splitter.feed(chunk)
+        return True
 
 
 class LogFile(LogSource):
@@ -130,7 +118,7 @@ class LogFile(LogSource):
         super().__init__(os.fspath(path), max_line_bytes)
         self._path, self._follow, self._history = Path(path), follow, history
         self._file: Any = None
-        self._last_look = -_BETWEEN_LOOKS
+        self._next_look = 0.0
         self._replaced_since: float | None = None
         self._problem: str | None = None
         if position is not None:
@@ -141,34 +129,24 @@ class LogFile(LogSource):
     def lag(self) -> int:
         if self._file is None:
             return 0
-        lag = max(os.fstat(self._file.fileno()).st_size - self._next_line()[0], 0)
-        if self._replaced_since is not None:
-            lag += _size_of(self._path)
-        return lag
+        lag = max(os.fstat(self._file.fileno()).st_size - self._splitter.offset, 0)
+        return lag if self._replaced_since is None else lag + _size_of(self._path)
 
     def position(self) -> dict[str, Any] | None:
         if self._file is None:
             return None
-        offset, number = self._next_line()
-        return {"offset": offset, "line": number, "digest": _digest(self._file, offset)}
-
-    def _next_line(self) -> tuple[int, int]:
-        """Offset and number of the line after the one that was given last."""
-        given = self._given
-        if given is None or given.end > self._read_to:  # the line was in the file before it was truncated
-            return self._start, self._first_number
-        return given.end, given.number + 1
+        offset = self._splitter.offset
+        return {"offset": offset, "line": self._splitter.number, "digest": _digest(self._file, offset)}
 
     def beginning(self) -> str:
         if self._file is None:
             return "which does not exist yet"
-        size = os.fstat(self._file.fileno()).st_size
-        return f"from line {self._first_number:,}, {size - self._start:,} bytes before its end"
+        return f"from line {self._splitter.number:,}, {self.lag():,} bytes before its end"
 
     # ---- Opening ----
 
-    def _open(self, path: Path, offset: int | None = None, number: int = 1, must_exist: bool = False) -> None:
-        """Open a file at an offset, by default where its history begins."""
+    def _open(self, path: Path, offset: int | None = None, number: int = 1, must_exist: bool = False) -> bool:
+        """Open a file at an offset, by default at the beginning of its history; False if it cannot be opened."""
         try:
             file = open(path, "rb", buffering=0)  # noqa: SIM115 (kept open)
             if not os.path.isfile(path):
@@ -180,14 +158,17 @@ class LogFile(LogSource):
             if must_exist:
                 raise OSError(f"The log {self.name!r} cannot be read: {error.strerror or error}.") from error
             self._report(f"{self.name} cannot be read: {(error.strerror or str(error)).lower()}; waiting for it")
-            return
+            return False
         if self._file is not None:
             self._file.close()
         self._file, self._history, self._replaced_since, self._problem = file, None, None, None
-        self._given = None
-        file.seek(offset)
-        self._start, self._read_to, self._first_number = offset, offset, number
-        self._before = read_at(file, max(offset - _COMPARED, 0), min(offset, _COMPARED))
+        self._begin_at(offset, number)
+        return True
+
+    def _begin_at(self, offset: int, number: int) -> None:
+        self._before = read_at(self._file, max(offset - _COMPARED, 0), min(offset, _COMPARED))
+        self._file.seek(offset)
+        self._read_to = offset
         self._splitter = LineSplitter(self.max_line_bytes, offset, number)
 
     def _continue(self, position: Mapping[str, Any]) -> None:
@@ -211,53 +192,49 @@ class LogFile(LogSource):
 
     # ---- Reading ----
 
-    def _read_lines(self) -> list[LogLine]:
+    def _read(self) -> bool:
         now = time.monotonic()
-        if self._is_at_end or now - self._last_look < _BETWEEN_LOOKS:
-            return []
-        if self._file is None:
-            self._last_look = now
-            if self._path.exists():
-                self._open(self._path)
-            elif self._problem is None:
-                self._report(f"{self.name} does not exist; waiting for it")
-            return []
+        if self.is_finished or now < self._next_look:
+            return False
         try:
-            return self._read_more(now)
+            has_read = self._wait_for_file() if self._file is None else self._read_more(now)
         except OSError as error:
-            self._last_look = now
             self._report(f"{self.name} cannot be read: {(error.strerror or str(error)).lower()}; trying again")
-            return []
+            has_read = False
+        if not has_read:
+            self._next_look = now + _BETWEEN_LOOKS
+        return has_read
 
-    def _read_more(self, now: float) -> list[LogLine]:
-        descriptor = self._file.fileno()
-        if os.fstat(descriptor).st_size < self._read_to or not self._is_unchanged():
-            return self._start_over()
-        while chunk := self._file.read(_CHUNK):
+    def _wait_for_file(self) -> bool:
+        if self._path.exists():
+            return self._open(self._path)
+        if self._problem is None:
+            self._report(f"{self.name} does not exist; waiting for it")
+        return False
+
+    def _read_more(self, now: float) -> bool:
+        if os.fstat(self._file.fileno()).st_size < self._read_to or not self._is_unchanged():
+            if not self._splitter.finish():  # else after that line was taken
+                self._begin_at(0, 1)
+                self.notices.append(f"{self.name} was truncated; reading from its beginning")
+            return True
+        chunk = self._file.read(_CHUNK)
+        if chunk:
             self._read_to += len(chunk)
             self._before = (self._before + chunk)[-_COMPARED:]
-            if lines := self._splitter.feed(chunk):
-                return lines
-        self._last_look = now
-        if not self._follow:
-            self._is_at_end = True
-            return self._splitter.finish()
-        return self._finish_if_replaced(now)
+            self._splitter.feed(chunk)
+            return True
+        if self._follow:
+            return self._open_if_replaced(now)
+        self.is_finished = True
+        return self._splitter.finish()
 
     def _is_unchanged(self) -> bool:
         """False if the file was truncated and has grown again."""
         count = len(self._before)
         return read_at(self._file, self._read_to - count, count) == self._before
 
-    def _start_over(self) -> list[LogLine]:
-        rest = self._splitter.finish()
-        self._file.seek(0)
-        self._start, self._read_to, self._first_number, self._before = 0, 0, 1, b""
-        self._splitter, self._given = LineSplitter(self.max_line_bytes), None
-        self.notices.append(f"{self.name} was truncated; reading from its beginning")
-        return rest
-
-    def _finish_if_replaced(self, now: float) -> list[LogLine]:
+    def _open_if_replaced(self, now: float) -> bool:
         """Open the new file if the file was renamed, once nothing more is added to the old one."""
         try:
             is_replaced = not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
@@ -266,16 +243,16 @@ class LogFile(LogSource):
             self._report(f"{self.name} was removed; waiting for a new one")
         if not is_replaced:
             self._replaced_since = None
-            return []
-        if self._replaced_since is None:
-            self._replaced_since = now
+            return False
+        self._replaced_since = self._replaced_since or now
         if now - self._replaced_since < _PATIENCE:
-            return []
-        rest = self._splitter.finish()
-        if not rest:  # else after the next call, because `position` refers to the file of the line given last
-            self._open(self._path, 0, 1)
+            return False
+        if self._splitter.finish():
+            return True
+        is_open = self._open(self._path, 0, 1)
+        if is_open:
             self.notices.append(f"{self.name} was rotated; reading the new file")
-        return rest
+        return is_open
 
     def _report(self, problem: str) -> None:
         if problem != self._problem:

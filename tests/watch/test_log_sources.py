@@ -27,22 +27,29 @@ def append(path, data):
         file.write(data)
 
 
+def split(splitter, chunk):
+    splitter.feed(chunk)
+    return list(iter(splitter.next_line, None))
+
+
 def test_lines_do_not_depend_on_the_chunks():
     data = b"first\n\nthird \xff\x00\r\nlast"
-    whole = LineSplitter(100).feed(data)
+    whole = split(LineSplitter(100), data)
     splitter, pieces = LineSplitter(100), []
     for byte in data:
-        pieces += splitter.feed(bytes([byte]))
+        pieces += split(splitter, bytes([byte]))
     assert pieces == whole
     assert [line.content for line in whole] == [b"first", b"", b"third \xff\x00\r"]
-    assert [(line.number, line.offset, line.end) for line in whole] == [(1, 0, 6), (2, 6, 7), (3, 7, 17)]
-    assert [line.content for line in splitter.finish()] == [b"last"]
-    assert splitter.finish() == []
+    assert [(line.number, line.offset) for line in whole] == [(1, 0), (2, 6), (3, 7)]
+    assert (splitter.number, splitter.offset) == (4, 17)
+    assert splitter.finish() and splitter.next_line().content == b"last"
+    assert (splitter.number, splitter.offset) == (5, 21)
+    assert splitter.next_line() is None and not splitter.finish()
 
 
 def test_a_long_line_is_cut_and_counted():
     splitter = LineSplitter(4)
-    lines = [line for _ in range(1000) for line in splitter.feed(b"x" * 1000)] + splitter.feed(b"\nnext\n")
+    lines = [line for _ in range(1000) for line in split(splitter, b"x" * 1000)] + split(splitter, b"\nnext\n")
     assert [(line.content, line.length) for line in lines] == [(b"xxxx", 1_000_000), (b"next", 4)]
     assert lines[1].offset == 1_000_001
 
