@@ -106,7 +106,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.generation.continuations": ("Continuation", "sample_continuations"),
     "hf_recurrent.generation.speculative": ("SpeculativeOutput", "generate_speculative"),
     "hf_recurrent.evaluation.bits_per_byte": ("evaluate_bits_per_byte",),
-    "hf_recurrent.evaluation.image_samples": ("sample_images",),
+    "hf_recurrent.evaluation.samples": ("sample_images",),
     "hf_recurrent.tasks.task": ("Task",),
     "hf_recurrent.tasks.task_streams": ("TaskStreams",),
     "hf_recurrent.tasks.task_dataset": ("TaskDataset",),

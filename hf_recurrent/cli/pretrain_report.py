@@ -8,8 +8,7 @@ from hf_recurrent.cli.pretrain_arguments import PretrainArguments
 from hf_recurrent.cli.user_code import import_flags
 from hf_recurrent.data.episode_source import count_of, with_unit
 from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
-from hf_recurrent.evaluation.image_samples import sample_images
-from hf_recurrent.evaluation.samples import generate_samples
+from hf_recurrent.evaluation.samples import generate_samples, sample_images
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.stream_trainer import StreamTrainer

@@ -305,7 +305,7 @@ def test_train_evaluate_and_draw(tmp_path, load):
 
 
 def test_drawing_leaves_everything_as_it_was(monkeypatch):
-    monkeypatch.setattr("hf_recurrent.evaluation.image_samples._LENGTHS", {256: 49, 16: 64})
+    monkeypatch.setattr("hf_recurrent.evaluation.samples._IMAGE_LENGTHS", {256: 49, 16: 64})
     torch.manual_seed(0)
     model = HawkForCausalLM(HawkConfig(vocab_size=16, hidden_size=8, state_size=8, num_hidden_layers=1)).train()
     assert model.config.eos_token_id == 0  # which must not end an image
