@@ -10,7 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate.utils import gather_object, reduce
+from transformers import TrainingArguments
 
+from hf_recurrent.checkpoints.training_files import shareable_arguments
+
+# Arguments that may differ between processes.
+_OF_A_PROCESS = {"dataloader_num_workers", "log_level", "log_level_replica", "disable_tqdm"}
 _ERRORS = (ImportError, OSError, ValueError)
 
 
@@ -48,6 +53,23 @@ def check_same(facts: dict[str, Any]) -> None:
                     f"`{name}` is {values[0]!r} in process 0 and {value!r} in process {rank}; all processes need the "
                     "same arguments and data."
                 )
+
+
+def check_same_run(args: TrainingArguments, model: torch.nn.Module, sources: dict[str, Any]) -> None:
+    """[`check_same`] for everything about a run that all of its processes need to have alike.
+
+    Args:
+        args: of the run.
+        model: its configuration is compared.
+        sources: by argument, an episode source, a dictionary of sources by name, or None.
+    """
+    facts = {}
+    for argument, source in sources.items():  # data first: arguments may be derived from them
+        parts = source.items() if isinstance(source, dict) else [("", source)]
+        facts |= {f"{argument} {name}".strip(): part and (part.name, part.fingerprint) for name, part in parts}
+    facts |= {name: value for name, value in shareable_arguments(args).items() if name not in _OF_A_PROCESS}
+    config = model.config.to_dict() if hasattr(model, "config") else {}
+    check_same(facts | {f"{name} of the model": value for name, value in config.items()})
 
 
 def _gathered(value: Any) -> list[Any]:

@@ -1,14 +1,8 @@
 """`StreamTrainer`: a `Trainer` on blocks of an episode source, put together from parts.
 
-| part | file |
-|---|---|
-| `method`: the loss, and what streams carry | `methods/` |
-| `progress`: positions of the streams | `stream_progress.py` |
-| `checkpointing`: writing and resuming | `checkpointing.py` |
-| `records`: the record of training | `phase_records.py` |
-| `guard`: NaN and infinite values | `divergence_guard.py` |
-| `signals`: Ctrl-C and SIGTERM | `stop_signals.py` |
-| `sharding`: how processes share the model | `sharding.py` |
+Its `method` (`methods/`) has the loss and says what streams carry, `progress` knows their positions, `checkpointing`
+writes and resumes, `records` has the record of training, `guard` watches for NaN and infinite values, `signals` for
+Ctrl-C and SIGTERM, and `sharding` says how processes share the model.
 """
 
 import copy
@@ -30,13 +24,12 @@ from transformers.utils import logging
 from hf_recurrent.checkpoints.files import remove_staging
 from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.records import Provenance
-from hf_recurrent.checkpoints.training_files import shareable_arguments
 from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_window
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors, frozen
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state
 from hf_recurrent.stock_models.with_state import with_state
-from hf_recurrent.trainers.agreement import check_same, same_error, total
+from hf_recurrent.trainers.agreement import check_same_run, same_error, total
 from hf_recurrent.trainers.carried_state import CarriedState
 from hf_recurrent.trainers.checkpointing import Checkpointing
 from hf_recurrent.trainers.divergence_guard import DivergenceGuard
@@ -50,9 +43,6 @@ from hf_recurrent.trainers.stream_progress import StreamProgress
 from hf_recurrent.trainers.training_callbacks import BytesProgressCallback, LoopCallback, SampleCallback, Throughput
 
 logger = logging.get_logger(__name__)
-
-# Arguments that may differ between processes.
-_OF_A_PROCESS = {"dataloader_num_workers", "log_level", "log_level_replica", "disable_tqdm"}
 
 
 class StreamTrainer(Trainer):
@@ -115,7 +105,7 @@ class StreamTrainer(Trainer):
                     "`optimizers` must be (None, None) with FSDP: the parameters are replaced by their parts."
                 )
         if args.world_size > 1:
-            check_same(_facts(args, trained, {"train_corpus": train_corpus, "eval_corpus": eval_corpus}))
+            check_same_run(args, trained, {"train_corpus": train_corpus, "eval_corpus": eval_corpus})
         if args.n_gpu > 1:
             # nn.DataParallel would distribute the streams differently at every block.
             logger.warning("Using one of %d GPUs; start one process per GPU with `accelerate launch`.", args.n_gpu)
@@ -141,7 +131,7 @@ class StreamTrainer(Trainer):
 
     def _add_callbacks(self) -> None:
         self.add_callback(LoopCallback(self.begin_steps, self.signals))
-        self._bar: BytesProgressCallback | None = None
+        self._bar = None
         if self.pop_callback(ProgressCallback) is not None:
             self._bar = BytesProgressCallback(getattr(self.train_dataset, "unit", "byte"))
             self.add_callback(self._bar)
@@ -157,8 +147,9 @@ class StreamTrainer(Trainer):
         self.accelerator.clip_grad_norm_ = self.guard.clip
         if self.sharding.is_sharded:
             # In training as in evaluation: for autocast and compilation, without another wrapper.
-            prepare = partial(self.accelerator.prepare_model, device_placement=False, evaluation_mode=True)
-            self.accelerator.prepare_model = lambda model, *_, **__: prepare(model)
+            prepare = self.accelerator.prepare_model
+            options = {"device_placement": False, "evaluation_mode": True}
+            self.accelerator.prepare_model = lambda model, *_, **__: prepare(model, **options)
 
     # ---- Data ----
 
@@ -210,11 +201,8 @@ class StreamTrainer(Trainer):
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         """Names of parameters with weight decay, without the model's `parameters_without_weight_decay`."""
-        names = super().get_decay_parameter_names(model)
-        if not hasattr(self.model, "parameters_without_weight_decay"):
-            return names
-        exempt = self.model.parameters_without_weight_decay()
-        return [name for name in names if name not in exempt]
+        exempt = getattr(self.model, "parameters_without_weight_decay", set)()
+        return [name for name in super().get_decay_parameter_names(model) if name not in exempt]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer of `Trainer`, with a group for each learning-rate factor of the model."""
@@ -275,8 +263,7 @@ class StreamTrainer(Trainer):
             except EvaluationStopped:
                 self._save_checkpoint(self.model, trial)
             if self.signals.stop_is_due:
-                name = f"checkpoint-{self.state.global_step}"
-                folder = os.path.join(self._get_output_dir(trial=trial), name)
+                folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
                 raise TrainingInterrupted(self.signals.request, folder)
         return result
 
@@ -337,8 +324,7 @@ class StreamTrainer(Trainer):
 
     def floating_point_ops(self, inputs: dict[str, torch.Tensor | Any]) -> int:
         """The estimate of `Trainer`, but with the parameters counted only once: at T = 1 that takes long."""
-        main_input = inputs.get(getattr(self.model, "main_input_name", "input_ids"))
-        if main_input is None:
+        if (main_input := inputs.get(getattr(self.model, "main_input_name", "input_ids"))) is None:
             return 0
         if self._operations_per_token is None:
             self._operations_per_token = super().floating_point_ops(inputs) // main_input.numel()
@@ -418,9 +404,7 @@ class StreamTrainer(Trainer):
         if self.args.world_size > 1:
             self.hub_model_id = broadcast_object_list([self.hub_model_id])[0]
 
-    def create_model_card(
-        self, language=None, license=None, tags=None, model_name=None, recipe=None, **kwargs
-    ) -> None:
+    def create_model_card(self, language=None, license=None, tags=None, model_name=None, recipe=None, **_):
         """Write README.md from `provenance`, and provenance.json; `Trainer` would write "fine-tuned version of"."""
         if self.takes_part_in_saving:
             tags = [tags] if isinstance(tags, str) else tags or []
@@ -449,9 +433,7 @@ class StreamTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Evaluate on held-out episodes, starting from zero states; training is not affected.
-
-        Each process evaluates its share of the episodes, so the result does not depend on the number of processes.
+        """Evaluate on held-out episodes, each process on its share, from zero states; training is not affected.
 
         Raises:
             ValueError: there is no source, or the model cannot read it.
@@ -516,17 +498,3 @@ def _check_sources(model: torch.nn.Module, args, train_corpus, eval_corpus, carr
         if source is not None:
             source.check_model(argument, model, args.eval_block_size)
     check_window("block_size", args.block_size, model)
-
-
-def _facts(args: MultiStreamTrainingArguments, model: torch.nn.Module, sources: dict[str, Any]) -> dict[str, Any]:
-    """Everything about a run that all of its processes need to have alike, by name.
-
-    Data come first: arguments may be derived from them.
-    """
-    facts = {}
-    for argument, source in sources.items():
-        parts = source.items() if isinstance(source, dict) else [("", source)]
-        facts |= {f"{argument} {name}".strip(): part and (part.name, part.fingerprint) for name, part in parts}
-    facts |= {name: value for name, value in shareable_arguments(args).items() if name not in _OF_A_PROCESS}
-    config = model.config.to_dict() if hasattr(model, "config") else {}
-    return facts | {f"{name} of the model": value for name, value in config.items()}

@@ -61,7 +61,15 @@ def steps_of(directory):
     return [int(path.rpartition("-")[2]) for path in list_checkpoints(directory)]
 
 
-@pytest.mark.parametrize("online", [False, True], ids=["bptt", "online"])
+@pytest.fixture(scope="module", params=[(False, 1.0), (True, 0.0)], ids=["bptt, clipped", "online, unclipped"])
+def whole(request, tmp_path_factory):
+    """An uninterrupted run, the kind of its trainer and the limit of its gradients."""
+    online, limit = request.param
+    trainer = tiny_trainer(tmp_path_factory.mktemp("whole"), online=online, max_grad_norm=limit)
+    trainer.train()
+    return trainer, online, limit
+
+
 @pytest.mark.parametrize(
     ("kind", "factor", "words"),
     [
@@ -71,8 +79,8 @@ def steps_of(directory):
         ("gradient", math.inf, f"in step 8: the gradient of `{PARAMETER}` is NaN or infinite"),
     ],
 )
-@pytest.mark.parametrize("limit", [1.0, 0.0], ids=["clipped", "unclipped"])
-def test_training_stops_before_the_weights_change(tmp_path, online, kind, factor, words, limit):
+def test_training_stops_before_the_weights_change(whole, tmp_path, kind, factor, words):
+    uninterrupted, online, limit = whole
     spoil = Spoil(8, kind, factor)
     trainer = tiny_trainer(tmp_path, callbacks=[spoil], online=online, max_grad_norm=limit)
     with pytest.raises(
@@ -84,9 +92,7 @@ def test_training_stops_before_the_weights_change(tmp_path, online, kind, factor
     assert all(math.isfinite(loss) for loss in logged(trainer).values())
     again = tiny_trainer(tmp_path, online=online, max_grad_norm=limit)
     again.train(True)
-    whole = tiny_trainer(tmp_path / "whole", online=online, max_grad_norm=limit)
-    whole.train()
-    assert same(weights(again), weights(whole))
+    assert same(weights(again), weights(uninterrupted))
 
 
 def test_a_teacher_that_diverges_stops_training_on_memories(tmp_path):
