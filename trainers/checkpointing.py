@@ -270,7 +270,7 @@ class Checkpointing:
             trainer._load_callback_state()
         for name in _OF_THE_RUN:
             setattr(trainer.state, name, getattr(now, name))
-        # The intervals are those of the present arguments.
+        # The present arguments set the intervals.
         trainer.state.compute_steps(trainer.args, now.max_steps)
         best = self._best_checkpoint(os.path.dirname(os.path.abspath(self.checkpoint)))
         if best is not None and os.path.isdir(best):

@@ -17,7 +17,7 @@ SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"
 def return_freed_memory() -> None:
     """Let the C library return every block of 1 MiB or more to the system when it is freed.
 
-    glibc raises this size to that of the largest block that was ever freed, up to 32 MiB. A sharded model gathers and
+    glibc raises this size to the largest block that was ever freed, up to 32 MiB. A sharded model gathers and
     frees the weights of its layers all the time, and the holes that they leave took 0.8 of 3.2 GB of a process that
     trains Memora-S6.
     """

@@ -1,4 +1,4 @@
-"""Arguments of [`OnlineTrainer`]: those of the stream trainer with defaults for online learning."""
+"""Arguments of [`OnlineTrainer`]: the stream trainer's, with defaults for online learning."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class OnlineTrainingArguments(MultiStreamTrainingArguments):
 
     Own fields: `method`, `stride`.
 
-    Defaults that differ from [`MultiStreamTrainingArguments`]; those of `block_size` and `learning_rate` are the
+    Defaults that differ from [`MultiStreamTrainingArguments`]; `block_size` and `learning_rate` are the
     paper's for updates after every byte (Memora, appendix F.5):
 
     | argument | here | there | why |

@@ -29,7 +29,7 @@ _NOT_MEASURED = ("runtime", "bytes_per_second", "samples_per_second", "steps_per
 class PhaseRecords:
     """Phases, settings and results of a trainer, in a [`Provenance`] that is saved with every model.
 
-    Training from the beginning adds a phase to those of the model; a resumed run extends the phase of its checkpoint.
+    Training from the beginning adds a phase to the model's; a resumed run extends the phase of its checkpoint.
     """
 
     def __init__(self, trainer: "StreamTrainer"):
@@ -67,7 +67,7 @@ class PhaseRecords:
         self._provenance = later
 
     def return_to(self, checkpoint: str) -> None:
-        """Take over the phases of an earlier checkpoint, whose weights have replaced those of the last step."""
+        """Take over the phases of an earlier checkpoint, whose weights have replaced the last ones."""
         earlier = read_provenance(checkpoint)
         if earlier is not None:
             earlier.results = self.provenance.results
@@ -97,7 +97,7 @@ class PhaseRecords:
         )
 
     def close(self) -> None:
-        """Later changes of the weights are no longer those of the recorded training."""
+        """Stop recording: later changes of the weights do not belong to this training."""
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None

@@ -1,4 +1,4 @@
-"""Arguments of [`RollingWindowTrainer`]: those of the stream trainer, and the length of the window."""
+"""Arguments of [`RollingWindowTrainer`]: the stream trainer's, and the length of the window."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Arguments of [`SmtTrainer`] and [`DmtTrainer`]: those of the stream trainer with the defaults of the SMT paper."""
+"""Arguments of [`SmtTrainer`] and [`DmtTrainer`]: the stream trainer's, with the defaults of the SMT paper."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -11,9 +11,9 @@ class SmtTrainer(StreamTrainer):
     """Supervised Memory Training (SMT, section 2.2): trains an RNN without unrolling it over time.
 
     The teacher's encoder turns contexts into memories, its decoder predicts the future from a memory, and the RNN
-    learns to compute each memory from the previous one and the next byte. Blocks of a corpus begin anywhere; those of
-    a task are its examples. The RNN's readout is a copy of the teacher's decoder ([`sync_readout`]), so from a
-    teacher's memory both predict the same next byte.
+    learns to compute each memory from the previous one and the next byte. Blocks of a corpus begin anywhere; for a
+    task they are its examples. The RNN's readout is a copy of the teacher's decoder, so from a teacher's memory both
+    predict the same next byte.
 
     Logs hold `decoder_loss`, `dynamics_loss`, `uniformity` (0: memories have collapsed; about -4: uniform) and
     `teacher_loss`, the teacher's nats of the next byte, which the RNN can reach; `bits_per_byte` is `teacher_loss` in

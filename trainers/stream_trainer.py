@@ -78,7 +78,7 @@ class StreamTrainer(Trainer):
     """
 
     args: MultiStreamTrainingArguments
-    # The loss is already that of the whole step.
+    # `compute_loss` already scales the loss to its share of the step.
     loss_is_scaled_for_ga = True
 
     def __init__(

@@ -62,7 +62,7 @@ def load_tree(
     with reading_checkpoint(os.path.join(directory, f"{name}.safetensors")) as path, open_tensors(path) as file:
 
         def read(key: str) -> torch.Tensor:
-            # Cloned to memory aligned like that of a new tensor: alignment decides how sums are rounded.
+            # Cloned, because a new tensor is aligned in memory: alignment decides how sums are rounded.
             tensor = file.get_tensor(key).clone()
             return tensor if place is None else place(key, tensor)
 
@@ -118,7 +118,7 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, torch.Tensor], dic
         name: of the file or argument, for errors.
 
     Raises:
-        ValueError: it is not that of a safetensors file.
+        ValueError: it is not the content of a safetensors file.
     """
     try:
         return load(data), _metadata(data)

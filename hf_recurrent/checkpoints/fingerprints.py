@@ -17,7 +17,7 @@ _PIECE = 1 << 24
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """Fingerprint of the weights that saving the model writes: those of its adapter, or all parameters without one.
+    """Fingerprint of the weights that saving the model writes: its adapter, or all parameters without one.
 
     It does not depend on their order and names, on the device, or on 16-bit weights being loaded as float32. Of a
     sharded model, all processes call this.

@@ -51,7 +51,7 @@ def hub_name(name: str | os.PathLike | None) -> str | None:
 
 
 def public_name(name: str | os.PathLike) -> str:
-    """A name on the Hub as it is, and of a path the last component; that of the home directory names a user."""
+    """A name on the Hub as it is; the last component of a path, except the home directory, which names a user."""
     name = os.fspath(name)
     home = os.path.expanduser("~").rstrip("\\/")
     if hub_name(name) is not None:

@@ -20,7 +20,7 @@ PROVENANCE_FILE = "provenance.json"
 CHANGED = "The weights were changed by something that was not recorded."
 _CARD = "README.md"
 _OF_MODELS: "WeakKeyDictionary[nn.Module, Provenance]" = WeakKeyDictionary()
-_PLACES: "WeakKeyDictionary[nn.Module, str]" = WeakKeyDictionary()
+_LOCATIONS: "WeakKeyDictionary[nn.Module, str]" = WeakKeyDictionary()
 
 logger = logging.get_logger(__name__)
 
@@ -52,27 +52,27 @@ def remember_provenance(model: nn.Module, provenance: Provenance) -> None:
     _OF_MODELS[model] = provenance
 
 
-def remember_place(model: nn.Module, place: str) -> None:
+def remember_location(model: nn.Module, location: str) -> None:
     """Remember the directory or repository that a model was loaded from: one with an adapter names only its base."""
-    _PLACES[model] = place
+    _LOCATIONS[model] = location
 
 
 def find_provenance(model: nn.Module) -> Provenance:
-    """A copy of the provenance of the weights of a model: that of its recorded training in this process, or of the
+    """A copy of the provenance of a model's weights: recorded by training in this process, or read from the
     directory or repository that it was loaded from. `gaps` names training that was not recorded.
 
     For a new adapter it is the provenance of the base model.
     """
-    place, current = _place(model), weights_fingerprint(model)
-    found = _remembered(model) or _read_if_possible(place)
+    location, current = _location(model), weights_fingerprint(model)
+    found = _remembered(model) or _read_if_possible(location)
     adapter = adapter_weights(model)
-    if adapter is not None and (found is None or found.weights != current) and model not in _PLACES:
-        found = _remembered(_base_model(model)) or _read_if_possible(place)
+    if adapter is not None and (found is None or found.weights != current) and model not in _LOCATIONS:
+        found = _remembered(_base_model(model)) or _read_if_possible(location)
         current, gaps = base_weights_fingerprint(model), _gaps_of_adapter(adapter)
     else:
         gaps = []
     if found is None:
-        gaps += [f"The training of `{public_name(place)}` was not recorded."] if place else []
+        gaps += [f"The training of `{public_name(location)}` was not recorded."] if location else []
         return Provenance(weights=current, gaps=gaps)
     if found.weights != current:
         gaps.append(CHANGED)
@@ -82,14 +82,14 @@ def find_provenance(model: nn.Module) -> Provenance:
 
 def base_of(model: nn.Module) -> Base | None:
     """The saved model that a model was loaded from, the base model of a new adapter; None for new weights."""
-    place = _place(model)
-    if not place:
+    location = _location(model)
+    if not location:
         return None
-    is_adapter_of_it = adapter_weights(model) is not None and model not in _PLACES
+    is_adapter_of_it = adapter_weights(model) is not None and model not in _LOCATIONS
     return Base(
-        public_name(place),
+        public_name(location),
         (base_weights_fingerprint if is_adapter_of_it else weights_fingerprint)(model),
-        _license(place),
+        _license(location),
     )
 
 
@@ -98,9 +98,9 @@ def _remembered(model: nn.Module) -> Provenance | None:
     return None if found is None else copy.deepcopy(found)
 
 
-def _place(model: nn.Module) -> str | None:
+def _location(model: nn.Module) -> str | None:
     """The directory or repository that a model was loaded from; of an adapter whose own is not known, its base's."""
-    return _PLACES.get(model) or getattr(model, "name_or_path", None) or None
+    return _LOCATIONS.get(model) or getattr(model, "name_or_path", None) or None
 
 
 def _base_model(model: nn.Module) -> nn.Module:
@@ -116,34 +116,34 @@ def _gaps_of_adapter(adapter: Mapping[str, Tensor]) -> list[str]:
     return ["Whether the adapter was trained before is not recorded."]
 
 
-def _read_if_possible(place: str | None) -> Provenance | None:
-    if not place:
+def _read_if_possible(location: str | None) -> Provenance | None:
+    if not location:
         return None
-    path = _find_file(place, PROVENANCE_FILE)
+    path = _find_file(location, PROVENANCE_FILE)
     try:
         return None if path is None else read_provenance(Path(path).parent)
     except ValueError as error:
-        logger.warning("%s The training of %s counts as not recorded.", error, place)
+        logger.warning("%s The training of %s counts as not recorded.", error, location)
         return None
 
 
-def _find_file(place: str, name: str) -> str | None:
+def _find_file(location: str, name: str) -> str | None:
     """Path of a file of a directory or repository; None if it has none, or is not reachable."""
-    if os.path.isdir(place):
-        path = os.path.join(place, name)
+    if os.path.isdir(location):
+        path = os.path.join(location, name)
         return path if os.path.isfile(path) else None
-    if hub_name(place) is None:
+    if hub_name(location) is None:
         return None
     try:
-        return cached_file(place, name)
+        return cached_file(location, name)
     except OSError:
         return None
 
 
-def _license(place: str) -> str | None:
+def _license(location: str) -> str | None:
     from huggingface_hub import metadata_load
 
-    path = _find_file(place, _CARD)
+    path = _find_file(location, _CARD)
     try:
         license = (metadata_load(path) or {}).get("license") if path else None
     except (OSError, ValueError):

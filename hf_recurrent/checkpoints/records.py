@@ -109,7 +109,7 @@ class Teacher:
 
     Args:
         weights: fingerprint of its weights when the phase began.
-        phases: its own training; empty if it is that of earlier phases here.
+        phases: its own training; empty if earlier phases here have it.
     """
 
     weights: str
@@ -124,7 +124,7 @@ class Phase:
         method: "bptt", "rtrl", "snap1", "truncated", "spatial", "smt" or "dmt".
         data: what was trained on.
         segments: in the order of the steps.
-        base: the saved model that it began with; None for new weights, and for those of the phase before.
+        base: the saved model that it began with; None for new weights, and for the weights of the phase before.
         parameters, trained_parameters: number of parameters of the saved model, and of those that were updated.
         adapter: type and settings of the adapter (PEFT) that was trained.
         teacher: a teacher that was trained before.

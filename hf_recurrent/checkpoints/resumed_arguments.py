@@ -15,7 +15,7 @@ class Effect(Enum):
     """Effect of a changed argument on a resumed run."""
 
     APPLIED = "acts from the resumed step on"
-    SCHEDULE = "acts from the resumed step on: its learning rate is that of the new schedule at this step"
+    SCHEDULE = "acts from the resumed step on: its learning rate follows the new schedule at this step"
     LENGTH = "the same, but a finished run whose schedule ends with it is not made longer"
     STREAMS = "acts as long as the number of streams stays the same"
     FIXED = "refused"
@@ -63,7 +63,7 @@ class SourceEffect(Enum):
     """Effect of an argument of `pretrain` that chooses data or models."""
 
     DATA = "refused if the training data differ, by their fingerprint"
-    MODEL = "refused if the configuration of the model or teacher differs; its weights are those of the checkpoint"
+    MODEL = "refused if the configuration of the model or teacher differs; its weights come from the checkpoint"
     SECOND_PHASE = "acts if DMT after SMT has not begun, and then as for a resumed run"
 
 
@@ -76,7 +76,7 @@ _PRETRAIN_NAMES = {
     SourceEffect.MODEL: "model config_overrides teacher teacher_overrides",
     SourceEffect.SECOND_PHASE: "dmt_steps dmt_learning_rate dmt_batch_size dmt_rollout_length",
 }
-# Of every argument of `pretrain`, those of its trainers among them.
+# Of every argument of `pretrain`, its trainers' included.
 PRETRAIN_EFFECTS = EFFECTS | {name: effect for effect, names in _PRETRAIN_NAMES.items() for name in names.split()}
 
 # Hyperparameters of an optimizer's groups, as the current arguments set them.
@@ -123,7 +123,7 @@ def describe_changes(changes: dict[str, tuple[Any, Any]], is_finished: bool) -> 
     ]
     begin = "The resumed run continues with"
     if is_finished:
-        begin = "The run is finished, so of the changed arguments only those of evaluation and output act:"
+        begin = "The run is finished, so only changed arguments of evaluation and output act:"
     sentences = [f"{begin} {', '.join(applied)}."] if applied else []
     return " ".join([*sentences, f"Without effect on a resumed run: {', '.join(ignored)}."] if ignored else sentences)
 

@@ -42,7 +42,7 @@ def load_state(
     Args:
         path: of the file.
         model: with the weights that the state belongs to.
-        device: of the tensors; that of the model by default.
+        device: of the tensors; by default the model's.
 
     Raises:
         FileNotFoundError: `path` does not exist.
@@ -100,7 +100,7 @@ def unpack_state(
         data: the content.
         name: of the file or argument, for errors.
         model: with the weights that the state belongs to.
-        device: of the tensors; that of the model by default.
+        device: of the tensors; by default the model's.
         other_weights: hashes of other weights whose states are allowed.
 
     Raises:

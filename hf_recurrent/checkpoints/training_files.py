@@ -91,7 +91,7 @@ def load_optimizer(optimizer: Any, schedule: Any, scaler: Any, checkpoint: str |
     """Restore the files of [`save_optimizer`].
 
     Raises:
-        ValueError: a file is missing or damaged, or is that of another optimizer or schedule.
+        ValueError: a file is missing or damaged, or belongs to another optimizer or schedule.
     """
     with reading_checkpoint(checkpoint):
         load_optimizer_state(optimizer, load_tree(checkpoint, "optimizer", own_part_of_state(optimizer)))

@@ -1,4 +1,4 @@
-"""A hash of a model's weights, by which files that belong to them, such as saved states, know them again."""
+"""Content hash of a model's weights, which ties files such as saved states to their model."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch import nn
 _PIECE = 1 << 22  # values that are converted at a time
 _SAMPLED = 64
 
-# Model → what tells whether its weights have changed, and their hash.
+# Model → a signature that changes with its weights, and their hash.
 _known: WeakKeyDictionary[nn.Module, tuple[list, str]] = WeakKeyDictionary()
 
 

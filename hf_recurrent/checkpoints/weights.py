@@ -38,7 +38,7 @@ def weight_files(checkpoint: str | os.PathLike) -> list[str]:
 
 
 def check_weights(model: PreTrainedModel, checkpoint: str | os.PathLike) -> None:
-    """Compare names, shapes and types of the stored weights with those of a model; only headers are read.
+    """Compare names, shapes and types of the stored weights with a model's; only headers are read.
 
     Raises:
         ValueError: a file is missing or damaged, or a weight is missing, unknown or of another shape or type.

@@ -26,7 +26,7 @@ from transformers.utils import (
 
 from hf_recurrent.checkpoints.files import read_json
 from hf_recurrent.checkpoints.hub_repositories import check_repository
-from hf_recurrent.checkpoints.provenance_files import remember_place
+from hf_recurrent.checkpoints.provenance_files import remember_location
 
 logger = logging.get_logger(__name__)
 
@@ -73,7 +73,7 @@ def load_model(
         raise
     except Exception as error:  # for missing and damaged files, each library raises types of its own
         raise _not_loaded(argument, name, "it", error) from error
-    remember_place(model, name)
+    remember_location(model, name)
     return model
 
 

@@ -200,7 +200,7 @@ class SmtMethod(MemoryMethod):
 
 
 class DmtMethod(MemoryMethod):
-    """DAgger Memory Training: the RNN runs on its own memories, and learns to stay close to those of its teacher."""
+    """DAgger Memory Training: the RNN runs on its own memories, and learns to stay close to its teacher's."""
 
     name = "dmt"
     predictive_loss = "readout_loss"

@@ -20,7 +20,7 @@ _SENSITIVITIES = "sensitivities."
 class OnlineRule(TrainingMethod):
     """A learning rule on strides of the block with the weights frozen; streams carry the state and its sensitivities.
 
-    The rule is that of `args.method`: "rtrl", "snap1", "truncated" or "spatial".
+    `args.method` names the rule: "rtrl", "snap1", "truncated" or "spatial".
     """
 
     args: OnlineTrainingArguments
@@ -53,7 +53,7 @@ class OnlineRule(TrainingMethod):
 
     @contextmanager
     def learning(self, carried: RecurrentState) -> Iterator[None]:
-        """The rule; it advances the carried sensitivities in place."""
+        """Apply the rule, which advances the carried sensitivities in place."""
         with self.sharding.gathered(), self.rule.block(_split(carried)[1]):
             yield
 

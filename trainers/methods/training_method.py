@@ -155,5 +155,5 @@ class TrainingMethod:
         """Bring `trained_model` into its final form, at the end of training."""
 
     def measure(self, source: EpisodeSource) -> dict[str, float]:
-        """Metrics of held-out data in addition to those of the source; all processes call this."""
+        """Further metrics of held-out data, next to the source's own; all processes call this."""
         return {}

@@ -25,7 +25,7 @@ class TruncatedBptt(TrainingMethod):
 
 
 class RollingWindowBptt(TruncatedBptt):
-    """[`TruncatedBptt`] on the last T bytes of each stream, of which S are those of the block.
+    """[`TruncatedBptt`] on the last T bytes of each stream, of which the block has S.
 
     Streams carry the state before their window, and what it keeps of the blocks before.
     """

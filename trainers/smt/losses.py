@@ -33,7 +33,7 @@ def uniformity_loss(memory: Tensor, over: str = "tokens") -> Tensor:
     Memories are normalized to length 1. 0 means that they have collapsed; about -4, that they are uniform.
 
     Args:
-        memory: (B, anchors, Z, D); a memory is compared with those of the same anchor in the other sequences.
+        memory: (B, anchors, Z, D); memories of the same anchor in different sequences are compared.
         over: "tokens" compares each of the Z tokens, "states" the whole memory as one vector.
 
     Raises:

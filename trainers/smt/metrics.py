@@ -55,7 +55,7 @@ def measure_memories(
 
 
 class _Sums:
-    """Sums over positions; those of memories are per entry, (Z, D), in float64."""
+    """Sums over positions; sums of memories have an entry for each of theirs, (Z, D), in float64."""
 
     def __init__(self, pair: StudentAndTeacher, start: int, context_length: int):
         self.pair, self.start, self.context_length = pair, start, context_length

@@ -59,10 +59,10 @@ def episode_bounds(reset_mask: Tensor) -> tuple[Tensor, Tensor]:
     The boundaries of the block count as boundaries of episodes.
     """
     length = reset_mask.shape[1]
-    places = torch.arange(length, device=reset_mask.device).expand_as(reset_mask)
-    starts = places.masked_fill(~reset_mask, 0).cummax(1).values
-    next_starts = places.masked_fill(~reset_mask, length).flip(1).cummin(1).values.flip(1)
-    ends = torch.cat([next_starts[:, 1:], next_starts.new_full((len(places), 1), length)], 1)
+    offsets = torch.arange(length, device=reset_mask.device).expand_as(reset_mask)
+    starts = offsets.masked_fill(~reset_mask, 0).cummax(1).values
+    next_starts = offsets.masked_fill(~reset_mask, length).flip(1).cummin(1).values.flip(1)
+    ends = torch.cat([next_starts[:, 1:], next_starts.new_full((len(offsets), 1), length)], 1)
     return starts, ends
 
 
@@ -78,10 +78,10 @@ def gather_contexts(input_ids: Tensor, starts: Tensor, anchors: Tensor, context_
     Returns:
         ids and mask, both (B, anchors, Tc); the mask is false before the start of the episode.
     """
-    places = anchors[..., None] + torch.arange(1 - context_length, 1, device=anchors.device)
+    offsets = anchors[..., None] + torch.arange(1 - context_length, 1, device=anchors.device)
     first = starts.gather(1, anchors.clamp(min=0))[..., None]
-    mask = (places >= first) & (places >= 0)
-    return _gather(input_ids, places.clamp(min=0)), mask
+    mask = (offsets >= first) & (offsets >= 0)
+    return _gather(input_ids, offsets.clamp(min=0)), mask
 
 
 def gather_futures(
@@ -91,12 +91,12 @@ def gather_futures(
 
     Targets beyond the episode or the block are -100; the inputs there are arbitrary.
     """
-    places = anchors[..., None] + torch.arange(future_length, device=anchors.device)
+    offsets = anchors[..., None] + torch.arange(future_length, device=anchors.device)
     last = input_ids.shape[1] - 1
-    inputs = _gather(input_ids, (places + 1).clamp(max=last))
-    inside = places < ends.gather(1, anchors)[..., None]
-    return inputs, _gather(shift_labels, places.clamp(max=last)).masked_fill(~inside, IGNORE_INDEX)
+    inputs = _gather(input_ids, (offsets + 1).clamp(max=last))
+    inside = offsets < ends.gather(1, anchors)[..., None]
+    return inputs, _gather(shift_labels, offsets.clamp(max=last)).masked_fill(~inside, IGNORE_INDEX)
 
 
-def _gather(tokens: Tensor, places: Tensor) -> Tensor:
-    return tokens.gather(1, places.flatten(1)).view_as(places)
+def _gather(tokens: Tensor, offsets: Tensor) -> Tensor:
+    return tokens.gather(1, offsets.flatten(1)).view_as(offsets)
