@@ -17,7 +17,6 @@ from hf_recurrent.hub.model_card import create_model_card
 from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
 from hf_recurrent.modeling.units.own_code import AUTO_MAP_KEY, OWN_CODE
 
-_SIBLING_IMPORT = re.compile(r"^\s*from\s+\.(\w+)\s+import\b", re.MULTILINE)
 _CURVE_LINE = re.compile(rf"^!\[[^]]*\]\({re.escape(CURVE_FILE)}\)\n\n?", re.MULTILINE)
 
 
@@ -29,7 +28,7 @@ def save_checkpoint_for_hub(
     *,
     state_dict: dict[str, Tensor] | None = None,
 ) -> list[str]:
-    """Write everything that a repository on the Hub needs, and check that it is complete.
+    """Write everything that a repository on the Hub needs, and check that it loads elsewhere.
 
     The recorded provenance of the weights is written too, and its training curve drawn if the card shows it.
 
@@ -44,7 +43,7 @@ def save_checkpoint_for_hub(
         The names of the files written, sorted.
 
     Raises:
-        ValueError: a code file would be missing, or a class outside transformers is not in `auto_map`, so that the
+        ValueError: a class outside transformers is not in `auto_map`, or a unit is not in a file, so that the
             checkpoint would not load elsewhere; or a configuration or the card has a path of this machine.
             `directory` is then unchanged.
     """
@@ -62,7 +61,6 @@ def save_checkpoint_for_hub(
             text = _CURVE_LINE.sub("", text)
         Path(partial, "README.md").write_text(text, encoding="utf-8")
         check_no_local_paths(partial)
-        check_self_contained(partial)
         if not Path(partial, "adapter_config.json").is_file():  # an adapter is loaded into its base model
             auto_class = getattr(type(model), "_auto_class", None) or "AutoModelForCausalLM"
             _check_registered(model, Path(partial, "config.json"), "AutoConfig", auto_class)
@@ -94,25 +92,6 @@ def push_checkpoint_to_hub(
         save_checkpoint_for_hub(model, tokenizer, directory, card)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         return api.upload_folder(repo_id=repo_id, folder_path=directory, commit_message=commit_message).commit_url
-
-
-def check_self_contained(directory: str | os.PathLike) -> None:
-    """Raise a ValueError if `directory` lacks a code file that its configurations or its code files name."""
-    directory = Path(directory)
-    needed: dict[str, str] = {}  # file → the file that needs it
-    for name in ("config.json", "tokenizer_config.json"):
-        for classes in _auto_map(directory / name).values() if (directory / name).is_file() else ():
-            # "modeling_x.XModel" or "owner/name--modeling_x.XModel"; of tokenizers a list, in which None may be
-            for reference in filter(None, classes if isinstance(classes, list) else [classes]):
-                needed[f"{reference.split('--')[-1].split('.')[0]}.py"] = name
-    for file in directory.glob("*.py"):
-        for sibling in _SIBLING_IMPORT.findall(file.read_text(encoding="utf-8")):
-            needed[f"{sibling}.py"] = file.name
-    for name, reason in needed.items():
-        if not (directory / name).is_file():
-            raise ValueError(
-                f"The checkpoint lacks `{name}`, which its `{reason}` needs, so it would not load elsewhere."
-            )
 
 
 def _check_registered(part: PreTrainedModel | PreTrainedTokenizerBase, path: Path, *auto_classes: str) -> None:

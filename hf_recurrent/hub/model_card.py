@@ -217,7 +217,7 @@ def _metadata(model: PreTrainedModel, provenance: Provenance, stated: Statements
         tags=list(
             dict.fromkeys(["hf_recurrent", f"{_unit(provenance)}-level", *["recurrent"] * recurrent, *stated.tags])
         ),
-        datasets=list(dict.fromkeys([*hub_datasets(provenance), *_hub_dataset(corpus)])) or None,
+        datasets=hub_datasets(provenance, corpus) or None,
         model_name=stated.model_name or (stated.repo_id or _class_name(model)).rsplit("/", 1)[-1],
         base_model=base_model,
         eval_results=_eval_results(results) or None,
@@ -244,12 +244,6 @@ def _eval_results(results: list[Result]) -> list[EvalResult]:
 def _dataset_type(name: str) -> str:
     """The name on the Hub, or an identifier in its alphabet."""
     return re.sub(r"[^\w./-]+", "-", name.removeprefix("hub:")).strip("-") or "unnamed"
-
-
-def _hub_dataset(corpus_name: str | None) -> list[str]:
-    """The dataset on the Hub that a stated corpus names, if any."""
-    name = hub_name(corpus_name.removeprefix("hub:")) if (corpus_name or "").startswith("hub:") else None
-    return [name] if name else []
 
 
 def _license_of(provenance: Provenance, base_model: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from hf_recurrent.checkpoints.privacy import hub_name
 from hf_recurrent.checkpoints.records import Data, Phase, Provenance, Rate, Result, Segment
 
 METHODS = {
@@ -14,25 +15,12 @@ METHODS = {
     "smt": "Supervised Memory Training (SMT)",
     "dmt": "DAgger Memory Training (DMT)",
 }
-# Further settings and their labels, in the order of the card.
-_SETTINGS = {
-    "stride": "stride",
-    "update_every": "strides per update",
-    "context_length": "context (Tc)",
-    "future_length": "future (Tf)",
-    "rollout_length": "rollout",
-    "gradient_steps": "steps of gradients through the rollout",
-    "timesteps": "positions used per block (0: all)",
-    "start_share": "share of blocks in which an episode begins",
-    "decoder_weight": "λ_dec",
-    "dynamics_weight": "λ_dyn",
-    "uniformity_weight": "λ_unif",
-    "uniformity_over": "uniformity over",
-    "detached": "memories detached from the dynamics loss",
-    "precision": "precision",
-    "seed": "seed",
-    "data_seed": "seed of the data",
-}
+# Further settings, in the order of the card.
+_SETTINGS = (
+    "stride", "update_every", "context_length", "future_length", "rollout_length", "gradient_steps", "timesteps",
+    "start_share", "decoder_weight", "dynamics_weight", "uniformity_weight", "uniformity_over", "detached",
+    "precision", "seed", "data_seed",
+)  # fmt: skip
 _REGIMES = {"multi_stream": "continuous streams", "iid": "blocks at random starts (IID)"}
 # Columns of a table of segments.
 _MOST_SEGMENTS = 6
@@ -124,19 +112,13 @@ def describe_measured(result: Result) -> str:
     return f"{where} ({read:,.0f} {result.data.unit}s{episodes})"
 
 
-def hub_datasets(provenance: Provenance) -> list[str]:
-    """Names on the Hub of the data of all phases, and of the training of teachers."""
-    phases = [
-        *provenance.phases,
-        *(old for phase in provenance.phases if phase.teacher for old in phase.teacher.phases),
-    ]
-    return _hub_names(part for phase in phases for data in phase.data for part in data.name.split(", "))
-
-
-def _hub_names(sources: Iterable[str]) -> list[str]:
-    """Names of the datasets among sources such as "hub:owner/name"."""
-    names = [source.removeprefix("hub:") for source in sources if source.startswith("hub:") and "/" in source]
-    return list(dict.fromkeys(names))
+def hub_datasets(provenance: Provenance, stated: str | None) -> list[str]:
+    """Names on the Hub of the data of all phases, of the training of teachers, and of a stated corpus."""
+    phases = [*provenance.phases]
+    phases += [earlier for phase in provenance.phases if phase.teacher for earlier in phase.teacher.phases]
+    parts = [part for phase in phases for data in phase.data for part in data.name.split(", ")]
+    names = [part.removeprefix("hub:") for part in (*parts, stated or "") if part.startswith("hub:")]
+    return [name for name in dict.fromkeys(names) if hub_name(name)]
 
 
 def hub_base(provenance: Provenance) -> str | None:
@@ -198,7 +180,7 @@ def _describe_segment(segment: Segment, unit: str) -> dict[str, str]:
     limit = settings.get("max_grad_norm")
     facts["Gradient clipping"] = f"norm {limit:g}" if limit else "none"
     facts["Settings"] = ", ".join(
-        f"{label} {_shown(settings[name])}" for name, label in _SETTINGS.items() if name in settings
+        f"{name.replace('_', ' ')} {_shown(settings[name])}" for name in _SETTINGS if name in settings
     )
     versions = ", ".join(f"{name} {version}" for name, version in segment.versions.items())
     facts["Machine"] = f"{segment.hardware}, {_duration(segment.seconds)} with evaluations; {versions}"

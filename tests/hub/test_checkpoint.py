@@ -1,11 +1,9 @@
-import shutil
-
 import pytest
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import ByteTokenizer, config_from_preset
 from hf_recurrent.cli.push_to_hub import main as push_to_hub
-from hf_recurrent.hub.checkpoint import check_self_contained, save_checkpoint_for_hub
+from hf_recurrent.hub.checkpoint import save_checkpoint_for_hub
 
 
 def tiny():
@@ -24,19 +22,8 @@ def checkpoint(tmp_path_factory):
 def test_plain_save_pretrained_writes_the_code_too(tmp_path):
     tiny().save_pretrained(tmp_path)
     ByteTokenizer().save_pretrained(tmp_path)
-    check_self_contained(tmp_path)
-    assert (tmp_path / "modeling_hawk.py").is_file() and (tmp_path / "model.safetensors").is_file()
-
-
-def test_every_code_file_is_needed(checkpoint, tmp_path):
-    code = sorted(path.name for path in checkpoint.glob("*.py"))
-    assert len(code) > 4
-    for number, name in enumerate(code):
-        copy = tmp_path / str(number)
-        shutil.copytree(checkpoint, copy)
-        (copy / name).unlink()
-        with pytest.raises(ValueError, match=name):
-            check_self_contained(copy)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names >= {"modeling_hawk.py", "configuration_hawk.py", "tokenization_byte.py", "model.safetensors"}
 
 
 def test_an_incomplete_checkpoint_is_refused_and_the_old_one_kept(tmp_path, monkeypatch):
