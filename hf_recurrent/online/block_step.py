@@ -42,7 +42,7 @@ class BlockStep:
             self.learning = BlockLearning(self._rule, self.optimizer, settings.stride, self._num_targets)
 
     def init_carried(self) -> RecurrentState:
-        """What the learning rule carries at the beginning of a stream."""
+        """Tensors that the learning rule carries, at the beginning of a stream."""
         return {} if self._rule is None else self._rule.init_carried(1)
 
     def read(

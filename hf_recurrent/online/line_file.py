@@ -9,7 +9,7 @@ class LineFile:
 
     Args:
         path: the file.
-        flags: added to those of `os.open`.
+        flags: further flags of `os.open`.
 
     Raises:
         OSError: it cannot be opened.

@@ -1,6 +1,6 @@
 """Checks of the values of a saved learner, each with a ValueError that names the first wrong one.
 
-Checksums detect accidents. The values are checked too, because the files may come from somebody else.
+Checksums detect accidents. The values are checked too, because the files may come from an untrusted source.
 """
 
 import dataclasses

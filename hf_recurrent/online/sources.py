@@ -169,7 +169,7 @@ def _check_before(name: str, file: io.FileIO, position: int, before: ReadBytes) 
 
 
 def _change(path: Path, file: io.FileIO) -> str | None:
-    """What happened to a file that was read to its end, in words; None if nothing."""
+    """Change of a file that was read to its end, for an error message; None if it was only appended to."""
     now = os.fstat(file.fileno())
     try:
         replaced = not os.path.samestat(now, os.stat(path))

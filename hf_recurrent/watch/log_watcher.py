@@ -99,8 +99,8 @@ class LogWatcher:
     """Reads the lines of one log.
 
     Every line is scored as a whole before the learner reads any of it: the weights change within a line, and scores
-    must not depend on where its blocks begin. The learner does not read a flagged line, unless the settings say so:
-    it changes neither weights nor state.
+    must not depend on where the blocks of learning begin. The learner reads no flagged line, unless the settings say
+    so: the line changes neither weights nor state.
 
     Args:
         learner: an `OnlineLearner` with `binary=True`, because a log may contain any byte.
