@@ -49,10 +49,10 @@ class OwnParts:
 
 
 def hint_for_unknown(name: str, known: Collection[str], how: str) -> str:
-    """The sentences after an unknown name: the nearest known one, and how to make one's own known."""
+    """The sentences after an unknown name: the nearest known one, and how to register another."""
     nearest = difflib.get_close_matches(name, list(known), 1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{hint}Import the file of {how} of your own first (`--import FILE` on the command line)."
+    return f"{hint}Import the file that registers {how} first (`--import FILE` on the command line)."
 
 
 def _code_of(part: Any) -> str | None:
