@@ -120,7 +120,9 @@ def test_names_and_parts_that_are_refused(lines):
 
 
 def test_an_unknown_source_suggests_the_nearest_and_the_flag(lines):
-    with pytest.raises(FileNotFoundError, match=r"did you mean 'lines'\? Import the file that registers a source .*--import FILE"):
+    with pytest.raises(
+        FileNotFoundError, match=r"did you mean 'lines'\? Import the file that registers a source .*--import FILE"
+    ):
         load_corpus("lins:poem.txt")
     with pytest.raises(FileNotFoundError, match=r"'mnist:FOLDER' or 'images:FOLDER'\.$"):
         load_corpus("C:absent")
