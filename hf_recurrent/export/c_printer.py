@@ -244,8 +244,15 @@ class CPrinter:
         addresses = target.addresses() if offsets is None else target.base + offsets
         leaves = [addresses, *(part.reshape(-1) for part in value.leaves)]
         loops = find_loops(leaves)
-        if loops is None and update != "{0}":
+        if loops is None and (update != "{0}" or target.number in {state.number for state in self.states}):
             self._assign(target, self._store(value), offsets, update)
+            return
+        memories, group_of = torch.stack(leaves).bitwise_right_shift(ADDRESS_BITS).unique(dim=1, return_inverse=True)
+        if loops is None and memories.shape[1] > 1:  # such as two parts whose elements alternate
+            for group in range(memories.shape[1]):
+                inside = group_of == group
+                part = value.move(lambda a, inside=inside: a.reshape(-1)[inside])
+                self._assign(target, part, leaves[0][inside] - target.base)
             return
         texts = self._table_loop(target, leaves, value) if loops is None else []
         for loop in loops or []:
@@ -291,7 +298,7 @@ class CPrinter:
                 kind = "uint16_t" if int(offsets.max()) < 1 << 16 else "uint32_t"
                 operands.append(memory.access(f"{self._table(kind, offsets)}[i]"))
         text = re.sub(r"\{(\d+)\}", lambda match: operands[1 + int(match[1])], value.text)
-        return [f"for (int i = 0; i < {len(leaves[0])}; i++) {target.access('i')} = {_bare(text)};"]
+        return [f"for (int i = 0; i < {len(leaves[0])}; i++) {operands[0]} = {_bare(text)};"]
 
     def _rowwise(self, call: str, rows: int, target: Memory, reads: set[int]) -> Expression:
         """A call for each of `rows` rows; `call` is its text with the counter `row`."""
@@ -334,7 +341,7 @@ class CPrinter:
         return leaf(addresses)
 
     def _print_embedding(self, node: Node) -> Expression:
-        if node.operands[0][0].name != "ids":
+        if node.operands[0][0].name != "ids" or self.values is not None:
             raise UnsupportedOp("aten.embedding of something else than the token")
         table, scale = self._rows(node.fields["weight"])
         width = node.fields["width"]

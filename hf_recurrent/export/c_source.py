@@ -90,6 +90,11 @@ def c_source(program: ExportedProgram, name: str, state_names: list[str], note: 
         printer = print_step(program, state_names)
     except UnsupportedOp as error:
         raise ValueError(f"The step cannot be exported to C: unsupported operator: {error}.") from error
+    return c_file(printer, name, note)
+
+
+def c_file(printer: CPrinter, name: str, note: str = "") -> str:
+    """The C99 file of a printed graph; see [`c_source`]."""
     offsets, scratch = allocate(printer.statements, {number: m.size for number, m in printer.scratch.items()})
     body = printer.body(offsets)
     helpers = [text for helper, text in HELPERS.items() if re.search(rf"NAME_{helper}\(", body)]

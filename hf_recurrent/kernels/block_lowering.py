@@ -68,6 +68,12 @@ class BlockLowering(Lowering):
         x = self.as_value(x)
         return Value(torch.Size(x.shape[1:]), x.buffer, None if x.index is None else x.index.squeeze(0))
 
+    def embedding(self, table: Any, ids: Any) -> Value:
+        """Rows of a table for token ids in elements of the block's type."""
+        height, width = table.shape
+        fields = {"steps": ids.shape.numel(), "height": height, "width": width}
+        return self.graph.add("lookup", (*ids.shape, width), [self.as_value(table), ids], **fields)
+
     def move(self, function: Any, x: Value, arguments: list) -> Value | None:
         if function in (aten.t.default, aten.transpose.int) and len(x.shape) == 2:
             if arguments and arguments[0] % 2 == arguments[1] % 2:

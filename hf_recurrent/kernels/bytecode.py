@@ -86,7 +86,7 @@ class Bytecode:
     Attributes:
         code: the instructions.
         segments: (begin, end, by_row) of parts of the code; a chain runs a part with `by_row` step by step.
-        inputs, outputs: name → elements per stream.
+        inputs, outputs: name → elements per stream; "ids" is the first input, if it is one.
         constants: tensors whose addresses follow those of scratch memory, inputs and outputs.
         converted: weights of which the program has copies.
         scratch_width: elements of scratch memory for each stream.
@@ -124,7 +124,8 @@ class Bytecode:
             graph, [*(buffer for buffer, _ in targets.values()), *(effects or ())], self._emit_node, self._emit_maps
         )
         read = {buffer for one in self.instructions for buffer in one.reads()} | {source[0] for _, source in copied}
-        self.inputs = {b.name: b.width for b in graph.buffers if b.name is not None and b in read}
+        named = sorted((b for b in graph.buffers if b.name is not None and b in read), key=lambda b: b.name != "ids")
+        self.inputs = {buffer.name: buffer.width for buffer in named}
         self.outputs = {name: value.shape.numel() for name, value in outputs.items()}
         self._copies = {name: Buffer(width) for name, width in self.outputs.items()}
         for name, source in copied:
@@ -142,6 +143,8 @@ class Bytecode:
     def _emit_node(self, node: Node) -> None:
         if node.kind in BLOCK_OPCODES and not self.is_block:
             raise UnsupportedOp(f"{node.kind} in a single step")
+        if node.kind == "embedding" and (node.operands[0][0].name != "ids" or node.operands[0][0].width != 1):
+            raise UnsupportedOp("aten.embedding of something else than the token")
         special = getattr(self, f"_emit_{node.kind}", None)
         if special is not None:
             special(node)

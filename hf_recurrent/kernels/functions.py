@@ -34,7 +34,7 @@ class Function:
 _ALL = (
     Function("copy", 1, lambda x, s: x, "{0}"),
     Function("splat", 1, lambda x, s: x, "{0}"),  # the first element everywhere
-    Function("set", 0, lambda s: torch.tensor(s), "{s}"),
+    Function("set", 0, lambda s: torch.tensor(s, dtype=torch.float64), "{s}"),
     Function("add", 2, lambda x, y, s: x + y, "({0} + {1})"),
     Function("sub", 2, lambda x, y, s: x - y, "({0} - {1})"),
     Function("mul", 2, lambda x, y, s: x * y, "({0} * {1})"),

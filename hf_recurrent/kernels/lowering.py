@@ -197,6 +197,13 @@ class Lowering:
         fields = {"matrices": matrices, "rows": rows, "depth": depth, "width": width}
         return self.graph.add("product", (matrices, rows, width), [x, y], **fields)
 
+    def embedding(self, table: Any, ids: Any) -> Value:
+        """A row of a constant table (V, M) for one token id, which is an int64 input."""
+        if not isinstance(ids, Value) or not isinstance(table, Tensor) or ids.shape.numel() != 1:
+            raise UnsupportedOp("aten.embedding of several tokens")
+        width = table.shape[1]
+        return self.graph.add("embedding", (*ids.shape, width), [ids], weight=table.detach(), width=width)
+
     # ---- Moves and conversions
 
     def move(self, function: Any, x: Value, arguments: list) -> Value | None:

@@ -126,11 +126,6 @@ def _pow(t: Lowering, x, exponent):
     return t.map("pow", x.shape, x, scalar=exponent)
 
 
-@lowers(aten.square.default)
-def _square(t: Lowering, x):
-    return t.map("mul", x.shape, x, x)
-
-
 @lowers(aten.maximum.default)
 def _maximum(t: Lowering, x, y):
     return t.binary("max", x, y)
@@ -333,13 +328,7 @@ def _cumsum(t: Lowering, x, dim, dtype=None):
 
 @lowers(aten.embedding.default)
 def _embedding(t: Lowering, table, ids, padding=-1, scale_by_frequency=False, sparse=False):
-    height, width = table.shape
-    if isinstance(table, Value):
-        fields = {"steps": ids.shape.numel(), "height": height, "width": width}
-        return t.graph.add("lookup", (*ids.shape, width), [table, ids], **fields)
-    if ids.shape.numel() != 1:
-        raise UnsupportedOp("aten.embedding of several tokens")
-    return t.graph.add("embedding", (*ids.shape, width), [ids], weight=table.detach(), width=width)
+    return t.embedding(table, ids)
 
 
 @lowers(aten._softmax.default)
@@ -391,7 +380,7 @@ def _pad(t: Lowering, x, pad, value=0):
     return Value(shape, None, torch.where(inside < 0, padded, inside))
 
 
-@lowers(aten._conj.default, aten._conj_physical.default, aten.conj_physical.default)
+@lowers(aten._conj.default, aten._conj_physical.default)
 def _conj(t: Lowering, x):
     return ComplexValue(x.real, _neg(t, x.imag)) if isinstance(x, ComplexValue) else x
 
