@@ -4,7 +4,6 @@ The kernel is `step_cpu.c`, loaded with ctypes, which releases the interpreter's
 module raises ImportError where it was not built, or was built from another version of its source.
 """
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,11 +21,6 @@ from .step_cpu import is_supported as is_supported
 from .step_graph import StepGraph, Value
 from .step_graph import UnsupportedOp as UnsupportedOp
 
-_POINTER = ctypes.c_void_p
-_library.hf_step_norm.argtypes = (ctypes.c_int64, ctypes.c_int64, _POINTER)
-_library.hf_step_norm.restype = ctypes.c_double
-_library.hf_step_update.argtypes = (ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64)
-_library.hf_step_update.restype = None
 _DONE, _CHANGED, _NOT_FINITE = range(3)  # enum outcome
 _PARAMETER = np.dtype(
     [(name, "i8") for name in ("weights", "first", "second", "gradient", "count")] + [("rate", "f8")]

@@ -32,6 +32,10 @@ _library = load_library("_step_cpu", "hf_step_version", _VERSION)
 _POINTER = ctypes.c_void_p
 _library.hf_step_run.argtypes = (*[ctypes.c_int64] * 3, _POINTER, _POINTER, ctypes.c_int64, _POINTER)
 _library.hf_step_run.restype = ctypes.c_int64
+_library.hf_step_norm.argtypes = (ctypes.c_int64, ctypes.c_int64, _POINTER)
+_library.hf_step_norm.restype = ctypes.c_double
+_library.hf_step_update.argtypes = (ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64)
+_library.hf_step_update.restype = None
 
 
 class WeightsChanged(Exception):

@@ -7,7 +7,7 @@ Shape letters: T steps.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -92,7 +92,9 @@ class CompiledBlock(CompiledProgram):
         inputs |= {f"state {name}": tensor for name, tensor in state.items()}
         inputs |= {f"carried {name}": tensor for name, tensor in carried.items()}
         trace = BlockTrace(self.dtype, inputs, self.parameters)
-        with self._without_gradients(), _recorded_sensitivities(rule, trace), trace:
+        engine = getattr(rule, "engine", None)
+        recorded = nullcontext() if engine is None else engine.advancing_by(trace.advance_sensitivities)
+        with self._without_gradients(), recorded, trace:
             with torch.enable_grad(), rule.block(carried):
                 output = model(
                     inputs_embeds=model.get_input_embeddings()(ids),
@@ -157,14 +159,3 @@ class CompiledBlock(CompiledProgram):
 
 
 _INPUTS = ("ids", "labels", "resets")
-
-
-@contextmanager
-def _recorded_sensitivities(rule: LearningRule, trace) -> Iterator[None]:
-    """Context in which a pass over sensitivities becomes an operation of the trace."""
-    engine = getattr(rule, "engine", None)
-    with ExitStack() as stack:
-        if engine is not None:
-            stack.callback(setattr, engine, "advance", engine.advance)
-            engine.advance = trace.advance_sensitivities
-        yield

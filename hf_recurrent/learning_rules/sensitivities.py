@@ -108,6 +108,15 @@ class SensitivityEngine:
         return {name: torch.zeros(shape, **options) for name, shape in self.shapes(batch_size).items()}
 
     @contextmanager
+    def advancing_by(self, advance: Advance) -> Iterator[None]:
+        """Context in which another function advances the sensitivities, such as one that records the pass."""
+        before, self.advance = self.advance, advance
+        try:
+            yield
+        finally:
+            self.advance = before
+
+    @contextmanager
     def trace(self, sensitivities: RecurrentState) -> Iterator[None]:
         """Context for the forward and, optionally, backward pass of one block.
 
