@@ -325,9 +325,9 @@ def test_meta_tensors_give_shapes():
 def test_the_file_may_be_loaded_twice(monkeypatch):
     """Once from the package, once as the code that came with a checkpoint."""
     code = ModuleType("code_of_a_checkpoint")
-    code.__path__ = [str(Path(linear_scan_module.__file__).parent)]
+    code.__path__ = [str(Path(linear_scan_module.__file__).parents[1])]
     monkeypatch.setitem(sys.modules, code.__name__, code)
-    copy = importlib.import_module("code_of_a_checkpoint.linear_scan")
+    copy = importlib.import_module("code_of_a_checkpoint.scan.linear_scan")
     inputs = make_inputs((2, 9, 3), resets="random")
     for module in (copy, linear_scan_module):
         assert_close(run(module.linear_scan, *inputs), expected(inputs), TOLERANCE[torch.float32])
@@ -341,12 +341,12 @@ def test_importing_brings_in_no_compiler():
 import importlib, sys, types
 package = types.ModuleType("package")
 package.__path__, sys.modules["package"] = [sys.argv[1]], package
-module = importlib.import_module("package.linear_scan")
+module = importlib.import_module("package.scan.linear_scan")
 assert "torch" in module.available_backends()
 module.linear_scan(module.torch.rand(1, 4, 2), module.torch.rand(1, 4, 2))
 assert "triton" not in sys.modules and "hf_recurrent.kernels.linear_scan_triton" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program, Path(linear_scan_module.__file__).parent], check=True)
+    subprocess.run([sys.executable, "-c", program, Path(linear_scan_module.__file__).parents[1]], check=True)
 
 
 def test_available_backends_run():
