@@ -13,7 +13,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Files of few and long tests, the longest first. Processes take whole files in this order, so that none ends alone.
 _LONG = (
     "test_docs.py", "test_user_code.py", "test_c_source.py", "test_browser.py", "test_short_forms.py",
-    "test_linear_scan_triton.py", "test_resume.py", "test_interruption.py", "test_hub_round_trip.py",
+    "test_linear_scan_triton.py", "test_checkpointing.py", "test_stop_signals.py", "test_hub_round_trip.py",
     "test_auto_registration.py", "test_experiments.py", "test_packaging.py", "test_pretrain.py",
     "test_learn_resume.py",
 )  # fmt: skip
