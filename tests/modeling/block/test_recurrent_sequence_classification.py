@@ -92,7 +92,9 @@ def test_learns_the_classes_of_a_batch(family):
         optimizer.zero_grad()
         output.loss.backward()
         optimizer.step()
-    assert (output.logits.argmax(-1) == labels).all()
+        if learned := bool((output.logits.argmax(-1) == labels).all()):
+            break
+    assert learned
 
 
 def test_bfloat16_pools_in_float32():
