@@ -8,12 +8,12 @@ from hf_recurrent.argument_checks import check_numbers, check_sampling
 # Command → its arguments and help.
 COMMANDS = {
     "/help": ("", "this list"),
-    "/fork": ("NAME", "go on in a copy; without NAME, list all copies"),
-    "/switch": ("NAME", "go on in another copy; the first one is main"),
+    "/fork": ("NAME", "continue in a copy; without NAME, list all copies"),
+    "/switch": ("NAME", "continue in another copy; the first one is main"),
     "/rewind": ("[N]", "take back the last turns (default: 1)"),
     "/retry": ("", "another answer to the last turn"),
     "/save": ("FILE", "save the state"),
-    "/load": ("FILE", "go on from a saved state"),
+    "/load": ("FILE", "continue a saved state"),
     "/reset": ("", "begin anew"),
     "/temperature": ("[X]", "show or set it; 0 takes the most likely token"),
     "/top_k": ("[K]", "sample only from the K most likely tokens; 0 for all"),

@@ -73,7 +73,7 @@ class ChatLoop:
                 print("\ninterrupted; this turn is taken back", file=sys.stderr)
 
     def load(self, path: str) -> None:
-        """Go on from a saved state."""
+        """Continue a saved state."""
         self._turns.append(self._partner.load(_file("/load", path)))
         self._typed.pop(self._branch, None)
 
@@ -105,7 +105,7 @@ class ChatLoop:
         read = self._partner.read(self._turns[-1], typed)
         streamer = ByteStreamer(self._partner.tokenizer, skip_prompt=True, skip_special_tokens=True)
         if not self._partner.is_chat and typed and sys.stdin.isatty():
-            print(typed.rpartition("\n")[2], end="", flush=True)  # the text goes on where it was typed
+            print(typed.rpartition("\n")[2], end="", flush=True)  # the text continues on the typed line
         with stop_on_signals() as stop:
             answer = self._partner.answer(read, stop, streamer, **self._settings.options())
         if stop.number is not None and stop.number.name == "SIGTERM":

@@ -19,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
         "reads only the new text. With a chat template in the tokenizer, a turn is a\n"
         "message and an answer; without one, the model continues what you type.",
         epilog=f"while it runs:\n{command_table()}\n\n"
-        "A line that ends in \\ goes on in the next one. Ctrl-C stops an answer.",
+        "A line that ends in \\ continues on the next one. Ctrl-C stops an answer.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_loading_arguments(parser)

@@ -27,8 +27,8 @@ class Constraint(LogitsProcessor):
     The end byte is allowed exactly where the text is complete, and nothing else where it cannot continue. A text that
     is cut off by `max_new_tokens` is the beginning of a match. Texts are valid UTF-8 without byte 0.
 
-    As a logits processor, the constraint begins after the prompt of a call of `generate()`. A call that goes on with a
-    text of the last one continues there.
+    As a logits processor, the constraint begins after the prompt of a call of `generate()`. A call that continues
+    a text of the last one continues there.
 
     Args:
         grammar: a grammar of xgrammar.

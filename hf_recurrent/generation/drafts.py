@@ -86,7 +86,7 @@ class PromptLookup:
         for length in _LOOKUP_LENGTHS:
             place = text.rfind(text[-length:], 0, len(text) - 1) if len(text) > length else -1
             if place >= 0:
-                # A text that repeats itself goes on repeating.
+                # Assume that a repetition continues.
                 following = itertools.cycle(map(ord, text[place + length :]))
                 return list(itertools.islice(following, count)), [None] * count
         return [], []

@@ -22,7 +22,7 @@ class Progress:
 
     Args:
         job: to read and to generate.
-        session: of the job, acquired; None for a text of its own.
+        session: of the job, acquired; None for a new text.
         origin: the text before the job, which a failed job restores.
         snapshot: the text after the tokens that were read.
         fed: how many tokens of `feed` the model has read.
@@ -88,7 +88,7 @@ class Batch:
         return logits, self._tokens
 
     def snapshot(self, row: int) -> Snapshot:
-        """The text of a row as it is now."""
+        """The present text of a row."""
         progress = self.rows[row]
         bytes_read = progress.snapshot.bytes_read + len(progress.job.output)
         return Snapshot(select_state(self._state, row), self._tokens[row], bytes_read)

@@ -58,8 +58,8 @@ class Request:
 
     Args:
         tokens: to read.
-        session_id: the session to continue; None for a text of its own, which is forgotten.
-        start: beginning of a text of its own; empty by default.
+        session_id: the session to continue; None for a new text, which is forgotten.
+        start: beginning of a new text; empty by default.
         max_new_tokens: 0 only reads.
         source: how tokens are chosen; needed to generate.
         stops: sequences of tokens that end the text.

@@ -35,7 +35,7 @@ def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[
             tokens = scores.argmax(-1)
         else:
             probabilities = sampling.processors(None, scores).softmax(-1)
-            # torch.multinomial draws one token of one row so; here each row has a generator of its own.
+            # As torch.multinomial draws one token of one row, but with one generator per row.
             noise = torch.empty_like(probabilities)
             for part, row in zip(noise, rows, strict=True):
                 part.exponential_(generator=sources[row].generator)

@@ -1,8 +1,8 @@
 """The thread that owns model and sessions: it reads and generates for all of them together.
 
 Continuous batching: all texts that generate are rows of one batch, and every tick is one step of that batch. Between
-two steps, one slice of one text that is to be read is read. Clients take results from their job when they like, so
-that nobody waits for a slow reader.
+two steps, one slice of one text that is to be read is read. Results are buffered in the job, so that a slow client
+delays no other one.
 """
 
 import logging
@@ -198,7 +198,7 @@ class Scheduler:
         self.counts.generating = len(self._batch.rows)
 
     def _read_slice(self, progress: Progress) -> None:
-        """Feed the next tokens of a text; the job then goes on reading, generates, or is done."""
+        """Feed the next tokens of a text; the job then continues reading, generates, or is done."""
         before, scores = progress.snapshot, progress.job.scores
         learner = self.learner if progress.learns else None
         piece, new = progress.next_slice((learner or self.steps).slice_length)

@@ -7,7 +7,7 @@ from hf_recurrent.server.session_store import SessionError
 
 
 def state_of_session(scheduler: Scheduler, session_id: str) -> bytes:
-    """The content of a state file with a session as it is now.
+    """The content of a state file with the present text of a session.
 
     Raises:
         UnknownSession: there is none with that id.

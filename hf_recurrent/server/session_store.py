@@ -122,7 +122,7 @@ class SessionStore:
         return session
 
     def fork(self, session_id: str) -> Session:
-        """A copy of a session as it is now, with its marks; TooMany as in [`add`]."""
+        """A copy of a session with its marks; TooMany as in [`add`]."""
         return self.add(self._idle(session_id).fork())
 
     def set_mark(self, session_id: str, name: str) -> Session:
@@ -237,7 +237,7 @@ class SessionStore:
             raise UnknownSession(f"The session has no mark {name!r:.80}.") from None
 
     def _evict(self, keep: str | None = None) -> None:
-        """Every idle session is on disk as it is: it only has to be forgotten here."""
+        """Forget the least recently used idle sessions, which are on disk."""
         excess = len(self._resident) - self._max_resident if self._database else 0
         if excess > 0:
             idle = (each for each in self._resident if each not in self._busy and each != keep)

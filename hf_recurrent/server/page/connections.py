@@ -53,7 +53,7 @@ class PageConnections:
 
         try:
             await self._app(scope, receive_until_stop, send_with_policy)
-        except Exception as error:  # of Gradio, when its answer has begun or with an answer of its own
+        except Exception as error:  # of Gradio, which may have begun or sent its response
             _log.warning("The page failed at %s: %s: %s", scope["path"][:80], type(error).__name__, str(error)[:200])
             if has_started and not has_ended:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -90,7 +90,7 @@ class Page:
                     self.learns = gr.Checkbox(
                         label="Learn from what this text reads", info="the model changes, for everybody"
                     )
-                    self.times = gr.Slider(1, _MOST_TIMES, 1, step=1, label="Read it so many times")
+                    self.times = gr.Slider(1, _MOST_TIMES, 1, step=1, label="Times to read it")
                 with gr.Accordion("How it continues", open=False):
                     most = min(_MOST_BYTES, self._served.settings.max_new_tokens)
                     self.count = gr.Slider(1, most, min(300, most), step=1, label="Bytes")
@@ -204,7 +204,7 @@ class Page:
 
 
 def _greet(visitor: Visitor) -> str:
-    return "Press Continue, and the model reads the text and goes on."
+    return "Press Continue: the model reads the text and continues it."
 
 
 async def _load(visitor: Visitor, content: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The page in the server's app: the few of Gradio's addresses that a browser needs, and no others.
+"""Mounts the page in the server's app: only the addresses of Gradio that a browser needs.
 
 Gradio's addresses for files, uploads, proxies and tools are not reachable at all.
 """
@@ -58,7 +58,7 @@ def mount_page(app: FastAPI, served: ServedModel) -> MountedPage:
         return _mount_sentence(app, error)
 
     page, inner = Page(served), FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    # Gradio keeps 140 kB for each visitor that it has seen, until there are so many, 10,000 by default.
+    # Gradio keeps 140 kB for each of the last visitors, 10,000 by default.
     page.blocks.state_session_capacity = MOST_VISITORS
     fonts = [gr.themes.Font(name) for name in ("system-ui", "sans-serif")]
     mono = [gr.themes.Font(name) for name in ("ui-monospace", "monospace")]

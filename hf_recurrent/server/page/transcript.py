@@ -61,7 +61,7 @@ class Transcript:
         bits: of each, NaN where nothing was predicted.
         generated: True where the model wrote the byte.
         curve: over the whole text.
-        begins_with: name of the state file that the text continues; None for a text of its own.
+        begins_with: name of the state file that the text continues; None for a new text.
     """
 
     data: bytes = b""

@@ -134,7 +134,7 @@ class Visitor:
         """Mark this place."""
         text = self.text
         if len(text.marks) >= _MOST_MARKS:
-            raise ApiError(429, f"A text has at most {_MOST_MARKS} marks; fork it to go on.")
+            raise ApiError(429, f"A text has at most {_MOST_MARKS} marks; fork it to set more.")
         session_id, number = await self._session(text), text.marks_made + 1
         await call(self._scheduler, self._store.set_mark, session_id, f"{number}")
         text.marks_made = number
@@ -152,12 +152,12 @@ class Visitor:
         return f"Back at mark {name}."
 
     async def fork(self) -> str:
-        """Go on with a copy of the text, and keep the text as it is."""
+        """Continue with a copy of the text."""
         text = self.text
         self._check_texts()
         session = await call(self._scheduler, self._store.fork, await self._session(text))
         self._add(replace(text, session_id=session.id, marks=dict(text.marks)))
-        return f"{self.text.name} is a copy of {text.name}; both go on from here."
+        return f"{self.text.name} is a copy of {text.name}."
 
     def begin(self) -> None:
         """Begin another text, empty."""
@@ -165,7 +165,7 @@ class Visitor:
         self._add(Text())
 
     def choose(self, name: str) -> None:
-        """Go on with another text."""
+        """Switch to another text."""
         self.text = next((text for text in self.texts if text.name == name), self.text)
 
     async def load(self, data: bytes, name: str) -> str:
@@ -186,7 +186,7 @@ class Visitor:
     # ---- The rest
 
     async def save(self) -> bytes:
-        """The content of a state file with the text as it is now."""
+        """The content of a state file with the present text."""
         return await call(self._scheduler, state_of_session, self._scheduler, await self._session(self.text))
 
     async def leave(self) -> None:

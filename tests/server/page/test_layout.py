@@ -137,7 +137,7 @@ def test_continue_fork_rewind_save_and_load(visit, server, tmp_path):
     assert server.generate(session, max_tokens=40, temperature=0)["base64"] == expected["base64"]
 
     visit.press("Fork")
-    visit.expect_note("Text 2 is a copy of Text 1; both go on from here.")
+    visit.expect_note("Text 2 is a copy of Text 1.")
     visit.press("Continue")
     visit.expect_length(49)
     assert visit.characters() == whole
@@ -162,7 +162,7 @@ def test_continue_fork_rewind_save_and_load(visit, server, tmp_path):
 def test_learning_lowers_the_bits(visit):
     visit.tab.get_by_label("Learn from what this text reads").check()
     visit.expect_note("The model learns from what this text reads.")
-    visit.set("Read it so many times", 12)
+    visit.set("Times to read it", 12)
     visit.write("abcdefgh" * 16)
     visit.press("Read")
     visit.expect_note("Read 12 times.")
