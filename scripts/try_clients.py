@@ -2,7 +2,7 @@
 
     python scripts/try_clients.py --environment ../clients          # sets up the environment there first: 2.5 GB
     python scripts/try_clients.py --only peft trl                   # in this environment: what is installed
-    python scripts/try_clients.py --environment ../clients --markdown docs/clients.md
+    python scripts/try_clients.py --environment ../clients --markdown docs/reference/clients.md
 
 The checks are in `tests/clients/rows_*.py`, the versions in `tests/clients/requirements*.txt`. Each check runs in a
 process of its own with a time limit.

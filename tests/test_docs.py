@@ -13,10 +13,11 @@ import pytest
 from command_server import CommandServer
 
 ROOT = Path(__file__).parents[1]
+PAGE_FOLDERS = ("docs", "docs/tasks", "docs/reference")
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md"))),
+    *(str(page.relative_to(ROOT)) for folder in PAGE_FOLDERS for page in sorted((ROOT / folder).glob("*.md"))),
     *(f"docs/results/{paper}.md" for paper in ("memora", "mgrade", "online_learning", "smt", "survey")),
 ]
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```", re.DOTALL)
@@ -48,7 +49,7 @@ def test_the_guide_has_commands():
     assert len(commands("docs/guide.md")) >= 8
 
 
-LONG = ("docs/compression.md", "docs/fine_tuning.md", "docs/guide.md")
+LONG = ("docs/tasks/compression.md", "docs/tasks/fine_tuning.md", "docs/guide.md")
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.long] * (page in LONG)) for page in PAGES])

@@ -10,7 +10,7 @@ import pytest
 from client_rows import Refused, all_rows, refusal
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "clients.md"
+PAGE = ROOT / "docs/reference/clients.md"
 ROWS = all_rows()
 
 
@@ -30,7 +30,7 @@ def test_the_documentation_has_the_same_rows():
     table = PAGE.read_text(encoding="utf-8").split("<!-- table of scripts/try_clients.py -->\n")[1]
     lines = table.split("<!-- end of the table -->")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    advice = "rerun scripts/try_clients.py --environment FOLDER --markdown docs/clients.md"
+    advice = "rerun scripts/try_clients.py --environment FOLDER --markdown docs/reference/clients.md"
     assert [(cell[0], cell[2]) for cell in cells] == [(row.client, row.tried) for row in ROWS], advice
     for client, version, tried, result in cells:
         assert re.match("works|refused: ", result) and version, f"{client}, {tried}: {result}"

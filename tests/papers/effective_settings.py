@@ -1,6 +1,6 @@
 """The hyperparameters that an experiment or a recipe really trains with: those of the arguments that it builds.
 
-`python tests/papers/effective_settings.py NAME` prints them as rows of docs/paper_settings.md.
+`python tests/papers/effective_settings.py NAME` prints them as rows of docs/reference/paper_settings.md.
 """
 
 import sys
@@ -147,7 +147,7 @@ def arguments_of(experiment: Any, row: dict[str, Any]) -> tuple[list[TrainingArg
 
 
 def describe(arguments: TrainingArguments) -> dict[str, str]:
-    """Hyperparameter → value, as docs/paper_settings.md writes it."""
+    """Hyperparameter → value, as docs/reference/paper_settings.md writes it."""
     schedule, options = str(getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)), ""
     if arguments.lr_scheduler_kwargs:
         options = f" to {arguments.lr_scheduler_kwargs['min_lr']:g}"

@@ -1,4 +1,4 @@
-"""docs/paper_settings.md has the hyperparameters that experiments and recipes really train with."""
+"""docs/reference/paper_settings.md has the hyperparameters that experiments and recipes really train with."""
 
 from functools import cache
 from pathlib import Path
@@ -9,7 +9,7 @@ from effective_settings import effective_settings, recipe_settings
 from hf_recurrent.cli.recipes import recipe_names
 from papers import EXPERIMENTS
 
-PAGE = Path(__file__).parents[2] / "docs" / "paper_settings.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/paper_settings.md"
 WITHOUT_TABLE = {"drift", "mgrade-memory", "smt-cost", "smt-gradients"}
 
 

@@ -1,4 +1,4 @@
-"""The commands of docs/serving.md, against a running server."""
+"""The commands of docs/tasks/serving.md, against a running server."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from running_server import running_server
 
-PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/tasks/serving.md").read_text(encoding="utf-8")
 
 
 def test_the_page(tmp_path, capsys):
