@@ -48,8 +48,8 @@ class TrainedModel:
         self.seconds.append(bench.clock(self.device) - begin)
 
 
-def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]], dict[str, float], float]:
-    """Lines of the table for one size, bytes per second of each model, and the limit of the first."""
+def measure_row(row: str, options: argparse.Namespace) -> list[list[str]]:
+    """The table's lines of one size."""
     models = {family: TrainedModel(family, row, options) for family in options.families}
     kept = {family: bench.kept_bytes(trained.loss) for family, trained in models.items()}
     operations, dtype = [], torch.bfloat16 if options.bf16 else torch.float32
@@ -57,21 +57,18 @@ def measure_row(row: str, options: argparse.Namespace) -> tuple[list[list[str]],
         operations.append(bench.matrix_rate(options.device, 1, options.matrix_size, dtype))
         for trained in models.values():
             trained.step()
-    lines, rates, limits = [], {}, []
+    rates = {family: trained.input_ids.numel() / min(trained.seconds) for family, trained in models.items()}
+    lines = []
     for family, trained in models.items():
-        size = trained.input_ids.numel()
-        rates[family] = size / min(trained.seconds)
-        limits.append(max(operations) / (6 * trained.model.num_parameters()))
+        rate, limit = rates[family], max(operations) / (6 * trained.model.num_parameters())
         cells = (f"{family}-{row}", f"{trained.model.num_parameters():,}", f"{trained.streams}")
-        cells += (f"{rates[family]:,.0f}", f"{limits[-1]:,.0f}", f"{rates[family] / limits[-1]:.0%}")
-        lines.append(
-            [*cells, f"{rates[options.families[0]] / rates[family]:.2f}", f"{kept[family] / size / 1024:,.1f}"]
-        )
-    return lines, rates, limits[0]
+        cells += (f"{rate:,.0f}", f"{limit:,.0f}", f"{rate / limit:.0%}", f"{rates[options.families[0]] / rate:.2f}")
+        lines.append([*cells, f"{kept[family] / trained.input_ids.numel() / 1024:,.1f}"])
+    return lines
 
 
 def main() -> None:
-    """Print the table; with --output, save it with a plot."""
+    """Print the table."""
     parser = bench.family_parser(__doc__, rows=["s0"], streams=8, block_size=1024, rounds=3, matrix_size=1024)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
     parser.add_argument("--compile", action="store_true", help="torch.compile every model, as --torch_compile does")
@@ -79,14 +76,14 @@ def main() -> None:
     options = bench.parse_and_set_up(parser)
     if options.units:
         options.families = [f"{'hawk' if unit == 'rg_lru' else 'memora'}+{unit}" for unit in RECURRENT_UNITS]
-    rows = {row: measure_row(row, options) for row in options.rows}
+    lines = [line for row in options.rows for line in measure_row(row, options)]
     columns = ["model", "parameters", "B", "bytes/s", "limit bytes/s", "of the limit"]
     columns += [f"{options.families[0]} is … times as fast", "KiB kept per byte"]
     ways = [f"T {options.block_size}", *["bfloat16"] * options.bf16, *["compiled"] * options.compile]
     title = f"Training step, {', '.join(ways)}; {bench.conditions(options.device)}"
     if options.device.type == "cuda":
         title += f"; peak of all models {torch.cuda.max_memory_allocated(options.device) / 2**30:.1f} GiB"
-    bench.report(title, columns, rows, options.output)
+    bench.report(title, columns, lines)
 
 
 if __name__ == "__main__":

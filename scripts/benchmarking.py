@@ -1,17 +1,15 @@
-"""Shared by the benchmark scripts: options, clocks, limits of the machine, tables and plots of rows × models."""
+"""Shared by the benchmark scripts: options, clocks, limits of the machine, tables."""
 
 import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import config_from_preset
-from hf_recurrent.plotting import require_pyplot
 
 # Order of the lines in tables: our models, then the stock models of the same row.
 FAMILIES = ("memora", "hawk", "llama", "mamba2")
@@ -65,10 +63,9 @@ def shape_of(form: str) -> Callable[[str], tuple[int, ...]]:
 
 
 def family_parser(description: str, **defaults: Any) -> argparse.ArgumentParser:
-    """As [`option_parser`], with options for families of models, threads, device and output too."""
+    """As [`option_parser`], with options for families of models, threads and device too."""
     parser = option_parser(description, **defaults, threads=1, device=CPU)
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--output", type=Path, help="also write OUTPUT.md and OUTPUT.png")
     return parser
 
 
@@ -171,57 +168,6 @@ def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> st
     return "\n".join(map(markdown_row, [columns, ["---"] * len(columns), *lines]))
 
 
-def report(
-    title: str,
-    columns: Sequence[str],
-    rows: dict[str, tuple[list[list[str]], dict[str, float], float]],
-    path: Path | None,
-) -> None:
-    """Print the table of all rows; with a path, save table and plot.
-
-    Args:
-        rows: row → lines of the table, bytes per second of each model, and the limit.
-        path: without a suffix.
-    """
-    table = markdown_table(columns, [line for lines, _, _ in rows.values() for line in lines])
-    print(f"{title}\n\n{table}")
-    if path is not None:
-        save_tables(path, title, table)
-        rates, limits = ({row: measured[part] for row, measured in rows.items()} for part in (1, 2))
-        save_bars(path, title, rates, limits, "bytes per second")
-
-
-def save_tables(path: Path, title: str, *tables: str) -> None:
-    """Save title and tables as Markdown.
-
-    Args:
-        path: without a suffix; its directory is created.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".md").write_text("\n\n".join((title, *tables)) + "\n", encoding="utf-8")
-
-
-def save_bars(path: Path, title: str, rows: dict[str, dict[str, float]], limits: dict[str, float], rate: str) -> None:
-    """Save a plot with one group of bars per row, row → model → rate, and the row's limit as a line.
-
-    Args:
-        path: without a suffix.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    pyplot = require_pyplot()
-    names = list(dict.fromkeys(name for models in rows.values() for name in models))
-    figure, axes = pyplot.subplots(figsize=(2 + 2.2 * len(rows), 4), layout="constrained")
-    width = 0.8 / len(names)
-    for place, name in enumerate(names):
-        found = [(group, models[name]) for group, models in enumerate(rows.values()) if name in models]
-        axes.bar([group + place * width for group, _ in found], [value for _, value in found], width, label=name)
-    for group, row in enumerate(rows):
-        label = "limit" if group == 0 else None
-        axes.hlines(limits[row], group - width / 2, group + 0.8 - width / 2, colors="black", label=label)
-    axes.set_xticks([group + 0.4 - width / 2 for group in range(len(rows))], list(rows))
-    axes.set(yscale="log", ylabel=rate, title=title.partition(";")[0])
-    figure.legend(loc="outside right upper")
-    figure.savefig(path.with_suffix(".png"), dpi=150)
-    pyplot.close(figure)
+def report(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a title and a Markdown table."""
+    print(f"{title}\n\n{markdown_table(columns, lines)}\n", flush=True)

@@ -164,7 +164,7 @@ def test_strict_alphabet(tmp_path):
 
 
 def test_operations_do_not_grow_with_the_text():
-    """A loop over bytes would run one operation or more for each; scripts/benchmark_tokenizer.py prints the speed."""
+    """A loop over bytes would run one operation or more for each."""
 
     def counts(repeats: int) -> list[int]:
         text = "The quick brown fox; naïve 中文. " * repeats
