@@ -21,7 +21,7 @@ from hf_recurrent import (
     TrainingMethod,
 )
 
-GUIDE = Path(__file__).parents[2] / "docs/guide.md"
+GUIDE = Path(__file__).parents[2] / "docs/tasks/extend.md"
 
 
 @pytest.mark.parametrize("kind", [StreamTrainer, RollingWindowTrainer, OnlineTrainer, SmtTrainer, DmtTrainer])
