@@ -41,10 +41,10 @@ def read_chunks(path: Path, compression: str | None = None) -> Iterator[bytes]:
             while chunk := file.read(_CHUNK):
                 yield chunk
             return
-        counted, expanded = _CountedFile(file), 0
-        for chunk in (_gzip_chunks if compression == ".gz" else _zstandard_chunks)(path, counted):
+        expanded, size = 0, os.fstat(file.fileno()).st_size
+        for chunk in (_gzip_chunks if compression == ".gz" else _zstandard_chunks)(path, file):
             expanded += len(chunk)
-            check_expansion(path, expanded, max(counted.count, os.fstat(file.fileno()).st_size))
+            check_expansion(path, expanded, size)
             yield chunk
 
 
@@ -58,19 +58,7 @@ def check_expansion(path: Path, expanded: int, size: int) -> None:
         )
 
 
-class _CountedFile:
-    """Counts the bytes read, because a pipe has no size."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.count = file, 0
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self.count += len(data)
-        return data
-
-
-def _gzip_chunks(path: Path, file: _CountedFile) -> Iterator[bytes]:
+def _gzip_chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
     # zlib itself, because `gzip.GzipFile` copies everything twice.
     member, is_first = None, True
     try:
@@ -100,7 +88,7 @@ def check_installed(path: Path) -> None:
             raise ImportError(f"reading {path} needs the zstandard package: pip install zstandard") from error
 
 
-def _zstandard_chunks(path: Path, file: _CountedFile) -> Iterator[bytes]:
+def _zstandard_chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
     check_installed(path)
     import zstandard
 

@@ -5,14 +5,12 @@ therefore limited.
 """
 
 import codecs
-import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from hf_recurrent.data.decompression import (
     COMPRESSIONS,
@@ -28,13 +26,9 @@ Reader = Callable[[Path, str], Iterator[Document]]
 # Bytes of a document that has to be in memory as a whole: a line of JSON, a row of Parquet.
 LARGEST_DOCUMENT = 1 << 28
 _LARGEST_HEADER = 1 << 24
-# Rows of Parquet that are read together: their number, and their bytes.
-_ROWS_AT_ONCE = 256
-_LARGEST_BATCH = 1 << 30
-_VALUES_AT_ONCE = 8
+# Rows of Parquet that are in memory together: all of them may repeat the largest value.
+_ROWS_AT_ONCE = 32
 _READ_AT_ONCE = 1 << 20
-# Encodings that store each value once, or a reference to a dictionary; others may share prefixes of values.
-_WHOLE_VALUES = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _NOT_A_SEQUENCE = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-.\r\n\t "))
 
 
@@ -149,87 +143,30 @@ def _read_parquet(path: Path, text_column: str) -> Iterator[Document]:
             unpacked.seek(0)
             source = unpacked
         try:
-            with open(path, "rb") if source is path else contextlib.nullcontext(unpacked) as binary:
-                batch_size = _rows_at_once(binary, text_column)
             # Without a buffer, the whole column of a group of rows is in memory, compressed.
             with parquet.ParquetFile(source, buffer_size=_READ_AT_ONCE, pre_buffer=False) as file:
                 if text_column not in file.schema_arrow.names:
                     raise missing_column(str(path), text_column, file.schema_arrow.names)
-                number, expanded, size, prefix = 0, 0, path.stat().st_size, f"{path}, row "
-                for rows in file.iter_batches(batch_size=batch_size, columns=[text_column], use_threads=False):
-                    for data in _column_values(rows.column(0), text_column, prefix, number):
-                        name = f"{prefix}{number}"
+                number, expanded, size = 0, 0, path.stat().st_size
+                for rows in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[text_column], use_threads=False):
+                    column = rows.column(0)
+                    is_text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
+                    if is_text:  # Python strings would be decoded and encoded again
+                        column = column.cast(pyarrow.large_binary())
+                    for value in column:
+                        name = f"{path}, row {number}"
+                        data = column_bytes(value.as_py(), text_column, name)
+                        if is_text:
+                            data.decode("utf-8")
                         _check_length(f"{name},", len(data))
                         expanded += len(data)
                         check_expansion(path, expanded, size)
                         yield name, [data]
                         number += 1
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name}: column {text_column!r} is not valid Unicode: {error}") from error
         except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from error
-
-
-def _column_values(column: Any, name: str, prefix: str, first: int) -> Iterator[bytes]:
-    """The values of a column of text or bytes, a few at a time."""
-    import pyarrow
-
-    is_text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
-    if is_text:  # Python strings would be decoded and encoded again
-        column = column.cast(pyarrow.large_binary())
-    number = first
-    for begin in range(0, len(column), _VALUES_AT_ONCE):
-        for value in column.slice(begin, _VALUES_AT_ONCE).to_pylist():
-            if is_text and value:
-                try:
-                    value.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    raise ValueError(f"{prefix}{number}: column {name!r} is not valid Unicode: {error}") from error
-            yield column_bytes(value, name, f"{prefix}{number}")
-            number += 1
-
-
-def _rows_at_once(file: BinaryIO, column: str) -> int:
-    """Number of rows that fit in memory even if all of them repeat the largest value of the file."""
-    from pyarrow import parquet
-
-    largest = _largest_repeated_value(file, parquet.read_metadata(file), column)
-    return min(max(_LARGEST_BATCH // max(largest, 1), 1), _ROWS_AT_ONCE)
-
-
-def _largest_repeated_value(file: BinaryIO, metadata: Any, column: str) -> int:
-    """A bound of the bytes of a value that many rows of `column` may refer to.
-
-    It is the size of the largest dictionary, from the header of its page, or where that cannot be read, of the largest
-    column chunk.
-    """
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    chunks = (group.column(index) for group in groups for index in range(group.num_columns))
-    return max((_repeated_bytes(file, it) for it in chunks if it.path_in_schema.split(".")[0] == column), default=0)
-
-
-def _repeated_bytes(file: BinaryIO, chunk: Any) -> int:
-    if not _WHOLE_VALUES.issuperset(chunk.encodings):
-        return chunk.total_uncompressed_size
-    if not chunk.has_dictionary_page:
-        return 0
-    file.seek(chunk.dictionary_page_offset)
-    size = _dictionary_size(file.read(16))
-    return chunk.total_uncompressed_size if size is None else min(size, chunk.total_uncompressed_size)
-
-
-def _dictionary_size(header: bytes) -> int | None:
-    """The uncompressed size in the header of a dictionary page, None if it is another header.
-
-    It is in Thrift's compact protocol; its first field is the type of the page, 2 for a dictionary, its second the
-    size, both as zigzag integers.
-    """
-    if not header.startswith(b"\x15\x04\x15"):
-        return None
-    value = 0
-    for number, byte in enumerate(header[3:]):
-        value |= (byte & 0x7F) << 7 * number
-        if byte < 0x80:
-            return value >> 1
-    return None
 
 
 def _read_fasta(path: Path, text_column: str) -> Iterator[Document]:

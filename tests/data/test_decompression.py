@@ -83,17 +83,6 @@ def anonymous_memory():
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
 
 
-def test_a_pipe_is_measured_by_what_was_read_from_it(small, tmp_path):
-    from threading import Thread
-
-    data = b"".join(b"%d is a line of a log\n" % (number * 7919) for number in range(100_000))
-    os.mkfifo(tmp_path / "pipe.gz")
-    thread = Thread(target=lambda: (tmp_path / "pipe.gz").write_bytes(gzip.compress(data)))
-    thread.start()
-    assert b"".join(read_chunks(tmp_path / "pipe.gz")) == data
-    thread.join()
-
-
 def test_a_json_line_without_end_is_refused(load, tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "LARGEST_DOCUMENT", 3 << 20)
     allowed = json.dumps({"text": "x" * (2 << 20)})
@@ -135,7 +124,7 @@ def test_equal_parquet_rows_are_read_a_few_at_a_time(tmp_path, monkeypatch, smal
     value = arrow.array(["x" * (8 << 20)])
     rows = arrow.DictionaryArray.from_arrays(arrow.array([0] * 100, arrow.int32()), value)
     write_parquet(tmp_path / "a.parquet", rows, compression="zstd")
-    monkeypatch.setattr(readers, "_LARGEST_BATCH", 32 << 20)
+    monkeypatch.setattr(readers, "_ROWS_AT_ONCE", 4)
     monkeypatch.setattr(decompression, "_ALWAYS_ALLOWED", 512 << 20)
     before, most, total = anonymous_memory(), 0, 0
     documents = readers.reader_of(tmp_path / "a.parquet", False)(tmp_path / "a.parquet", "text")

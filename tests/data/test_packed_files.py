@@ -9,16 +9,13 @@ import random
 import resource
 import shutil
 
-import numpy as np
 import pytest
 
 from hf_recurrent.data import packed_files, packing
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.loading import load_corpus
-from hf_recurrent.data.packed_files import content_fingerprint, open_packed
 
 DOCUMENTS = ["Once upon a time.", "The cat sat.", "End"]
-NUM_BYTES = sum(map(len, DOCUMENTS))
 
 
 @pytest.fixture
@@ -136,42 +133,6 @@ def test_wrong_metadata_is_replaced(load, packed, runs, name, value):
     corpus = load()
     assert (contents(corpus), corpus.vocab_size, corpus.end_token_id) == (DOCUMENTS, 256, 0)
     assert len(runs) == 1
-
-
-@pytest.mark.parametrize(
-    "offsets",
-    [
-        [0, 17, 17, NUM_BYTES],
-        [0, 20, 10, NUM_BYTES],
-        [0, -5, 29, NUM_BYTES],
-        [0, 17, 2**40, NUM_BYTES],
-        [1, 17, 29, NUM_BYTES],
-        [0, 17, 29, NUM_BYTES + 1],
-    ],
-)
-def test_hostile_offsets_with_a_matching_checksum_are_refused(packed, offsets):
-    offsets = np.array(offsets, dtype="<i8")
-    rewrite(packed, offsets=offsets)
-    with pytest.raises(ValueError, match=r"offsets\.npy"):
-        open_packed(packed)
-
-
-def test_tokens_outside_the_vocabulary_with_a_matching_checksum_are_refused(packed):
-    rewrite(packed, vocab_size=100, end_token_id=None)
-    with pytest.raises(ValueError, match=r"tokens\.bin.*token id 117.*below 100"):
-        open_packed(packed)
-
-
-def rewrite(directory, offsets=None, **changes):
-    """Change a packed corpus together with its checksum."""
-    metadata = json.loads((directory / "corpus.json").read_text()) | changes
-    if offsets is not None:
-        np.save(directory / "offsets.npy", offsets)
-    offsets = np.load(directory / "offsets.npy")
-    metadata["fingerprint"] = content_fingerprint(
-        directory / "tokens.bin", offsets, metadata["vocab_size"], metadata["end_token_id"]
-    )
-    (directory / "corpus.json").write_text(json.dumps(metadata))
 
 
 def test_the_checksum_is_computed_once_for_unchanged_files(load, packed, runs, monkeypatch):

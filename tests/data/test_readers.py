@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hf_recurrent.data import readers
 from hf_recurrent.data.readers import reader_of
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
@@ -38,22 +37,6 @@ def test_text_that_is_not_utf8_names_its_row(tmp_path, broken):
     parquet.write_table(arrow.table({"text": rows}), tmp_path / "a.parquet", use_dictionary=False)
     with pytest.raises(ValueError, match=rf"a\.parquet, row {1 if broken[0] != b'fine' else 2}: column 'text' is not"):
         documents(tmp_path / "a.parquet")
-
-
-def test_size_of_the_largest_dictionary(tmp_path):
-    def bound(values, **options):
-        parquet.write_table(arrow.table({"text": values}), tmp_path / "a.parquet", **options)
-        with open(tmp_path / "a.parquet", "rb") as file:
-            return readers._largest_repeated_value(file, parquet.read_metadata(file), "text")
-
-    assert bound(ROWS, use_dictionary=False) == 0
-    wanted = sum(len(row.encode()) + 4 for row in set(ROWS))
-    assert bound(ROWS) == bound(ROWS, compression="zstd") == wanted
-    # A dictionary that is full ends long before the column does.
-    different = [f"{number:0>1000}" for number in range(5000)]
-    assert 1 << 20 <= bound(different) < 3 << 20
-    assert bound(different, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}) > 1000
-    assert readers._LARGEST_BATCH // wanted > readers._ROWS_AT_ONCE
 
 
 class _Shifted:
