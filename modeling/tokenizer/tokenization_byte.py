@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import PaddingStrategy, TensorType
 
 from ..block.configuration_recurrent import Packaged
@@ -21,8 +22,13 @@ from .fast_tokenizer import to_fast, to_tokenizers, token_string
 
 TOKENIZER_JSON = "tokenizer.json"
 _BYTES_LIKE = (bytes, bytearray, memoryview)
-# Columns beside `input_ids`, each with an argument `return_…`.
-_COLUMNS = ("attention_mask", "token_type_ids", "special_tokens_mask")
+_RARE_OPTIONS = (
+    "is_split_into_words",
+    "return_overflowing_tokens",
+    "return_special_tokens_mask",
+    "return_token_type_ids",
+    "sanitize_control_tokens",
+)
 
 
 def _to_utf8(text: str) -> bytes:
@@ -256,34 +262,32 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
     # Batches
 
     def _encode_plus(self, text: Any, text_pair: Any = None, **options: Any) -> BatchEncoding:
-        """Encode for `__call__` and `encode`, whose arguments are the options; on arrays, not on lists of tokens."""
+        """Encode for `__call__` and `encode`, whose arguments are the options: on arrays, not on lists of tokens.
+
+        Pairs, lists of words and the columns of `_RARE_OPTIONS` are left to the base class.
+        """
         if options.get("return_offsets_mapping"):
             return self._encode_with_offsets(text, text_pair, options)
-        if options.pop("sanitize_control_tokens", False) and isinstance(text, str):
-            from transformers.utils.chat_template_utils import encode_marked_chat
-
-            text = encode_marked_chat(self, text)
         if (max_length := options.get("max_length")) is not None and max_length < 0:
             raise ValueError(f"`max_length` is {max_length}; it must be at least 0.")
-        batched, pairs = self._split_batch(text, text_pair, options.get("is_split_into_words", False))
-        names = ["input_ids", *(name for name in _COLUMNS if self._is_asked(name, options))]
-        encoded = [self._encode_pair(pair, names, options) for pair in pairs]
-        rows = self._pad_rows([row for row, _, _ in encoded], options)
-        lengths = [len(row["input_ids"]) for row in rows]
-        columns = {name: [row[name] for row in rows] for name in names}
+        batched = isinstance(text, (list, tuple)) and (
+            not text or isinstance(text[0], (str, *_BYTES_LIKE, list, tuple))
+        )
+        rows = text if batched else [text]
+        if (
+            text_pair is not None
+            or any(options.get(name) for name in _RARE_OPTIONS)
+            or (batched and any(isinstance(row, (list, tuple)) and row and isinstance(row[0], str) for row in rows))
+        ):
+            return super()._encode_plus(text, text_pair, **options)
+        columns = self._pad_rows([self._encode_row(row, options) for row in rows], options)
+        lengths = [len(row) for row in columns["input_ids"]]
         if (kind := options.get("return_tensors")) is not None:
             return self._to_tensors(columns, lengths, bool(options.get("return_length")), TensorType(kind))
         data: dict[str, list] = {name: [_to_list(array) for array in column] for name, column in columns.items()}
-        if options.get("return_overflowing_tokens"):
-            data["overflowing_tokens"] = [overflow for _, overflow, _ in encoded]
-            data["num_truncated_tokens"] = [removed for _, _, removed in encoded]
         if options.get("return_length"):
             data["length"] = lengths
         return BatchEncoding(data if batched else {name: values[0] for name, values in data.items()})
-
-    def _is_asked(self, column: str, options: dict[str, Any]) -> bool:
-        value = options.get(f"return_{column}")
-        return column in self.model_input_names if value is None else value
 
     def _encode_with_offsets(self, text: Any, text_pair: Any, options: dict[str, Any]) -> BatchEncoding:
         try:
@@ -293,105 +297,43 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
                 f"`text` is {text!r:.80}; with `return_offsets_mapping` it must be valid Unicode text, or a batch."
             ) from error
 
-    def _split_batch(self, text: Any, text_pair: Any, is_split_into_words: bool) -> tuple[bool, list[tuple[Any, ...]]]:
-        """True for a batch, and the tuples (text,) or (text, second text) of the input."""
-        batched = isinstance(text, (list, tuple)) and (
-            isinstance(text[0], (list, tuple) if is_split_into_words else (str, *_BYTES_LIKE, list, tuple))
-            if text
-            else not is_split_into_words
-        )
-        if not batched:
-            return False, [(text,) if text_pair is None else (text, text_pair)]
-        if text_pair is not None:
-            if not isinstance(text_pair, (list, tuple)) or len(text_pair) != len(text):
-                raise ValueError(
-                    f"`text_pair` is {text_pair!r:.80}; it must be a list of {len(text)} texts, as `text`."
-                )
-            return True, list(zip(text, text_pair, strict=True))
-        pairs = []
-        for item in text:
-            is_pair = isinstance(item, tuple) or (isinstance(item, list) and not is_split_into_words)
-            if not is_pair or all(isinstance(part, (int, np.integer)) for part in item):
-                pairs.append((item,))
-            elif len(item) in (1, 2):
-                pairs.append(tuple(item))
-            else:
-                raise ValueError(
-                    f"`text` holds an item of {len(item)} sequences; it must be a text or a pair of texts."
-                )
-        return True, pairs
-
-    def _encode_sequence(self, sequence: Any, options: dict[str, Any]) -> np.ndarray:
-        """Ids of one input: a text, bytes, a list of ids, or a list of words."""
-        split_special_tokens = options.get("split_special_tokens")
-        if split_special_tokens is None:
-            split_special_tokens = self.split_special_tokens
-        if isinstance(sequence, (str, *_BYTES_LIKE)):
-            return self._encode_text(sequence, split_special_tokens)
-        if isinstance(sequence, (list, tuple)):
-            if all(isinstance(index, (int, np.integer)) for index in sequence):
-                ids = _id_array(sequence)
-                self._check_ids(ids)
-                return ids
-            words = options.get("is_split_into_words")
-            if words and all(isinstance(word, (str, *_BYTES_LIKE)) for word in sequence):
-                return np.concatenate([self._encode_text(word, split_special_tokens) for word in sequence])
-        raise ValueError(
-            f"`text` is of type {type(sequence).__name__}; it must be a str, bytes, a list of token ids, a list of"
-            " words with `is_split_into_words=True`, or for a batch a list of these."
-        )
-
-    def _encode_pair(
-        self, pair: tuple[Any, ...], names: list[str], options: dict[str, Any]
-    ) -> tuple[dict[str, np.ndarray], list[int], int]:
-        """The columns of one row; the tokens that truncation removed, with `stride` others; how many were removed."""
-        parts = [self._encode_sequence(sequence, options) for sequence in pair]
-        truncation = getattr(options.get("truncation_strategy"), "value", options.get("truncation_strategy"))
-        max_length, overflow, removed = options.get("max_length"), [], 0
-        if truncation not in (None, "do_not_truncate") and max_length is not None:
-            if options.get("return_overflowing_tokens") and len(parts) == 2 and truncation == "longest_first":
-                raise ValueError(
-                    "`truncation` is 'longest_first'; with `return_overflowing_tokens` and a text pair it must be"
-                    " 'only_first' or 'only_second'."
-                )
-            removed = max(0, sum(map(len, parts)) - max_length)
-            # transformers' own rule, on positions, because it takes lists.
-            first, second, cut = self.truncate_sequences(
-                *(range(len(part)) for part in parts),
-                num_tokens_to_remove=removed,
-                truncation_strategy=truncation,
-                stride=options.get("stride", 0),
+    def _encode_row(self, row: Any, options: dict[str, Any]) -> np.ndarray:
+        """Ids (T,) of a text, bytes or a list of ids, truncated."""
+        if isinstance(row, (str, *_BYTES_LIKE)):
+            split_special_tokens = options.get("split_special_tokens")
+            if split_special_tokens is None:
+                split_special_tokens = self.split_special_tokens
+            ids = self._encode_text(row, split_special_tokens)
+        elif isinstance(row, (list, tuple)) and all(isinstance(index, (int, np.integer)) for index in row):
+            ids = _id_array(row)
+            self._check_ids(ids)
+        else:
+            raise ValueError(
+                f"`text` is of type {type(row).__name__}; it must be a str, bytes, a list of token ids, a list of"
+                " words with `is_split_into_words=True`, or for a batch a list of these."
             )
-            overflow = [int(parts[-1 if truncation == "only_second" else 0][position]) for position in cut]
-            parts = [part[kept.start : kept.stop] for part, kept in zip(parts, (first, second), strict=False)]
-        ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        strategy, max_length = options.get("truncation_strategy"), options.get("max_length")
+        if max_length is not None and strategy in (TruncationStrategy.LONGEST_FIRST, TruncationStrategy.ONLY_FIRST):
+            ids = ids[:max_length] if self.truncation_side == "right" else ids[max(0, len(ids) - max_length) :]
         self._eventual_warn_about_too_long_sequence(ids, max_length, options.get("verbose", True))
-        row = {"input_ids": ids}
-        if "attention_mask" in names:
-            row["attention_mask"] = np.ones(len(ids), dtype=np.uint8)
-        if "token_type_ids" in names:
-            row["token_type_ids"] = np.repeat(np.arange(len(parts), dtype=np.uint8), list(map(len, parts)))
-        if "special_tokens_mask" in names:
-            row["special_tokens_mask"] = np.zeros(len(ids), dtype=np.uint8)
-        return row, overflow, removed
+        return ids
 
-    def _pad_rows(self, rows: list[dict[str, np.ndarray]], options: dict[str, Any]) -> list[dict[str, np.ndarray]]:
+    def _pad_rows(self, rows: list[np.ndarray], options: dict[str, Any]) -> dict[str, list[np.ndarray]]:
+        """The ids and, if asked for, the attention mask of all rows."""
+        columns = {"input_ids": rows}
+        asked = options.get("return_attention_mask")
+        if "attention_mask" in self.model_input_names if asked is None else asked:
+            columns["attention_mask"] = [np.ones(len(ids), dtype=np.uint8) for ids in rows]
         strategy = options.get("padding_strategy", PaddingStrategy.DO_NOT_PAD)
-        side = options.get("padding_side") or self.padding_side
         if strategy == PaddingStrategy.DO_NOT_PAD:
-            return rows
+            return columns
+        side = options.get("padding_side") or self.padding_side
         if side not in ("left", "right"):
             raise ValueError(f"`padding_side` is {side!r}; it must be 'left' or 'right'.")
-        longest = max((len(row["input_ids"]) for row in rows), default=0)
+        longest = max(map(len, rows), default=0)
         target = options["max_length"] if strategy == PaddingStrategy.MAX_LENGTH else longest
         if (multiple := options.get("pad_to_multiple_of")) is not None:
             target = -(-target // multiple) * multiple
-        fill = {
-            "input_ids": self.pad_token_id,
-            "attention_mask": 0,
-            "token_type_ids": self.pad_token_type_id,
-            "special_tokens_mask": 1,
-        }
 
         def padded(array: np.ndarray, value: int) -> np.ndarray:
             if (missing := target - len(array)) <= 0:
@@ -399,7 +341,8 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
             pad = np.full(missing, value, dtype=array.dtype if value < 256 else np.int64)
             return np.concatenate([pad, array] if side == "left" else [array, pad])
 
-        return [{name: padded(array, fill[name]) for name, array in row.items()} for row in rows]
+        fill = {"input_ids": self.pad_token_id, "attention_mask": 0}
+        return {name: [padded(array, fill[name]) for array in column] for name, column in columns.items()}
 
     def _to_tensors(
         self, columns: dict[str, list], lengths: list[int], return_length: bool, kind: TensorType
