@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class StopRequest(threading.Event):
-    """Set by a signal; `number` is that of the first one, or None."""
+    """Set by a signal; `number` is the number of the first one, or None."""
 
     number: signal.Signals | None = None
 

@@ -56,7 +56,7 @@ def main() -> None:
     """Print one row per stride."""
     parser = option_parser(__doc__, preset="memora-tiny", rounds=8, threads=1)
     parser.add_argument("--stride", type=int, nargs="+", default=[1, 16, 32, 64], help="T, bytes per update")
-    parser.add_argument("--unit", help="recurrent unit; default that of the preset")
+    parser.add_argument("--unit", help="recurrent unit; default: the preset's")
     parser.add_argument("--rule", default="rtrl", choices=RULES)
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "rmsprop"])
     parser.add_argument("--blocks", type=int, default=16, help="updates per measurement")

@@ -42,7 +42,7 @@ def bytes_read(model: PreTrainedModel, weights: str) -> int:
 
 
 def build_step(model: PreTrainedModel, kind: str, weights: str, ids: torch.Tensor) -> Callable[[], object]:
-    """A function that reads one token of every stream, ids (B, 1), after those of its last call."""
+    """A function that reads one token of every stream, ids (B, 1), after the tokens of its last call."""
     state = model.init_state(len(ids))
     if kind in RUNTIMES:
         return _exported_step(model, kind, weights, [ids[:, 0], *state.values()])

@@ -5,8 +5,8 @@
     python scripts/check_plan.py --cases "--model memora-s1 --block_size 512" "--model lru-copy --method rtrl"
 
 Each case is trained for three steps by the command's own trainer on random text, in a process of its own, on the CPU.
-Measured is the peak of its resident memory above that of the same process after it has trained a tiny model. Prints
-one line per case; the exit status is 1 if a plan is off by more than 10 %.
+Measured is the peak of its resident memory above the memory of the same process after it has trained a tiny model.
+Prints one line per case; the exit status is 1 if a plan is off by more than 10 %.
 """
 
 import argparse

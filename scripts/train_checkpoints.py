@@ -87,7 +87,7 @@ def create_card(model: PreTrainedModel, provenance: Provenance, name: str, compa
 
 
 def renewed_card(name: str) -> ModelCard:
-    """The card of a repository from its record; the bits per byte of compressors are those of the present card."""
+    """The card of a repository from its record; the bits per byte of compressors are copied from the present card."""
     folder = FOLDER / name
     rows = re.findall(r"^\| (.*, each file alone) \| ([\d.]+) \|$", (folder / "README.md").read_text(), re.MULTILINE)
     comparisons = {method: float(value) for method, value in rows}

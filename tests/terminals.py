@@ -61,7 +61,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def expect(self, pattern: str, seconds: float = 60.0) -> str:
-        """Wait until a pattern appears in the output after that of the last call; return the output up to its end."""
+        """Wait until a pattern appears in the output after the last call's; return the output up to its end."""
         end = time.monotonic() + seconds
         while not (found := re.search(pattern, self.output[self._seen :])):
             if not self._read(end - time.monotonic()):

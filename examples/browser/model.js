@@ -50,7 +50,7 @@ export async function loadModel() {
   const manifest = parse(await fetchFile("manifest.json"), "manifest.json");
   const files = manifest?.files;
   if (manifest?.kind !== "exported_step" || files === null || typeof files !== "object") {
-    throw new Error(`${FOLDER}/manifest.json is not that of an exported step.`);
+    throw new Error(`${FOLDER}/manifest.json does not belong to an exported step.`);
   }
   const checked = async (name) => {
     if (!Object.hasOwn(files, name)) throw new Error(`${FOLDER}/manifest.json does not list ${name}; export again.`);

@@ -26,7 +26,7 @@ RUNTIME, MODEL = PAGE / "onnxruntime", PAGE / "model"
 
 
 def install_runtime(archive: Path | None) -> None:
-    """Unpack the files that the page needs into `onnxruntime/`, unless those of this version are there.
+    """Unpack the files that the page needs into `onnxruntime/`, unless this version's are there.
 
     Raises:
         ValueError: the archive differs from its checksum.

@@ -79,7 +79,7 @@ class Corpus(EpisodeSource):
     def _set(self, store: np.ndarray, starts: np.ndarray, ends: np.ndarray, **properties: Any) -> "Corpus":
         # A selection shares the store of the corpus that it was made from: nothing large is copied.
         self._store, self.starts, self.ends = store, starts, ends
-        self.store = np.asarray(store)  # the same memory; slices of a plain array cost less than those of a memmap
+        self.store = np.asarray(store)  # the same memory; slices of a plain array cost less than slices of a memmap
         self.__dict__.update(properties)
         return self
 

@@ -90,7 +90,7 @@ def sample_images(
     batch_size: int = 64,
     seed: int = 0,
 ) -> np.ndarray:
-    """Sample images like those of a `mnist:` (V = 256) or `images:` (V = 16) corpus.
+    """Sample images like the images of a `mnist:` (V = 256) or `images:` (V = 16) corpus.
 
     The first token, which no model predicts, is 0: nearly all of these images begin with an empty corner. The others
     are sampled from the model. Random states and the model's mode are restored.

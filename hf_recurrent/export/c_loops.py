@@ -19,7 +19,7 @@ _MOST_LOOPS = 24  # for one statement; beyond it, offsets are read from a table
 
 @dataclass(frozen=True)
 class Expression:
-    """C text with a placeholder {k} for each tensor of addresses; `shape` is that of all of them."""
+    """C text with a placeholder {k} for each tensor of addresses; `shape` is the shape of all of them."""
 
     shape: torch.Size
     text: str

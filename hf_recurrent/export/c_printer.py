@@ -165,7 +165,7 @@ class CPrinter:
         return self._new_memory(values.numel(), access, values.flatten()).addresses().view(values.shape)
 
     def _constant_value(self, values: Tensor) -> Expression:
-        """A literal, a vector, or an int8 table whose last dimension is that of channels."""
+        """A literal, a vector, or an int8 table whose last dimension is the channels."""
         shape = values.shape
         for dim in range(values.dim()):  # a constant that was broadcast
             if bool((values == values.narrow(dim, 0, 1)).all()):

@@ -94,7 +94,7 @@ class ExportedStep:
         return outputs, dict(zip(names, parts, strict=True))
 
     def _check_program(self, path: Path) -> None:
-        """Read one token: the program has to be that of the specification."""
+        """Read one token: the program has to match the specification."""
         specification, state = self.specification, self.init_state(1)
         width = [1] if specification.input_size is None else [1, specification.input_size]
         inputs = torch.zeros(width, dtype=specification.input_dtype)
@@ -235,7 +235,7 @@ def read_specification(folder: str | os.PathLike) -> ExportSpecification:
         raise ValueError(f"`folder` is {os.fspath(folder)!r}, which has no `{SPECIFICATION_FILE}`: not an export.")
     manifest = check_manifest(folder)
     if manifest.get("kind") != _KIND:
-        raise ValueError(f"`folder` is {os.fspath(folder)!r}, whose manifest is not that of an export.")
+        raise ValueError(f"`folder` is {os.fspath(folder)!r}, whose manifest does not belong to an export.")
     path = folder / SPECIFICATION_FILE
     specification = ExportSpecification.from_json(json.loads(path.read_text(encoding="utf-8")), os.fspath(path))
     program = RUNTIMES[specification.runtime].file

@@ -19,10 +19,10 @@ from hf_recurrent.export.weight_types import WeightLoader
 from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentModel
 from hf_recurrent.modeling.units.nonlinear_units import SequentialUnit
 
-# The sizes that stand for any: torch specialises 0 and 1, and small sizes meet those of layers.
+# The sizes that stand for any: torch specialises 0 and 1, and small sizes meet sizes of layers.
 _STREAMS, _STEPS = 2, 37
 MAX_STREAMS = 1 << 16
-# Of operations: places in the source, which are those of this machine, and earlier forms of the graph.
+# Of operations: places in the source on this machine, and earlier forms of the graph.
 _LOCAL_METADATA = ("stack_trace", "from_node", "source_fn_stack")
 
 
@@ -63,7 +63,7 @@ def export_block(model: PreTrainedModel, *, weights: str | None = None) -> Expor
         try:
             return _export(module, weights)
         except ValueError:
-            pass  # the loop needs less of torch, and its error is that of the step
+            pass  # the loop needs less of torch, and its error is the step's
     step = export_step(model, weights=weights).module(check_guards=False)
     _register_constants(step)
     with torch.no_grad(), quietly():

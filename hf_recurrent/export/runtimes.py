@@ -131,7 +131,7 @@ def _gru_cell_by_slices(
     return new + update * (state - new)
 
 
-# ExecuTorch's lowering gives the results of a split fixed sizes, those of the example.
+# ExecuTorch's lowering gives the results of a split fixed sizes, the example's.
 _WITHOUT_SPLITS = {
     torch.ops.aten.split.Tensor: _split_by_slices,
     torch.ops.aten.gru_cell.default: _gru_cell_by_slices,

@@ -25,7 +25,7 @@ def scan_by_doubling(
         backend: ignored.
 
     Returns:
-        h (B, T, S) in the type of `a`, and the final state (B, S) in that of `initial_state`.
+        h (B, T, S) in the type of `a`, and the final state (B, S) in the type of `initial_state`.
     """
     decay, value = a.to(initial_state.dtype), b.to(initial_state.dtype)
     if reset_mask is not None:

@@ -19,7 +19,7 @@ FORMAT = "hf_recurrent.export.3"  # raise the number with every change of the fo
 
 @dataclass(frozen=True)
 class StatePart:
-    """One tensor of the state: `shape` is that of one stream, without B."""
+    """One tensor of the state: `shape` is the shape of one stream, without B."""
 
     name: str
     shape: tuple[int, ...]
@@ -93,11 +93,11 @@ class ExportSpecification:
 
     @property
     def input_dtype(self) -> torch.dtype:
-        """Type of the inputs: that of token ids, or of the state for real values."""
+        """Type of the inputs: the type of token ids, or the state's for real values."""
         return torch.int64 if self.vocab_size is not None else _DTYPES[self.state[0].dtype]
 
     def check(self, inputs: torch.Tensor, state: RecurrentState) -> None:
-        """Raise a ValueError unless inputs and state are those of one step."""
+        """Raise a ValueError unless inputs and state have the shapes of one step."""
         width = () if self.input_size is None else (self.input_size,)
         if inputs.dim() != 1 + len(width) or inputs.shape[1:] != width or len(inputs) < 1:
             wanted = ", ".join(["B", *map(str, width)])

@@ -14,8 +14,8 @@ from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentBackbone, R
 class StepModule(nn.Module):
     """(token ids (B,), state …) → (logits (B, V), new state …).
 
-    A base model returns its last hidden state in place of logits, a classifier the logits of this step: those of a
-    sequence are their mean over its steps or the last ones, by `config.pooling`.
+    A base model returns its last hidden state in place of logits, a classifier the logits of this step; a sequence has
+    their mean over its steps or the last ones, by `config.pooling`.
 
     Args:
         model: a recurrent model of this package.

@@ -43,7 +43,7 @@ def load_model(
         auto_class: Auto class of transformers, such as `AutoModelForCausalLM`.
         name: directory, or owner/name on the Hub.
         argument: the argument that holds `name`, for messages.
-        trust_remote_code: run the model code in the repository `name`; never that of an adapter's base model.
+        trust_remote_code: run the model code in the repository `name`; never an adapter's base model's.
         options: further arguments of `from_pretrained`.
 
     Raises:

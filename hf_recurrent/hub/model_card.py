@@ -112,7 +112,7 @@ def create_model_card(
 
     Args:
         model: gives class, sizes, number of parameters and bytes of state per stream.
-        provenance: by default that of the model ([`find_provenance`]).
+        provenance: by default the model's ([`find_provenance`]).
         statements: what its author adds.
         curve: refer to the training curve in `training_curve.png` ([`save_model_card`] draws it).
     """

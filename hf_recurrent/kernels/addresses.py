@@ -79,7 +79,7 @@ def check_shapes(shaped: dict[str, tuple[Tensor | None, tuple[int, ...]]]) -> No
 def check_scan(
     sequences: dict[str, Tensor | None], states: dict[str, Tensor | None], reset_mask: Tensor | None
 ) -> None:
-    """Raise [`UnreadableTensor`] unless the shapes are those of a scan, given that of the first sequence.
+    """Raise [`UnreadableTensor`] unless the shapes fit a scan, given the shape of the first sequence.
 
     Args:
         sequences: (B,T,S), each at least 1.

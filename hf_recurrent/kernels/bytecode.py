@@ -55,7 +55,7 @@ class Instruction(NamedTuple):
 
     Args:
         opcode: name of the operation.
-        fields: integers, and floats for those of type double.
+        fields: integers, and floats for fields of type double.
         inputs, outputs: operands in the order of the struct in bytecode.h.
         maps: the nodes of a map, and the temporary of each result that has one.
     """
@@ -87,7 +87,7 @@ class Bytecode:
         code: the instructions.
         segments: (begin, end, by_row) of parts of the code; a chain runs a part with `by_row` step by step.
         inputs, outputs: name → elements per stream; "ids" is the first input, if it is one.
-        constants: tensors whose addresses follow those of scratch memory, inputs and outputs.
+        constants: tensors whose addresses follow the addresses of scratch memory, inputs and outputs.
         converted: weights of which the program has copies.
         scratch_width: elements of scratch memory for each stream.
 

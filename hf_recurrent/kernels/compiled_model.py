@@ -34,7 +34,7 @@ def compile_model_step(
         dtype: of the model.
         state_shapes: of one stream.
         table: (V, M), the embedding of token ids.
-        weights: the type in which large weights are stored; None for that of the model.
+        weights: the type in which large weights are stored; None for the model's.
 
     Raises:
         UnsupportedOp: the kernel does not support an operator, or the program computes something else than `forward`.

@@ -1,8 +1,8 @@
-/* Probabilities of the next byte from the bytes that followed the same contexts before, mixed with those of a model.
+/* Probabilities of the next byte from the bytes that followed the same contexts before, mixed with a model's.
  *
  * A byte is eight decisions, from its highest bit to its lowest: the nodes 1 to 255 of a binary tree, where the children
- * of node n are 2 n and 2 n + 1. In each context, every node has an adaptive probability of a one. Their logits, that of
- * the longest match and that of the model are summed with weights, which learn by gradient descent on the code length:
+ * of node n are 2 n and 2 n + 1. In each context, every node has an adaptive probability of a one. Their logits, the logit of
+ * the longest match and the model's are summed with weights, which learn by gradient descent on the code length:
  * logistic mixing (Mahoney 2005, Adaptive Weighing of Context Models for Lossless Data Compression).
  *
  * All that is learned is shared by the streams, and lies in one piece of memory without pointers, so that it can be saved.

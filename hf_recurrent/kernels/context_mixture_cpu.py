@@ -1,4 +1,4 @@
-"""Mixing of a model's probabilities with those of the bytes that followed the same contexts before.
+"""Mixing of a model's probabilities with counts of the bytes that followed the same contexts before.
 
 `context_mixture_cpu.c` is plain C, loaded with ctypes. Importing this module raises ImportError where the kernel was
 not built, or was built from another version of its source.
@@ -41,7 +41,7 @@ class ContextMixture:
         _library.hf_context_mixture_begin(self.memory.data_ptr(), streams, line_bits)
 
     def predict(self, model: np.ndarray) -> np.ndarray:
-        """Mixed probabilities (B, V) from those of the model (B, V), float64."""
+        """Mixed probabilities (B, V) from the model's (B, V), float64."""
         model = np.ascontiguousarray(model, np.float64)
         if model.shape != (self.streams, _BYTES):
             raise ValueError(f"`model` has the shape {model.shape}; it must be {(self.streams, _BYTES)}.")

@@ -120,7 +120,7 @@ INLINE TARGET void NAME(advance)(
                 AT(carried + (c * all_rows + row + r) * n + i + v * LANES) = after[c][r][v];
 }
 
-/* The same for one element, whose column may be that of a vector (I = 1, x = 1). */
+/* The same for one element, whose column may belong to a vector (I = 1, x = 1). */
 TARGET static void NAME(advance_element)(
     const struct sensitivities *one, int64_t row, int64_t i, REAL *carried, const REAL *transition,
     const REAL *of_rows, const REAL *x, const REAL *grad_state, const REAL *gradient, REAL *to)

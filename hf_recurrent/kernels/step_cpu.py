@@ -120,7 +120,7 @@ class StepProgram:
         """Run all operations on T successive steps of one stream, reading most weights once for several of them.
 
         Row t of a state is the memory that row t - 1 wrote; operations between the reading and the writing of a state
-        go row by row. The results are those of single steps, bit for bit.
+        go row by row. The results equal single steps, bit for bit.
 
         Args:
             inputs: of all steps, (T, …) each.

@@ -56,7 +56,7 @@ class BlockLearning:
     def learn(
         self, carried: RecurrentState, state: RecurrentState, block: Block
     ) -> tuple[torch.Tensor, RecurrentState]:
-        """Read one block and add its gradient to that of the parameters.
+        """Read one block and add its gradient to the parameters' gradients.
 
         Args:
             carried: tensors of the rule; updated in place.

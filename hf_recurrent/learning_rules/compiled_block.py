@@ -147,7 +147,7 @@ class CompiledBlock(CompiledProgram):
 
     @contextmanager
     def _without_gradients(self) -> Iterator[None]:
-        """Context in which parameters have no gradients; those of before come back."""
+        """Context in which parameters have no gradients; the earlier ones come back."""
         kept = {name: parameter.grad for name, parameter in self.parameters.items()}
         try:
             for parameter in self.parameters.values():

@@ -133,7 +133,7 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
     if a.dim() != 3:
         raise ValueError(f"a has shape {tuple(a.shape)}; it must be (batch, steps, width)")
     if b.shape != a.shape:
-        raise ValueError(f"b has shape {tuple(b.shape)}; it must be that of a, {tuple(a.shape)}")
+        raise ValueError(f"b has shape {tuple(b.shape)}; it must equal the shape of a, {tuple(a.shape)}")
     batch, steps, width = a.shape
     if steps < 1 or batch < 1 or width < 1:
         raise ValueError(f"a has shape {tuple(a.shape)}; batch, steps and width must each be at least 1")

@@ -49,8 +49,8 @@ class CompiledStep:
     Args:
         model: a backbone, whose program reads embedded inputs (B, 1, M) and gives the output after the final norm, or
             a language model, whose program reads token ids (B, 1) and gives logits.
-        inputs: like those of the step.
-        weights: the type in which the program stores large weights; None for that of the model.
+        inputs: like the inputs of the step.
+        weights: the type in which the program stores large weights; None for the model's.
     """
 
     def __init__(self, model: nn.Module, inputs: torch.Tensor, weights: str | None = None):

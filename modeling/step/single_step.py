@@ -97,7 +97,7 @@ def find_single_step(model: nn.Module, inputs: torch.Tensor) -> CompiledStep | C
 
 
 def choose_step_weights(model: nn.Module, weights: str | None) -> None:
-    """Store the weights of a language model's compiled step in another type; None for that of the model.
+    """Store the weights of a language model's compiled step in another type; None for the model's.
 
     Raises:
         ValueError: the type is unknown, or the step cannot be compiled.

@@ -47,4 +47,4 @@ class ByteStreamer(TextStreamer):
 
 
 class ByteIteratorStreamer(ByteStreamer, TextIteratorStreamer):
-    """`ByteStreamer` to iterate over in another thread than that of `generate()`, like `TextIteratorStreamer`."""
+    """`ByteStreamer` to iterate over in another thread than `generate()`, like `TextIteratorStreamer`."""

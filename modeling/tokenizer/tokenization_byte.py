@@ -236,7 +236,7 @@ class AlphabetTokenizer(Packaged, PreTrainedTokenizer):
         return self._decode(ids)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str | list[str]:
-        """Text of one sequence of ids, or a list of texts for a batch; `errors` overrides that of the tokenizer.
+        """Text of one sequence of ids, or a list of texts for a batch; `errors` overrides the tokenizer's.
 
         Raises a ValueError for ids that are not in the vocabulary.
         """

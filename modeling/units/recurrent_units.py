@@ -55,7 +55,7 @@ _UNITS: dict[str, type[RecurrentUnit]] = {
     "dense_linear": DenseLinear,
 }
 _BUILT_IN = frozenset(_UNITS)
-# Those of this package and the registered ones.
+# Units of this package, and registered ones.
 RECURRENT_UNITS: Mapping[str, type[RecurrentUnit]] = MappingProxyType(_UNITS)
 
 

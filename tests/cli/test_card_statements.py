@@ -181,7 +181,7 @@ def test_smt_then_dmt(acted):
     first, second = (int(cells[0].split()[0]) for cells in rows(card, "Bytes read"))
     assert (first, second) == (4 * 4 * 9, 3 * 4 * 11)
     assert metric("run") == pytest.approx(measured("run"), abs=1e-4)
-    # Results before DMT belong to other weights, which are those of the last checkpoint of SMT.
+    # Results before DMT belong to other weights, namely the weights of the last checkpoint of SMT.
     before = measured("run/checkpoint-4")
     (earlier,) = [line for line in card.splitlines() if line.startswith("| phase 1, update 4 | Bits per byte")]
     assert float(earlier.split("|")[3]) == pytest.approx(before, abs=1e-4) and abs(before - metric("run")) > 2e-4
@@ -200,7 +200,7 @@ def test_smt_then_dmt(acted):
     pretrain(["--corpus", "poems", *options, "--model", "run", "--output_dir", "more"])
     phases = read_provenance("more").phases
     assert [phase.method for phase in phases] == ["smt", "dmt", "dmt"] and phases[2].base.name == "run"
-    assert phases[2].teacher is not None and phases[2].teacher.phases == []  # it is that of the first phase
+    assert phases[2].teacher is not None and phases[2].teacher.phases == []  # it is the first phase's
     assert read_provenance("more").gaps == []
 
 
@@ -217,7 +217,7 @@ def test_continued_from_a_saved_model(acted):
     assert f"It began with the weights of `first` (weights `{fingerprint[:16]}`)." in card
     assert metric("second") == pytest.approx(measured("second", "poems"), abs=1e-4)
 
-    # Weights that were changed by something else are not described as those of the run.
+    # Weights that were changed by something else are not described as the run's.
     model = AutoModelForCausalLM.from_pretrained("second")
     with torch.no_grad():
         next(model.parameters()).mul_(1.5)
@@ -234,7 +234,7 @@ def test_changed_arguments_act_from_the_resumed_step_on(acted, caplog):
     changes = ["--learning_rate", "4e-3", "--weight_decay", "0.3", "--max_grad_norm", "0.5", "--save_steps", "2"]
     changes += ["--prediction_loss_only", "true", "--resume_from_checkpoint", "a/checkpoint-3", "--output_dir", "b"]
     pretrain([*run, *changes])
-    # The rates are those of a whole run with the new arguments.
+    # The rates equal a whole run's with the new arguments.
     expected = acted.rates.copy()
     acted.rates.clear()
     pretrain([*run, "--output_dir", "c", "--learning_rate", "4e-3"])
@@ -274,7 +274,7 @@ def test_a_finished_run_is_not_made_longer_in_silence(acted, capsys):
     assert not acted.rates and rows(card_of("run"), "Learning rate") == rows(card, "Learning rate")
     assert yaml.safe_load(Path("run/_recipe.yaml").read_text())["learning_rate"] == 4e-3  # of the default recipe
 
-    # With a schedule that has no end, the longer run is exactly that of the larger number of steps.
+    # With a schedule that has no end, the longer run equals the run of the larger number of steps.
     constant = [*run[:-1], "long", "--lr_scheduler_type", "constant"]
     pretrain(constant)
     pretrain([*constant, "--resume_from_checkpoint", "true", "--max_steps", "8"])

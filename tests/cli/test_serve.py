@@ -71,7 +71,7 @@ def test_nothing_that_was_acknowledged_is_lost(checkpoint, tmp_path):
         assert client.get(f"/v1/sessions/{other}")["bytes_read"] == 14
         found = client.get(f"/v1/sessions/{session}")["bytes_read"]
         assert found >= 2 + seen > 602
-        # The bytes are those that the seed gives, and the state is that of reading them.
+        # The bytes are those that the seed gives, and the state is the one after reading them.
         torch.manual_seed(1)
         text = model.generate(torch.tensor([list(b"Go")]), do_sample=True, top_k=0, max_new_tokens=found - 2)[
             0

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig,
 
 
 def works_closely(model, distance: float) -> None:
-    """The logits stay within a relative distance of those of the whole weights, and bytes are generated."""
+    """The logits stay within a relative distance of the whole weights' logits, and bytes are generated."""
     inputs = batch()
     expected, actual = tiny_model()(**inputs).logits, model(**inputs).logits.float()
     mask = inputs.attention_mask.bool()

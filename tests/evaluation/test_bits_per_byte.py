@@ -38,7 +38,7 @@ def corpus():
 
 
 def oracle(model, episodes, end_token_id, window=None) -> tuple[float, list[list[float]]]:
-    """Total nats, and those of each target of each episode, one episode and one window at a time in float64."""
+    """Total nats, and the nats of each target of each episode, one episode and one window at a time in float64."""
     every = []
     for episode in episodes:
         inputs = [int(token) for token in episode]

@@ -39,7 +39,7 @@ from hf_recurrent.cli import (
 )
 
 SECONDS = 60.0
-_MEMORY = 4 << 30  # bytes of address space in addition to those of this program
+_MEMORY = 4 << 30  # bytes of address space in addition to this program's
 _MOST_LINES = 12
 
 NUMBERS = [

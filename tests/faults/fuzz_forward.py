@@ -1,5 +1,5 @@
 """Calls with random arguments, most of them wrong: no call crashes, wrong arguments are refused with a clear message,
-and the results of all others are those of plain code.
+and the results of all others equal plain code.
 
     python tests/faults/fuzz_forward.py --cases 3500 --seed 0
 

@@ -1,4 +1,4 @@
-"""Kill processes of distributed runs at random moments, and compare the result with that of one process.
+"""Kill processes of distributed runs at random moments, and compare the result with one process.
 
     python tests/faults/kill_groups.py --kills 40 --seed 0
 

@@ -1,4 +1,4 @@
-"""Kill training and learning at random moments, resume, and compare the result with that of the uninterrupted run.
+"""Kill training and learning at random moments, resume, and compare the result with the uninterrupted run.
 
     python tests/faults/kill_runs.py --kills 100 --seed 0
 

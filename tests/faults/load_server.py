@@ -2,7 +2,7 @@
 
     python tests/faults/load_server.py --seconds 600
 
-Good clients complete texts and use sessions; their answers must be those of a quiet server. Visitors use the page, if
+Good clients complete texts and use sessions; their answers must equal a quiet server's. Visitors use the page, if
 Gradio is installed, and must see their own text alone. The others leave in the middle of a stream, flood, and send
 malformed JSON and huge bodies. At the end no job may be left, the log may have no traceback, and the memory may not
 have grown since the first third.

@@ -498,7 +498,7 @@ def test_each_parameter_changed_in_place_counts_at_the_next_step(variant):
 @each_variant
 @torch.no_grad()
 def test_narrow_weights(variant, weights, tolerance):
-    """The program with narrow weights is that of a model whose weights were rounded so."""
+    """The program with narrow weights equals a model whose weights were rounded so."""
     model = tiny_model(variant)
     input_ids = torch.randint(1, 256, (5, 6))
     exact, _ = read_bytes(model, input_ids)

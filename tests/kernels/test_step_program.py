@@ -69,7 +69,7 @@ def test_functions_are_accurate_to_a_few_units_in_the_last_place(name):
     inputs = inputs.float().double()
     found, expected = run(function, inputs)
     unit = expected.abs().clamp_min(1e-37) * 2**-23
-    # Near a zero of sin and cos, and at GeLU's cancellation, the error is that of the argument.
+    # Near a zero of sin and cos, and at GeLU's cancellation, the error is the argument's.
     slack = 2**-23 if name in ("sin", "cos", "gelu tanh") else 0
     assert ((found - expected).abs() <= 8 * unit + 4 * slack).all()
     found, expected = run(function, inputs, dtype=torch.float64)

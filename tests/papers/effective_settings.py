@@ -1,4 +1,4 @@
-"""The hyperparameters that an experiment or a recipe really trains with: those of the arguments that it builds.
+"""The hyperparameters that an experiment or a recipe really trains with, read from the arguments that it builds.
 
 `python tests/papers/effective_settings.py NAME` prints them as rows of docs/reference/paper_settings.md.
 """

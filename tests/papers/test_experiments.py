@@ -74,7 +74,7 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
     experiment = load_experiment(name)
     rows, seen = [], set()
     for settings in experiment.rows("small"):
-        # One row per line of the table, or per grid of a figure; those of SMT's experiments differ only in their data.
+        # One row per line of the table, or per grid of a figure; SMT's rows differ only in their data.
         kind = settings.get("architecture", settings["label"])
         if (
             kind in seen
@@ -116,7 +116,7 @@ def test_each_kind_of_row_runs(name, corpus, write_digits, tmp_path, monkeypatch
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_method_has_as_many_candidates(name, size):
     panels: dict[str | None, set[int]] = {}
-    for row in load_experiment(name).rows(size):  # of a figure with panels, those of a panel are compared
+    for row in load_experiment(name).rows(size):  # of a figure with panels, the rows of a panel are compared
         panels.setdefault(row.get("panel"), set()).add(len(row.get("candidates", [])))
     assert all(len(counts) == 1 for counts in panels.values())
 

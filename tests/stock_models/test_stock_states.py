@@ -159,7 +159,7 @@ def test_float32_agrees_with_the_whole_in_losses_and_gradients():
 
 
 def test_detached_blocks_equal_the_whole_truncated_at_the_same_step(pair):
-    """The second block's gradient is that of the whole, less what reaches its losses through the state between."""
+    """The second block's gradient is the whole sequence's, less what reaches its losses through the state between."""
     model = pair[1]
     ids = random_ids(2, 40)
     logits, _ = read(model, ids, (20, 20), detach=True)

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def check_targets(task, solve):
-    """The targets equal those of `solve(task, row)`, which has None where there is no target."""
+    """The targets equal the result of `solve(task, row)`, which has None where there is no target."""
     inputs, targets = task.examples(np.arange(60))
     assert inputs.shape == targets.shape == (60, task.length)
     assert inputs.dtype == targets.dtype == np.int64

@@ -23,7 +23,7 @@ class LearnerRun:
         model: builds the model.
         stream: bytes.
         tokenizer: None, or builds one.
-        settings: those of [`OnlineLearner`].
+        settings: arguments of [`OnlineLearner`].
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Record the traces of the code that is imported: `python tests/traces/record.py [--saved] [NAME ...]`.
 
-Only for a change that is meant to change numbers. Records all runs, or those of these names, to traces.json, together
+Only for a change that is meant to change numbers. Records all runs, or the named ones, to traces.json, together
 with the facts of the machine on which bits depend. PYTHONPATH says which code is recorded. With --saved, also the
-archives in saved/, which otherwise stay those of the version that wrote them.
+archives in saved/, which otherwise stay as of the version that wrote them.
 """
 
 import argparse

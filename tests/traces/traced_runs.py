@@ -25,14 +25,14 @@ SAVED: dict[str, tuple[str, ...]] = {
     "pretrain smt": ("run/*.json", "run/model.safetensors", "run/teacher"),
     "generate": ("model", "state", "sampled"),
 }
-# How close numbers are on another machine; those of bfloat16 have three digits.
+# How close numbers are on another machine; numbers of bfloat16 have three digits.
 CLOSE, CLOSE_IN_BFLOAT16 = 1e-4, 0.05
 # Where a trace says how a run ends.
 _END = ("model/", "teacher/", "checkpoint/", "end/", "generated")
 
 
 def tolerance_of(name: str) -> float:
-    """Of a run on another machine than that of its recording."""
+    """Of a run on another machine than its recording's."""
     return CLOSE_IN_BFLOAT16 if "bfloat16" in name else CLOSE
 
 
@@ -40,6 +40,6 @@ def after_resuming(expected: Trace, resumed: Trace) -> Trace:
     """The part of a whole run's trace that its continuation has to have: everything about the end."""
     if any(name.startswith(CONTINUED) for name in resumed):
         return {name: value for name, value in expected.items() if name.startswith(CONTINUED)}
-    # The mean loss of all steps of one call of `train` is that of the continuation alone.
+    # The mean loss of all steps of one call of `train` is the continuation's alone.
     wanted = {name: value for name, value in expected.items() if not name.startswith("train/")}
     return {name: value for name, value in wanted.items() if name in resumed or name.startswith(_END)}

@@ -257,7 +257,7 @@ TRAINER_RUNS: dict[str, TrainerRun] = {
     ),
     "dmt task": dmt(lambda: build_pair(8), corpora=retrieval, timesteps=0, context_length=4, **EVALUATED),
 }
-# Stopped after five steps and continued: the end has to be that of the run of the same name.
+# Stopped after five steps and continued: the end has to equal the run of the same name.
 RESUMED = (
     "streams memora",
     "streams hawk",

@@ -23,7 +23,7 @@ def run_group(
 ):
     """Call `action` with the rank in every process; returns their exit statuses.
 
-    The status is that of a `SystemExit`, and 1 after any other exception.
+    The status is a `SystemExit`'s, and 1 after any other exception.
 
     All are killed if they use almost no CPU time for `seconds`: then they wait for each other.
     """

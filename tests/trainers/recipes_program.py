@@ -21,7 +21,7 @@ from hf_recurrent.cli import pretrain
 
 RECIPES = Path(hf_recurrent.__file__).parent / "recipes" / "accelerate"
 STEPS = 4
-# Configuration → that of the run whose checkpoint it continues, and its step.
+# Configuration → the configuration of the run whose checkpoint it continues, and its step.
 CHAIN = {
     "ddp": None,
     "fsdp2": ("ddp", 1),

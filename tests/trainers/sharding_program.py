@@ -74,7 +74,7 @@ def memories(name, batch, kind, arguments_kind, resume=None, **arguments):
 
 
 def same_weights():
-    """Weights that are drawn part by part, and those of one process: families whose random numbers differ in kind."""
+    """Weights that are drawn part by part equal one process's: families whose random numbers differ in kind."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     different = []

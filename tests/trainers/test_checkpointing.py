@@ -220,7 +220,7 @@ def test_resume_of_two_processes_on_one(two_processes, tmp_path, accumulation):
         # The same groups of streams, added up in the same order: the same bits.
         assert logged(trainer) == two_processes.losses
         assert_same(dict(trainer.model.state_dict()), two_processes.weights)
-    # One phase, with the number of processes of each part; the bytes are those of both processes.
+    # One phase, with the number of processes of each part; the bytes are counted over both processes.
     (phase,) = trainer.provenance.phases
     parts = [(part.first_step, part.last_step, part.processes, part.read) for part in phase.segments]
     assert parts == [(0, 5, 2, 5 * 8 * 16), (5, MAX_STEPS, 1, (MAX_STEPS - 5) * 8 * 16)]

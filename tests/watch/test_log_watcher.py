@@ -21,7 +21,7 @@ def new_learner(**settings):
 
 
 def test_bits_of_a_line_are_those_after_the_whole_stream():
-    """Without learning, they are those of one pass over the text."""
+    """Without learning, they equal the scores of one pass over the text."""
     learner = new_learner(learn=False)
     text = b"\n" + LINES[0] + b"\n" + LINES[1] + b"\n"
     learner.read(text[: -len(LINES[1]) - 1])

@@ -86,8 +86,7 @@ def _estimated(times: Mapping[str, Any], row: Settings, key: str) -> float | Non
 
 
 def overview(experiments: Mapping[str, Experiment], size: str, output_dir: Path) -> str:
-    """A Markdown table of all experiments: rows and seeds that are recorded, their time, that of the others, and of
-    all."""
+    """A Markdown table of all experiments: rows and seeds that are recorded, their time, the others', and all."""
     lines = ["| experiment | rows | recorded | core time | still to run | all rows |", "|---|---|---|---|---|---|"]
     times = read_times(size, output_dir)
     sizes = {name: RowsOfASize(each, size, output_dir, times.get(name, {})) for name, each in experiments.items()}

@@ -17,7 +17,7 @@ class Experiment:
         claim: the statement that the rows check.
         note: how the rows were made. Placeholders such as `{steps:,}` stand for settings and results of the rows.
         metric: the measurement, with its unit.
-        lines: label → settings of its row, for the default [`rows`]; they take precedence over those of the size.
+        lines: label → settings of its row, for the default [`rows`]; they take precedence over the size's.
         sizes: "small" and "paper" → settings of all rows of that size.
         shared: settings of all rows of both sizes.
         x_label: name of the x axis, or None for one number per line.
@@ -30,8 +30,8 @@ class Experiment:
         paper: label → the number that the paper prints.
         seeds: of the small size, by default; each row runs once per seed. A single one, where three seeds of all
             experiments would not fit into eight hours of a core together.
-        tuning: size → settings that replace those of a row while its candidates are compared, such as fewer steps.
-        reference: label of the row from which those of the other rows are subtracted, seed by seed, in a column.
+        tuning: size → settings that replace a row's while its candidates are compared, such as fewer steps.
+        reference: label of the row from which the other rows' values are subtracted, seed by seed, in a column.
         paper_seeds: number of runs of each row in the paper, and by default at its size.
     """
 

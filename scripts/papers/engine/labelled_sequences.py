@@ -77,7 +77,7 @@ def _texts(settings: Settings) -> tuple[Dataset, Dataset]:
 
 
 def _list_ops(settings: Settings) -> tuple[Dataset, Dataset]:
-    """The same expressions for all seeds, which are those of the models."""
+    """The same expressions for all seeds, which belong to the models."""
     judging = "validation" if is_tuning(settings) else "test"
     train = ListOps(settings["num_examples"], "train", **settings["list_ops"])
     return train, ListOps(settings["num_tested"], judging, **settings["list_ops"])
@@ -88,7 +88,7 @@ def train_and_test(model: Any, settings: Settings, trained: Any = None) -> dict[
 
     Args:
         model: the classifier.
-        settings: those of [`load_sequences`], and `warmup_share`, `weight_decay`, `num_tested`.
+        settings: the settings of [`load_sequences`], and `warmup_share`, `weight_decay`, `num_tested`.
         trained: what has the classifier's parameters and its loss, by default the classifier itself.
     """
     train, test = load_sequences(settings)

@@ -20,7 +20,7 @@ def split_axes(axes: Any, rows: int, columns: int, size: tuple[float, float]) ->
 
 
 def mean_points(points: Iterable[tuple[Place, float]]) -> list[tuple[Place, float]]:
-    """Points (place, value), such as those of several seeds, as one for each place with the mean, by place."""
+    """Points (place, value), such as results of several seeds, as one for each place with the mean, by place."""
     values: dict[Place, list[float]] = {}
     for place, value in points:
         values.setdefault(place, []).append(value)

@@ -40,7 +40,7 @@ def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
 
 
 def _differences(experiment: Experiment, rows: Sequence[Settings]) -> dict[str, list[float]]:
-    """Label → its value minus that of the experiment's reference, for each seed that has both."""
+    """Label → its value minus the value of the experiment's reference, for each seed that has both."""
     values: dict[str, dict[int, float]] = {}
     for row in rows:
         for label, _, value in experiment.points(row):

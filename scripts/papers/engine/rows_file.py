@@ -40,7 +40,7 @@ def find_row(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, 
 
 
 def add_row(row: dict[str, Any], path: Path, lock: Path) -> list[dict[str, Any]]:
-    """Add a row to those of the file, which other processes may have changed, and return all."""
+    """Add a row to the rows of the file, which other processes may have changed, and return all."""
     with FileLock(lock):
         rows = [*read_rows(path), row]
         write_rows(rows, path)

@@ -58,7 +58,7 @@ def reproduce(
         seeds: each row runs once per seed; by default the experiment's.
         output_dir: directory of `<name>_<size>.json`, `.md` and `.png`; the rows that compared candidates are in
             `<name>_<size>_tuning.json`, checkpoints of rows that were cut off in `.unfinished/`.
-        overrides: settings that replace those of all rows.
+        overrides: settings that replace the settings of all rows.
         only: run only rows whose label contains one of these; all when empty.
         page: Markdown page whose section on this experiment is replaced, or None.
 
@@ -117,7 +117,7 @@ def _run_missing(
             continue
         stored = add_row({**settings, **results}, path, unfinished / "rows.lock")
         left = [row for row in rows if find_row(stored, row) is None]
-        # Stored rows with other settings, such as those of another size, say nothing about these.
+        # Stored rows with other settings, such as another size's, say nothing about these.
         finished = [row for settings in rows if (row := find_row(stored, settings)) is not None]
         rest = f"; about {in_words(estimate(experiment, left, finished) / workers.processes)} left" if left else ""
         measured = f"{_short(results['value'])} {experiment.metric}"

@@ -38,7 +38,7 @@ CONSTANT_RATE: Settings = {"lr_scheduler_type": "constant", "warmup_steps": 0}
 
 @contextmanager
 def measured_run(earlier: float = 0.0) -> Iterator[dict[str, Any]]:
-    """A record that gets the device, and at the end of the block its `seconds` plus those of an `earlier` part."""
+    """A record that gets the device, and at the end of the block its `seconds`, with an `earlier` part's."""
     record: dict[str, Any] = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"}
     start = time.perf_counter() - earlier
     yield record

@@ -110,7 +110,7 @@ class OnlineMemora(Experiment):
 
 
 def read_log(trainer: Any) -> tuple[dict[int, float], dict[int, float]]:
-    """Optimizer step → held-out bits per byte, and optimizer step → those of the bytes read since the last one."""
+    """Optimizer step → held-out bits per byte, and optimizer step → the same of the bytes read since the last one."""
     history = trainer.state.log_history
     return tuple(
         {entry["step"]: entry[name] for entry in history if name in entry}

@@ -44,7 +44,7 @@ class FlipFlopDistances(Experiment):
     note = (
         "M {hidden_size}; {steps:,} steps of {batch_size} strings of {length} symbols with p = 0.8, binary "
         "cross-entropy of the sets of possible next symbols, learning rate {learning_rate:g} with warm-up and cosine "
-        "decay; of two values the second is that of the TCNs. Tested on {num_tested:,} strings with p = 0.8 and with "
+        "decay; of two values the second is the TCNs'. Tested on {num_tested:,} strings with p = 0.8 and with "
         "p = 0.98. mGRADE has one layer, without MLP and LayerNorm as in section 4; TCNs have five with both, because "
         "they would be linear without. Whole sets: per cent of the steps whose whole set is right at "
         "distance 100, last seed."

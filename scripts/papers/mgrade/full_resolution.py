@@ -18,7 +18,7 @@ class FullResolution(PixelClassification):
     )
     note = PixelClassification.note + (
         " Digits are read at their full size with the presets of sMNIST, 784 steps, and with {padding} pixels "
-        "added at each side with those of grey sCIFAR, 1,024 steps."
+        "added at each side as for grey sCIFAR, 1,024 steps."
     )
     sizes = {
         "small": {"pooling": 1, "epochs": 1, "batch_size": 32, "learning_rate": 1e-2, "warmup_share": 0.2},

@@ -23,7 +23,7 @@ MODELS: dict[str, Settings] = {
 }
 # Steps of the integration. The paper prints none, and the result depends on it.
 TIME_STEPS = (0.01, 0.02, 0.05, 0.1)
-# Longest delay Γ of mGRADE where it is scaled, in the attractor's time: that of 16 steps of 0.05.
+# Longest delay Γ of mGRADE where it is scaled, in the attractor's time: 16 steps of 0.05.
 _SPAN = 0.8
 OBSERVED = "observed dimension"
 LINEAR, QUADRATIC = "unobserved dimensions, linear readout", "unobserved dimensions, quadratic readout"
@@ -93,7 +93,7 @@ def trajectories(settings: Settings, count: int, split: str) -> LorenzTrajectori
 def train_regressor(
     settings: Settings,
 ) -> tuple["NextStepRegressor", LorenzTrajectories, LorenzTrajectories, dict[str, Any]]:
-    """Train a row's model. Returns it, its trajectories, those of the test, and the results of the training."""
+    """Train a row's model. Returns it, its trajectories, the test's trajectories, and the results of the training."""
     train = trajectories(settings, settings["num_trajectories"], "train")
     test = trajectories(settings, settings["num_tested"], "test")
     model = NextStepRegressor(new_model(AutoModel, MgradeConfig(**settings["options"]), settings["seed"]))

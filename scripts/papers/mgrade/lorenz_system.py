@@ -85,7 +85,7 @@ class LorenzTrajectories(Dataset):
 
 
 def scaled_error(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean absolute error of (…, T, dimensions) over that of predicting no change (Hyndman and Koehler, 2006)."""
+    """Mean absolute error of (…, T, dimensions) over the error of predicting no change (Hyndman and Koehler, 2006)."""
     errors = (prediction - target).abs().flatten(0, -2).mean(0)
     scales = target.diff(dim=-2).abs().flatten(0, -2).mean(0)
     return (errors / scales).mean()

@@ -32,7 +32,7 @@ class MemoryFootprint(Experiment):
     )
     note = (
         "Not trained: floats that `memory_footprint()` counts for the paper's TCN-EID of grey sCIFAR, 6 layers of "
-        "width 32. Γ0 is the longest delay of the first layer, from which that of each layer is twice that of the "
+        "width 32. Γ0 is the longest delay of the first layer, from which each layer has twice the delay of the "
         "one below it (appendix B), with Γ0 / (base dilation) + 1 taps in each. No delay above {longest_delay}: "
         "dilations are halved until no layer's delay is longer."
     )

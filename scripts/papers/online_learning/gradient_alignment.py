@@ -24,7 +24,7 @@ class GradientAlignmentFigure(Experiment):
     source = "Online learning of long-range dependencies, Figure 2"
     claim = (
         "The gradient learned online is exact in the last recurrent layer and points the right way below it, more so "
-        "than that of truncated and of spatial learning; it gets worse with depth and with training, not with "
+        "than truncated and spatial learning; it gets worse with depth and with training, not with "
         "eigenvalues near 1."
     )
     note = (

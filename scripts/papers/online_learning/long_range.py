@@ -23,7 +23,7 @@ PRINTED = {
     "sCIFAR, linear RNN": ("50.6 ± 0.2", "50.5 ± 0.4", "63.7 ± 0.3"),
 }
 _SMALL_MODEL: Settings = {"hidden_size": 64, "state_size": 64, "num_hidden_layers": 2, "dropout": 0.0}
-# Size → task → its settings. The paper's are those of Table 6, where a grid was searched the candidates.
+# Size → task → its settings. The paper's are in Table 6, where a grid was searched the candidates.
 TASKS: dict[str, dict[str, Settings]] = {
     "small": {
         "sCIFAR": {**DATA["small"]["pixels"], "preset": "lru-scifar", "options": _SMALL_MODEL | {"input_size": 1}},

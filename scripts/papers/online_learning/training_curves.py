@@ -35,7 +35,7 @@ class TrainingCurves(Experiment):
     source = "Online learning of long-range dependencies, Figure 2 B, D, F"
     claim = (
         "With the gradient learned online the loss falls further the deeper the network is, whatever the eigenvalues "
-        "at initialisation, and comes close to that of backpropagation through time, while truncated and spatial "
+        "at initialisation, and comes close to backpropagation through time, while truncated and spatial "
         "learning fail."
     )
     note = (

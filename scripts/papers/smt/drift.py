@@ -52,7 +52,7 @@ class DriftBeforeAndAfter(Experiment):
         }
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
-        """The three parts of the paper's figure: drift, accuracy, and drift against that of one step in all seeds."""
+        """The three parts of the paper's figure: drift, accuracy, and drift against one-step drift in all seeds."""
         panels = split_axes(axes, 1, 3, (12, 4))
         labels = {"drift": self.metric, "accuracy": SyntheticTasks.metric}
         for panel, (measure, label) in zip(panels, labels.items(), strict=False):

@@ -34,7 +34,7 @@ class GradientNorms(Experiment):
     note = (
         "Retrieval of T = {length}, {batch_size} examples, models of M {sizes[hidden_size]} with "
         "{sizes[num_memory_tokens]} memory tokens and without training, in float64; all linear maps are multiplied by "
-        "the gain. Norms are those of single examples, averaged; for SMT of the whole loss at all timesteps, "
+        "the gain. Norms of single examples are averaged; for SMT of the whole loss at all timesteps, "
         "Tc = Tf = T, with the paper's weights."
     )
     metric = "largest over smallest gradient norm of a memory"

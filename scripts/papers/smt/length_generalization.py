@@ -1,4 +1,4 @@
-"""An RNN and its teacher on longer sequences than those of training (SMT, section 3.7)."""
+"""An RNN and its teacher on longer sequences than in training (SMT, section 3.7)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

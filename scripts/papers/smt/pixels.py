@@ -32,7 +32,7 @@ _DATA = "images"
 class DigitPixels(Task):
     """Images of MNIST as sequences. Inputs are a start token and all pixels but the last, targets are all pixels.
 
-    Ids 0 … `levels` - 1 are grey levels, `levels` is the start token. Examples are images drawn at random, those of
+    Ids 0 … `levels` - 1 are grey levels, `levels` is the start token. Examples are images drawn at random, examples of
     the split "train" from the training images.
 
     Args:
@@ -84,7 +84,7 @@ class DigitPixels(Task):
 
     @property
     def start_token(self) -> int:
-        """Id of the start token, after those of pixels or patches."""
+        """Id of the start token, after the ids of pixels or patches."""
         return self.levels**self.patch**2
 
     @property
@@ -131,7 +131,7 @@ class PixelMethods(MethodComparison):
         "grey levels; " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each method "
         "on images held out from training that do not judge; Tc = {context_length}, Tf = {future_length}, DMT unrolls "
         "whole images. Tested on {num_tested:,} draws of the other images. Sequential "
-        "operations and tokens are those of the whole training."
+        "operations and tokens count the whole training."
     )
     metric = "held-out bits per pixel"
     part_label = "{part}"

@@ -23,8 +23,8 @@ class Scaling(TextMethods):
     source = "SMT, section 3.4"
     claim = "SMT→DMT predicts better with a longer context, with a larger memory and with a larger model."
     note = TextMethods.note.partition(", chosen")[0].replace(", {bptt_learning_rate:g} (BPTT)", "") + (
-        ". Where not swept: Tc 32 (small size) or 256, and the first of the values above. The width is that of RNN "
-        "and teacher, the layers those of update "
+        ". Where not swept: Tc 32 (small size) or 256, and the first of the values above. The width belongs to RNN "
+        "and teacher, the layers to update "
         "and encoder. Lines: the RNN, and its teacher's first prediction."
     )
     tuning = {}

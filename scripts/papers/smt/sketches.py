@@ -55,7 +55,7 @@ class SketchPixels(PixelMethods):
             "steps": 160,
             "dmt_steps": 60,
         },
-        # The images of Sketchy are 1,024 patches long (section E.2), those of MNIST 196.
+        # The images of Sketchy are 1,024 patches long (section E.2), the images of MNIST 196.
         "paper": PixelMethods.sizes["paper"] | {"sizes": PAPER_MODEL, "levels": 2, "patch": 2},
     }
 

@@ -70,7 +70,7 @@ class SyntheticTasks(MethodComparison):
         "Transformer backbone, " + TRAINING_NOTE + ", {bptt_learning_rate:g} (BPTT), chosen from as many for each "
         "method on other examples with another seed; Tc = Tf = T. Tasks in which more than one thing has to be "
         "remembered have more steps. Tested on {num_tested:,} other examples ({eval_windows} for the teacher). "
-        "Sequential operations and tokens are those of the whole training at the longest T of a task. Best possible: "
+        "Sequential operations and tokens count the whole training at the longest T of a task. Best possible: "
         "accuracy of a predictor that knows all probabilities, in modular arithmetic, whose first answers are "
         "guesses; at each T."
     )
@@ -134,7 +134,7 @@ def train_on_task(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
     """Train an RNN on a row's `task` by its `method` at Tc = Tf = T.
 
     Args:
-        settings: a row with those of training, `num_tested`, and `smt` and `future_length` to change the defaults.
+        settings: a row with settings of training, `num_tested`, and `smt` and `future_length` to change the defaults.
 
     Returns:
         Results, (RNN, teacher), task.

@@ -18,7 +18,7 @@ from papers.smt.training import (
 )
 
 EQUAL_STEPS, EQUAL_OPERATIONS, EQUAL_TIME = "equal steps", "equal sequential operations", "equal time"
-# As many for both methods; SMT→DMT's second one is that of DMT.
+# As many for both methods; SMT→DMT's second one is DMT's.
 RATES = {"small": (1e-3, 3e-3, 1e-2), "paper": (1e-4, 3e-4, 1e-3)}
 # Steps of BPTT for each of SMT→DMT in equal time, by the times per step on one CPU core (docs/log.md).
 EQUAL_TIME_SHARE = {"small": 0.26, "paper": 0.07}
@@ -89,8 +89,8 @@ def train_on_text(settings: Settings) -> tuple[dict[str, Any], tuple[SmtRnnForCa
     """Train an RNN on a row's `corpus` by its `method`.
 
     Args:
-        settings: a row with those of training. BPTT has `bptt_share` of the steps of SMT→DMT, or without it as many as
-            take its sequential operations.
+        settings: a row with settings of training. BPTT has `bptt_share` of the steps of SMT→DMT, or without it as many
+            as take its sequential operations.
 
     Returns:
         Results, (RNN, teacher), held-out text.

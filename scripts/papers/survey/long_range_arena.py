@@ -36,7 +36,7 @@ TASKS: dict[str, tuple[str, Settings, Settings]] = {
     "text": ("texts", {}, {"vocab_size": 256, "num_labels": 2}),
     "image": ("pixels", {"as_ids": True}, {"vocab_size": 257, "pad_token_id": 256, "num_labels": 10}),
 }
-# Of the papers behind the table, in their own sizes: those of the online experiment.
+# Of the papers behind the table, in their own sizes: the sizes of the online experiment.
 _EPOCHS = {
     "ListOps": {"epochs": 35, "batch_size": 32},
     "text": {"epochs": 40, "batch_size": 32},

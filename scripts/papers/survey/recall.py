@@ -59,7 +59,7 @@ class RecallTable(Experiment):
     )
     note = (
         "Two layers each, S4D, GSS and H3 as units of Memora's gated block; {steps:,} steps of {batch_size} examples, "
-        "learning rate {learning_rate:g} (of two values the first is that of attention); {task_options[length]} steps "
+        "learning rate {learning_rate:g} (of two values the first is attention's); {task_options[length]} steps "
         "of induction heads, {task_options[num_pairs]} pairs and {task_options[num_queries]} queries of associative "
         "recall."
     )

@@ -1,4 +1,4 @@
-"""Copying of strings: examples needed, and longer strings than those of training (survey, section 7.8, Figure 20)."""
+"""Copying of strings: examples needed, and longer strings than in training (survey, section 7.8, Figure 20)."""
 
 import statistics
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ class StringCopying(Experiment):
     source = "Survey, Figure 20"
     claim = (
         "Attention learns to copy strings from far fewer examples than recurrent models, and copies longer ones than "
-        "those of training, where these fail."
+        "in training, where these fail."
     )
     note = (
         "Strings of {min_length} to {max_length} letters, a sentinel, and the string again; {steps:,} steps of "
-        "{batch_size} examples, learning rate {learning_rate:g} (of two values the first is that of attention), two "
+        "{batch_size} examples, learning rate {learning_rate:g} (of two values the first is attention's), two "
         "layers each in the small size. A column is the share of {num_tested} strings of a length that are right in "
         "all letters, which greedy decoding would write; letters are the share that is right after the right ones, at "
         "the same lengths. Examples: those after which nine of ten strings of {max_length} letters were right, looked "

@@ -35,7 +35,7 @@ def assert_same_state(actual, expected):
 
 
 def assert_reads_everything(model, output, texts):
-    """Row by row, the states are those of one forward pass, and so are the logits of more text."""
+    """Row by row, the states equal one forward pass, and so are the logits of more text."""
     assert len(texts) == len(output.sequences)
     for row, text in enumerate(texts):
         index = torch.tensor([row])

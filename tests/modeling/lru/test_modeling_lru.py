@@ -94,7 +94,7 @@ def test_gru_layers_have_no_read_out():
 
 
 def parameters_of(decoder_outputs, **fields):
-    """Those of the backbone, and of a decoder with bias."""
+    """Parameters of the backbone, and of a decoder with bias."""
     config = LruConfig(**fields)
     with torch.device("meta"):
         backbone = LruModel(config)

@@ -25,7 +25,7 @@ IDS = torch.arange(1, 13)[None]
 
 @pytest.fixture(autouse=True)
 def own_files(tmp_path, monkeypatch):
-    """Files of `tmp_path` can be imported; afterwards, units and modules are those of before."""
+    """Files of `tmp_path` can be imported; afterwards, units and modules are as before."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))

@@ -100,7 +100,7 @@ def test_colours_are_the_bits_of_the_api(visit, server):
     assert shown[6][0] == "ï" and shown[6][2] == f"{bits[6]:.2f}, {bits[7]:.2f} bits"
     known = [value for value in bits if value is not None and not math.isnan(value)]
     playwright.expect(visit.tab.locator("#bits")).to_have_text(f"{sum(known) / len(known):.2f}")
-    assert len(server.get("/v1/sessions")["data"]) == 1  # those of the page are not listed
+    assert len(server.get("/v1/sessions")["data"]) == 1  # the page's are not listed
 
 
 def test_continue_fork_rewind_save_and_load(visit, server, tmp_path):

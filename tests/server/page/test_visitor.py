@@ -1,4 +1,4 @@
-"""Visitors of the page: their texts are those of the API, private, limited and forgotten."""
+"""Visitors of the page: their texts are the API's sessions, private, limited and forgotten."""
 
 import asyncio
 import math
