@@ -52,7 +52,7 @@ def oldest_requirements(root):
     with open(os.path.join(root, "pyproject.toml"), "rb") as file:
         project = tomllib.load(file)["project"]
     extras = dict(project["optional-dependencies"])
-    # Beside the oldest of all others, pip searches for many minutes for versions of what Gradio needs.
+    # With the oldest versions of all others, pip searches for many minutes for versions of what Gradio needs.
     del extras["page"]
     requirements = [*project["dependencies"], *(requirement for extra in extras.values() for requirement in extra)]
     pattern = r"([\w-]+)(?:\[.*?\])?(?:>=([\d.]+))?[^;]*(;.*)?"

@@ -27,7 +27,7 @@ LOWEST, HIGHEST = 2.0, 3.4
 def bits_per_byte(rows: list[Mapping]) -> dict[str, dict[int, float]]:
     """Label → T → held-out bits per byte, of IID training the better of its two evaluations."""
     found: dict[str, dict[int, float]] = {}
-    most = max(row["bytes"] for row in rows)  # other sizes may be recorded beside the largest
+    most = max(row["bytes"] for row in rows)  # smaller sizes may be recorded too
     for row in (row for row in rows if row["bytes"] == most):
         value = row["value"]
         found.setdefault(row["label"], {})[row["stride"]] = min(value.values()) if isinstance(value, dict) else value

@@ -4,7 +4,7 @@
     python scripts/train_checkpoints.py lru-tiny-python        # one
     python scripts/train_checkpoints.py --cards                # only write the cards again, from provenance.json
 
-An interrupted run goes on from its last checkpoint in runs/NAME. Matrices are rounded to bfloat16 and stored so; the
+An interrupted run continues from its last checkpoint in runs/NAME. Matrices are rounded to bfloat16 and stored so; the
 card has the numbers of the rounded weights on whole held-out files. Loaded, they are float32 unless another `dtype` is
 asked for.
 """
@@ -50,7 +50,7 @@ CHECKPOINTS = {
 
 
 def train(name: str) -> Path:
-    """Train, or go on; returns the directory of the run."""
+    """Train, or continue; returns the directory of the run."""
     run = ROOT / "runs" / name
     if not (run / "_recipe.yaml").is_file():  # written last
         arguments = [*shlex.split(CHECKPOINTS[name]), "--output_dir", str(run), "--resume_from_checkpoint", "true"]

@@ -73,7 +73,7 @@ class DivergenceGuard:
         raise NonFiniteLossError(f"{error} {place}; {hint}.") from error
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Stands for `clip_grad_norm_` of the accelerator; checks the gradient first, because clipping spreads a NaN.
+        """Replaces `clip_grad_norm_` of the accelerator; checks the gradient first, because clipping spreads a NaN.
 
         Raises:
             NonFiniteLossError: the loss or the norm of the gradient is NaN or infinite, in any process.

@@ -55,7 +55,7 @@ class MultiStreamTrainingArguments(TrainingArguments):
     streams: int | None = argument(
         None,
         "Number of streams of the whole run. Each process takes its share, in micro-batches of at most "
-        "--per_device_train_batch_size; so a run goes on with another number of processes. Default: "
+        "--per_device_train_batch_size; so a run continues with another number of processes. Default: "
         "--per_device_train_batch_size times processes times --gradient_accumulation_steps. Example: --streams 24",
     )
     block_size: int = argument(256, "T, bytes of each stream between two updates, 1 or more. Example: --block_size 64")

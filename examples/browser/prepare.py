@@ -1,4 +1,4 @@
-"""Put onnxruntime-web and an exported checkpoint beside the page, in the folders onnxruntime/ and model/.
+"""Put onnxruntime-web and an exported checkpoint next to the page, in the folders onnxruntime/ and model/.
 
 python prepare.py CHECKPOINT              # fetches onnxruntime-web with npm, 33 MB
 python prepare.py CHECKPOINT --archive onnxruntime-web-1.30.0.tgz
@@ -65,7 +65,7 @@ def fetch_archive() -> bytes:
 
 
 def export_model(checkpoint: str, quantize: str | None) -> None:
-    """Export a checkpoint's step into `model/`, in the place of an earlier one."""
+    """Export a checkpoint's step into `model/`, in place of an earlier one."""
     from hf_recurrent.cli.main import main as hf_recurrent
 
     new = PAGE / "model.new"

@@ -4,8 +4,8 @@ import { hex, isIncomplete, labelOf, splitCharacters } from "./characters.js";
 
 /** Upper ends of the classes of surprise, in bits; the last class has none. */
 export const LEVELS = [0.5, 1, 2, 3, 4, 6, 8, 12];
-const BLOCK = 1024; // a block ends at the first line end after so many bytes,
-const LONGEST_BLOCK = 4096; // or at the first character after so many
+const BLOCK = 1024; // bytes after which a block ends at the next line end,
+const LONGEST_BLOCK = 4096; // or bytes after which it ends at the next character
 
 /** Number of the class of a surprise. */
 export function level(bits) {

@@ -192,7 +192,7 @@ def _decode(value: Any, read: Callable[[str], torch.Tensor]) -> Any:
 
 
 def staging_path(final: str | os.PathLike) -> Path:
-    """Where `final` is written before it is complete: a directory next to it."""
+    """The directory next to `final` in which it is written until it is complete."""
     return Path(final).with_name(STAGING_PREFIX + Path(final).name)
 
 

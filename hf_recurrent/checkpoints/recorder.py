@@ -14,7 +14,7 @@ class PhaseRecorder:
     The segment is joined with the one before if nothing but the steps differs. A phase without steps is not added.
 
     Args:
-        provenance: what the phase belongs to.
+        provenance: the record that the phase belongs to.
         phase: a new phase, or the last one of `provenance` to extend it.
         optimizer: its rates are read at every step.
         step: number of finished steps.
@@ -61,7 +61,7 @@ class PhaseRecorder:
         Args:
             step: number of finished steps of the phase.
             read: tokens that were trained on since the recorder was made.
-            settings: what acts now.
+            settings: the settings in effect.
         """
         new = self._segment
         if step <= new.first_step:

@@ -122,7 +122,7 @@ class Phase:
 
     Args:
         method: "bptt", "rtrl", "snap1", "truncated", "spatial", "smt" or "dmt".
-        data: what was trained on.
+        data: the training data.
         segments: in the order of the steps.
         base: the saved model that it began with; None for new weights, and for the weights of the phase before.
         parameters, trained_parameters: number of parameters of the saved model, and of those that were updated.
@@ -167,7 +167,7 @@ class Result:
         phase: number of phases that had begun, the current one included.
         step: optimizer steps of the current phase.
         weights: fingerprint of the weights that were measured.
-        data: what they were measured on.
+        data: the data of the measurement.
         metrics: name → finite number.
         settings: how they were measured, such as `block_size`.
     """
@@ -241,7 +241,7 @@ class Provenance:
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
 
-# A run that is evaluated for weeks keeps so many measurements.
+# Measurements that are kept of a run that is evaluated for weeks.
 _MOST_RESULTS = 200
 
 

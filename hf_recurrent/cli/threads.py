@@ -138,7 +138,7 @@ def _choose(default: int, recorded: int | None) -> tuple[int, str]:
 
 
 def busy_cores(begin: Usage) -> float:
-    """How many of the cores of this process others have used since `begin`, at least a quarter of a second ago."""
+    """Number of this process's cores that others have used since `begin`, at least a quarter of a second ago."""
     time.sleep(max(begin.time + _LEAST_SECONDS - time.monotonic(), 0.0))
     now = Usage.now()
     others = (now.busy - begin.busy) - (now.own - begin.own)

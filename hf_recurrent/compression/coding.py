@@ -134,7 +134,7 @@ def decode(
         step += steps
         yield step, done + block.size
     if archive.read(1):
-        raise ArchiveError("it goes on after its last block.")
+        raise ArchiveError("it continues after its last block.")
 
 
 def _decode_block(

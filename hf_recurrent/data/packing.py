@@ -108,7 +108,7 @@ def pack_by_content(cache: Path, packing: Packing) -> Path:
 
 @contextlib.contextmanager
 def _packed_aside(directory: Path, packing: Packing) -> Iterator[Path]:
-    """A packed corpus in a temporary directory beside `directory`; removed unless it is renamed."""
+    """A packed corpus in a temporary directory next to `directory`; removed unless it is renamed."""
     partial = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}.incomplete")
     try:
         partial.mkdir()

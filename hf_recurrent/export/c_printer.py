@@ -64,7 +64,7 @@ class CPrinter:
         if "values" in by_name:
             self.values = self._new_memory(by_name["values"].width, "values[{}]".format)
             self._values[by_name["values"]] = self.values.expression()
-        # Their type is known at the end: \x01 number \x02 offset \x03 stands for a read.
+        # Their type is known at the end: \x01 number \x02 offset \x03 marks a read.
         self.states = []
         for k, name in enumerate(fields):
             state = self._new_memory(by_name[name].width, lambda offset, k=k: f"\x01{k}\x02{offset}\x03")

@@ -19,10 +19,10 @@ from hf_recurrent.export.weight_types import WeightLoader
 from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentModel
 from hf_recurrent.modeling.units.nonlinear_units import SequentialUnit
 
-# The sizes that stand for any: torch specialises 0 and 1, and small sizes meet sizes of layers.
+# Example sizes that represent any size: torch specialises 0 and 1, and small sizes meet sizes of layers.
 _STREAMS, _STEPS = 2, 37
 MAX_STREAMS = 1 << 16
-# Of operations: places in the source on this machine, and earlier forms of the graph.
+# Metadata of operations: source locations on this machine, and earlier forms of the graph.
 _LOCAL_METADATA = ("stack_trace", "from_node", "source_fn_stack")
 
 
@@ -119,7 +119,7 @@ def _in_real_numbers(module: StepModule, loader: WeightLoader, max_streams: int)
 
 
 def _clean(graph_module: torch.fx.GraphModule) -> None:
-    """Remove places in the source, and assertions of types, a fifth of the nodes."""
+    """Remove source locations, and assertions of types, a fifth of the nodes."""
     for node in list(graph_module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph_module.graph.erase_node(node)

@@ -1,4 +1,4 @@
-"""An exported graph run with pairs of real tensors in the place of complex ones, which most runtimes do not have."""
+"""An exported graph run with pairs of real tensors in place of complex ones, which most runtimes do not have."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ class Pair(NamedTuple):
 
 
 class ComplexOperation(Exception):
-    """An operation on complex numbers has no form in real ones here."""
+    """A complex operation that is not supported as real ones."""
 
 
 def _pair(value: Any) -> Pair:

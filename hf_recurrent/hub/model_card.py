@@ -113,7 +113,7 @@ def create_model_card(
     Args:
         model: gives class, sizes, number of parameters and bytes of state per stream.
         provenance: by default the model's ([`find_provenance`]).
-        statements: what its author adds.
+        statements: the author's additions.
         curve: refer to the training curve in `training_curve.png` ([`save_model_card`] draws it).
     """
     found = find_provenance(model) if provenance is None else provenance

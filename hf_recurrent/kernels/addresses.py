@@ -70,7 +70,7 @@ def addresses(tensors: dict[str, Tensor], sizes: Iterable[tuple[str, int]], dtyp
 
 
 def check_shapes(shaped: dict[str, tuple[Tensor | None, tuple[int, ...]]]) -> None:
-    """Raise [`UnreadableTensor`] unless each tensor that is given has the shape beside it."""
+    """Raise [`UnreadableTensor`] unless each tensor that is given has the given shape."""
     for name, (tensor, shape) in shaped.items():
         if tensor is not None and tensor.shape != shape:
             raise UnreadableTensor(f"`{name}` has shape {tuple(tensor.shape)}; it must be {tuple(shape)}.")

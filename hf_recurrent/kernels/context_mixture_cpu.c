@@ -27,7 +27,7 @@ enum { MATCH = 2 * CONTEXTS, BIAS, MODEL, INPUTS };
 #define SITUATIONS 64 /* length of the match and number of known contexts */
 #define SHORTEST 5 /* match */
 #define MATCH_BITS 18
-#define MOST_SEEN 30 /* after so many decisions, an adaptive probability forgets the oldest */
+#define MOST_SEEN 30 /* decisions after which an adaptive probability forgets the oldest */
 #define PROBABILITY_BITS 22
 #define COUNT_MASK ((1u << (32 - PROBABILITY_BITS)) - 1)
 #define LARGEST_LOGIT 12.0f

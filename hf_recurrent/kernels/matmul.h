@@ -1,6 +1,6 @@
 /* Matrix products of a block, of which neither side is arranged for reading. */
 #define ROWS 6 /* of a product that are summed side by side, */
-#define VECTORS 2 /* in so many vectors each */
+#define VECTORS 2 /* vectors of each */
 #define WIDE 8 /* vectors of a single row */
 #define DOTS 4 /* rows of a matrix whose products with one vector are summed side by side */
 #define AT_ONE(x) NAME(at)(&one->x, 1, bases) /* the memory of an operand, with one stream */

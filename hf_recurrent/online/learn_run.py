@@ -46,7 +46,7 @@ _PIECE = 64
 
 @dataclass(frozen=True)
 class LearnOptions:
-    """Where a run reads and writes.
+    """Files and directories of a run.
 
     Args:
         source: see [`open_source`].

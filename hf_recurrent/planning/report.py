@@ -35,7 +35,7 @@ def describe(name: str, setting: Setting, memory: TrainingMemory, optimizer: str
 
 
 def describe_changes(total: int, available: int, changes: Sequence[Change]) -> str:
-    """Whether a run fits; if it does not, the changes that need less memory."""
+    """One sentence that says if a run fits; if it does not, the changes that need less memory."""
     if total <= available:
         return f"It fits: {size(total)} of {size(available)}."
     lines = [f"It does not fit: {size(total)} of {size(available)}. Changes:"]

@@ -28,7 +28,7 @@ class Setting:
         first_anchor: of SMT and DMT, the first position that may be one.
         bfloat16: autocast.
         checkpointing: gradient checkpointing.
-        carries_state: whether the state goes from block to block, if the model has one.
+        carries_state: true if the state, where the model has one, is carried from block to block.
         processes: number of processes.
         sharding: settings of FSDP2; None for a copy of the model in every process (DDP).
     """

@@ -59,7 +59,7 @@ class _SingleProcess:
         memory: of the process.
         gradients: bytes of all gradients.
         layers: bytes of each part that FSDP2 gathers one after another; empty if it gathers all of the model at once.
-        can_checkpoint: whether gradient checkpointing is supported.
+        can_checkpoint: true if gradient checkpointing is supported.
     """
 
     memory: TrainingMemory

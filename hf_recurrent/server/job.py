@@ -79,7 +79,7 @@ class Request:
     seconds: float = 600.0
 
     def held_back(self, output: Sequence[int]) -> int:
-        """How many of the last generated tokens may be the beginning of a stop sequence."""
+        """Number of the last generated tokens that may be the beginning of a stop sequence."""
         longest = max(map(len, self.stops), default=1) - 1
         for size in range(min(longest, len(output)), 0, -1):
             end = output[-size:]

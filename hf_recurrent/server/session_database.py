@@ -112,7 +112,7 @@ class SessionDatabase:
         return (row[0] for row in self._connection.execute("select id from sessions order by created, rowid"))
 
     def count_marks(self) -> int:
-        """How many marks all sessions have together."""
+        """Number of marks of all sessions."""
         return self._connection.execute("select count(*) from marks").fetchone()[0]
 
     def write(self, session: Session) -> None:

@@ -73,7 +73,7 @@ class SessionStore:
 
     @property
     def resident(self) -> int:
-        """How many sessions are in memory."""
+        """Number of sessions in memory."""
         return len(self._resident) + len(self._private)
 
     def ids(self, after: str | None = None, limit: int = 100) -> list[str]:

@@ -36,7 +36,7 @@ _COUNTS = ("lines", "unusual", "bytes", "bits", "reverts")
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Where a run reads, writes and saves.
+    """Files and directories of a run.
 
     Args:
         output_dir: directory of the checkpoints.

@@ -53,7 +53,7 @@ class RecurrentGenerateBeamOutput(_GeneratedState, GenerateBeamDecoderOnlyOutput
 
 class GeneratedStates(StoppingCriteriaList):
     """Stopping criteria that keep the states of a decoding loop: after the prompt, after the latest byte that it has
-    read, and at the end of each row, where the loop goes on to read padding until all rows have ended.
+    read, and at the end of each row, where the loop continues with padding until all rows have ended.
     """
 
     def __init__(self, criteria: StoppingCriteriaList):

@@ -108,7 +108,7 @@ def _scan_block(
 
 
 def _block_starts(like: Tensor, steps: int) -> range:
-    """Where blocks begin that together cover `steps` steps of a (B,·,S) tensor; the range's step is their length."""
+    """Starts of the blocks that cover `steps` steps of a (B,·,S) tensor; the range's step is their length."""
     elements = _CPU_BLOCK_ELEMENTS if like.device.type == "cpu" else _ACCELERATOR_BLOCK_ELEMENTS
     return range(0, steps, max(1, elements // (like.shape[0] * like.shape[2])))
 

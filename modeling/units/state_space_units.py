@@ -105,7 +105,7 @@ class H3(ComplexRecurrentUnit):
 
     The state is (k_t, Re h_t, k_{t-1}, Im h_t): the shift is a complex step k_t + i k_{t-1} with a = 0. A channel has
     these two taps and one complex number h, where the paper has 64 numbers each; it starts as S4D's first, A = -1/2.
-    A padded step must not stand before a real one of its row.
+    A padded step must not come before a real one of its row.
     """
 
     input_maps = ("query", "key", "value")

@@ -190,7 +190,7 @@ def test_every_shorter_archive_is_refused(model):
     for length in range(len(packed)):
         with pytest.raises(ArchiveError):
             decompress(packed[:length], model)
-    with pytest.raises(ArchiveError, match="goes on after its last block"):
+    with pytest.raises(ArchiveError, match="continues after its last block"):
         decompress(packed + b"0", model)
 
 

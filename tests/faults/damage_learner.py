@@ -103,7 +103,7 @@ def use(place: str, directory: str) -> Outcome:
 
 
 def result(place: str, directory: str, outcome: Outcome) -> str:
-    """What the use of undamaged files leads to."""
+    """Results with undamaged files."""
     if place == CACHE:
         return outcome.out.strip().rpartition("\n")[2]
     weights = sorted(Path(directory).glob("*.safetensors"))

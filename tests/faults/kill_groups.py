@@ -84,7 +84,7 @@ def difference(one: tuple, other: tuple) -> str | None:
 
 
 def end_of(launcher: subprocess.Popen) -> str | None:
-    """What a group has written to its standard error until its end; None if its processes wait for each other.
+    """Standard error of a group until its end; None if its processes wait for each other.
 
     Then their stacks are printed.
     """
@@ -108,7 +108,7 @@ def end_of(launcher: subprocess.Popen) -> str | None:
 
 
 def failures_of(err: str) -> int:
-    """How many times torchrun saw a group fail."""
+    """Number of failures of a group that torchrun saw."""
     return err.count("; will restart worker group") + err.count("elastic.multiprocessing.errors.ChildFailedError")
 
 

@@ -1,4 +1,4 @@
-"""What each rule lets a block learn of its past, and how far its gradient is from the true one."""
+"""How much of its past each rule lets a block learn, and the distance of its gradient from the true one."""
 
 import pytest
 import torch

@@ -39,7 +39,7 @@ def working_folder(folder: Path) -> Iterator[None]:
 
 
 def run(*arguments: str) -> str:
-    """What a command prints on standard output."""
+    """Standard output of a command."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         main(list(arguments))
@@ -51,7 +51,7 @@ def _read_json(path: str) -> dict:
 
 
 def of_output(directory: str = "run") -> Trace:
-    """What `pretrain` leaves."""
+    """Files and numbers that `pretrain` leaves."""
     path = Path(directory)
     trace = {f"weights/{name.parent.name}": of_tensors_of(name) for name in sorted(path.rglob("model.safetensors"))
              if "checkpoint" not in str(name)}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What an earlier version saved: archives of runs in their middle, without code and other things that are not read."""
+"""Files that an earlier version saved: archives of unfinished runs, without code and other unused things."""
 
 import json
 import zipfile

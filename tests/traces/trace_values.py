@@ -35,7 +35,7 @@ _SAMPLE = re.compile(r"^---[^\n]* after [^\n]*\n(.*?)\n---$", re.DOTALL | re.MUL
 
 
 class Printed(str):
-    """What a command printed; a recording keeps the samples, which a later output has to hold."""
+    """Output of a command; a recording keeps the samples, which a later output has to hold."""
 
     def samples(self) -> list[str]:
         """Texts between a line `--- sample after ...` and a line `---`."""

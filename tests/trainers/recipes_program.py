@@ -45,7 +45,7 @@ def write_notes(folder: Path) -> None:
 
 
 def launch_environment(name: str) -> dict[str, str]:
-    """What `accelerate launch --config_file` adds to the environment of its processes."""
+    """Variables that `accelerate launch --config_file` adds to the environment of its processes."""
     words = ["--config_file", str(RECIPES / f"{name}.yaml"), "--num_processes", "2", "pretrain.py"]
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     environment = prepare_multi_gpu_env(arguments)

@@ -227,7 +227,7 @@ def test_resume_of_two_processes_on_one(two_processes, tmp_path, accumulation):
 
 
 def test_checkpoint_streams_are_those_of_the_corpus(whole):
-    """What is stored is what was trained on, by stream number: 10 blocks of 16 bytes."""
+    """Stored positions are the trained ones, by stream number: 10 blocks of 16 bytes."""
     stored = load_file(Path(whole.args.output_dir, "checkpoint-10", "streams_rank0.safetensors"))
     assert stored["stream_indices"].tolist() == list(range(8))
     from hf_recurrent import MultiStreamDataset

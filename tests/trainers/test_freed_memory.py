@@ -1,4 +1,4 @@
-"""What happens to memory that is freed, in processes of their own."""
+"""Freed memory returns to the system or is kept, in processes of their own."""
 
 import os
 import platform

@@ -89,7 +89,7 @@ def train_and_test(model: Any, settings: Settings, trained: Any = None) -> dict[
     Args:
         model: the classifier.
         settings: the settings of [`load_sequences`], and `warmup_share`, `weight_decay`, `num_tested`.
-        trained: what has the classifier's parameters and its loss, by default the classifier itself.
+        trained: the module with the classifier's parameters and its loss, by default the classifier itself.
     """
     train, test = load_sequences(settings)
     results = train_supervised(

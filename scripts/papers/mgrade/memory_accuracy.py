@@ -17,7 +17,7 @@ class Architecture(NamedTuple):
 
     Args:
         preset: of the paper's grey sCIFAR.
-        delay: what the grid varies beside the number of taps.
+        delay: the setting that the grid varies in addition to the number of taps.
         frozen: the weights of the convolutions are not trained; learned positions are.
     """
 

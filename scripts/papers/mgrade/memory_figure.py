@@ -1,4 +1,4 @@
-"""Figure 4B of mGRADE, accuracy against memory, with the grids of figures S2 to S4 beside it."""
+"""Figure 4B of mGRADE, accuracy against memory, and the grids of figures S2 to S4."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
