@@ -1,6 +1,6 @@
 """Six kinds of anomalies, injected into a log at known places: the definitions that `evaluate_watch.py` measures with.
 
-The first `QUIET` lines stay as they are, since nothing is known of the log before. After them, events of all kinds are
+The first `QUIET` lines stay as they are, as nothing is known of the log before. After them, events of all kinds are
 placed at random (seeded), at least `APART` lines from each other. A *message* is a line after its header (time, host,
 component), a *template* a message whose words with digits are masked; both are known here only, not to the detectors.
 

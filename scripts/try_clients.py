@@ -1,4 +1,4 @@
-"""Try every client of the ecosystem with our models, one small check each, and print a table of what works.
+"""Try every client of the ecosystem with our models, one small check each, and print a table of the results.
 
     python scripts/try_clients.py --environment ../clients          # sets up the environment there first: 2.5 GB
     python scripts/try_clients.py --only peft trl                   # in this environment: what is installed

@@ -52,8 +52,8 @@ def load_tree(
 
     Args:
         directory, name: of the files.
-        place: maps the path of a tensor, such as "optimizer.state.0.exp_avg", and the tensor, on the CPU, to what
-            takes its place, such as this process's part of it.
+        place: maps the path of a tensor, such as "optimizer.state.0.exp_avg", and the tensor, on the CPU, to its
+            replacement, such as this process's part of it.
 
     Raises:
         ValueError: a file is missing or damaged.

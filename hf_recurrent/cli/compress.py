@@ -55,8 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no_mix",
         action="store_true",
-        help="use the model's probabilities alone; by default they are mixed with counts of what followed the same "
-        "bytes before in the file, which makes it smaller",
+        help="use the model's probabilities alone; by default they are mixed with counts of the bytes that followed "
+        "the same bytes before in the file, which makes it smaller",
     )
     add_writing_arguments(parser)
     return parser

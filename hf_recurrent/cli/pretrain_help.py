@@ -121,7 +121,7 @@ def short_help(method: str, name: str, recipe: Mapping[str, Any]) -> str:
     parts = [f"usage: {USAGE}", textwrap.fill(DESCRIPTION, _WIDTH)]
     for title, arguments in {"recipe, method and threads": choices, "own code": own, **groups(method)}.items():
         parts.append(f"{title}:\n" + "\n".join(_entry(argument, recipe) for argument in arguments))
-    end = "All other arguments of TrainingArguments are accepted too: --help-all lists them. Hyphens and underscores "
+    end = "All other arguments of TrainingArguments are accepted too: --help-all lists them. Hyphens and underscores"
     parts += [textwrap.fill(f"{end} are the same in all flags.", _WIDTH), EXAMPLES]
     return "\n\n".join(parts)
 

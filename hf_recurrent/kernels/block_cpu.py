@@ -36,7 +36,7 @@ class BlockProgram:
         graph: of the block.
         outputs: name → value.
         guards: weights that the graph has copies of, and these.
-        effects: values of nodes that run for what they change.
+        effects: values of nodes that run for their side effects.
 
     Raises:
         UnsupportedOp: the kernel cannot run a node.

@@ -81,7 +81,7 @@ class Bytecode:
         outputs: name → value.
         guards: weights and copies of them, which must hold the same values at every run.
         weights: None, "bfloat16" or "int8": the type in which large weights are stored.
-        effects: buffers of nodes that run for what they change; given for a block, None for a step.
+        effects: buffers of nodes that run for their side effects; given for a block, None for a step.
 
     Attributes:
         code: the instructions.

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 1 /* raise it with every change of what is computed */
+#define VERSION 1 /* raise it with every change of the results */
 
 enum { ORDERS = 6, WORD = ORDERS, WORDS, CONTEXTS };
 /* Two inputs for each context, then: */

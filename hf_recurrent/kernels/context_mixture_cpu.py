@@ -13,7 +13,7 @@ import torch
 
 from .compiled import load_library
 
-_VERSION = 1  # of what context_mixture_cpu.c computes
+_VERSION = 1  # of the results of context_mixture_cpu.c
 _POINTER = ctypes.c_void_p
 _library = load_library("_context_mixture_cpu", "hf_context_mixture_version", _VERSION)
 _library.hf_context_mixture_size.argtypes = (ctypes.c_int64, ctypes.c_int64)

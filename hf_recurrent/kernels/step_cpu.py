@@ -56,7 +56,7 @@ class StepProgram:
     Args:
         graph: of the step.
         outputs: name → value; those with the name of an input replace it.
-        guards: weights, and copies of what they were.
+        guards: weights, and copies of their values.
         weights: "int8" or "bfloat16" to store weights so; float32 only.
         owner: a weight as the graph has it → the tensor whose version counts changes in place.
 

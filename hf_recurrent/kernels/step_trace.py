@@ -39,7 +39,7 @@ class StepTrace(TorchDispatchMode):
         super().__init__()
         self.lowering = self.lowering_class(dtype, self._fold, self.is_weight)
         self.graph: StepGraph = self.lowering.graph
-        # Tensors are known by identity, so all are kept.
+        # Tensors are identified by id(), so all are kept alive.
         self._kept: list[Tensor] = []
         self._values: dict[int, Any] = {}
         self._sources: dict[int, frozenset[int]] = {}  # of a constant: the weights that it was computed from
@@ -47,7 +47,7 @@ class StepTrace(TorchDispatchMode):
         self._weights: dict[int, Tensor] = {}
         self._read_in_place: set[int] = set()  # storages of the weights
         self._sources_of_storage: dict[int, set[int]] = {}
-        self.guards: list[tuple[Tensor, Tensor]] = []  # a weight, and a copy of what it was
+        self.guards: list[tuple[Tensor, Tensor]] = []  # a weight, and a copy of its values
         self._guarded: set[int] = set()
         if table is not None:
             self._run_constant(aten.detach.default, (table,), {})

@@ -52,7 +52,7 @@ class CompiledProgram:
             raise Uncompilable("the model has hooks, replaced methods or tensors of other kinds")
 
     def is_current(self) -> bool:
-        """True if the model is what the program was recorded from; its weights may hold other numbers."""
+        """True if the model is as it was when the program was recorded; weights may have other values."""
         return self.watch.unchanged() and self._trained() == self.trained
 
     def is_observed(self) -> bool:

@@ -21,7 +21,7 @@ from hf_recurrent.online.stream import LearnerStream, aligned
 
 # Bytes that are encoded at a time.
 _PIECE = 1 << 16
-# Settings that may change when a learner is loaded; the others determine the shape of what it carries.
+# Settings that may change when a learner is loaded; the others determine the shapes of carried tensors.
 _CHANGEABLE = ("learning_rate", "max_grad_norm", "learn")
 
 

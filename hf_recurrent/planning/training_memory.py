@@ -26,7 +26,7 @@ _ROLLOUTS = (8, 12)  # steps of DMT: with fewer, activations do not grow evenly 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes of one process, by what they hold; `host` is in the memory of the host instead of the device.
+    """Bytes of one process, by use; `host` is in the memory of the host instead of the device.
 
     Attributes:
         activations: tensors that live within a step only: saved by autograd, or temporary, at the peak.

@@ -1,4 +1,4 @@
-"""Recall of what followed another token: associative recall, induction heads, phonebook look-up."""
+"""Recall of the token that followed another one: associative recall, induction heads, phonebook look-up."""
 
 from dataclasses import dataclass
 from typing import ClassVar

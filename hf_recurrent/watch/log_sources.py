@@ -1,6 +1,7 @@
 """Sources of log lines: files that grow and are rotated, and standard input.
 
-A source does not block and, once opened, does not raise for what happens to a log, but adds a message to `notices`.
+A source does not block and, once opened, does not raise for events such as rotation, but adds a message to
+`notices`.
 """
 
 import hashlib
