@@ -6,7 +6,6 @@ import platform
 from collections.abc import Sequence
 
 from hf_recurrent.cli.parsing import CommandParser, run_command
-from hf_recurrent.cli.threads import describe_threads
 
 PACKAGES = (
     "hf-recurrent", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "datasets",
@@ -33,7 +32,7 @@ def _print_environment() -> None:
     lines |= {package: _version(package) for package in PACKAGES}
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     lines |= {
-        "CPU threads": describe_threads(),
+        "CPU threads": str(torch.get_num_threads()),
         "GPUs": ", ".join(gpus) or "none",
         "scan backends": ", ".join(available_backends()),
         "CPU scan kernel": _kernel("linear_scan_cpu", f"to install it: {how_to_install('cpu')}"),

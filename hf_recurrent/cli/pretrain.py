@@ -22,9 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils import logging
 
 from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints
-from hf_recurrent.checkpoints.privacy import last_part, public_name
-from hf_recurrent.checkpoints.provenance_files import read_provenance
-from hf_recurrent.checkpoints.records import Provenance
+from hf_recurrent.checkpoints.privacy import last_part
 from hf_recurrent.checkpoints.resumed_arguments import PRETRAIN_EFFECTS, Effect
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.flags import name_typed, normalize
@@ -95,25 +93,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     typed = normalize(argv, None)[1]
     with _terminable():
         try:
-            try:
-                run = prepare(argv)
-            except (OSError, ValueError, ImportError) as error:
-                _exit(name_typed(str(error), typed), 2)
-            except (MemoryError, RuntimeError) as error:
-                _exit(explain_memory(error), 2)
-            try:
-                _train(run, begin)
-            except (OSError, NonFiniteLossError) as error:
-                _exit(str(error), 1, run)
-            except (ValueError, ImportError) as error:
-                if run.trainer.state.global_step > (checkpoint_number(run.checkpoint or "") or 0):
-                    raise
-                # A checkpoint of another run, a directory that is in use, or an argument whose package is missing.
-                _exit(name_typed(str(error), typed), 2)
-            except (MemoryError, RuntimeError) as error:
-                _exit(explain_memory(error), 1, run)
+            run = prepare(argv)
+            _train(run, begin)
         except KeyboardInterrupt as error:
             _exit_on_signal(error, run)
+        except NonFiniteLossError as error:
+            _exit(str(error), run)
+        except OSError as error:
+            _exit(name_typed(str(error), typed), run)
+        except (ValueError, ImportError) as error:
+            if run is not None and run.trainer.state.global_step > (checkpoint_number(run.checkpoint or "") or 0):
+                raise
+            # Bad input, a checkpoint of another run, a directory that is in use, or a package that is missing.
+            _exit(name_typed(str(error), typed))
+        except (MemoryError, RuntimeError) as error:
+            _exit(explain_memory(error), run)
     PartialState().destroy_process_group()
 
 
@@ -126,8 +120,6 @@ def _train(run: Run, begin: float) -> None:
             run,
             f"This run is finished: step {step:,} of {trainer.num_training_steps:,}. It is evaluated and saved again.",
         )
-    if sentence := _describe_resumed_model(run):
-        _say(run, sentence)
     trainer.records.recipe = last_part(run.arguments.recipe)
     result = trainer.train(run.checkpoint)
     metrics = trainer.evaluate()
@@ -176,18 +168,6 @@ def _saved_recipe(run: Run) -> str:
     return "".join(lines) + yaml.safe_dump(given)
 
 
-def _describe_resumed_model(run: Run) -> str | None:
-    """A sentence if `--model` names a saved model whose weights do not matter, because the run is resumed."""
-    name, checkpoint = run.arguments.model.model, run.checkpoint
-    phases = ((checkpoint and read_provenance(checkpoint)) or Provenance()).phases
-    if not phases or name in preset_names():
-        return None
-    base = phases[-1].base
-    if base is not None and base.name == public_name(name):
-        return None
-    return f"Of --model {name}, only the configuration is used; the weights come from {checkpoint}."
-
-
 def prepare(argv: Sequence[str] | None = None) -> Run:
     """Check the arguments and build corpus, model and trainer."""
     arguments = parse_arguments(argv)
@@ -222,16 +202,7 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     use_threads(arguments.threads, checkpoint=checkpoint)
     if not trainer.sharding.is_sharded:
         keep_freed_memory()
-    if training.bf16 and training.process_index == 0 and is_bfloat16_emulated(training.device):
-        print("bfloat16: this processor has no instructions for it; --bf16 false is faster", file=sys.stderr)
     return Run(arguments, trainer, checkpoint)
-
-
-def is_bfloat16_emulated(device: torch.device) -> bool:
-    """True for an x86 processor without bfloat16 instructions, which computes products slower than in float32."""
-    found = torch.cpu.get_capabilities()
-    has_instructions = found.get("avx512_bf16") or found.get("amx_bf16")
-    return device.type == "cpu" and found.get("architecture") == "x86_64" and not has_instructions
 
 
 def _choose_output(arguments: PretrainArguments) -> str | None:
@@ -345,9 +316,10 @@ def _tokenizer(arguments: ModelArguments, default: str) -> PreTrainedTokenizerBa
     return tokenizer
 
 
-def _exit(error: str, status: int, run: Run | None = None) -> NoReturn:
-    _print_once(f"hf-recurrent pretrain: error: {one_line(error)}{_way_on(run) if status == 1 else ''}")
-    raise SystemExit(status)
+def _exit(error: str, run: Run | None = None) -> NoReturn:
+    """Exit with a sentence; with status 1 and the way to continue if a run has begun, else with status 2."""
+    _print_once(f"hf-recurrent pretrain: error: {one_line(error)}{_way_on(run)}")
+    raise SystemExit(2 if run is None else 1)
 
 
 def _exit_on_signal(error: KeyboardInterrupt, run: Run | None) -> NoReturn:

@@ -29,13 +29,6 @@ _TRAINING_ARGUMENTS = {
     SMT: SmtTrainingArguments,
     DMT: DmtTrainingArguments,
 } | dict.fromkeys(RULES, OnlineTrainingArguments)
-# Integration of `--report_to` → its package on PyPI, where the names differ.
-_PACKAGES = {
-    "azure_ml": "azureml-mlflow",
-    "comet_ml": "comet-ml",
-    "flyte": "flytekit",
-    "kubeflow": "kubeflow-training",
-}
 # These belong to one run or one machine, and are left out of a saved recipe.
 _NOT_IN_RECIPES = {"output_dir", "resume_from_checkpoint", "hub_token", "local_rank", "recipe"}
 
@@ -184,17 +177,15 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
 
 
 def check_integrations(names: Sequence[str]) -> None:
-    """Raise an ImportError or a ValueError if logs cannot be reported to one of the integrations `names`."""
-    from transformers import integrations
+    """Raise a ValueError if logs cannot be reported to one of the integrations `names`."""
+    from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-    known, installed = integrations.INTEGRATION_TO_CALLBACK, integrations.get_available_reporting_integrations()
     for name in names:
-        if name not in known:
-            hint = did_you_mean(name, [*known, "all", "none"], otherwise="; use none.")
+        if name not in INTEGRATION_TO_CALLBACK:
+            hint = did_you_mean(name, [*INTEGRATION_TO_CALLBACK, "all", "none"], otherwise="; use none.")
             raise ValueError(f"`--report_to` is {name!r}, not an integration of transformers{hint}")
-        if name not in installed:
-            package = _PACKAGES.get(name, name)
-            raise ImportError(f"`--report_to` is {name!r}, which needs the package {package}: pip install {package}")
+        if name not in get_available_reporting_integrations():
+            raise ValueError(f"`--report_to` is {name!r}, whose package is not installed.")
 
 
 def _run_name(model: str, corpus: list[str]) -> str:

@@ -48,8 +48,6 @@ METHOD_HELP = (
 _ARGUMENTS, _DATA = "cli/pretrain_arguments.py", "cli/data_arguments.py"
 _STREAMS, _ONLINE, _SMT = (f"trainers/{name}_arguments.py" for name in ("multi_stream", "online", "smt"))
 _WIDTH = 79
-_DIFFERENT = "of TrainingArguments: with other defaults, or often needed"
-_SAMPLES = ("sample_every", "sample_bytes", "sample_prompts")
 # Name, default and help of fields that only `TrainingArguments` defines.
 _OTHERS = (
     ("per_device_train_batch_size", 8, "Streams per device."),
@@ -69,7 +67,6 @@ class Argument:
     name: str
     default: Any
     help: str
-    is_own: bool
 
 
 def recipe_help() -> str:
@@ -115,11 +112,10 @@ def chosen_recipe(words: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
 
 def short_help(method: str, name: str, recipe: Mapping[str, Any]) -> str:
     """Our arguments of a method of training, with their defaults or the values of the recipe `name`."""
-    choices = [Argument("recipe", name, recipe_help(), True), Argument("method", method, METHOD_HELP, True)]
-    choices.append(Argument("threads", None, THREADS_HELP, True))
-    own = [Argument("import", None, IMPORT_HELP, True)]
+    choices = [Argument("recipe", name, recipe_help()), Argument("method", method, METHOD_HELP)]
+    choices += [Argument("threads", None, THREADS_HELP), Argument("import", None, IMPORT_HELP)]
     parts = [f"usage: {USAGE}", textwrap.fill(DESCRIPTION, _WIDTH)]
-    for title, arguments in {"recipe, method and threads": choices, "own code": own, **groups(method)}.items():
+    for title, arguments in {"run": choices, **groups(method)}.items():
         parts.append(f"{title}:\n" + "\n".join(_entry(argument, recipe) for argument in arguments))
     end = "All other arguments of TrainingArguments are accepted too: --help-all lists them. Hyphens and underscores"
     parts += [textwrap.fill(f"{end} are the same in all flags.", _WIDTH), EXAMPLES]
@@ -140,16 +136,10 @@ def groups(method: str) -> dict[str, list[Argument]]:
         sources.append((_ONLINE, "OnlineTrainingArguments"))
     training: dict[str, Argument] = {}
     for file, name in sources:
-        for argument in _fields(file, name):  # a subclass changes defaults
-            before = training.get(argument.name)
-            argument.is_own = before.is_own if before else argument.is_own
-            training[argument.name] = argument
-    training.pop("method", None)
-    values = [argument for argument in training.values() if not argument.help.startswith("Keep ")]
-    found["training"] = [one for one in values if one.is_own and one.name not in _SAMPLES]
-    found["samples during training"] = [one for one in values if one.name in _SAMPLES]
-    others = [Argument(*one, False) for one in _OTHERS if one[0] not in training]
-    found[_DIFFERENT] = [one for one in values if not one.is_own] + others
+        training |= {argument.name: argument for argument in _fields(file, name)}  # a subclass changes defaults
+    others = [Argument(*one) for one in _OTHERS if one[0] not in training]
+    shown = [one for one in training.values() if one.name != "method" and not one.help.startswith("Keep ")]
+    found["training"] = shown + others
     return found
 
 
@@ -158,22 +148,12 @@ def _fields(file: str, class_name: str) -> list[Argument]:
     path = next(path for folder in hf_recurrent.__path__ if (path := Path(folder, file)).is_file())
     tree = ast.parse(path.read_text(encoding="utf-8"))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name).body
-    # Own fields of trainers come before those that replace fields of `TrainingArguments`.
-    own = _own_fields(ast.get_docstring(ast.Module(body, [])) or "")
     found = []
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
-            name = node.target.id
             default, help = map(ast.literal_eval, node.value.args[:2])
-            found.append(Argument(name, default, help, own is None or name in own))
+            found.append(Argument(node.target.id, default, help))
     return found
-
-
-def _own_fields(docstring: str) -> set[str] | None:
-    """The names in the sentence "Own fields: ..." of a docstring; None without one."""
-    if "Own fields:" not in docstring:
-        return None
-    return set(docstring.split("Own fields:")[1].split(".")[0].replace("`", " ").replace(",", " ").split())
 
 
 def _entry(argument: Argument, recipe: Mapping[str, Any]) -> str:

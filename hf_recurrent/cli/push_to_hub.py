@@ -2,14 +2,12 @@
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import ModelCard
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_recurrent.checkpoints.privacy import hub_name
@@ -89,17 +87,7 @@ def _push(arguments: argparse.Namespace) -> None:
     options = {"private": arguments.private or None, "commit_message": arguments.commit_message}
     try:
         print(push_checkpoint_to_hub(model, tokenizer, arguments.repo_id, card, **options))
-    except LocalTokenNotFoundError as error:
-        raise ValueError("There is no Hub token; set HF_TOKEN or run `hf auth login`.") from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        hint = " Check that the token has write access." if status in (401, 403) else ""
-        print(
-            f"hf-recurrent push-to-hub: error: the Hub refused {arguments.repo_id!r} with status {status}.{hint}",
-            file=sys.stderr,
-        )
-        raise SystemExit(1) from error
-    except Exception as error:
+    except Exception as error:  # errors of the Hub are an OSError that says why
         if not is_connection_error(error):
             raise
         raise unreachable(error) from error

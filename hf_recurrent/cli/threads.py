@@ -22,7 +22,6 @@ _LEAST_SECONDS = 0.25
 # Kinds of work in the times of a core, as far as the platform has them; time of guests is part of the time of users.
 _BUSY = ("user", "system", "nice", "irq", "softirq", "steal", "interrupt", "dpc")
 _QUOTA = "/sys/fs/cgroup/cpu.max"
-_QUOTA_V1 = ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 @dataclass
@@ -97,16 +96,6 @@ def thread_count(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def describe_threads() -> str:
-    """The number of threads that commands would use now, and the reason for it."""
-    import torch
-
-    if _begin is None:
-        return str(torch.get_num_threads())
-    count, reason = _choose(torch.get_num_threads(), None)
-    return f"{count} ({reason})"
-
-
 def recorded_threads(checkpoint: str | os.PathLike | None) -> int | None:
     """The number of threads of the run that wrote a checkpoint; None if it is not known."""
     from hf_recurrent.checkpoints.manifest import read_manifest
@@ -148,12 +137,9 @@ def busy_cores(begin: Usage) -> float:
 def cpu_quota() -> float | None:
     """The number of cores that the control group of this process may use; None without a limit."""
     try:
-        if os.path.exists(_QUOTA):
-            limit, period = Path(_QUOTA).read_text().split()
-        else:
-            limit, period = (Path(file).read_text().strip() for file in _QUOTA_V1)
-        return int(limit) / int(period) if limit not in ("max", "-1") else None
-    except (OSError, ValueError, ZeroDivisionError):
+        limit, period = Path(_QUOTA).read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except OSError:  # no control groups
         return None
 
 

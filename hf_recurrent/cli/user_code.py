@@ -66,21 +66,8 @@ def _import(name: str, module: str, path: Path | None) -> None:
         if isinstance(error, ModuleNotFoundError) and path is None and f"{module}.".startswith(f"{error.name}."):
             hint = f"; did you mean {name}.py?" if Path(f"{name}.py").is_file() else "."
             raise FileNotFoundError(f"`--import` is {name!r}; module not found{hint}") from error
-        raise ValueError(f"`--import` is {name!r}; it fails{_line(error, path)}: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg}"
-    text = str(error) or "no message"
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
-
-
-def _line(error: BaseException, path: Path | None) -> str:
-    """ " in line N" of the file, if the error has come from there."""
-    if path is None:
-        return ""
-    if isinstance(error, SyntaxError) and error.filename and os.path.basename(error.filename) == path.name:
-        return f" in line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f" in line {lines[-1]}" if lines else ""
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if path is not None and frame.filename == str(path)]
+        where = f" in line {lines[-1]}" if lines else ""
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"`--import` is {name!r}; it fails{where}: {reason}") from error

@@ -10,13 +10,17 @@ from huggingface_hub import HfApi, ModelCard
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_recurrent.checkpoints.privacy import redact_secrets
-from hf_recurrent.checkpoints.provenance_files import find_provenance, write_provenance
-from hf_recurrent.hub.local_paths import check_no_local_paths
+from hf_recurrent.checkpoints.privacy import find_local_path, redact_secrets
+from hf_recurrent.checkpoints.provenance_files import PROVENANCE_FILE, find_provenance, write_provenance
 from hf_recurrent.hub.model_card import create_model_card
 from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
 from hf_recurrent.modeling.units.own_code import AUTO_MAP_KEY, OWN_CODE
 
+# Files with names and texts of the user; the others are vocabularies, weights and our own code.
+_PUBLISHED_TEXTS = (
+    "README.md", "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
+    "adapter_config.json", PROVENANCE_FILE,
+)  # fmt: skip
 _CURVE_LINE = re.compile(rf"^!\[[^]]*\]\({re.escape(CURVE_FILE)}\)\n\n?", re.MULTILINE)
 
 
@@ -60,7 +64,7 @@ def save_checkpoint_for_hub(
         if CURVE_FILE in text and not plot_training_curve(provenance, Path(partial, CURVE_FILE)):
             text = _CURVE_LINE.sub("", text)
         Path(partial, "README.md").write_text(text, encoding="utf-8")
-        check_no_local_paths(partial)
+        _check_no_local_paths(Path(partial))
         if not Path(partial, "adapter_config.json").is_file():  # an adapter is loaded into its base model
             auto_class = getattr(type(model), "_auto_class", None) or "AutoModelForCausalLM"
             _check_registered(model, Path(partial, "config.json"), "AutoConfig", auto_class)
@@ -92,6 +96,14 @@ def push_checkpoint_to_hub(
         save_checkpoint_for_hub(model, tokenizer, directory, card)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         return api.upload_folder(repo_id=repo_id, folder_path=directory, commit_message=commit_message).commit_url
+
+
+def _check_no_local_paths(directory: Path) -> None:
+    """Raise a ValueError if a configuration or the card has a path of this machine: it names users and projects."""
+    for name in _PUBLISHED_TEXTS:
+        path = directory / name
+        if path.is_file() and (found := find_local_path(path.read_text(encoding="utf-8"))):
+            raise ValueError(f"`{name}` has the local path {found!r}, which would be published; remove it.")
 
 
 def _check_registered(part: PreTrainedModel | PreTrainedTokenizerBase, path: Path, *auto_classes: str) -> None:

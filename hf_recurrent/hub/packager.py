@@ -64,9 +64,6 @@ def gathered_files(module: str) -> dict[str, str]:
     Args:
         module: full name of the module with the class that is saved, such as
             `hf_recurrent.modeling.memora.modeling_memora`.
-
-    Raises:
-        ValueError: two modules of one file bind the same name differently.
     """
     files: dict[str, list[_Source]] = {}
     for name in _in_import_order(module):
@@ -87,22 +84,6 @@ class _Source:
     def target(self, node: ast.ImportFrom) -> str:
         """The full name of the module that a relative import names."""
         return importlib.util.resolve_name("." * node.level + (node.module or ""), self.name.rpartition(".")[0])
-
-    def bindings(self) -> Iterator[tuple[str, str]]:
-        """Names that the module binds at its top level, each with the code that binds it."""
-        for node in self.tree.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                yield node.name, ast.dump(node)
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    yield from ((name.id, ast.dump(node)) for name in ast.walk(target) if isinstance(name, ast.Name))
-            elif isinstance(node, ast.Import | ast.ImportFrom):
-                source = self.target(node) if getattr(node, "level", 0) else getattr(node, "module", None)
-                for alias in node.names:
-                    is_plain = alias.asname in (None, alias.name)
-                    if getattr(node, "level", 0) and is_plain:
-                        continue  # bound by the module that defines it
-                    yield alias.asname or alias.name.partition(".")[0], f"{source}: {alias.name.partition('.')[0]}"
 
 
 @cache
@@ -140,7 +121,6 @@ def _file_of(name: str, root: str) -> str:
 
 def _join(sources: list[_Source], root: str) -> str:
     """One file: all imports, then the modules, each below a comment with its name."""
-    _check_bindings(sources)
     own = {source.name for source in sources}
     imports: dict[str, dict[str, None]] = {}  # "from MODULE import" or "import" → names
     bodies = []
@@ -180,16 +160,6 @@ def _join(sources: list[_Source], root: str) -> str:
 def _is_sibling(item: tuple[str, object]) -> tuple[bool, str]:
     """Sort key of imports: other packages first."""
     return item[0].startswith("from ."), item[0]
-
-
-def _check_bindings(sources: list[_Source]) -> None:
-    """Raise a ValueError if joined modules bind a name to different code."""
-    seen: dict[str, tuple[str, str]] = {}
-    for source in sources:
-        for name, code in source.bindings():
-            first, module = seen.setdefault(name, (code, source.name))
-            if first != code and module != source.name:
-                raise ValueError(f"{name!r} is bound in both {module} and {source.name}; rename one.")
 
 
 def _replace(lines: dict[int, str], node: ast.stmt, text: str) -> None:

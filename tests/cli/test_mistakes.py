@@ -53,7 +53,7 @@ MISTAKES = [
     (f"{TRAIN} --threads 0", ["`--threads` is 0", "at least 1"]),
     (f"{TRAIN} --threads two", ["--threads", "'two'"]),
     (f"{TRAIN} --report_to wandbb", ["--report_to", "'wandbb'", "did you mean wandb?"]),
-    (f"{TRAIN} --report_to neptune", ["--report_to", "'neptune'", "pip install neptune"]),
+    (f"{TRAIN} --report_to neptune", ["--report_to", "'neptune'", "not installed"]),
     (f"{TRAIN} --optim adamx", ["--optim", "adamx"]),
     (f"{TRAIN} --lr_scheduler_type cosin", ["--lr_scheduler_type", "cosin"]),
     (f"{TRAIN} --output_dir book.txt/x", ["book.txt/x"]),

@@ -17,7 +17,7 @@ import hf_recurrent
 from hf_recurrent.cli.main import COMMANDS
 from hf_recurrent.cli.main import main as run_command
 from hf_recurrent.cli.parsing import parse_pairs
-from hf_recurrent.cli.pretrain import is_bfloat16_emulated, main
+from hf_recurrent.cli.pretrain import main
 from hf_recurrent.cli.pretrain_arguments import parse_arguments
 from hf_recurrent.cli.recipes import load_recipe, recipe_names
 from hf_recurrent.presets import preset_names
@@ -109,21 +109,6 @@ def test_method_rtrl(corpus, capsys):
     assert (arguments.training.method, arguments.training.stride, arguments.given["method"]) == ("rtrl", 8, "rtrl")
     assert parse_arguments(["--recipe", "none", "--method", "spatial", "--use_cpu"]).training.block_size == 1
     assert not hasattr(parse_arguments(["--method", "bptt", "--use_cpu"]).training, "method")
-
-
-@pytest.mark.parametrize(
-    ("device", "found", "is_emulated"),
-    [
-        ("cpu", {"architecture": "x86_64", "avx2": True, "avx512_bf16": False}, True),
-        ("cpu", {"architecture": "x86_64", "avx512_bf16": True}, False),
-        ("cpu", {"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": True}, False),
-        ("cpu", {"architecture": "aarch64"}, False),
-        ("cuda", {"architecture": "x86_64"}, False),
-    ],
-)
-def test_processors_without_bfloat16(monkeypatch, device, found, is_emulated):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
-    assert is_bfloat16_emulated(torch.device(device)) is is_emulated
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if load_recipe(name)["model"] in preset_names()])

@@ -120,8 +120,6 @@ def test_the_users_way_of_waiting_wins(given, monkeypatch):
     [
         ({"cpu.max": "150000 100000\n"}, 1.5),
         ({"cpu.max": "max 100000\n"}, None),
-        ({"quota": "-1\n", "period": "100000\n"}, None),
-        ({"quota": "200000\n", "period": "100000\n"}, 2.0),
         ({}, None),
     ],
 )
@@ -129,7 +127,6 @@ def test_limits_of_containers(files, cores, tmp_path, monkeypatch):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(threads, "_QUOTA", str(tmp_path / "cpu.max"))
-    monkeypatch.setattr(threads, "_QUOTA_V1", (str(tmp_path / "quota"), str(tmp_path / "period")))
     assert threads.cpu_quota() == cores
 
 
@@ -155,9 +152,3 @@ def test_a_busy_process_is_seen():
 def test_every_command_that_computes_has_the_flag(parser):
     (action,) = (action for action in parser._actions if "--threads" in action.option_strings)
     assert action.type is int and action.default == (1 if parser.prog.endswith("learn") else None)
-
-
-def test_env_says_what_would_be_chosen():
-    command = [sys.executable, "-m", "hf_recurrent.cli.main", "env"]
-    result = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert "1 (OMP_NUM_THREADS is 1)" in result.stdout, result.stderr

@@ -102,7 +102,7 @@ def test_every_command_has_it(command, capsys):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("broken.py", "import torch\nx = = 3\n", "it fails in line 2: SyntaxError: invalid syntax"),
+        ("broken.py", "import torch\nx = = 3\n", "it fails: SyntaxError: invalid syntax (broken.py, line 2)"),
         ("broken.py", "import os\n\ndef f():\n    return y\n\nf()\n", "it fails in line 4: NameError: name 'y'"),
         ("broken.py", "raise SystemExit(0)\n", "it fails in line 1: SystemExit: 0"),
         ("broken.py", "import not_installed\n", "it fails in line 1: ModuleNotFoundError: No module named 'not_inst"),
