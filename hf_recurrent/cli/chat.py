@@ -1,12 +1,11 @@
 """`hf-recurrent chat MODEL`: talk to a model whose state keeps the whole conversation."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from hf_recurrent.chat.commands import ChatSettings, command_table
 from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
-from hf_recurrent.cli.parsing import CommandParser, check_file, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_file, command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 
@@ -37,11 +36,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    run_command(build_parser(), argv, _chat)
-
-
 def _chat(arguments: argparse.Namespace) -> None:
     settings = ChatSettings()
     for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed"):
@@ -63,3 +57,6 @@ def _chat(arguments: argparse.Namespace) -> None:
         loop.load(str(arguments.state))
     use_threads(arguments.threads)
     loop.run()
+
+
+main = command(build_parser, _chat)

@@ -5,11 +5,11 @@ The script holds everything that it completes, so that pressing Tab starts no Py
 
 import argparse
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_recurrent.cli.parsing import CommandParser, run_command
+from hf_recurrent.cli.parsing import CommandParser, command
 from hf_recurrent.cli.reproduce import load_papers
 
 PROG = "hf-recurrent"
@@ -36,9 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    run_command(build_parser(), argv, lambda arguments: print(script(arguments.shell)))
+def _print_script(arguments: argparse.Namespace) -> None:
+    print(script(arguments.shell))
 
 
 def script(shell: str) -> str:
@@ -97,3 +96,6 @@ def _set_choices(parser: argparse.ArgumentParser, name: str, choices: Iterable[s
     for action in parser._actions:
         if action.dest == name:
             action.choices = list(choices)
+
+
+main = command(build_parser, _print_script)

@@ -4,13 +4,13 @@ import argparse
 import lzma
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build
-from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, command
 from hf_recurrent.cli.threads import thread_count
 from hf_recurrent.presets import preset_names
 
@@ -76,11 +76,6 @@ def add_writing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="hide progress and the summary")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    run_command(build_parser(), argv, _compress)
-
-
 def _compress(arguments: argparse.Namespace) -> None:
     check_file("FILE", arguments.file)
     output = arguments.output or arguments.file.with_name(arguments.file.name + SUFFIX)
@@ -139,3 +134,6 @@ def _summarize(source: Path, output: Path, seconds: float) -> None:
     print(summary, file=sys.stderr)
     if before <= _LARGEST_FOR_XZ:
         print(f"xz -9e: {len(lzma.compress(source.read_bytes(), preset=9 | lzma.PRESET_EXTREME)):,}", file=sys.stderr)
+
+
+main = command(build_parser, _compress)

@@ -1,7 +1,6 @@
 """`hf-recurrent decompress MODEL ARCHIVE`: the file that `compress` was given."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from hf_recurrent.cli.compress import (
@@ -11,7 +10,7 @@ from hf_recurrent.cli.compress import (
     load_byte_model,
     progress,
 )
-from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, command
 from hf_recurrent.cli.threads import thread_count
 
 
@@ -28,11 +27,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, help=f"the file (default: ARCHIVE without {SUFFIX})")
     add_writing_arguments(parser)
     return parser
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    run_command(build_parser(), argv, _decompress)
 
 
 def _decompress(arguments: argparse.Namespace) -> None:
@@ -55,3 +49,6 @@ def _decompress(arguments: argparse.Namespace) -> None:
             decompress_file(arguments.file, output, model, report)
     except ArchiveError as error:
         raise ArchiveError(f"`ARCHIVE` is {str(arguments.file)!r}: {error}") from error
+
+
+main = command(build_parser, _decompress)

@@ -1,11 +1,11 @@
 """`hf-recurrent env`: versions and devices for bug reports."""
 
+import argparse
 import importlib
 import importlib.metadata
 import platform
-from collections.abc import Sequence
 
-from hf_recurrent.cli.parsing import CommandParser, run_command
+from hf_recurrent.cli.parsing import CommandParser, command
 
 PACKAGES = (
     "hf-recurrent", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "datasets",
@@ -18,12 +18,7 @@ def build_parser() -> CommandParser:
     return CommandParser(prog="hf-recurrent env", description="Print versions, devices and the scan backends.")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print versions, devices and the backends of the linear scan."""
-    run_command(build_parser(), argv, lambda arguments: _print_environment())
-
-
-def _print_environment() -> None:
+def _print_environment(arguments: argparse.Namespace) -> None:
     import torch
 
     from hf_recurrent.modeling.scan.linear_scan import available_backends, how_to_install
@@ -58,3 +53,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+main = command(build_parser, _print_environment)

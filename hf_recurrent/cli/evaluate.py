@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from transformers import HfArgumentParser
 
 from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_source, token_vocabulary
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
-from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, dataclass_of, run_command
+from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, command, dataclass_of
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
@@ -55,13 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    print(run_command(build_parser(), argv, _evaluate))
-
-
-def _evaluate(arguments: argparse.Namespace) -> str:
-    """Measure, write the results to `--output`, and return them as a table."""
+def _evaluate(arguments: argparse.Namespace) -> None:
+    """Measure, write the results to `--output`, and print them as a table."""
     check_parent("--output", arguments.output)
     check_at_least(1, arguments, "num_streams", "block_size")
     data = dataclass_of(DataArguments, arguments)
@@ -112,7 +106,7 @@ def _evaluate(arguments: argparse.Namespace) -> str:
         table = task_table(source, metrics, results)
     if arguments.output:
         write_json(results, arguments.output)
-    return table
+    print(table)
 
 
 def _measure_all(
@@ -135,3 +129,6 @@ def _measure(
         model = copy.deepcopy(model)
         round_weights(model, weights)
     return source.evaluate(model, share)
+
+
+main = command(build_parser, _evaluate)

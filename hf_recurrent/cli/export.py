@@ -2,11 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from hf_recurrent.cli.loading import add_loading_arguments
-from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command
 from hf_recurrent.export.formats import FORMATS
 
 
@@ -40,11 +39,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    run_command(build_parser(), argv, _export)
-
-
 def _export(arguments: argparse.Namespace) -> None:
     name = arguments.model
     check_model_name("MODEL", name)
@@ -71,3 +65,6 @@ def _export(arguments: argparse.Namespace) -> None:
     )
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {specification.program}, {size:,} bytes in all", file=sys.stderr)
+
+
+main = command(build_parser, _export)

@@ -1,7 +1,6 @@
 """`hf-recurrent generate MODEL`: continue prompts, files and saved states."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,8 @@ from hf_recurrent.cli.parsing import (
     check_at_least,
     check_file,
     check_parent,
+    command,
     dataclass_of,
-    run_command,
 )
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
@@ -58,11 +57,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     new.add_argument("--quiet", action="store_true", help="hide the progress bar while reading")
     return parser
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    run_command(build_parser(), argv, _generate)
 
 
 def _generate(arguments: argparse.Namespace) -> None:
@@ -154,3 +148,6 @@ def _constraint(arguments: argparse.Namespace) -> "Constraint | None":
     if arguments.regex is not None:
         return RegexConstraint(arguments.regex)
     return JsonSchemaConstraint(arguments.json_schema.read_text(encoding="utf-8"))
+
+
+main = command(build_parser, _generate)

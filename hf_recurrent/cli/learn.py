@@ -59,11 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
         "(SnAp-1), for units that mix channels. truncated: gradients within the stride only. spatial: none over "
         "time. (default: rtrl)",
     )
-    learning.add_argument(
-        "--block_size", type=int, help="bytes between two updates (default: --stride times --update_every)"
-    )
+    learning.add_argument("--block_size", type=int, help="bytes between two updates (default: --stride)")
     learning.add_argument("--stride", type=int, help="T, bytes per learning step (default: the whole block, or 1)")
-    learning.add_argument("--update_every", type=int, help="strides per update, instead of --block_size (default: 1)")
     learning.add_argument("--learning_rate", type=float, help="constant (default: 3e-5; for new weights, try 1e-3)")
     learning.add_argument("--optim", default="adamw", choices=OPTIMIZERS, help="optimizer (default: adamw)")
     learning.add_argument("--no_learn", action="store_true", help="only predict and score")
@@ -92,22 +89,17 @@ def _add_output_arguments(output: Any) -> None:
 
 
 def update_steps(arguments: argparse.Namespace) -> tuple[int, int]:
-    """(stride, strides per update) of `--block_size`, `--stride` and `--update_every`.
+    """(stride, strides per update) of `--block_size` and `--stride`.
 
     Raises:
-        ValueError: one is below 1, the stride does not divide the block, or the three contradict each other.
+        ValueError: one is below 1, or the stride does not divide the block.
     """
-    given = {name: getattr(arguments, name) for name in ("block_size", "stride", "update_every")}
-    check_at_least(1, arguments, *(name for name, value in given.items() if value is not None))
-    block, stride, every = given.values()
-    if block is None:
-        return stride or 1, every or 1
-    stride = block // (every or 1) if stride is None else stride
-    if not stride or block % stride or every not in (None, block // stride):
-        needed = f"a multiple of `--stride`, which is {stride}"
-        if every is not None:
-            needed = f"`--stride` times `--update_every`, which is {every}"
-        raise ValueError(f"`--block_size` is {block}; it must be {needed}.")
+    given = [name for name in ("block_size", "stride") if getattr(arguments, name) is not None]
+    check_at_least(1, arguments, *given)
+    stride = arguments.stride or arguments.block_size or 1
+    block = arguments.block_size or stride
+    if block % stride:
+        raise ValueError(f"`--block_size` is {block}; it must be a multiple of `--stride`, which is {stride}.")
     return stride, block // stride
 
 

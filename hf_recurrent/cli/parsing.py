@@ -91,6 +91,17 @@ def run_command(
         parser.error(explain_memory(error))
 
 
+def command(
+    build_parser: Callable[[], argparse.ArgumentParser], action: Callable[[argparse.Namespace], object]
+) -> Callable[[Sequence[str] | None], None]:
+    """The `main` of a command that calls `action` with its parsed arguments, by default those of the process."""
+
+    def main(argv: Sequence[str] | None = None) -> None:
+        run_command(build_parser(), argv, action)
+
+    return main
+
+
 def print_any_text() -> None:
     """Let standard output print names of files that are not UTF-8, with escapes, as standard error does."""
     if hasattr(sys.stdout, "reconfigure"):  # not in a notebook

@@ -1,9 +1,7 @@
 """`hf-recurrent push-to-hub PATH REPO_ID`: upload a checkpoint with its tokenizer, its code and a model card."""
 
 import argparse
-import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +9,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 
 from hf_recurrent.checkpoints.privacy import hub_name
-from hf_recurrent.cli.parsing import CommandParser, check_checkpoint, check_file, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_checkpoint, command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,10 +25,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("path", type=Path, metavar="PATH", help="directory of a checkpoint")
     parser.add_argument("repo_id", metavar="REPO_ID", help="repository on the Hub, as owner/name")
     parser.add_argument("--private", action="store_true", help="if the repository is new, make it private")
-    parser.add_argument(
-        "--corpus_name", help="training data for the card (python, hub:owner/name, a path), if none were recorded"
-    )
-    parser.add_argument("--metrics", type=Path, help="JSON file with your own bits_per_byte, for the card")
     parser.add_argument("--base_model", help="owner/name on the Hub of the model that training began with")
     parser.add_argument("--license", help="licence of the weights, as an identifier of the Hub")
     parser.add_argument("--commit_message", default="Upload model, tokenizer, code and card")
@@ -41,17 +35,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    run_command(build_parser(), argv, _push)
-
-
 def _push(arguments: argparse.Namespace) -> None:
     validate_repo_id(arguments.repo_id)
     if arguments.base_model is not None and not hub_name(arguments.base_model):
         raise ValueError(f"`--base_model` is {arguments.base_model!r}; it must be owner/name on the Hub.")
     check_checkpoint("PATH", arguments.path)
-    metrics = _read_metrics(arguments.metrics) if arguments.metrics else None
 
     # After the checks, because importing torch takes seconds.
     from hf_recurrent.checkpoints.hub_repositories import is_connection_error, unreachable
@@ -64,17 +52,11 @@ def _push(arguments: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(arguments.path, argument="PATH")
     _name_base(model, arguments)
     written = arguments.path / "README.md"
-    if written.is_file() and not any((metrics, arguments.corpus_name, arguments.base_model, arguments.license)):
+    if written.is_file() and not (arguments.base_model or arguments.license):
         text = written.read_text(encoding="utf-8").replace(unnamed_repository(model), arguments.repo_id)
         card = ModelCard(text, ignore_metadata_errors=True)
     else:
-        statements = Statements(
-            repo_id=arguments.repo_id,
-            license=arguments.license,
-            base_model=arguments.base_model,
-            corpus_name=arguments.corpus_name,
-            metrics=metrics or {},
-        )
+        statements = Statements(arguments.repo_id, license=arguments.license, base_model=arguments.base_model)
         card = create_model_card(model, statements=statements, curve=True)
     if arguments.dry_run:
         with tempfile.TemporaryDirectory() as directory:
@@ -104,12 +86,4 @@ def _name_base(model: "PreTrainedModel", arguments: argparse.Namespace) -> None:
             )
 
 
-def _read_metrics(path: Path) -> dict[str, float]:
-    check_file("--metrics", path)
-    try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"`--metrics` is {str(path)!r}; it must be JSON: {error}.") from error
-    if not isinstance(metrics, dict) or not {"bits_per_byte", "eval_bits_per_byte"} & metrics.keys():
-        raise ValueError(f"`--metrics` is {str(path)!r}; it must have the key `bits_per_byte`.")
-    return metrics
+main = command(build_parser, _push)

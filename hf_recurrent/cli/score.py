@@ -1,12 +1,11 @@
 """`hf-recurrent score MODEL FILE ...`: the log-probability of every byte, line or document, as JSON lines."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from hf_recurrent.cli.data_arguments import TASK_PREFIX
 from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent, dataclass_of, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent, command, dataclass_of
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 _UNITS = ("byte", "line", "document")
@@ -47,11 +46,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    run_command(build_parser(), argv, _score)
-
-
 def _score(arguments: argparse.Namespace) -> None:
     check_at_least(1, arguments, "block_size")
     check_parent("--output", arguments.output)
@@ -68,17 +62,12 @@ def _score(arguments: argparse.Namespace) -> None:
     for name in arguments.files:
         if pixel_format([name]) is not None or name.startswith(TASK_PREFIX):
             raise ValueError(f"`FILE` is {name!r}, which is no text; measure images and tasks with evaluate.")
-    documents, size = read_documents(
-        arguments.files,
-        ReadOptions(
-            arguments.text_column,
-            arguments.dataset_split,
-            arguments.dataset_config,
-            arguments.streaming,
-            arguments.binary,
-        ),
-    )
+    dataset = (arguments.text_column, arguments.dataset_split, arguments.dataset_config, arguments.streaming)
+    documents, size = read_documents(arguments.files, ReadOptions(*dataset, arguments.binary))
     model, tokenizer = load_recurrent_model(arguments, "; for windows of other models, use evaluate.")
     use_threads(arguments.threads, quiet=arguments.quiet)
     if not score_documents(dataclass_of(ScoreOptions, arguments), documents, size, model, tokenizer):
         raise ValueError(f"`FILE` is {' '.join(arguments.files)}, which is empty; there is nothing to score.")
+
+
+main = command(build_parser, _score)

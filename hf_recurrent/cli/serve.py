@@ -3,14 +3,13 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.learn import METHODS
 from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
@@ -68,11 +67,6 @@ def build_parser() -> argparse.ArgumentParser:
     add_threads_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     return parser
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default the arguments of the process."""
-    run_command(build_parser(), argv, _serve)
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -143,3 +137,6 @@ def _learning(arguments: argparse.Namespace) -> "Learning | None":
 
     settings = LearnerSettings(rule=arguments.method, stride=arguments.stride, learning_rate=arguments.learning_rate)
     return Learning(settings, arguments.output_dir, arguments.save_every)
+
+
+main = command(build_parser, _serve)

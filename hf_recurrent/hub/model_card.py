@@ -17,12 +17,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.fingerprints import adapter_weights
-from hf_recurrent.checkpoints.privacy import hub_name, public_data_name, redact_secrets
+from hf_recurrent.checkpoints.privacy import hub_name, redact_secrets
 from hf_recurrent.checkpoints.provenance_files import find_provenance
-from hf_recurrent.checkpoints.records import Data, Provenance, Result, Sample
+from hf_recurrent.checkpoints.records import Provenance, Result, Sample
 from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
 from hf_recurrent.hub.model_card_training import (
-    data_label,
     describe_phase,
     hub_base,
     hub_datasets,
@@ -57,15 +56,7 @@ class Statements:
         language: ISO 639 code(s), or "code".
         base_model: name of the base model on the Hub, for one that was loaded from a directory.
         tags: further tags.
-        corpus_name: training data ("python", "hub:owner/name" or a path, of which only the last part is shown), if
-            none were recorded.
-        metrics: own results on held-out episodes, with or without the Trainer's prefix "eval_": `bits_per_byte`,
-            `num_bytes` and `num_episodes`. They replace recorded ones, and the card says that they are the author's.
         comparisons: bits per byte of other methods on the same bytes, such as `{"xz": 1.9}`.
-
-    Raises:
-        ValueError: `metrics["bits_per_byte"]` or a value of `comparisons` is not a finite number above 0, or another
-            of the metrics is not a finite number from 0 on.
     """
 
     repo_id: str | None = None
@@ -74,29 +65,7 @@ class Statements:
     language: str | list[str] | None = None
     base_model: str | None = None
     tags: list[str] = field(default_factory=list)
-    corpus_name: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
     comparisons: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self):
-        metrics = {name.removeprefix("eval_"): value for name, value in self.metrics.items()}
-        names = ("bits_per_byte", "num_bytes", "num_episodes")
-        object.__setattr__(self, "metrics", {name: metrics[name] for name in names if metrics.get(name) is not None})
-        for name, value in self.metrics.items():
-            if not _is_finite(value) or (name == "bits_per_byte" and not value):
-                least = "above 0 (measured bits per byte)" if name == "bits_per_byte" else "from 0 on"
-                raise ValueError(f"`metrics[{name!r}]` is {value!r}; it must be a finite number {least}.")
-        for name, value in self.comparisons.items():
-            if not _is_finite(value) or not value:
-                raise ValueError(f"`comparisons[{name!r}]` is {value!r}; it must be a finite number above 0.")
-
-    def result(self, provenance: Provenance) -> Result | None:
-        """The author's results, on held-out data of the corpus."""
-        if "bits_per_byte" not in self.metrics:
-            return None
-        name = public_data_name(self.corpus_name) if self.corpus_name else "unnamed"
-        data = provenance.phases[-1].data[0] if provenance.phases else Data(name, "")
-        return Result(len(provenance.phases), 0, provenance.weights or "", data, dict(self.metrics))
 
 
 def create_model_card(
@@ -119,8 +88,7 @@ def create_model_card(
     found = find_provenance(model) if provenance is None else provenance
     stated = statements or Statements()
     data = _metadata(model, found, stated)
-    own_result = stated.result(found)
-    results = [own_result] if own_result else found.current_results()
+    results = found.current_results()
     sample = found.sample if found.sample and found.sample.weights == found.weights else None
     recurrent = bool(getattr(model, "supports_recurrent_state", False))
     card = ModelCard.from_template(
@@ -138,13 +106,9 @@ def create_model_card(
         curve=CURVE_FILE if curve else None,
         phases=[describe_phase(phase) for phase in found.phases],
         gaps=found.gaps,
-        stated={"Data": data_label(public_data_name(stated.corpus_name))}
-        if stated.corpus_name and not found.phases
-        else {},
         rows=[(label, value) for _, label, value in result_rows(results)],
         bits=any(name.startswith("bits_per") for result in results for name in result.metrics),
         carried=all(result.settings.get("state_carried", recurrent) for result in results),
-        by_author=own_result is not None,
         earlier_rows=result_rows(result for result in found.results if result.weights != found.weights),
         comparisons=stated.comparisons,
         license=data.license,
@@ -204,23 +168,20 @@ def _paper(title: str, authors: str, year: int | None = None, url: str | None = 
 def _metadata(model: PreTrainedModel, provenance: Provenance, stated: Statements) -> ModelCardData:
     """The front matter that the Hub reads."""
     base_model, adapter = stated.base_model or hub_base(provenance), adapter_weights(model) is not None
-    own_result = stated.result(provenance)
-    results = [own_result] if own_result else provenance.current_results()
-    corpus = stated.corpus_name if not provenance.phases else None
-    names = [data.name for phase in provenance.phases for data in phase.data] or [corpus]
+    names = {data.name for phase in provenance.phases for data in phase.data}
     recurrent = bool(getattr(model, "supports_recurrent_state", False))
     return ModelCardData(
         license=stated.license or _license_of(provenance, base_model),
-        language="code" if stated.language is None and set(names) == {"python"} else stated.language,
+        language="code" if stated.language is None and names == {"python"} else stated.language,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-classification" if _classifies(model) else "text-generation",
         tags=list(
             dict.fromkeys(["hf_recurrent", f"{_unit(provenance)}-level", *["recurrent"] * recurrent, *stated.tags])
         ),
-        datasets=hub_datasets(provenance, corpus) or None,
+        datasets=hub_datasets(provenance) or None,
         model_name=stated.model_name or (stated.repo_id or _class_name(model)).rsplit("/", 1)[-1],
         base_model=base_model,
-        eval_results=_eval_results(results) or None,
+        eval_results=_eval_results(provenance.current_results()) or None,
         **({"base_model_relation": "adapter" if adapter else "finetune"} if base_model else {}),
     )
 
@@ -273,8 +234,3 @@ def _class_name(model: PreTrainedModel) -> str:
 
 def _classifies(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith("ForSequenceClassification")
-
-
-def _is_finite(value: object) -> bool:
-    """True for a number that is not negative, NaN or infinite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")

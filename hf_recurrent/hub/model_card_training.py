@@ -22,8 +22,6 @@ _SETTINGS = (
     "precision", "seed", "data_seed",
 )  # fmt: skip
 _REGIMES = {"multi_stream": "continuous streams", "iid": "blocks at random starts (IID)"}
-# Columns of a table of segments.
-_MOST_SEGMENTS = 6
 _METRICS = {
     "bits_per_byte": "Bits per byte",
     "bits_per_symbol": "Bits per symbol",
@@ -58,18 +56,14 @@ def describe_phase(phase: Phase) -> dict[str, Any]:
     if phase.adapter:
         values = ", ".join(f"{name} {_shown(value)}" for name, value in phase.adapter.items() if name != "type")
         rows["Adapter"] = [f"{phase.adapter['type']}: {values}"]
-    shown = phase.segments
-    if len(shown) > _MOST_SEGMENTS:
-        shown = [*shown[:2], *shown[2 - _MOST_SEGMENTS :]]
-    described = [_describe_segment(segment, unit) for segment in shown]
+    described = [_describe_segment(segment, unit) for segment in phase.segments]
     for label in dict.fromkeys(label for facts in described for label in facts):
         rows[label] = [facts.get(label, "-") for facts in described]
     title = f"{METHODS.get(phase.method, phase.method)}, {', '.join(data.name for data in phase.data)}"
     return {
         "title": f"{title} (recipe `{phase.recipe}`)" if phase.recipe else title,
-        "columns": [f"updates {segment.first_step + 1:,} to {segment.last_step:,}" for segment in shown],
+        "columns": [f"updates {segment.first_step + 1:,} to {segment.last_step:,}" for segment in phase.segments],
         "rows": rows,
-        "hidden": len(phase.segments) - len(shown),
         "base": _describe_base(phase),
         "teacher": [describe_phase(earlier) for earlier in phase.teacher.phases] if phase.teacher else [],
     }
@@ -112,12 +106,12 @@ def describe_measured(result: Result) -> str:
     return f"{where} ({read:,.0f} {result.data.unit}s{episodes})"
 
 
-def hub_datasets(provenance: Provenance, stated: str | None) -> list[str]:
-    """Names on the Hub of the data of all phases, of the training of teachers, and of a stated corpus."""
+def hub_datasets(provenance: Provenance) -> list[str]:
+    """Names on the Hub of the data of all phases, and of the training of teachers."""
     phases = [*provenance.phases]
     phases += [earlier for phase in provenance.phases if phase.teacher for earlier in phase.teacher.phases]
     parts = [part for phase in phases for data in phase.data for part in data.name.split(", ")]
-    names = [part.removeprefix("hub:") for part in (*parts, stated or "") if part.startswith("hub:")]
+    names = [part.removeprefix("hub:") for part in parts if part.startswith("hub:")]
     return [name for name in dict.fromkeys(names) if hub_name(name)]
 
 

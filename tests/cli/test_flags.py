@@ -56,11 +56,9 @@ def test_the_choices_of_learn_are_those_of_the_learner():
     [
         ("", (1, 1)),
         ("--stride 4", (4, 1)),
-        ("--stride 4 --update_every 2", (4, 2)),
         ("--block_size 8", (8, 1)),
         ("--block-size 8 --stride 2", (2, 4)),
-        ("--block_size 8 --update_every 2", (4, 2)),
-        ("--block_size 8 --stride 4 --update_every 2", (4, 2)),
+        ("--block_size 8 --stride 4", (4, 2)),
     ],
 )
 def test_block_size_of_learn(words, steps):
@@ -70,7 +68,7 @@ def test_block_size_of_learn(words, steps):
 
 @pytest.mark.parametrize(
     "words",
-    ["--block_size 8 --stride 3", "--block_size 8 --stride 4 --update_every 3", "--block_size 0"],
+    ["--block_size 8 --stride 3", "--block_size 0"],
 )
 def test_block_sizes_that_learn_refuses(words, capsys):
     assert f"`{words.split()[0]}` is" in fail(capsys, "learn", "absent/model", "--source", "s", *words.split())

@@ -63,7 +63,7 @@ _LEARN = [
 LEARN = {
     "learn": ["--source", "log.txt", "--stride", "8"],
     "learn from gzip": ["--source", "log.txt.gz", "--stride", "8"],
-    "learn truncated": ["--source", "log.txt", "--rule", "truncated", "--stride", "16", "--update_every", "2"],
+    "learn truncated": ["--source", "log.txt", "--rule", "truncated", "--stride", "16", "--block_size", "32"],
     "learn binary": ["--source", "log.bin", "--binary", "--stride", "8", "--optimizer", "rmsprop"],
     "learn a followed log": ["--source", "log.txt", "--follow", "--timeout", "1", "--stride", "16"],
 }

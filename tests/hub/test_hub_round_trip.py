@@ -79,7 +79,7 @@ def test_cards_state_the_measured_bits_per_byte(hub):
     whole = card("memora-whole").data.eval_results[0]
     assert (whole.metric_type, whole.metric_value) == ("bits_per_byte", 2.05)
     parts = card("hawk-parts")  # still ours after a later model.push_to_hub
-    assert parts.data.datasets == ["roneneldan/TinyStories"] and parts.data.eval_results[0].metric_value == 1.5
+    assert parts.data.eval_results[0].metric_value == 1.5
     trained = card("memora-trained")
     assert "fine-tuned" not in trained.content and trained.data.eval_results[0].metric_type == "bits_per_byte"
     assert 0 < trained.data.eval_results[0].metric_value < 20

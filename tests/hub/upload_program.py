@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
 from hf_recurrent import ByteTokenizer, config_from_preset
+from hf_recurrent.checkpoints.records import Data, Provenance, Result
 from hf_recurrent.cli.push_to_hub import main as push_to_hub
 from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
 from hf_recurrent.hub.model_card import Statements, create_model_card
@@ -29,6 +30,10 @@ def tiny(family: str, seed: int, **fields):
     return AutoModelForCausalLM.from_config(config_from_preset(f"{family}-tiny", **sizes)).eval()
 
 
+def measured(corpus: str, bits_per_byte: float) -> Provenance:
+    return Provenance(results=[Result(0, 0, "w", Data(corpus, "f"), {"bits_per_byte": bits_per_byte})], weights="w")
+
+
 def record(repository: str, model) -> None:
     with torch.no_grad():
         output = model.eval()(probe, use_cache=True)
@@ -37,17 +42,14 @@ def record(repository: str, model) -> None:
 
 # 1. Everything in one commit.
 memora = tiny("memora", 0)
-statements = Statements(
-    repo_id="tester/memora-whole", corpus_name="python", metrics={"bits_per_byte": 2.05}, tags=[os.environ["HF_TOKEN"]]
-)
-card = create_model_card(memora, statements=statements)
+statements = Statements(repo_id="tester/memora-whole", tags=[os.environ["HF_TOKEN"]])
+card = create_model_card(memora, measured("python", 2.05), statements)
 push_checkpoint_to_hub(memora, tokenizer, "tester/memora-whole", card)
 record("memora-whole", memora)
 
 # 2. transformers' own methods, one after another, the card first: they keep it.
 hawk = tiny("hawk", 1)
-statements = Statements(corpus_name="hub:roneneldan/TinyStories", metrics={"bits_per_byte": 1.5}, model_name="Hawk")
-hub_card = create_model_card(hawk, statements=statements)
+hub_card = create_model_card(hawk, measured("python", 1.5), Statements(model_name="Hawk"))
 hawk.push_to_hub("hawk-parts")
 tokenizer.push_to_hub("tester/hawk-parts")
 hub_card.push_to_hub("tester/hawk-parts")
