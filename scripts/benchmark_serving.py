@@ -1,4 +1,4 @@
-"""Bytes per second of many clients of `hf-recurrent serve`, next to one batch in a bare loop; times of sessions.
+"""Bytes per second of many clients of `hf-recurrent serve`, next to one batch in a bare loop; memory of sessions.
 
     python scripts/benchmark_serving.py --preset memora-s0 --clients 32
 
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import torch
@@ -23,9 +22,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_recurrent
 from hf_recurrent.modeling.block.recurrent_state import state_size
-from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.session import Session, Snapshot
-from hf_recurrent.server.session_database import SessionDatabase
 from hf_recurrent.server.session_store import SessionStore
 
 _ROUNDS = 5
@@ -113,39 +110,14 @@ def _stream_all(port: int, count: int, size: int) -> float:
 
 
 def _sessions(model, arguments: argparse.Namespace) -> None:
-    steps = ModelSteps(model)
-    zero = steps.model.init_state(1)
-    _, state = _read(steps, zero)
-    print(f"| bytes of a state | {state_size(state):,} |")
+    zero = model.init_state(1)
+    print(f"| bytes of a state | {state_size(zero):,} |")
     process = psutil.Process()
     before, store = process.memory_info().rss, SessionStore(zero)
     for _ in range(arguments.idle_sessions):
-        store.add(Session(Snapshot({name: part.clone() for name, part in state.items()}, 65, 20)))
+        store.add(Session(Snapshot({name: part.clone() for name, part in zero.items()}, 65, 20)))
     grown = process.memory_info().rss - before
     print(f"| {arguments.idle_sessions:,} idle sessions, all in memory | {grown / 2**20:,.0f} MiB |")
-    with tempfile.TemporaryDirectory() as folder:
-        for name, kept in (("memory", store), ("disk", SessionStore(zero, SessionDatabase(Path(folder), zero)))):
-            session = kept.add(Session(Snapshot(state, 65, 20)))
-            kept.set_mark(session.id, "mark")
-            for what, action in (
-                ("fork", lambda kept=kept, session=session: kept.fork(session.id)),
-                ("rewind", lambda kept=kept, session=session: kept.rewind(session.id, "mark")),
-            ):
-                print(f"| {what}, sessions in {name} | {_best(action) * 1e6:,.0f} µs |")
-
-
-@torch.no_grad()
-def _read(steps: ModelSteps, state):
-    return steps.read(list(b"twenty bytes of text"), state)
-
-
-def _best(action) -> float:
-    times = []
-    for _ in range(50):
-        begin = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - begin)
-    return sorted(times)[len(times) // 2]
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ Both run in turns, several times, and the medians are compared, so that other jo
 
 import argparse
 import statistics
-import sys
 import tempfile
 
 import numpy as np
 import torch
-from benchmarking import build_model, elapsed, option_parser
+from benchmarking import build_model, conditions, elapsed, option_parser, report
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, set_seed
 
@@ -65,14 +64,14 @@ def trainer_steps(model, corpus: Corpus, options: argparse.Namespace, directory:
     return np.diff(times.times).tolist()
 
 
-def main(argv: list[str] | None = None) -> float:
-    """Print both rates and their ratio; returns the ratio."""
+def main() -> None:
+    """Print both rates and their ratio."""
     parser = option_parser(__doc__, streams=8, block_size=1024)
     parser.add_argument("--model", default="memora-s0", help="a preset")
     parser.add_argument("--steps", type=int, default=10, help="measured steps per turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     generator = np.random.default_rng(0)
     documents = [generator.integers(32, 127, size, dtype=np.uint8).tobytes() for size in (20_000, 3_000, 50_000) * 20]
@@ -90,12 +89,9 @@ def main(argv: list[str] | None = None) -> float:
     rates = {
         name: options.streams * options.block_size / statistics.median(values) for name, values in seconds.items()
     }
-    for name, rate in rates.items():
-        print(f"{name:<20} {rate:>12,.0f} bytes per second")
-    ratio = rates["MultiStreamTrainer"] / rates["bare loop"]
-    print(f"{'ratio':<20} {ratio:>12.1%}")
-    return ratio
+    lines = [[name, f"{rate:,.0f}", f"{rate / rates['bare loop']:.1%}"] for name, rate in rates.items()]
+    report(conditions(device), ["loop", "bytes/s", "of the bare loop"], lines)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -122,22 +122,9 @@ def build_new_model(
     """
     pairs = parse_pairs(flag, overrides)
     try:
-        model = auto_class.from_config(config_from_preset(preset, **fields | pairs))
-        if pairs and type(model).__module__.startswith("transformers."):
-            _try_out(model)
-        return model
+        return auto_class.from_config(config_from_preset(preset, **fields | pairs))
     except Exception as error:  # the layers of other libraries raise types of their own for wrong sizes
         reason = "there is not enough memory" if is_out_of_memory(error) else one_line(str(error))
         if isinstance(error, ValueError) or not overrides:
             raise ValueError(reason) from error
         raise ValueError(f"`{flag}` is {' '.join(overrides)}; the model cannot be built: {reason}") from error
-
-
-def _try_out(model: "PreTrainedModel") -> None:
-    """Read two tokens: some wrong sizes of stock models show only there."""
-    import torch
-
-    mode = model.training
-    with torch.no_grad():
-        model.eval()(torch.zeros(1, 2, dtype=torch.long))
-    model.train(mode)

@@ -137,7 +137,6 @@ def test_values_of_overrides(value, words, flag, capsys):
         ("llama-s0", "hidden_size=abc", "hidden_size"),
         ("llama-s0", "num_attention_heads=0", "num_attention_heads=0"),
         ("llama-s0", "num_attention_heads=3", "multiple of the number of attention heads"),
-        ("mamba2-s0", "state_size=-1", "state_size=-1"),
     ],
 )
 def test_overrides_that_a_configuration_or_a_model_rejects(model, override, words, capsys):
