@@ -82,8 +82,10 @@ def load_or_build(arguments: argparse.Namespace, argument: str = "MODEL") -> "tu
 
 
 def move_to_device(model: "PreTrainedModel", arguments: argparse.Namespace) -> None:
-    """Move a model to [`choose_device`], or raise a ValueError."""
-    device = choose_device(arguments)
+    """Move a model to `--device`, by default the first GPU, or raise a ValueError."""
+    import torch
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -96,13 +98,6 @@ def check_byte_tokenizer(argument: str, name: str, tokenizer: Any) -> None:
         raise ValueError(
             f"`{argument}` is {name!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer."
         )
-
-
-def choose_device(arguments: argparse.Namespace) -> str:
-    """`--device`, by default the first GPU, or the CPU without one."""
-    import torch
-
-    return arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def build_new_model(

@@ -4,7 +4,9 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, ModelCard
 from torch import Tensor
@@ -102,8 +104,19 @@ def _check_no_local_paths(directory: Path) -> None:
     """Raise a ValueError if a configuration or the card has a path of this machine: it names users and projects."""
     for name in _PUBLISHED_TEXTS:
         path = directory / name
-        if path.is_file() and (found := find_local_path(path.read_text(encoding="utf-8"))):
-            raise ValueError(f"`{name}` has the local path {found!r}, which would be published; remove it.")
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        for part in _texts(json.loads(text)) if text and name.endswith(".json") else [text]:
+            if found := find_local_path(part):
+                raise ValueError(f"`{name}` has the local path {found!r}, which would be published; remove it.")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _check_registered(part: PreTrainedModel | PreTrainedTokenizerBase, path: Path, *auto_classes: str) -> None:

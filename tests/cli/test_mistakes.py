@@ -114,7 +114,6 @@ MISTAKES = [
     ("push-to-hub MODEL", ["the following arguments are required: REPO_ID"]),
     ("push-to-hub MODEL a/b/c", ["a/b/c"]),
     ("push-to-hub runs/absent me/model", ["`PATH` is 'runs/absent'", "directory not found"]),
-    ("push-to-hub MODEL me/model --metrics book.txt", ["--metrics", "'book.txt'", "JSON"]),
     # Experiments
     ("reproduce partiy", ["partiy", "parity"]),
     ("reproduce parity --override step=3", ["--override", "'step'"]),
