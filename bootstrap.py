@@ -21,7 +21,7 @@ import sys
 OLDEST_PYTHON = (3, 11)
 ROOT = os.path.dirname(os.path.abspath(__file__))
 TORCH = "torch==2.13.0"
-EXTRAS = {"train": "", "test": "dev,page", "test-oldest": "dev"}
+EXTRAS = {"train": "", "test": "dev", "test-oldest": "dev"}
 ALL_EXTRAS = EXTRAS["test"]
 USAGE = "usage: python3 bootstrap.py [--print] {train,test,test-oldest} [arguments]"
 
@@ -52,8 +52,6 @@ def oldest_requirements(root):
     with open(os.path.join(root, "pyproject.toml"), "rb") as file:
         project = tomllib.load(file)["project"]
     extras = dict(project["optional-dependencies"])
-    # With the oldest versions of all others, pip searches for many minutes for versions of what Gradio needs.
-    del extras["page"]
     requirements = [*project["dependencies"], *(requirement for extra in extras.values() for requirement in extra)]
     pattern = r"([\w-]+)(?:\[.*?\])?(?:>=([\d.]+))?[^;]*(;.*)?"
     parsed = [(requirement, *re.fullmatch(pattern, requirement).groups()) for requirement in requirements]

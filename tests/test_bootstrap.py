@@ -59,7 +59,7 @@ def test_from_nothing_torch_comes_first_and_the_job_last(bootstrap, capsys):
 
 def test_the_tests_need_all_extras(bootstrap, capsys):
     *_, project, job = printed(bootstrap, capsys, "test", "-k", "scan and not slow")
-    assert project[-1] == f"{bootstrap.ROOT}[dev,page]"
+    assert project[-1] == f"{bootstrap.ROOT}[dev]"
     assert job[1:] == ["-m", "pytest", *PARALLEL, "-k", "scan and not slow"]
 
 
@@ -68,20 +68,20 @@ def test_what_is_installed_is_not_installed_again(bootstrap, capsys):
     stamp(bootstrap, "")
     assert len(printed(bootstrap, capsys, "train")) == 1
     assert len(printed(bootstrap, capsys, "test")) > 1  # the extras are missing
-    stamp(bootstrap, "dev,page")
+    stamp(bootstrap, "dev")
     assert len(printed(bootstrap, capsys, "test")) == 1
 
 
 def test_all_extras_are_enough_to_train(bootstrap, capsys):
     pretend_environment(bootstrap)
-    stamp(bootstrap, "dev,page")
+    stamp(bootstrap, "dev")
     assert len(printed(bootstrap, capsys, "train")) == 1
 
 
 @pytest.mark.parametrize("change", ["project", "torch", "environment"])
 def test_a_change_installs_again(bootstrap, capsys, monkeypatch, change):
     environment = pretend_environment(bootstrap)
-    stamp(bootstrap, "dev,page")
+    stamp(bootstrap, "dev")
     if change == "project":
         with open(os.path.join(bootstrap.ROOT, "pyproject.toml"), "a") as file:
             file.write("# another dependency\n")
@@ -97,7 +97,7 @@ def test_the_oldest_versions_are_the_lower_bounds(bootstrap, capsys):
     assert create[-1] == os.path.join(bootstrap.ROOT, ".venv-oldest") and job[0].startswith(create[-1])
     bounds = re.findall(r'"([\w-]+)(?:\[.*\])?>=([\d.]+)', Path(bootstrap.ROOT, "pyproject.toml").read_text())
     pins = [torch[-1], *project[project.index(f"{bootstrap.ROOT}[dev]") + 1 :]]
-    expected = {"==".join(bound) for bound in bounds if bound[0] not in ("setuptools", "gradio")}
+    expected = {"==".join(bound) for bound in bounds if bound[0] != "setuptools"}
     assert {pin.split(";")[0] for pin in pins} == expected
     assert torch[-1].startswith("torch==") and len(pins) > 10
 
@@ -127,7 +127,7 @@ def test_a_dependency_without_a_lower_bound_is_named(bootstrap):
 
 def test_the_environments_do_not_mix(bootstrap, capsys):
     pretend_environment(bootstrap)
-    stamp(bootstrap, "dev,page")
+    stamp(bootstrap, "dev")
     assert len(printed(bootstrap, capsys, "test-oldest")) == 4
 
 

@@ -43,8 +43,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--host", default="127.0.0.1", help="addresses other than loopback require an API key (default: 127.0.0.1)"
     )
     network.add_argument("--port", type=int, default=8000, help="0 for any free one (default: 8000)")
-    network.add_argument("--no_page", action="store_true", help="no page at /; needs Gradio otherwise (extra `page`)")
+    network.add_argument("--no_page", action="store_true", help="no page at /")
     network.add_argument("--api_key", help=f"key that every request must have; better in the variable {_KEY_VARIABLE}")
+    network.add_argument(
+        "--public",
+        action="store_true",
+        help="no key: anyone may use the server; sessions are not listed, and the least recently used make room",
+    )
     sessions = parser.add_argument_group("sessions")
     sessions.add_argument("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
     sessions.add_argument("--max_sessions", type=int, default=20_000, help="with their marks (default: 20000)")
@@ -84,9 +89,12 @@ def _serve(arguments: argparse.Namespace) -> None:
     limits = settings.ServerSettings(
         name=arguments.name or Path(arguments.model).absolute().name,
         api_key=api_key,
-        hosts=settings.LOOPBACK_HOSTS if arguments.host in _LOOPBACK and api_key is None else None,
+        hosts=settings.LOOPBACK_HOSTS
+        if arguments.host in _LOOPBACK and api_key is None and not arguments.public
+        else None,
         max_body=arguments.max_body,
         has_page=not arguments.no_page,
+        is_public=arguments.public,
         max_new_tokens=arguments.max_new_tokens,
         seconds=arguments.max_seconds,
     )
@@ -99,6 +107,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_resident=arguments.max_resident,
         max_rows=arguments.max_rows,
         max_jobs=arguments.max_waiting,
+        forgets=arguments.public,
     ) as scheduler:
         report = None if arguments.quiet else partial(print, file=sys.stderr, flush=True)
         app.run_server(served_model.ServedModel(scheduler, tokenizer, limits), arguments.host, arguments.port, report)
@@ -118,7 +127,9 @@ def _check(arguments: argparse.Namespace) -> str | None:
     api_key = arguments.api_key if arguments.api_key is not None else os.environ.get(_KEY_VARIABLE)
     if api_key is not None and (not api_key.strip() or not api_key.isprintable() or not api_key.isascii()):
         raise ValueError("`--api_key` is empty or has characters that a header cannot have.")
-    if api_key is None and arguments.host not in _LOOPBACK:
+    if arguments.public and (api_key is not None or arguments.session_dir is not None or arguments.learn):
+        raise ValueError("`--public` does not go with an API key, `--session_dir` or `--learn`.")
+    if api_key is None and arguments.host not in _LOOPBACK and not arguments.public:
         raise ValueError(
             f"`--host` is {arguments.host!r}, which other machines reach; give a key in the variable {_KEY_VARIABLE}."
         )

@@ -23,12 +23,13 @@ from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.server.session_learner import SessionLearner
-from hf_recurrent.server.session_store import NothingToContinue, SessionStore, TooMany
+from hf_recurrent.server.session_store import NothingToContinue, SessionStore, Stopped, TooMany
 
 _log = logging.getLogger(__name__)
 # Between two commits of generated tokens of sessions.
 _COMMIT_SECONDS = 0.02
 _MOST_CALLS = 64  # of other threads, between two ticks
+_TOO_LATE = "The time for this request is up; it was not read."
 
 
 @dataclass
@@ -114,6 +115,14 @@ class Scheduler:
             NothingToContinue: the text is empty.
         """
         return self.call(self._admit, job)
+
+    def stop(self, session_id: str) -> bool:
+        """Cancel the job of a session; False if it has none. Runs in the thread of the scheduler, by [`call`]."""
+        self.store.get(session_id)
+        jobs = [each.job for each in self._all_jobs() if each.session is not None and each.session.id == session_id]
+        for job in jobs:
+            job.cancel()
+        return bool(jobs)
 
     def close(self) -> None:
         """End all jobs where they are, and the thread."""
@@ -287,7 +296,9 @@ class Scheduler:
         for jobs in (self._waiting, self._reading):
             for progress in [progress for progress in jobs if progress.job.is_over(now)]:
                 jobs.remove(progress)
-                self._fail(progress, TimeIsUp("The time for this request is up; it was not read."))
+                is_stopped = progress.job.is_cancelled
+                error = Stopped("Stopped: nothing of the text was read.") if is_stopped else TimeIsUp(_TOO_LATE)
+                self._fail(progress, error)
         for progress in [progress for progress in self._joining if progress.job.is_cancelled]:
             self._joining.remove(progress)
             self._finish(progress, progress.snapshot)

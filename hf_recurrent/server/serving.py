@@ -50,6 +50,7 @@ def serving_scheduler(
     max_resident: int = 1000,
     max_rows: int = 64,
     max_jobs: int = 512,
+    forgets: bool = False,
 ) -> Iterator[Scheduler]:
     """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
 
@@ -58,7 +59,7 @@ def serving_scheduler(
         tokenizer: its byte tokenizer.
         session_dir: where sessions are kept; None to forget them at the end.
         learning: None for a model that does not change.
-        max_states, max_resident: see [`SessionStore`].
+        max_states, max_resident, forgets: see [`SessionStore`].
         max_rows, max_jobs: see [`Scheduler`].
 
     Raises:
@@ -79,7 +80,14 @@ def serving_scheduler(
         begin = model.generation_config.bos_token_id
         scheduler = Scheduler(
             steps,
-            SessionStore(zero, database, steps.continue_from, max_states=max_states, max_resident=max_resident),
+            SessionStore(
+                zero,
+                database,
+                steps.continue_from,
+                max_states=max_states,
+                max_resident=max_resident,
+                forgets=forgets,
+            ),
             learner=learner,
             begin_token=begin if begin is not None else next(iter(ends), None),
             end_tokens=frozenset(ends),

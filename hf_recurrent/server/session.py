@@ -32,7 +32,6 @@ class Session:
         created: seconds since 1970.
         learns: the model learns from the text that the session reads.
         marks: name → snapshot to go back to.
-        is_private: kept in memory only and not listed; such are the sessions of the page.
     """
 
     snapshot: Snapshot
@@ -40,8 +39,7 @@ class Session:
     created: int = field(default_factory=lambda: int(time.time()))
     learns: bool = False
     marks: dict[str, Snapshot] = field(default_factory=dict)
-    is_private: bool = False
 
     def fork(self) -> "Session":
         """Another session with the same snapshot and marks; copies no state."""
-        return Session(self.snapshot, learns=self.learns, marks=dict(self.marks), is_private=self.is_private)
+        return Session(self.snapshot, learns=self.learns, marks=dict(self.marks))

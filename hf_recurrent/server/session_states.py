@@ -18,8 +18,8 @@ def state_of_session(scheduler: Scheduler, session_id: str) -> bytes:
     return pack_text_state(scheduler.steps.model, TextState(snapshot.state, [snapshot.pending]))
 
 
-def session_of_state(scheduler: Scheduler, data: bytes, name: str = "body", is_private: bool = False) -> Session:
-    """A new session from the content of a state file; `name` is the content's name in errors.
+def session_of_state(scheduler: Scheduler, data: bytes) -> Session:
+    """A new session from the content of a state file.
 
     Raises:
         SessionError: the content is damaged, has several texts, or belongs to other weights.
@@ -27,10 +27,10 @@ def session_of_state(scheduler: Scheduler, data: bytes, name: str = "body", is_p
     """
     known = () if scheduler.learner is None else scheduler.learner.known_weights
     try:
-        text = unpack_text_state(scheduler.steps.model, data, name, known)
+        text = unpack_text_state(scheduler.steps.model, data, "body", known)
     except ValueError as error:
         raise SessionError(str(error)) from error
     if len(text.pending) != 1:
-        raise SessionError(f"The {name} has the states of {len(text.pending)} texts; it must have one.")
+        raise SessionError(f"The body has the states of {len(text.pending)} texts; it must have one.")
     state = {name: tensor.to(scheduler.store.zero[name]) for name, tensor in text.state.items()}
-    return scheduler.store.add(Session(Snapshot(state, text.pending[0]), is_private=is_private))
+    return scheduler.store.add(Session(Snapshot(state, text.pending[0])))

@@ -1,7 +1,4 @@
-"""All sessions of a server: on disk if there is a directory, and the most recently used ones in memory.
-
-Private sessions stay in memory and are not listed.
-"""
+"""All sessions of a server: on disk if there is a directory, and the most recently used ones in memory."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +24,10 @@ class SessionBusy(SessionError):
     """The session reads or generates at the moment."""
 
 
+class Stopped(SessionError):
+    """The read was cancelled."""
+
+
 class NothingToContinue(SessionError):
     """The text is empty, and the model has no byte to begin it with."""
 
@@ -47,6 +48,7 @@ class SessionStore:
         replay: feeds tokens to a snapshot, for sessions whose journal a killed process left.
         max_states: how many sessions and marks there may be together.
         max_resident: with a database, how many sessions stay in memory; the least recently used leave first.
+        forgets: where there is no room, delete the least recently used idle session; needs no database.
     """
 
     def __init__(
@@ -57,11 +59,11 @@ class SessionStore:
         *,
         max_states: int = 20_000,
         max_resident: int = 1000,
+        forgets: bool = False,
     ):
         self.zero, self._database, self._replay = zero, database, replay
-        self._max_states, self._max_resident = max_states, max_resident
+        self._max_states, self._max_resident, self._forgets = max_states, max_resident, forgets
         self._resident: OrderedDict[str, Session] = OrderedDict()
-        self._private: dict[str, Session] = {}
         self._busy: set[str] = set()
         self._journaled: dict[str, int] = {}
         # Ids in the order of creation.
@@ -69,15 +71,15 @@ class SessionStore:
         self._marks = database.count_marks() if database else 0
 
     def __len__(self) -> int:
-        return len(self._ids) + len(self._private)
+        return len(self._ids)
 
     @property
     def resident(self) -> int:
         """Number of sessions in memory."""
-        return len(self._resident) + len(self._private)
+        return len(self._resident)
 
     def ids(self, after: str | None = None, limit: int = 100) -> list[str]:
-        """Ids of sessions that are not private and follow `after`, the oldest first."""
+        """Ids of sessions that follow `after`, the oldest first."""
         found = iter(self._ids)
         if after is not None:
             if after not in self._ids:
@@ -92,13 +94,10 @@ class SessionStore:
             TooMany: the limit of sessions and marks is reached.
         """
         self._check_room(1 + len(session.marks))
-        if database := self._database_of(session):
-            database.write(session)
-            database.write_marks(session, session.marks)
+        if self._database:
+            self._database.write(session)
+            self._database.write_marks(session, session.marks)
         self._marks += len(session.marks)
-        if session.is_private:
-            self._private[session.id] = session
-            return session
         self._ids[session.id] = None
         self._resident[session.id] = session
         self._evict(session.id)
@@ -106,8 +105,6 @@ class SessionStore:
 
     def get(self, session_id: str) -> Session:
         """A session, from memory or disk."""
-        if session_id in self._private:
-            return self._private[session_id]
         if session_id not in self._ids:
             raise UnknownSession("There is no such session.")
         session = self._resident.get(session_id)
@@ -129,9 +126,9 @@ class SessionStore:
         """Mark the present place of a session; a mark of the same name moves there. TooMany as in [`add`]."""
         session = self._idle(session_id)
         is_new = name not in session.marks
-        self._check_room(is_new)
-        if database := self._database_of(session):
-            database.write_marks(session, {name: session.snapshot})
+        self._check_room(is_new, session_id)
+        if self._database:
+            self._database.write_marks(session, {name: session.snapshot})
         session.marks[name] = session.snapshot
         self._marks += is_new
         return session
@@ -140,8 +137,8 @@ class SessionStore:
         """Forget a mark."""
         session = self._idle(session_id)
         self._mark(session, name)
-        if database := self._database_of(session):
-            database.delete_mark(session, name)
+        if self._database:
+            self._database.delete_mark(session, name)
         del session.marks[name]
         self._marks -= 1
         return session
@@ -162,10 +159,10 @@ class SessionStore:
     def delete(self, session_id: str) -> None:
         """Forget a session with its marks."""
         session = self._idle(session_id)
-        if database := self._database_of(session):
-            database.delete(session_id)
-        for sessions in (self._resident, self._ids, self._private):
-            sessions.pop(session_id, None)
+        if self._database:
+            self._database.delete(session_id)
+        self._resident.pop(session_id, None)
+        del self._ids[session_id]
         self._marks -= len(session.marks)
 
     def acquire(self, session_id: str) -> Session:
@@ -188,8 +185,6 @@ class SessionStore:
             return
         short = []
         for session, tokens, snapshot in generated:
-            if session.is_private:
-                continue
             length = self._journaled.get(session.id, 0) + len(tokens)
             if length > _LONGEST_JOURNAL:
                 self._replace(session, snapshot())
@@ -204,22 +199,22 @@ class SessionStore:
         if self._database:
             self._database.close()
 
-    def _database_of(self, session: Session) -> SessionDatabase | None:
-        return None if session.is_private else self._database
-
     def _replace(self, session: Session, snapshot: Snapshot) -> None:
         before, session.snapshot = session.snapshot, snapshot
-        database = self._database_of(session)
-        if database is None:
+        if not self._database:
             return
         try:
-            database.write(session)
+            self._database.write(session)
         except BaseException:
             session.snapshot = before
             raise
         self._journaled.pop(session.id, None)
 
-    def _check_room(self, more: int) -> None:
+    def _check_room(self, more: int, keep: str | None = None) -> None:
+        if self._forgets:
+            idle = [each for each in self._resident if each not in self._busy and each != keep]
+            while idle and len(self) + self._marks + more > self._max_states:
+                self.delete(idle.pop(0))
         count = len(self) + self._marks
         if more and count + more > self._max_states:
             raise TooMany(f"There are {count} sessions and marks; this server allows {self._max_states}; delete some.")

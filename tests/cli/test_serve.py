@@ -103,6 +103,7 @@ def name(token: int) -> str:
         (["--max_rows", "0"], "`--max_rows` is 0; it must be at least 1"),
         (["--max_rows", "257"], "`--max_rows` is 257; it must be at most 256"),
         (["--max_seconds", "0"], "`--max_seconds` is 0.0"),
+        (["--public", "--session_dir", "x"], "`--public` does not go with"),
         (["--learn"], "`--learn` needs `--output_dir`"),
         (["--output_dir", "x"], "needs `--learn`"),
         (["--learn", "--output_dir", "x", "--stride", "0"], "`--stride` is 0"),

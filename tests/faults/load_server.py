@@ -2,10 +2,9 @@
 
     python tests/faults/load_server.py --seconds 600
 
-Good clients complete texts and use sessions; their answers must equal a quiet server's. Visitors use the page, if
-Gradio is installed, and must see their own text alone. The others leave in the middle of a stream, flood, and send
-malformed JSON and huge bodies. At the end no job may be left, the log may have no traceback, and the memory may not
-have grown since the first third.
+Good clients complete texts and use sessions; their answers must equal a quiet server's. The others leave in the
+middle of a stream, flood, and send malformed JSON and huge bodies. At the end no job may be left, the log may have no
+traceback, and the memory may not have grown since the first third.
 """
 
 import argparse
@@ -14,7 +13,6 @@ import json
 import multiprocessing
 import os
 import random
-import re
 import socket
 import sys
 import tempfile
@@ -48,8 +46,6 @@ class Load:
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
         self.expected = [self.completion(number) for number in range(len(_TEXTS))]
-        status, config = self.request("GET", "/config")
-        self.page_events = _page_events(json.loads(config)) if status == 200 else {}
 
     def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -94,36 +90,6 @@ class Load:
             self.request("DELETE", f"/v1/sessions/{fork['id']}")
         self.request("DELETE", path)
 
-    def page_event(self, key: str, name: str, *values) -> str:
-        """The last outputs of an event of the page."""
-        body = {"data": values, "fn_index": self.page_events[name], "session_hash": key}
-        status, _ = self.request("POST", "/gradio_api/queue/join", json.dumps(body).encode())
-        if status != 200:
-            return f"status {status}"
-        _, lines = self.request("GET", f"/gradio_api/queue/data?session_hash={key}")
-        return next(line for line in lines.decode().splitlines() if '"process_completed"' in line)
-
-    def visitor(self, chance: random.Random) -> None:
-        key, own = f"visitor{chance.randrange(10**12)}", f"own{chance.randrange(10**12)}"
-        if "too many visitors" in self.page_event(key, "load"):
-            return
-        self.page_event(key, "Read", own, 1)
-        shown = "".join(re.findall(r"bits[^>]*>([^<])</span>", self.page_event(key, "Fork")))
-        if own[1:] not in shown or shown.count("own") > 1:
-            self.faults.append(f"a visitor who wrote {own} sees {shown}")
-        self.page_event(key, "Continue", "", 60, 0.8)
-
-    def leaving_visitor(self, chance: random.Random) -> None:
-        key = f"visitor{chance.randrange(10**12)}"
-        self.page_event(key, "load")
-        body = {"data": ["x" * 100, 2000, 1.0], "fn_index": self.page_events["Continue"], "session_hash": key}
-        self.request("POST", "/gradio_api/queue/join", json.dumps(body).encode())
-        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
-            connection.sendall(
-                f"GET /gradio_api/queue/data?session_hash={key} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-            )
-            connection.recv(chance.randrange(1, 5000))
-
     def leaving(self, chance: random.Random) -> None:
         body = {"model": "tiny", "prompt": "a" * chance.randrange(1, 3000), "max_tokens": 5000}
         data = json.dumps(body | {"stream": chance.random() < 0.7}).encode()
@@ -148,7 +114,7 @@ class Load:
         for _ in range(chance.randrange(1, 4)):
             body[chance.randrange(len(body))] = chance.randrange(256)
         paths = ["/v1/completions", "/v1/sessions", "/v1/sessions/x/read", "/v1/sessions/from_state"]
-        path = chance.choice(paths + ["/gradio_api/queue/join"] * bool(self.page_events))
+        path = chance.choice(paths)
         status, answer = self.request("POST", path, bytes(body))
         if status != 200 and (status >= 500 or "error" not in json.loads(answer)):
             self.faults.append(f"{path} with {bytes(body)!r} gives {status}: {answer[:200]!r}")
@@ -165,7 +131,6 @@ class Load:
         chance = random.Random(f"{self.seed} {number}")
         kinds = [self.good_completion] * 4 + [self.good_session] * 3 + [self.leaving] * 2
         kinds += [self.flood, self.malformed, self.malformed, self.huge]
-        kinds += [self.visitor, self.visitor, self.leaving_visitor] if self.page_events else []
         while not self.is_over:
             kind = chance.choice(kinds)
             try:
@@ -175,13 +140,6 @@ class Load:
             except Exception as error:
                 self.faults.append(f"{kind.__name__}: {type(error).__name__}: {error}")
             self.counts[kind.__name__] += 1
-
-
-def _page_events(config: dict) -> dict[str, int]:
-    """The number of the function of each button, and of the page's beginning."""
-    labels = {each["id"]: each["props"].get("value") for each in config["components"] if each["type"] == "button"}
-    targets = [(each["id"], *target) for each in config["dependencies"] for target in each["targets"]]
-    return {labels.get(component, kind): number for number, component, kind in targets}
 
 
 def main() -> int:

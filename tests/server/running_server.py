@@ -73,12 +73,10 @@ class Client:
     def generate(self, session: str, **body) -> Any:
         return self.post(f"/v1/sessions/{session}/generate", body)
 
-    def stream(self, body: dict) -> Iterator[Any]:
-        """The events of a completion."""
+    def stream(self, body: dict, path: str = "/v1/completions") -> Iterator[Any]:
+        """The events of a stream."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(
-            "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"} | self._headers
-        )
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"} | self._headers)
         for line in connection.getresponse():
             if line.startswith(b"data: {"):
                 yield json.loads(line.removeprefix(b"data: "))
@@ -98,14 +96,14 @@ def running_server(
 
     Args:
         options: of `serving_scheduler`.
-        settings: fields of `ServerSettings`; without the page by default, whose imports take seconds.
+        settings: fields of `ServerSettings`.
     """
     torch.set_num_threads(1)
     model = model or tiny_model("memora")
     tokenizer = ByteTokenizer()
     started = serving_scheduler(model, tokenizer, session_dir=session_dir, learning=learning, **options or {})
     with started as scheduler, listen("127.0.0.1", 0) as listener:
-        served = ServedModel(scheduler, tokenizer, ServerSettings(**{"name": "tiny", "has_page": False} | settings))
+        served = ServedModel(scheduler, tokenizer, ServerSettings(**{"name": "tiny"} | settings))
         server = http_server(build_app(served))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -9,13 +9,12 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from hf_recurrent.server.page.access import PageAccess
-from hf_recurrent.server.page.mounting import mount_page
 from hf_recurrent.server.routes.errors import add_error_handlers
 from hf_recurrent.server.routes.guards import Guards
 from hf_recurrent.server.routes.learning_api import learning_routes
 from hf_recurrent.server.routes.metrics import ServerMetrics
 from hf_recurrent.server.routes.openai_api import openai_routes
+from hf_recurrent.server.routes.page import page_routes
 from hf_recurrent.server.routes.protocol import TimedProtocol
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.session_api import session_routes
@@ -30,15 +29,12 @@ def build_app(served: ServedModel) -> Guards:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with page.life:
-            yield
+        yield
         served.scheduler.close()
 
     app = FastAPI(title="hf-recurrent", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     add_error_handlers(app)
-    page = mount_page(app, served)
-    access = PageAccess(served.settings.api_key, page.paths)
-    guards, registry = Guards(app, served.settings, access, page.stop), CollectorRegistry()
+    guards, registry = Guards(app, served.settings), CollectorRegistry()
     registry.register(ServerMetrics(served, guards))
 
     @app.get("/health")
@@ -46,23 +42,15 @@ def build_app(served: ServedModel) -> Guards:
         is_alive = served.scheduler.is_alive
         return JSONResponse({"status": "ok" if is_alive else "stopped"}, 200 if is_alive else 503)
 
+    @app.get("/metrics")
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    app.include_router(access.routes())
-    if served.settings.has_api:
-        app.add_api_route("/metrics", metrics)
-        for routes in (openai_routes, session_routes, learning_routes):
-            app.include_router(routes(served))
+    for routes in (openai_routes, session_routes, learning_routes):
+        app.include_router(routes(served))
+    if served.settings.has_page:
+        app.include_router(page_routes())
     return guards
-
-
-class _Server(uvicorn.Server):
-    """A server that does not wait for browsers that have the page open."""
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.app.stop_page()
-        await super().shutdown(sockets)
 
 
 def http_server(app: Guards) -> uvicorn.Server:
@@ -78,7 +66,7 @@ def http_server(app: Guards) -> uvicorn.Server:
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    return _Server(config)
+    return uvicorn.Server(config)
 
 
 def run_server(served: ServedModel, host: str, port: int, report: Callable[[str], None] | None = None) -> None:
@@ -94,14 +82,12 @@ def run_server(served: ServedModel, host: str, port: int, report: Callable[[str]
         OSError: the address cannot be used.
     """
     listener = listen(host, port)
-    app = build_app(served)
     if report:
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        parts = [f"{address}/v1"] if served.settings.has_api else []
-        parts += [f"{address}/"] if app.has_page else []
-        report(f"{served.settings.name} is served on {', with a page on '.join(parts)}")
+        page = f", with a page on {address}/" if served.settings.has_page else ""
+        report(f"{served.settings.name} is served on {address}/v1{page}")
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again, after a graceful end
-        http_server(app).run(sockets=[listener])
+        http_server(build_app(served)).run(sockets=[listener])
 
 
 def listen(host: str, port: int) -> socket.socket:

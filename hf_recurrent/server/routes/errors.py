@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from hf_recurrent.server.scheduler import TimeIsUp
-from hf_recurrent.server.session_store import SessionBusy, SessionError, TooMany, UnknownSession
+from hf_recurrent.server.session_store import SessionBusy, SessionError, Stopped, TooMany, UnknownSession
 
 _log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_STATUS_OF = {UnknownSession: 404, SessionBusy: 409, TooMany: 429, TimeIsUp: 503}
+_STATUS_OF = {UnknownSession: 404, SessionBusy: 409, Stopped: 409, TooMany: 429, TimeIsUp: 503}
 
 
 class ApiError(Exception):

@@ -3,12 +3,14 @@
 import asyncio
 import hmac
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from hf_recurrent.server.page.access import PageAccess
 from hf_recurrent.server.routes.errors import ApiError, error_response
+from hf_recurrent.server.routes.page import PAGE_FILES
 from hf_recurrent.server.routes.settings import ServerSettings
+
+_OPEN_PATHS = ("/health", *PAGE_FILES)
 
 
 class Guards:
@@ -17,22 +19,14 @@ class Guards:
     Args:
         app: receives the requests.
         settings: key, hosts and limits.
-        access: admits people to the page.
-        stop_page: ends the connections of browsers that have the page open.
 
     Attributes:
         responses: (method, path as declared in the app, status) → how many; for [`ServerMetrics`].
     """
 
-    def __init__(self, app: Any, settings: ServerSettings, access: PageAccess, stop_page: Callable[[], None]):
-        self.stop_page = stop_page
-        self._app, self._settings, self._access, self._buffered = app, settings, access, 0
+    def __init__(self, app: Any, settings: ServerSettings):
+        self._app, self._settings, self._buffered = app, settings, 0
         self.responses: Counter[tuple[str, str, int]] = Counter()
-
-    @property
-    def has_page(self) -> bool:
-        """True if people can use the server in a browser."""
-        return self._access.has_page
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -56,8 +50,6 @@ class Guards:
                 return None
             await self._app(scope, _replayed(body, receive), send_counted)
         except ApiError as error:
-            if error.status == 401 and self._access.wants_login(scope):
-                return await self._access.login_response()(scope, receive, send_counted)
             # Nothing of the rest of the body will be read.
             await error_response(error, {"connection": "close"})(scope, receive, send_counted)
         finally:
@@ -77,7 +69,7 @@ class Guards:
 
     def _check_key(self, scope: dict) -> None:
         key = self._settings.api_key
-        if key is None or scope["path"] in self._access.open_paths or self._access.admits(scope):
+        if key is None or scope["path"] in _OPEN_PATHS:
             return
         given = next(_headers(scope, b"authorization"), b"")
         kind, _, value = given.partition(b" ")

@@ -1,9 +1,8 @@
 """OpenAI's /v1/models and /v1/completions, with two more arguments: `top_k` and `session`."""
 
-import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from fastapi.responses import Response
 
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.completion_texts import CompletionChoice
-from hf_recurrent.server.routes.errors import ApiError, error_body
+from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
 from hf_recurrent.server.routes.schemas import CompletionRequest
 from hf_recurrent.server.routes.served_model import ServedModel
@@ -52,11 +51,30 @@ class _Completion:
         usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         return self._head | {"choices": list(choices)} | ({"usage": usage} if with_usage else {})
 
+    def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
+        """The new parts, for a stream."""
+        for choice in self.choices:
+            if choice.job.released or choice.job.is_done:
+                piece = choice.take()
+                # A piece of a character is no text yet.
+                if piece and (piece["text"] or piece["finish_reason"] or piece["logprobs"]):
+                    yield self.json([piece])
+        options = self.body.stream_options
+        if is_last and options is not None and options.include_usage:
+            yield self.json([], with_usage=True)
+
 
 def openai_routes(served: ServedModel) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter(prefix="/v1")
-    about = {"id": served.settings.name, "object": "model", "created": served.created, "owned_by": "hf-recurrent"}
+    about = {
+        "id": served.settings.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "hf-recurrent",
+        "state_bytes": sum(part.nbytes for part in served.scheduler.store.zero.values()),
+        "learns": served.scheduler.learner is not None,
+    }
 
     @routes.get("/models")
     async def list_models() -> dict:
@@ -80,7 +98,7 @@ def openai_routes(served: ServedModel) -> APIRouter:
         running = RunningJobs(served.scheduler, jobs, bool(body.stream))
         if body.stream:
             await running.submit()
-            return JobsResponse(running, _stream(running, completion, served.send_interval))
+            return JobsResponse(running, served.send_interval, completion.take)
         await running.run(request)
         return completion.json([choice.take() for choice in completion.choices], with_usage=True)
 
@@ -157,26 +175,3 @@ async def _begin(
             scores = (read or job).scores
             choices.append(CompletionChoice(served, job, len(choices), echoed, scores, body.logprobs))
     return _Completion(body, choices, list(prompts)), [choice.job for choice in choices]
-
-
-async def _stream(running: RunningJobs, completion: _Completion, interval: Callable[[], float]) -> AsyncIterator[str]:
-    """Server-sent events."""
-    options = completion.body.stream_options
-    try:
-        async for _ in running.updates(interval):
-            running.check()
-            for choice in completion.choices:
-                if choice.job.released or choice.job.is_done:
-                    piece = choice.take()
-                    # A piece of a character is no text yet.
-                    if piece and (piece["text"] or piece["finish_reason"] or piece["logprobs"]):
-                        yield _event(completion.json([piece]))
-        if options is not None and options.include_usage:
-            yield _event(completion.json([], with_usage=True))
-    except Exception as error:
-        yield _event(error_body(error)[1])
-    yield "data: [DONE]\n\n"
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,7 +1,8 @@
 """Jobs of one request, awaited by the event loop while the scheduler works on them in its thread."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +10,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from hf_recurrent.server.job import Job
-from hf_recurrent.server.routes.errors import ApiError
+from hf_recurrent.server.routes.errors import ApiError, error_body
 from hf_recurrent.server.scheduler import Scheduler
 
 # Between two checks that the client is still connected.
@@ -62,15 +63,15 @@ class RunningJobs:
         finally:
             self.cancel()
 
-    async def updates(self, interval: Callable[[], float]) -> AsyncIterator[None]:
-        """Yield when there are new results, at most once per interval, and at the end."""
+    async def updates(self, interval: Callable[[], float]) -> AsyncIterator[bool]:
+        """Yield when there are new results, at most once per interval, and at the end, where it yields True."""
         try:
             while not self.are_done:
                 await self._next_results()
-                yield
+                yield False
                 if not self.are_done:
                     await asyncio.sleep(interval())
-            yield
+            yield True
         finally:
             self.cancel()
 
@@ -112,14 +113,36 @@ class RunningJobs:
 
 
 class JobsResponse(StreamingResponse):
-    """A stream whose jobs end with it, also when the client has gone."""
+    """Server-sent events of JSON, whose jobs end with the stream, also when the client has gone.
 
-    def __init__(self, running: RunningJobs, content: AsyncIterator[str]):
-        super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-store"})
-        self._running = running
+    Args:
+        running: jobs that were submitted.
+        interval: seconds between two updates, at least.
+        take: the objects of the new results; its argument is True in the last update.
+    """
+
+    def __init__(
+        self, running: RunningJobs, interval: Callable[[], float], take: Callable[[bool], Iterable[dict[str, Any]]]
+    ):
+        self._running, self._interval, self._take = running, interval, take
+        super().__init__(self._events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def _events(self) -> AsyncIterator[str]:
+        try:
+            async for is_last in self._running.updates(self._interval):
+                self._running.check()
+                for content in self._take(is_last):
+                    yield _event(content)
+        except Exception as error:
+            yield _event(error_body(error)[1])
+        yield "data: [DONE]\n\n"
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._running.cancel()
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -144,3 +144,5 @@ class GenerateRequest(SamplingFields):
     """`POST /v1/sessions/ID/generate`."""
 
     max_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] = 16
+    bits: bool = False
+    stream: bool = False

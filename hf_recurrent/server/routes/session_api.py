@@ -1,15 +1,18 @@
 """Sessions: texts that stay, are read and continued piece by piece, forked, rewound, and moved as files."""
 
 import base64
+import codecs
 import math
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
+from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.running_jobs import RunningJobs, call
+from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs, call
 from hf_recurrent.server.routes.schemas import (
     ChangeRequest,
     GenerateRequest,
@@ -59,6 +62,8 @@ def _add_sessions(routes: APIRouter, served: ServedModel) -> None:
         after: Annotated[str | None, Query(max_length=100)] = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
     ) -> dict:
         """Ids of sessions, the oldest first."""
+        if served.settings.is_public:
+            raise ApiError(403, "This server is public: it does not list the sessions of others.")
         found = await call(scheduler, store.ids, after, limit + 1)
         return {"object": "list", "data": found[:limit], "has_more": len(found) > limit}
 
@@ -124,23 +129,53 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
         await RunningJobs(served.scheduler, [job]).run(request)
         result: dict[str, Any] = {"bytes_read": job.snapshot.bytes_read}
         if job.scores is not None:
-            bits = [None if math.isnan(value) else value for value in job.scores.bits()]
+            bits = _json_bits(job.scores.bits())
             known = [value for value in bits if value is not None]
             result |= {"bits": bits, "bits_per_byte": sum(known) / len(known) if known else None}
         return result
 
-    @routes.post("/{session_id}/generate")
-    async def generate(session_id: str, body: GenerateRequest, request: HttpRequest) -> dict:
-        """Continue the session."""
-        job = served.generation(body, session_id)
-        await RunningJobs(served.scheduler, [job]).run(request)
-        data = served.decode(job.output[: job.released])
-        return {
-            "text": data.decode("utf-8", "replace"),
-            "base64": base64.b64encode(data).decode(),
-            "finish_reason": job.finish_reason,
-            "bytes_read": job.snapshot.bytes_read,
-        }
+    @routes.post("/{session_id}/generate", response_model=None)
+    async def generate(session_id: str, body: GenerateRequest, request: HttpRequest) -> dict | Response:
+        """Continue the session, as one answer or as server-sent events."""
+        job = served.generation(body, session_id, output_scores=0 if body.bits else None)
+        running, text = RunningJobs(served.scheduler, [job], body.stream), _GeneratedText(served, job)
+        if body.stream:
+            await running.submit()
+            return JobsResponse(running, served.send_interval, text.take)
+        await running.run(request)
+        (whole,) = text.take(is_last=True)
+        return whole
+
+    @routes.post("/{session_id}/stop")
+    async def stop(session_id: str) -> dict:
+        """End what the session does: a generation ends where it is, and of a read, nothing was read."""
+        return {"stopped": await call(served.scheduler, served.scheduler.stop, session_id)}
+
+
+class _GeneratedText:
+    """The new bytes of a job that continues a session, taken piece by piece."""
+
+    def __init__(self, served: ServedModel, job: Job):
+        self._served, self._job, self._taken = served, job, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
+        """What was generated since the last call; the last piece says how the job ended."""
+        begin, end = self._taken, self._job.released
+        if end == begin and not is_last:
+            return
+        data, self._taken = self._served.decode(self._job.output[begin:end]), end
+        piece = {"text": self._decoder.decode(data, is_last), "base64": base64.b64encode(data).decode()}
+        if self._job.output_scores is not None:
+            piece["bits"] = _json_bits(self._job.output_scores.bits()[begin:end])
+        if is_last:
+            piece |= {"finish_reason": self._job.finish_reason, "bytes_read": self._job.snapshot.bytes_read}
+        yield piece
+
+
+def _json_bits(bits: Sequence[float]) -> list[float | None]:
+    """NaN as null."""
+    return [None if math.isnan(value) else value for value in bits]
 
 
 def _about(session: Session) -> dict[str, Any]:

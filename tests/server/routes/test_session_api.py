@@ -2,6 +2,7 @@
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -39,6 +40,47 @@ def test_bytes_that_are_no_text(server):
     found = server.generate(session, max_tokens=50, seed=0)
     made = base64.b64decode(found["base64"])
     assert made.decode("utf-8", "replace") == found["text"] and found["bytes_read"] == 255 + len(made)
+
+
+def test_a_generation_with_bits_is_streamed_and_stopped(server):
+    whole, streamed, read = (server.new_session() for _ in range(3))
+    for session in (whole, streamed, read):
+        server.read(session, "Once")
+    options = {"max_tokens": 60, "seed": 2, "bits": True}
+    expected = server.generate(whole, **options)
+    path = f"/v1/sessions/{streamed}/generate"
+    pieces = list(server.stream(options | {"stream": True}, path))
+    assert "".join(piece["text"] for piece in pieces) == expected["text"]
+    assert sum((piece["bits"] for piece in pieces), []) == expected["bits"]
+    data = b"".join(base64.b64decode(piece["base64"]) for piece in pieces)
+    assert data == base64.b64decode(expected["base64"]) and len(data) == len(expected["bits"])
+    assert pieces[-1]["bytes_read"] == expected["bytes_read"] and not any("bytes_read" in each for each in pieces[:-1])
+    assert pieces[-1]["finish_reason"] == expected["finish_reason"]
+    body = {"base64": base64.b64encode(data).decode()}
+    assert server.post(f"/v1/sessions/{read}/read", body)["bits"] == pytest.approx(expected["bits"], rel=1e-5)
+    # Stopped where it is, with every byte that the session has.
+    pieces, ends = [], server.scheduler._end_tokens
+    server.scheduler._end_tokens = frozenset()
+    for piece in server.stream({"max_tokens": 60_000, "stream": True}, path):
+        if not pieces:
+            assert server.request("POST", f"/v1/sessions/{streamed}/read", {"text": "x"}).status == 409
+            assert server.post(f"/v1/sessions/{streamed}/stop") == {"stopped": True}
+        pieces.append(piece)
+    server.scheduler._end_tokens = ends
+    count = sum(len(base64.b64decode(piece["base64"])) for piece in pieces)
+    assert 0 < count < 60_000 and pieces[-1]["bytes_read"] == expected["bytes_read"] + count
+    assert server.post(f"/v1/sessions/{streamed}/stop") == {"stopped": False}
+
+
+def test_a_stopped_read_was_not_read(server):
+    session = server.new_session()
+    server.read(session, "abc")
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(server.request, "POST", f"/v1/sessions/{session}/read", {"text": "x" * 1_000_000})
+        while not server.post(f"/v1/sessions/{session}/stop")["stopped"]:
+            pass
+        assert reply.result().status == 409 and "nothing of the text was read" in reply.result().error()
+    assert server.get(f"/v1/sessions/{session}")["bytes_read"] == 3
 
 
 def test_forks_and_marks(server):
