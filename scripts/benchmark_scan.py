@@ -5,12 +5,11 @@ The bound is eight numbers per element (forward reads a and b and writes h, back
 writes da and db), divided by the bandwidth of a large copy by the same threads, measured before each shape. It is not
 strict: a copy also reads the cache lines that it overwrites, and tensors that fit into a cache are not read from
 memory. `resets` is the time with a reset in one of 50 steps over the time without. One CPU thread is measured in CPU
-time. Peers: `torch-loop`, one fused operation per step with a backward pass by hand, and `associative-scan`, torch's
-own, compiled for each shape.
+time. Peers are in `scan_peers.py`; a package that is missing is skipped with its name.
 
     python scripts/benchmark_scan.py
     python scripts/benchmark_scan.py --shape 4x2048x512 --shape 64x64x768 --backends torch cpu --threads 1 2
-    python scripts/benchmark_scan.py --device cuda --dtype bfloat16 --backends triton torch associative-scan
+    python scripts/benchmark_scan.py --device cuda --dtype bfloat16 --backends triton torch hgrn-recurrent hgrn-chunk
 """
 
 import argparse
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator
 
 import benchmarking as bench
 import torch
+from scan_peers import PEERS
 from torch import Tensor
 
 from hf_recurrent.modeling.scan.linear_scan import available_backends, linear_scan
@@ -36,47 +36,6 @@ GPU_SHAPES = [
     if math.prod(shape) <= 1 << 31  # more would leave no room for a peer's float32 gradients
 ]
 COLUMNS = ["threads", "BxTxS", "backend", "best ms", "median ms", "bound ms", "best/bound", "median/bound", "resets"]
-
-
-class _Loop(torch.autograd.Function):
-    """A loop over time with a backward pass by hand, one fused operation per step."""
-
-    @staticmethod
-    def forward(ctx, a, b, state):
-        h, previous = torch.empty_like(b), state
-        for t in range(a.shape[1]):
-            torch.addcmul(b[:, t], a[:, t], previous, out=h[:, t])
-            previous = h[:, t]
-        ctx.save_for_backward(a, h, state)
-        return h
-
-    @staticmethod
-    def backward(ctx, grad_h):
-        a, h, state = ctx.saved_tensors
-        grad_a, grad_b, carried = torch.empty_like(a), torch.empty_like(h), torch.zeros_like(state)
-        for t in reversed(range(a.shape[1])):
-            torch.add(grad_h[:, t], carried, out=grad_b[:, t])
-            torch.mul(grad_b[:, t], h[:, t - 1] if t else state, out=grad_a[:, t])
-            torch.mul(grad_b[:, t], a[:, t], out=carried)
-        return grad_a, grad_b, carried
-
-
-def _associative_scan() -> Callable[..., Tensor]:
-    from torch._higher_order_ops.associative_scan import associative_scan
-
-    torch._dynamo.config.recompile_limit = 64
-
-    def combine(left, right):
-        return left[0] * right[0], right[0] * left[1] + right[1]
-
-    def scan(a, b, state):
-        b = torch.cat((b[:, :1] + a[:, :1] * state.unsqueeze(1), b[:, 1:]), dim=1)
-        return associative_scan(combine, (a, b), dim=1, combine_mode="generic")[1]
-
-    return torch.compile(scan, dynamic=False)
-
-
-PEERS = {"torch-loop": lambda: _Loop.apply, "associative-scan": _associative_scan}
 
 
 def parse_arguments() -> argparse.Namespace:
