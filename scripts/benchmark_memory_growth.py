@@ -9,12 +9,10 @@ repeatedly. Both print the resident memory after 10, 50 and 100 per cent of the 
 
 import argparse
 import itertools
-import os
-import resource
 import statistics
-import sys
 import time
 
+import psutil
 import torch
 from benchmarking import build_model, option_parser
 from transformers import AutoModelForCausalLM, PreTrainedModel, set_seed
@@ -25,15 +23,6 @@ from hf_recurrent.learning_rules.rules import RULES
 from papers.learner.drift import endless, pydoc_prose
 
 _WINDOW = 1000
-
-
-def resident_bytes() -> int:
-    """Resident memory now on Linux, elsewhere the process's peak."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class Progress(BaseStreamer):
@@ -53,8 +42,8 @@ class Progress(BaseStreamer):
     def note(self, count: int, more: str = "") -> None:
         """Print a line if `count` bytes are one of the shares."""
         if count in self.places:
-            line = f"{self.places[count]:>3} %: {count:>11,} bytes, {resident_bytes() / 2**20:.1f} MiB resident"
-            print(f"{line}{more}", flush=True)
+            resident = psutil.Process().memory_info().rss / 2**20
+            print(f"{self.places[count]:>3} %: {count:>11,} bytes, {resident:.1f} MiB resident{more}", flush=True)
 
 
 def generate(model: PreTrainedModel, options: argparse.Namespace) -> None:
