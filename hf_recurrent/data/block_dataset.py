@@ -1,7 +1,7 @@
 """`BlockDataset`: base class of endless blocks, with groups of streams and their positions."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class BlockDataset(IterableDataset):
         *,
         stream_indices: Sequence[int] | np.ndarray | None = None,
         accumulation_groups: int = 1,
-        positions: object = None,
+        positions: Any = None,
     ) -> None:
         super().__init__()
         self.corpus = corpus
@@ -104,36 +104,23 @@ def stream_groups(
     return np.split(indices.astype(np.int64), accumulation_groups)
 
 
-def stream_positions(num_streams: int, positions: object, needed: np.ndarray) -> np.ndarray:
+def stream_positions(num_streams: int, positions: Any, needed: np.ndarray) -> np.ndarray:
     """The positions (number, offset) at which the streams `needed` begin: (len(needed), 2) int64.
 
     Args:
-        positions: `None` for the beginning; an array or tensor (num_streams, 2); or a dictionary stream → pair, which
-            may lack streams that are not needed.
+        positions: None for the beginning, or an array or tensor (num_streams, 2).
 
     Raises:
-        ValueError: another shape, a missing stream, or a negative number.
+        ValueError: another shape, or a negative number.
     """
     if positions is None:
         return np.zeros((len(needed), 2), dtype=np.int64)
-    if isinstance(positions, dict):
-        by_stream = {int(stream): pair for stream, pair in positions.items()}
-        missing = [int(stream) for stream in needed if int(stream) not in by_stream]
-        if missing:
-            raise ValueError(
-                f"`positions` has {len(by_stream)} entries, but none for stream {missing[0]}; it must have one."
-            )
-        chosen = np.stack([np.asarray(by_stream[int(stream)]) for stream in needed])
-        if chosen.shape != (len(needed), 2):
-            raise ValueError("`positions` has an entry that is not a pair (number, offset).")
-    else:
-        array = np.asarray(positions)
-        if array.shape != (num_streams, 2):
-            raise ValueError(f"`positions` has shape {array.shape}; it must be ({num_streams}, 2).")
-        chosen = array[needed]
-    if chosen.dtype.kind not in "iu" or chosen.min() < 0:
-        raise ValueError("`positions` must hold integers of at least 0.")
-    return chosen.astype(np.int64)
+    array = np.asarray(positions)
+    if array.shape != (num_streams, 2) or array.dtype.kind not in "iu" or array.min() < 0:
+        raise ValueError(
+            f"`positions` is {array.dtype} {array.shape}; it must be integers of at least 0, ({num_streams}, 2)."
+        )
+    return array[needed].astype(np.int64)
 
 
 def worker_share() -> tuple[int, int]:

@@ -70,7 +70,7 @@ class EpisodeSource(Protocol):
         regime: str = "multi_stream",
         stream_indices: Sequence[int] | np.ndarray | None = None,
         accumulation_groups: int = 1,
-        positions: object = None,
+        positions: Any = None,
     ) -> IterableDataset:
         """Endless batches for training, with the arguments and keys of [`MultiStreamDataset`].
 

@@ -6,14 +6,14 @@ seed and the number of streams: not on processes, accumulation groups, DataLoade
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from hf_recurrent.data.block_dataset import BlockDataset, check_count, stream_groups, worker_share
+from hf_recurrent.data.block_dataset import BlockDataset, worker_share
 from hf_recurrent.data.block_reader import Block, BlockReader, to_batch
 from hf_recurrent.data.document_order import DocumentOrder, hash_integers
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
@@ -50,8 +50,7 @@ class MultiStreamDataset(BlockDataset):
         seed: seed of the order of documents.
         stream_indices: streams of this process, in the order of its micro-batches; by default all.
         accumulation_groups: number of micro-batches; batches are of group 0, 1, …, 0, 1, …
-        positions: `stream_positions` to continue from, by stream: an array (n, 2), or a dictionary from stream to
-            pair. None to start at the beginning.
+        positions: (n, 2) `stream_positions` of all streams to continue from; None to start at the beginning.
 
     Raises:
         ValueError: an argument is invalid, or the positions do not belong to this corpus.
@@ -168,57 +167,31 @@ class EvaluationStreams(IterableDataset):
 
     Args:
         corpus: the episodes.
-        num_streams: number of streams over all processes.
+        num_streams: number of streams, B.
         block_size: T.
-        stream_indices: streams of this process; by default all.
-
-    Raises:
-        ValueError: an argument is invalid.
     """
 
-    def __init__(
-        self,
-        corpus: "Corpus",
-        num_streams: int,
-        block_size: int,
-        *,
-        stream_indices: Sequence[int] | np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, corpus: "Corpus", num_streams: int, block_size: int) -> None:
         super().__init__()
-        self.corpus = corpus
-        self.num_streams = check_count("num_streams", num_streams)
-        self.block_size = check_count("block_size", block_size)
-        (self.stream_indices,) = stream_groups(self.num_streams, stream_indices, 1)
-        stream_of_episode, longest = _assign(corpus.ends - corpus.starts, self.num_streams)
+        self.corpus, self.num_streams, self.block_size = corpus, num_streams, block_size
+        stream_of_episode, longest = _assign(corpus.ends - corpus.starts, num_streams)
         by_stream = np.argsort(stream_of_episode, kind="stable")
-        borders = np.searchsorted(stream_of_episode[by_stream], np.arange(1, self.num_streams))
-        episodes = np.split(by_stream, borders)
-        self._episodes = [episodes[stream] for stream in self.stream_indices.tolist()]
-        self.num_batches = -(-longest // self.block_size)  # the same on all processes
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of one batch over all processes, including padding."""
-        return self.num_streams * self.block_size
-
-    def __len__(self) -> int:
-        return self.num_batches
+        borders = np.searchsorted(stream_of_episode[by_stream], np.arange(1, num_streams))
+        self._episodes = np.split(by_stream, borders)
+        self.num_batches = -(-longest // block_size)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        worker, num_workers = worker_share()
-
         def schedule(rows: np.ndarray, first: np.ndarray, count: int) -> list[np.ndarray]:
             return [
                 self._episodes[row][number : number + count]
                 for row, number in zip(rows.tolist(), first.tolist(), strict=True)
             ]
 
-        positions = np.zeros((len(self.stream_indices), 2), dtype=np.int64)
-        reader = BlockReader(self.corpus, self.block_size, schedule, positions)
-        for index in range(worker, self.num_batches, num_workers):
+        streams = np.arange(self.num_streams)
+        reader = BlockReader(self.corpus, self.block_size, schedule, np.zeros((self.num_streams, 2), dtype=np.int64))
+        for index in range(self.num_batches):
             block = reader.block(index)
-            attention_mask = torch.from_numpy(block.attended.astype(np.int64))
-            yield to_batch(block, self.stream_indices) | {"attention_mask": attention_mask}
+            yield to_batch(block, streams) | {"attention_mask": torch.from_numpy(block.attended.astype(np.int64))}
 
 
 def _assign(lengths: np.ndarray, num_streams: int) -> tuple[np.ndarray, int]:

@@ -1,9 +1,7 @@
-"""Labelled texts as sequences of bytes, from directories laid out like IMDB or from JSONL and CSV files."""
+"""Labelled texts as sequences of bytes, from directories laid out like IMDB or from JSONL files."""
 
-import csv
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ from hf_recurrent.data.readers import json_rows
 from hf_recurrent.tasks.example_draws import check_integer
 
 _IMDB_LABELS = ("neg", "pos")
-_LONGEST_FIELD = 2**31 - 1
 
 
 class ByteTexts(Dataset):
@@ -63,7 +60,7 @@ def byte_text_classification(
 
             * a directory with the directories `neg` and `pos`, a text in each of their .txt files (IMDB's
               aclImdb/train), or the parent of such a directory named `split`;
-            * a .jsonl (.ndjson) or .csv file, UTF-8, with a text and its label in each row.
+            * a .jsonl file (.ndjson) with a text and its label in each row.
         split: the subdirectory, "train" or "test" for aclImdb; not for files.
         max_length: texts are cut to this number of bytes; None for whole texts. (Long Range Arena: 4000.)
         text_column, label_column: the columns of text and label.
@@ -83,10 +80,10 @@ def byte_text_classification(
         raise ValueError(f"`split` is {split!r}; for a file such as {path} it must be None.")
     if not path.is_file():
         raise FileNotFoundError(f"file not found: {path}")
-    if path.suffix.lower() not in _READERS:
-        raise ValueError(f"`path` is {str(path)!r}; it must be a directory or end in {', '.join(_READERS)}.")
+    if path.suffix.lower() not in (".jsonl", ".ndjson"):
+        raise ValueError(f"`path` is {str(path)!r}; it must be a directory or end in .jsonl or .ndjson.")
     texts, labels = [], []
-    for name, row in _READERS[path.suffix.lower()](path):
+    for name, row in json_rows(path):
         for column in (text_column, label_column):
             if row.get(column) is None:
                 raise ValueError(f"{name} has no column {column!r}; it has {', '.join(map(str, row))}.")
@@ -128,25 +125,3 @@ def _label_names(labels: list[str]) -> list[str]:
     if all(re.fullmatch("0|[1-9][0-9]{0,3}", name) for name in names):
         return [str(number) for number in range(max(map(int, names)) + 1)]
     return names
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    # Texts may be longer than the module's limit, which is global and therefore restored.
-    limit = csv.field_size_limit(_LONGEST_FIELD)
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            for row in reader:
-                name = f"{path}, line {reader.line_num}"
-                if None in row:
-                    raise ValueError(f"{name} has more fields than the first line has names.")
-                yield name, row
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}") from error
-    except csv.Error as error:
-        raise ValueError(f"{path} is not CSV: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
-
-
-_READERS = {".jsonl": json_rows, ".ndjson": json_rows, ".csv": _csv_rows}

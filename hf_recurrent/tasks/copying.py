@@ -25,9 +25,6 @@ class Copying(Task):
         num_tokens: number of data tokens.
         delay: number of blanks between data and markers.
         num_symbols: number of different data tokens, which are uniform.
-
-    Raises:
-        ValueError: a number that is too small.
     """
 
     num_tokens: int = 10
@@ -67,9 +64,6 @@ class SelectiveCopying(Task):
         length: T, with the markers.
         num_tokens: number of data tokens.
         vocab_size: V.
-
-    Raises:
-        ValueError: fewer than 3 ids, or more tokens than fit into the length.
     """
 
     length: int = 4096
@@ -109,9 +103,6 @@ class SentinelCopy(Task):
         max_length: letters of the longest string.
         min_length: letters of the shortest one; None for strings of one length.
         num_letters: number of different letters.
-
-    Raises:
-        ValueError: a number that is too small, or `min_length` is above `max_length`.
     """
 
     max_length: int = 16

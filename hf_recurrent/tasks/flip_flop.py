@@ -27,9 +27,6 @@ class FlipFlop(Task):
     Args:
         length: T, even.
         p_ignore: p.
-
-    Raises:
-        ValueError: a length that is odd or below 4, or a probability outside 0..1.
     """
 
     length: int = 512

@@ -13,7 +13,6 @@ from hf_recurrent.data.idx_files import find_idx, read_idx
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + 3 * 32 * 32
 _CIFAR_FILES = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]}
-_CIFAR_PICKLED = ("data_batch_1", "test_batch", "batches.meta")
 _MNIST_PREFIXES = {"train": "train", "test": "t10k"}
 _LUMINANCE = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
@@ -113,7 +112,7 @@ def sequential_cifar10(
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: an unknown split, the Python version, or a file that is damaged or of another format.
+        ValueError: an unknown split, or a file that is damaged or of another format.
     """
     names = _file_names(_CIFAR_FILES, split)
     parent = Path(directory).expanduser()
@@ -121,13 +120,7 @@ def sequential_cifar10(
         (folder for folder in (parent, parent / "cifar-10-batches-bin") if (folder / names[0]).is_file()), None
     )
     if directory is None:
-        for folder in (parent, parent / "cifar-10-batches-py"):
-            if any((folder / name).is_file() for name in _CIFAR_PICKLED):
-                raise ValueError(
-                    f"{folder} holds the Python version of CIFAR-10, whose files execute code when they are read; "
-                    "it must be the binary version (cifar-10-binary.tar.gz)."
-                )
-        raise FileNotFoundError(f"file not found: {parent / names[0]} (of the binary version of CIFAR-10)")
+        raise FileNotFoundError(f"file not found: {parent / names[0]} (of cifar-10-binary.tar.gz, the binary version)")
     records = np.concatenate([_read_cifar_records(directory / name) for name in names])
     images = records[:, 1:].reshape(len(records), *_CIFAR_SHAPE).transpose(0, 2, 3, 1).reshape(len(records), -1, 3)
     if grey:

@@ -26,9 +26,6 @@ class AssociativeRecall(Task):
         num_keys: number of different keys.
         num_values: number of different values.
         num_queries: queries at the end.
-
-    Raises:
-        ValueError: a number that is too small, or more pairs than keys.
     """
 
     num_pairs: int = 8
@@ -74,9 +71,6 @@ class InductionHeads(Task):
     Args:
         length: T.
         vocab_size: V.
-
-    Raises:
-        ValueError: fewer than 3 steps or ids.
     """
 
     length: int = 256
@@ -111,9 +105,6 @@ class Phonebook(Task):
         name_length: letters of a name.
         number_length: digits of a number.
         num_letters: number of different letters.
-
-    Raises:
-        ValueError: a number that is too small, or more entries than names.
     """
 
     num_entries: int = 10

@@ -32,9 +32,6 @@ class Retrieval(Task):
         length: T.
         vocab_size: V.
         label_noise: the paper's p.
-
-    Raises:
-        ValueError: fewer than 3 steps or ids, or a probability outside 0..1.
     """
 
     length: int = 64
@@ -74,9 +71,6 @@ class StringCopy(Task):
     Args:
         length: T, even: the string and its answer.
         vocab_size: V.
-
-    Raises:
-        ValueError: a length that is odd or below 2, or fewer than 3 ids.
     """
 
     length: int = 64
@@ -111,9 +105,6 @@ class StackOperations(Task):
         length: T.
         max_depth: capacity of the stack, the paper's state complexity.
         vocab_size: V.
-
-    Raises:
-        ValueError: a number that is too small.
     """
 
     length: int = 64
@@ -163,9 +154,6 @@ class KeysValues(Task):
         num_pairs: associations of an example.
         key_length, value_length: tokens of a key and of a value, the paper's association complexity.
         vocab_size: V.
-
-    Raises:
-        ValueError: a number out of range, such as more pairs than keys.
     """
 
     num_pairs: int = 8
@@ -244,9 +232,6 @@ class ModularArithmetic(Task):
         num_shots: pairs of an example, the paper's in-context examples; T = 2 · num_shots.
         max_a, max_b: the largest a and b, the paper's difficulty.
         vocab_size: V.
-
-    Raises:
-        ValueError: a number out of range.
     """
 
     num_shots: int = 16

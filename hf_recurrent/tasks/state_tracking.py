@@ -24,9 +24,6 @@ class Parity(Task):
     Args:
         length: T.
         final_only: a target at the last step only.
-
-    Raises:
-        ValueError: a length below 1.
     """
 
     length: int = 64
@@ -53,9 +50,6 @@ class PermutationComposition(Task):
         length: T.
         num_elements: n, 2 to 6.
         final_only: a target at the last step only.
-
-    Raises:
-        ValueError: a number out of its range.
     """
 
     length: int = 64

@@ -40,7 +40,7 @@ class Task(EpisodeSource):
         num_validation_examples: number of examples of the split "validation" that an evaluation reads by default.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a field, also of a subclass, is out of its range.
     """
 
     seed: int = 0

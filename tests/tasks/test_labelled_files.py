@@ -1,6 +1,5 @@
 """Readers of published file formats, on small files written here byte by byte."""
 
-import csv
 import gzip
 import json
 import struct
@@ -135,15 +134,6 @@ def test_cifar_in_the_folder_of_its_archive(photos, tmp_path):
         sequential_cifar10(folder.parent)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_the_pickled_cifar_is_refused(tmp_path, nested):
-    folder = tmp_path / "cifar-10-batches-py" if nested else tmp_path
-    folder.mkdir(exist_ok=True)
-    (folder / "data_batch_1").write_bytes(b"cbuiltins\nexec\n(S'raise SystemError'\ntR.")
-    with pytest.raises(ValueError, match=r"execute code when they are read; it must be the binary version"):
-        sequential_cifar10(tmp_path)
-
-
 def test_damaged_cifar(photos):
     directory, _, _ = photos
     path = directory / "data_batch_3.bin"
@@ -193,20 +183,13 @@ def test_folders_of_texts(tmp_path):
         byte_text_classification(tmp_path, "test")
 
 
-def test_tables_of_texts(tmp_path):
-    rows = [('a, "b"\nc', 1), ("\u00e9" * 100_000, 0), ("x", 3)]
-    table, lines = tmp_path / "a.csv", tmp_path / "a.jsonl"
-    with open(table, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerows([("text", "label", "more"), *((text, label, "-") for text, label in rows)])
-    lines.write_text("\n".join(json.dumps({"label": label, "text": text}) for text, label in rows) + "\n\n")
-    limit = csv.field_size_limit()
-    for path in (table, lines):
-        data = byte_text_classification(path, max_length=None)
-        assert data.texts == [text.encode() for text, _ in rows] and data.labels == [1, 0, 3]
-        assert data.label_names == ["0", "1", "2", "3"]
-    assert csv.field_size_limit() == limit
-    assert len(byte_text_classification(table)[1]["input_ids"]) == 4096
+def test_lines_of_texts(tmp_path):
+    rows, path = [('a, "b"\nc', 1), ("\u00e9" * 100_000, 0), ("x", 3)], tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"label": label, "text": text}) for text, label in rows) + "\n\n")
+    data = byte_text_classification(path, max_length=None)
+    assert data.texts == [text.encode() for text, _ in rows] and data.labels == [1, 0, 3]
+    assert data.label_names == ["0", "1", "2", "3"]
+    assert len(byte_text_classification(path)[1]["input_ids"]) == 4096
 
 
 def test_named_labels(tmp_path):
@@ -230,13 +213,8 @@ def test_named_labels(tmp_path):
         ("a.jsonl", '{"text": "", "label": 0}', "has the text ''; it must be a string"),
         ("a.jsonl", '{"text": "a", "label": 0.5}', "has the label 0.5; it must be a name or an integer"),
         ("a.jsonl", "", "a.jsonl is empty"),
-        ("a.csv", "text,label\n", "a.csv is empty"),
-        ("a.csv", "text,label\na,1,2\n", "a.csv, line 2 has more fields"),
-        ("a.csv", "text,label\na\n", "line 2 has no column 'label'"),
-        ("a.csv", 'text,label\n"a,1\n', "a.csv is not CSV"),
         ("a.jsonl", b'{"text": "\xff"}', "a.jsonl, line 1 is not JSON: 'utf-8' codec"),
-        ("a.csv", b"text,label\n\xff,1\n", "a.csv is not UTF-8"),
-        ("a.parquet", b"PAR1", "`path` is .*; it must be a directory or end in .jsonl, .ndjson, .csv"),
+        ("a.parquet", b"PAR1", "`path` is .*; it must be a directory or end in .jsonl or .ndjson"),
     ],
 )
 def test_damaged_tables(tmp_path, name, content, message):
@@ -246,10 +224,10 @@ def test_damaged_tables(tmp_path, name, content, message):
 
 
 def test_where_there_is_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"file not found: .*none.csv"):
-        byte_text_classification(tmp_path / "none.csv")
-    (tmp_path / "a.csv").write_text("text,label\na,1\n")
+    with pytest.raises(FileNotFoundError, match=r"file not found: .*none.jsonl"):
+        byte_text_classification(tmp_path / "none.jsonl")
+    (tmp_path / "a.jsonl").write_text("{}")
     with pytest.raises(ValueError, match=r"`split` is 'train'; for a file such as .* it must be None"):
-        byte_text_classification(tmp_path / "a.csv", "train")
+        byte_text_classification(tmp_path / "a.jsonl", "train")
     with pytest.raises(ValueError, match="`max_length` is 0"):
-        byte_text_classification(tmp_path / "a.csv", max_length=0)
+        byte_text_classification(tmp_path / "a.jsonl", max_length=0)

@@ -66,9 +66,7 @@ def test_going_on_from_positions(task, block_size, done, other):
     positions = whole[-1]["stream_positions"].numpy()
     steps = (done + 1) * block_size
     assert positions.tolist() == [list(divmod(steps, task.length))] * num_streams
-    part = TaskStreams(
-        task, num_streams, other, stream_indices=[3, 1], accumulation_groups=2, positions=dict(enumerate(positions))
-    )
+    part = TaskStreams(task, num_streams, other, stream_indices=[3, 1], accumulation_groups=2, positions=positions)
     found = rows(itertools.islice(part, 6), "input_ids")
     for stream in (1, 3):
         expected = expected_row(task, stream, num_streams, steps + 3 * other)[0]
