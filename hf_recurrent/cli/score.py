@@ -57,7 +57,7 @@ def _score(arguments: argparse.Namespace) -> None:
     # After the checks, because importing torch takes seconds.
     from hf_recurrent.data.documents import ReadOptions
     from hf_recurrent.data.pixel_readers import pixel_format
-    from hf_recurrent.evaluation.score_files import ScoreOptions, read_documents, score_documents
+    from hf_recurrent.evaluation.scores import ScoreOptions, read_documents, score_documents
 
     for name in arguments.files:
         if pixel_format([name]) is not None or name.startswith(TASK_PREFIX):

@@ -140,16 +140,8 @@ class Corpus(EpisodeSource):
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """Start of each episode in `tokens`, and the end of the last: (episodes + 1,) int64."""
+        """Start of each episode if all are concatenated, and the end of the last: (episodes + 1,) int64."""
         return np.concatenate([[0], np.cumsum(self.ends - self.starts)]).astype(np.int64)
-
-    @cached_property
-    def tokens(self) -> np.ndarray:
-        """All episodes concatenated: memory-mapped if they are adjacent in the store, otherwise a copy."""
-        if (self.starts[1:] == self.ends[:-1]).all():
-            first, last = int(self.starts[0]), int(self.ends[-1])
-            return self._store if last - first == len(self._store) else self.store[first:last]
-        return np.concatenate(list(self))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -212,7 +204,7 @@ class Corpus(EpisodeSource):
 
     def __getstate__(self) -> dict:
         # A memory-mapped file is pickled as its name: worker processes map it again.
-        state = {key: value for key, value in self.__dict__.items() if key not in ("store", "tokens", "_store")}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("store", "_store")}
         store = self._store
         if isinstance(store, np.memmap) and isinstance(store.base, mmap.mmap) and store.filename is not None:
             state["_file"] = (os.fspath(store.filename), store.dtype, store.offset, store.shape)
@@ -237,8 +229,6 @@ class Corpus(EpisodeSource):
         return dataset_class(self, num_streams, block_size, seed, **options)
 
     def check_model(self, argument: str, model: PreTrainedModel, window: int | None = None) -> None:
-        if not len(self) or not self.num_bytes:
-            raise ValueError(f"`{argument}` {self.name!r} is empty; it must hold at least one byte.")
         check_vocabulary(argument, self, model)
         check_window("eval_block_size", window, model)
 

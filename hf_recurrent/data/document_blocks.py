@@ -16,7 +16,7 @@ class DocumentBlock:
     """T tokens of one stream, in which documents follow each other.
 
     Args:
-        names: of the documents in the block, in order.
+        names: (T,) of the document of each input.
         inputs: (T,) token ids.
         targets: (T,) the next token of the document, or the end id; -100 after the last one without an end id.
         offsets: (T,) offsets of the inputs in their documents; 0 is a reset.
@@ -60,7 +60,7 @@ def document_blocks(
             offsets = np.arange(offset + begin, offset + end)
             ends = np.zeros(end - begin, dtype=bool)
             ends[-1:] = is_last and end == len(inputs)
-            pieces.append((name, inputs[begin:end], targets[begin:end], offsets, ends))
+            pieces.append(([name] * (end - begin), inputs[begin:end], targets[begin:end], offsets, ends))
             filled, begin = filled + end - begin, end
             if filled == block_size:
                 yield _joined(pieces)
@@ -86,10 +86,6 @@ def _pairs(
             yield name, waiting, np.array([after_last]), offset, True
 
 
-def _joined(pieces: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]) -> DocumentBlock:
-    names = [piece[0] for piece in pieces]
-    inputs, targets, offsets, ends = (np.concatenate([piece[part] for piece in pieces]) for part in range(1, 5))
-    # A document that comes in several pieces is named once.
-    is_first = np.cumsum([0, *(len(piece[1]) for piece in pieces[:-1])])
-    new = [number for number, index in enumerate(is_first) if index == 0 or offsets[index] == 0]
-    return DocumentBlock([names[number] for number in new], inputs, targets, offsets, ends)
+def _joined(pieces: list[tuple[list[str], np.ndarray, np.ndarray, np.ndarray, np.ndarray]]) -> DocumentBlock:
+    names, *arrays = zip(*pieces, strict=True)
+    return DocumentBlock([name for part in names for name in part], *map(np.concatenate, arrays))

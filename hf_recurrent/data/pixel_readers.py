@@ -100,15 +100,7 @@ def _names(sources: Iterable[Any]) -> list[str]:
 
 
 def _mnist_files(directory: Path, split: str) -> list[Path]:
-    try:
-        return [find_idx(directory, _MNIST_NAMES[split], 3)]
-    except FileNotFoundError as error:
-        (other,) = set(_SPLITS) - {split}
-        try:
-            find_idx(directory, _MNIST_NAMES[other], 3)
-        except FileNotFoundError:
-            raise error from None
-        raise FileNotFoundError(f"{error}; the directory holds only the split {other!r}") from None
+    return [find_idx(directory, _MNIST_NAMES[split], 3)]
 
 
 def _read_mnist(path: Path) -> Iterator[Document]:

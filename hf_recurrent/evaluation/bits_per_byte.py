@@ -47,7 +47,7 @@ def evaluate_bits_per_byte(
         `bits_per_byte`, `nats` (the total), `num_bytes` and `num_episodes`.
 
     Raises:
-        ValueError: the corpus is empty or has ids outside the model's vocabulary, `num_streams` or `block_size` is
+        ValueError: the corpus has ids outside the model's vocabulary, `num_streams` or `block_size` is
             below 1, or `block_size` exceeds the model's number of positions.
     """
     for name, value in (("num_streams", num_streams), ("block_size", block_size)):

@@ -46,12 +46,7 @@ def compressed_bits_per_byte(corpus: Corpus, *, progress: bool = True) -> dict[s
 
     Returns:
         Compressor name → 8 · compressed bytes / bytes.
-
-    Raises:
-        ValueError: the corpus is empty.
     """
-    if not corpus.num_bytes:
-        raise ValueError(f"`corpus` is {corpus.name!r}, which is empty; it must have at least one byte.")
     totals = dict.fromkeys(COMPRESSORS, 0)
 
     def sizes(index: int) -> tuple[int, list[int]]:

@@ -1,7 +1,6 @@
 """Sample texts and images from a model."""
 
 import itertools
-import random
 
 import numpy as np
 import torch
@@ -55,30 +54,25 @@ def generate_samples(
     temperature: float = 0.8,
     seed: int = 0,
 ) -> list[str]:
-    """One continuation of at most `length` bytes per prompt; random states and the model's mode are restored."""
-    python, array = random.getstate(), np.random.get_state()
-    try:
-        with evaluation_mode(model), torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(seed)
-            samples = []
-            for prompt in prompts:
-                inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
-                output = model.generate(
-                    input_ids=inputs["input_ids"],
-                    attention_mask=inputs["attention_mask"],
-                    max_new_tokens=length,
-                    do_sample=True,
-                    temperature=temperature,
-                    eos_token_id=tokenizer.eos_token_id,
-                    pad_token_id=tokenizer.pad_token_id,
-                    synced_gpus=False,  # of several processes, one may generate alone
-                )
-                new = output[0, inputs["input_ids"].shape[1] :]
-                samples.append(tokenizer.decode(new, skip_special_tokens=True))
-            return samples
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)
+    """One continuation of at most `length` bytes per prompt; torch's random state and the mode are restored."""
+    samples = []
+    with evaluation_mode(model), torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for prompt in prompts:
+            inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
+            output = model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=length,
+                do_sample=True,
+                temperature=temperature,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+                synced_gpus=False,  # of several processes, one may generate alone
+            )
+            new = output[0, inputs["input_ids"].shape[1] :]
+            samples.append(tokenizer.decode(new, skip_special_tokens=True))
+    return samples
 
 
 def sample_images(
@@ -93,7 +87,7 @@ def sample_images(
     """Sample images like the images of a `mnist:` (V = 256) or `images:` (V = 16) corpus.
 
     The first token, which no model predicts, is 0: nearly all of these images begin with an empty corner. The others
-    are sampled from the model. Random states and the model's mode are restored.
+    are sampled from the model. torch's random state and the model's mode are restored.
 
     Args:
         model: a causal language model trained on such a corpus.

@@ -1,4 +1,4 @@
-"""Log-probabilities of documents byte by byte, line by line or as a whole.
+"""Log-probabilities of documents byte by byte, line by line or as a whole, and the run of `hf-recurrent score`.
 
 A document d_0 … d_{n-1} has the probabilities of d_1 … d_{n-1} and of the end byte, each given everything before it;
 d_0 is given, as in [`evaluate_bits_per_byte`]. The end byte counts to the last line.
@@ -6,17 +6,29 @@ d_0 is given, as in [`evaluate_bits_per_byte`]. The end byte counts to the last 
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from hf_recurrent.checkpoints.files import atomic_file
 from hf_recurrent.data.document_blocks import DocumentBlock, document_blocks
-from hf_recurrent.data.documents import Document
+from hf_recurrent.data.documents import Document, ReadOptions, Source
 from hf_recurrent.data.episode_losses import carried_token_losses, evaluation_mode
+from hf_recurrent.data.episode_source import count_of, with_unit
+from hf_recurrent.data.sources import known_bytes, resolve
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.stock_models.with_state import with_state
+
+_PIECE = 1 << 16
 
 
 def score_blocks(
@@ -51,22 +63,16 @@ def score_blocks(
             yield block, scores
 
 
-class ByteRows:
+def byte_rows(block: DocumentBlock, scores: np.ndarray) -> Iterator[str]:
     """A row of JSON for each byte: document, offset, byte, log_probability; the end byte has the offset n."""
-
-    def rows(self, block: DocumentBlock, scores: np.ndarray) -> Iterator[str]:
-        """The rows of a block."""
-        names = _Names(block)
-        columns = zip(
-            block.inputs.tolist(), block.targets.tolist(), block.offsets.tolist(), scores.tolist(), strict=True
-        )
-        for token, target, offset, score in columns:
-            name = names.at(offset)
-            if not offset:
-                yield f'{{"document": {name}, "offset": 0, "byte": {token}, "log_probability": null}}'
-            if target >= 0:
-                end = f'"offset": {offset + 1}, "byte": {target}, "log_probability": {_number(score)}'
-                yield f'{{"document": {name}, {end}}}'
+    columns = (column.tolist() for column in (block.inputs, block.targets, block.offsets, scores))
+    for name, token, target, offset, score in zip(block.names, *columns, strict=True):
+        document = _json(name)
+        if not offset:
+            yield f'{{"document": {document}, "offset": 0, "byte": {token}, "log_probability": null}}'
+        if target >= 0:
+            end = f'"offset": {offset + 1}, "byte": {target}, "log_probability": {_number(score)}'
+            yield f'{{"document": {document}, {end}}}'
 
 
 class SumRows:
@@ -82,14 +88,12 @@ class SumRows:
 
     def rows(self, block: DocumentBlock, scores: np.ndarray) -> Iterator[str]:
         """The rows of the lines or documents that end in a block."""
-        names = _Names(block)
         # The score of a target belongs to the line that the target is in: the end byte to the last one.
         is_line_end = np.zeros(len(scores), dtype=bool) if self._line_end is None else block.inputs == self._line_end
         begin = 0
         for index in np.flatnonzero(block.ends | is_line_end).tolist():
-            name = names.at(int(block.offsets[begin]))
             is_end = bool(block.ends[index])
-            yield self._add(block, scores, begin, index + is_end, index + 1, name)
+            yield self._add(block, scores, begin, index + is_end, index + 1)
             if is_end:
                 self._line, self._offset = 1, 0
             else:
@@ -99,30 +103,110 @@ class SumRows:
         self._score += float(scores[begin:].sum())
         self._bytes += len(scores) - begin
 
-    def _add(self, block: DocumentBlock, scores: np.ndarray, begin: int, score_end: int, end: int, name: str) -> str:
+    def _add(self, block: DocumentBlock, scores: np.ndarray, begin: int, score_end: int, end: int) -> str:
         """The row that ends before `end`, with the scores before `score_end`; then bytes and score are zero."""
         score = self._score + float(scores[begin:score_end].sum())
         size = self._bytes + end - begin
         self._bytes, self._score = 0, 0.0
         line = "" if self._line_end is None else f'"line": {self._line}, "offset": {self._offset}, '
         values = f'"log_probability": {_number(score)}, "bits_per_byte": {_number(-score / math.log(2) / size)}'
-        return f'{{"document": {name}, {line}"bytes": {size}, {values}}}'
+        return f'{{"document": {_json(block.names[begin])}, {line}"bytes": {size}, {values}}}'
 
 
-class _Names:
-    """Names of the documents of a block, as JSON."""
-
-    def __init__(self, block: DocumentBlock) -> None:
-        self._names = iter(map(json.dumps, block.names))
-        self._name: str | None = None
-
-    def at(self, offset: int) -> str:
-        """The name of the document in which the next position of interest has this offset."""
-        if self._name is None or not offset:
-            self._name = next(self._names)
-        return self._name
+_json = lru_cache(json.dumps)  # of names, which are those of the row before
 
 
 def _number(value: float) -> str:
     """JSON of a number with nine digits, as many as a float32 has."""
     return f"{value + 0.0:.9g}"
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """Options of a run, with the names and meanings of the command's flags."""
+
+    per: str
+    output: Path | None
+    binary: bool
+    block_size: int
+    quiet: bool
+
+
+def read_documents(files: Sequence[str], options: ReadOptions) -> tuple[Iterator[Document], int | None]:
+    """The documents of all files in their order, and their bytes; None if these are not known before reading.
+
+    Args:
+        files: as for `load_corpus`, or - for standard input.
+        options: of the files.
+    """
+    parts: list[Source] = []
+    for name in files:
+        if name == "-":
+            parts.append(Source(None, lambda: iter([("-", _standard_input())])))
+        else:
+            parts += resolve(name, options)
+    return (document for part in parts for document in part.documents()), known_bytes(parts)
+
+
+def score_documents(
+    options: ScoreOptions,
+    documents: Iterable[Document],
+    size: int | None,
+    model: PreTrainedModel,
+    tokenizer: Any,
+) -> int:
+    """Write a row for each byte, line or document; returns the number of bytes.
+
+    Raises:
+        OSError: the output cannot be written.
+        ValueError: tokenizer, model and options do not go together.
+    """
+    encoding = TokenEncoding(tokenizer, options.binary)
+    if encoding.vocab_size > model.config.vocab_size:
+        raise ValueError(f"`MODEL` has {model.config.vocab_size} token ids; its tokenizer has {encoding.vocab_size}.")
+    rows = _rows(options.per, encoding)
+    count, read, nats = 0, 0, 0.0
+    # On a terminal, rows and bar would be mixed.
+    hidden = options.quiet or (options.output is None and sys.stdout.isatty())
+    bar = tqdm(total=size, unit="B", unit_scale=True, desc="scoring", disable=hidden, dynamic_ncols=True)
+    with _output(options.output) as file, bar:
+        for block, scores in score_blocks(model, documents, encoding, options.block_size):
+            file.writelines(f"{row}\n" for row in rows(block, scores))
+            count, read, nats = count + int(block.ends.sum()), read + len(scores), nats - float(scores.sum())
+            bar.set_postfix_str(f"{nats / math.log(2) / read:.3f} bits per byte", refresh=False)
+            bar.update(len(scores))
+    if read and not options.quiet:
+        words = f"{count_of(count, 'document')}, {with_unit(read, 'B')}: {nats / math.log(2) / read:.4f} bits per byte"
+        print(words, file=sys.stderr)
+    return read
+
+
+def _rows(per: str, encoding: TokenEncoding) -> Callable[[DocumentBlock, np.ndarray], Iterator[str]]:
+    if per == "byte":
+        return byte_rows
+    if per == "document":
+        return SumRows().rows
+    try:
+        (line_end,) = encoding.encode(b"\n", "a line end").tolist()
+    except ValueError as error:
+        raise ValueError(
+            "`--per` is line, but the tokenizer of `MODEL` has no line ends; use byte or document."
+        ) from error
+    return SumRows(line_end).rows
+
+
+def _standard_input() -> Iterator[bytes]:
+    """The bytes of standard input as they arrive."""
+    while piece := sys.stdin.buffer.read1(_PIECE):
+        yield piece
+
+
+@contextmanager
+def _output(path: Path | None) -> Iterator[IO[str]]:
+    """Standard output, or a temporary file that is renamed at the end."""
+    if path is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    with atomic_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+        yield file

@@ -84,7 +84,7 @@ def test_test_files_are_the_validation(mnist, load):
     train, validation = load(f"mnist:{mnist}", load_splits, validation_fraction=0.4)
     assert (len(train), len(validation)) == (3, 2)
     (mnist / "train-images-idx3-ubyte").rename(mnist / "t10k-images-idx3-ubyte")
-    with pytest.raises(FileNotFoundError, match=r"file not found: .*train-images-idx3-ubyte .* only the split 'test'"):
+    with pytest.raises(FileNotFoundError, match=r"file not found: .*train-images-idx3-ubyte"):
         load(f"mnist:{mnist}", load_splits)
     train, validation = load(f"mnist:{mnist}", load_splits, split="test", validation_fraction=0.2)
     assert (len(train), len(validation)) == (4, 1)
