@@ -1,4 +1,4 @@
-"""A source of one's own: what the guide shows, trained, resumed, evaluated and reported like a corpus."""
+"""A source of one's own, as in docs/tasks/extend.md: trained, resumed, evaluated and reported like a corpus."""
 
 import math
 
