@@ -22,10 +22,9 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import ByteTokenizer
-from hf_recurrent.checkpoints.data_facts import describe_data
 from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
 from hf_recurrent.checkpoints.provenance_files import find_provenance, read_provenance, remember_provenance
-from hf_recurrent.checkpoints.records import Provenance, Sample
+from hf_recurrent.checkpoints.records import Data, Provenance, Sample
 from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_source
 from hf_recurrent.data.episode_source import EvaluationShare
 from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
@@ -70,7 +69,7 @@ def publish(name: str, run: Path, batch_size: int) -> None:
     weights = provenance.weights = weights_fingerprint(model)
     settings = {"block_size": share.block_size, "state_carried": True}
     provenance.results = []
-    provenance.add_result(provenance.new_result(weights, describe_data(source), metrics, settings))
+    provenance.add_result(provenance.new_result(weights, Data.of(source), metrics, settings))
     prompt = "class Path"
     text = generate_samples(model, tokenizer, [prompt], 400, temperature=0.7)[0]
     provenance.sample = Sample(prompt, text, weights, 0.7)

@@ -1,10 +1,7 @@
-"""`MultiStreamTrainer`: truncated backpropagation through time with the state carried from block to block."""
+"""Truncated backpropagation through time with the state carried, on blocks and on overlapping windows (Memora, 3)."""
 
-from transformers import PreTrainedModel
-
-from hf_recurrent.trainers.methods.training_method import TrainingMethod
-from hf_recurrent.trainers.methods.truncated_bptt import TruncatedBptt
-from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
+from hf_recurrent.trainers.methods.truncated_bptt import RollingWindowBptt
+from hf_recurrent.trainers.multi_stream_arguments import RollingWindowTrainingArguments
 from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
 
@@ -25,22 +22,29 @@ class MultiStreamTrainer(StreamTrainer):
     Args:
         model: a causal language model.
         args: [`MultiStreamTrainingArguments`]; the trainer works on a copy.
-        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`StreamTrainer`].
-        method: by default [`TruncatedBptt`].
+        train_corpus, eval_corpus, processing_class, callbacks, optimizers, method: see [`StreamTrainer`].
 
     Raises:
         ValueError: see [`StreamTrainer`]; a task needs blocks of its examples' length because no state is carried; or
             a stock model would carry its state with `gradient_checkpointing`.
     """
 
-    method_class: type[TrainingMethod] = TruncatedBptt
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        args: MultiStreamTrainingArguments,
-        *arguments,
-        method: TrainingMethod | None = None,
-        **options,
-    ):
-        super().__init__(model, args, *arguments, method=method or self.method_class(), **options)
+class RollingWindowTrainer(MultiStreamTrainer):
+    """A [`MultiStreamTrainer`] whose updates see each byte T / S times, in windows that start S bytes apart.
+
+    A window starts from the state before its first byte, which the pass over the window before has reached with the
+    weights of that time. Its loss is the mean over its T bytes. With T = S it is a [`MultiStreamTrainer`]. An update
+    costs as much as one with blocks of T, and a forward pass over S bytes.
+
+    Args:
+        model: a causal language model with a state.
+        args: [`RollingWindowTrainingArguments`].
+        train_corpus, eval_corpus, processing_class, callbacks, optimizers: see [`StreamTrainer`].
+
+    Raises:
+        ValueError: see [`MultiStreamTrainer`], or the model has no state.
+    """
+
+    args: RollingWindowTrainingArguments
+    method_class = RollingWindowBptt

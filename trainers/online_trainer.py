@@ -1,9 +1,6 @@
 """`OnlineTrainer`: every block of a stream is read once, with gradients through the past beyond the block."""
 
-from transformers import PreTrainedModel
-
 from hf_recurrent.trainers.methods.online_rule import OnlineRule
-from hf_recurrent.trainers.methods.training_method import TrainingMethod
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
@@ -28,13 +25,4 @@ class OnlineTrainer(StreamTrainer):
     """
 
     args: OnlineTrainingArguments
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        args: OnlineTrainingArguments,
-        *arguments,
-        method: TrainingMethod | None = None,
-        **options,
-    ):
-        super().__init__(model, args, *arguments, method=method or OnlineRule(), **options)
+    method_class = OnlineRule

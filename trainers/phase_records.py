@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoints.data_facts import describe_data
 from hf_recurrent.checkpoints.files import checkpoint_number
 from hf_recurrent.checkpoints.fingerprints import adapter_weights, weights_fingerprint
 from hf_recurrent.checkpoints.provenance_files import (
@@ -14,9 +13,8 @@ from hf_recurrent.checkpoints.provenance_files import (
     read_provenance,
     remember_provenance,
 )
-from hf_recurrent.checkpoints.rates import schedule_settings
-from hf_recurrent.checkpoints.recorder import PhaseRecorder
-from hf_recurrent.checkpoints.records import Phase, Provenance, thin_out
+from hf_recurrent.checkpoints.recorder import PhaseRecorder, schedule_settings
+from hf_recurrent.checkpoints.records import Data, Phase, Provenance, thin_out
 from hf_recurrent.data.episode_source import EpisodeSource
 
 if TYPE_CHECKING:
@@ -113,7 +111,7 @@ class PhaseRecords:
         trained_on = {data.fingerprint for phase in provenance.phases for data in phase.data}
         is_seen = source.unit != "symbol" and source.fingerprint in trained_on  # a task has its own held-out examples
         settings |= {"precision": self._precision, "split": "train" if is_seen else "validation"}
-        provenance.add_result(provenance.new_result(provenance.weights, describe_data(source), finite, settings))
+        provenance.add_result(provenance.new_result(provenance.weights, Data.of(source), finite, settings))
 
     # ---- Facts ----
 
@@ -145,7 +143,7 @@ class PhaseRecords:
         trainer, model = self.trainer, self.trainer.trained_model
         phase = Phase(
             method=trainer.method.name,
-            data=[describe_data(trainer.train_dataset)],
+            data=[Data.of(trainer.train_dataset)],
             base=base_of(model),
             parameters=model.num_parameters(),
             adapter=_describe_adapter(model),

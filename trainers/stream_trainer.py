@@ -35,6 +35,7 @@ from hf_recurrent.trainers.checkpointing import Checkpointing
 from hf_recurrent.trainers.divergence_guard import DivergenceGuard
 from hf_recurrent.trainers.hub import write_model_card
 from hf_recurrent.trainers.methods.training_method import TrainingMethod
+from hf_recurrent.trainers.methods.truncated_bptt import TruncatedBptt
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.phase_records import PhaseRecords
 from hf_recurrent.trainers.sharding import build_sharding, sharding_by_trainer
@@ -69,7 +70,7 @@ class StreamTrainer(Trainer):
         processing_class: the tokenizer; saved with the model, and required for samples.
         callbacks: additional callbacks.
         optimizers: a custom optimizer and learning rate schedule.
-        method: how a block is learned from; subclasses have one of their own as a default.
+        method: how a block is learned from; by default [`TruncatedBptt`], or the `method_class` of the subclass.
 
     Raises:
         ValueError: a source is empty, has no end without a given number of steps, or has more token ids than the
@@ -78,6 +79,7 @@ class StreamTrainer(Trainer):
     """
 
     args: MultiStreamTrainingArguments
+    method_class: type[TrainingMethod] = TruncatedBptt
     # `compute_loss` already scales the loss to its share of the step.
     loss_is_scaled_for_ga = True
 
@@ -91,9 +93,10 @@ class StreamTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
         *,
-        method: TrainingMethod,
+        method: TrainingMethod | None = None,
     ):
-        args, self.method, self._operations_per_token = copy.copy(args), method, None
+        self.method = method = method or self.method_class()
+        args, self._operations_per_token = copy.copy(args), None
         self.sharding = build_sharding(args.device, method.shards_by_layer)
         with same_error():
             trained = method.setup(model, args, train_corpus)

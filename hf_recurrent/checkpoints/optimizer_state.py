@@ -32,31 +32,22 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
         ValueError: it is damaged, or belongs to another optimizer or other parameters.
     """
     own = _unwrapped(optimizer)
-    name = type(own).__name__
-    if not isinstance(saved, dict) or not isinstance(states := saved.get("state"), dict):
-        raise ValueError("The saved optimizer is damaged: it has no state.")
-    groups, own_groups = saved.get("param_groups"), own.state_dict()["param_groups"]
-    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        raise ValueError("The saved optimizer is damaged: it has no parameter groups.")
-    before = saved.get("class", name)
+    try:
+        before, states = saved.get("class", type(own).__name__), dict(saved["state"])
+        groups = [dict(group) for group in saved["param_groups"]]
+        numbers = [group["params"] for group in groups]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError("The saved optimizer is damaged: it has no state or parameter groups.") from error
+    own_groups = own.state_dict()["param_groups"]
     # A later version of torch may have more names, so one set has to contain the other.
-    differ = any(
-        set(group) - set(other) and set(other) - set(group) for group, other in zip(groups, own_groups, strict=False)
-    )
-    if before != name or differ:
-        before = repr(before) if before != name else "another optimizer"
+    pairs = [(set(group), set(other)) for group, other in zip(groups, own_groups, strict=False)]
+    if before != type(own).__name__ or not all(names <= others or others <= names for names, others in pairs):
         raise ValueError(
-            f"The checkpoint was trained with {before}, but `optim` is {name!r} now; they must be the same."
+            f"The checkpoint was trained with another optimizer, {before}, but `optim` is {type(own).__name__!r} now; "
+            "they must be the same."
         )
-    sizes, own_sizes = ([len(group.get("params", ())) for group in part] for part in (groups, own_groups))
-    if sizes != own_sizes:
-        raise ValueError(f"The saved optimizer has groups of {sizes} parameters, but this one has {own_sizes}.")
-    for group, other in zip(groups, own_groups, strict=True):
-        if group["params"] != other["params"]:
-            raise ValueError("The saved optimizer is damaged: the numbers of its parameters are not consecutive.")
-        for key in group.keys() & other.keys():
-            if not _same_kind(group[key], other[key]):
-                raise ValueError(f"The saved optimizer is damaged: its `{key}` is {group[key]!r}.")
+    if numbers != [group["params"] for group in own_groups]:
+        raise ValueError("The saved optimizer has other groups of parameters than this one.")
     parameters = [parameter for group in own.param_groups for parameter in group["params"]]
     for number, state in states.items():
         if number not in range(len(parameters)) or not isinstance(state, dict):
@@ -82,17 +73,6 @@ def own_part_of_state(optimizer: torch.optim.Optimizer) -> Callable[[str, torch.
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return getattr(optimizer, "optimizer", optimizer)  # of accelerate
-
-
-def _same_kind(value: Any, own: Any) -> bool:
-    """True if a hyperparameter can replace `own`."""
-    if isinstance(own, bool) or own is None or value is None:
-        return value is None or isinstance(value, bool)
-    if isinstance(own, int | float):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(own, list | tuple) and isinstance(value, list | tuple):
-        return len(value) == len(own) and all(map(_same_kind, value, own))
-    return type(value) is type(own)
 
 
 def _check_entry(key: str, value: Any, parameter: nn.Parameter, number: int, kind: type) -> None:

@@ -1,11 +1,20 @@
 """`PhaseRecorder`: writes a phase of training into a `Provenance` while it happens."""
 
+import importlib.metadata
+import platform
 import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
-from hf_recurrent.checkpoints.environment import describe_hardware, now, versions
-from hf_recurrent.checkpoints.rates import RateMeter, join_rates
-from hf_recurrent.checkpoints.records import Phase, Provenance, Segment
+import torch
+
+from hf_recurrent.checkpoints.records import Phase, Provenance, Rate, Segment
+
+_PACKAGES = ("hf-recurrent", "torch", "transformers", "accelerate", "peft")
+# Hyperparameters of torch's optimizers that are recorded where a group has them.
+_HYPERPARAMETERS = ("weight_decay", "betas", "eps", "alpha", "momentum", "nesterov", "amsgrad")
 
 
 class PhaseRecorder:
@@ -16,22 +25,18 @@ class PhaseRecorder:
     Args:
         provenance: the record that the phase belongs to.
         phase: a new phase, or the last one of `provenance` to extend it.
-        optimizer: its rates are read at every step.
+        optimizer: of torch, or accelerate's wrapper of one; its rates are read at every step.
         step: number of finished steps.
         num_processes, device_type: hardware of the segment.
     """
 
     def __init__(
-        self,
-        provenance: Provenance,
-        phase: Phase,
-        optimizer: Any,
-        step: int,
-        num_processes: int = 1,
-        device_type: str | None = None,
+        self, provenance: Provenance, phase: Phase, optimizer: Any, step: int, num_processes: int, device_type: str
     ):
-        self.provenance, self.phase = provenance, phase
-        self._meter, self._begin = RateMeter(optimizer), time.monotonic()
+        self.provenance, self.phase, self._begin = provenance, phase, time.monotonic()
+        self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+        self._hook = self.optimizer.register_step_pre_hook(self.read_rates)
+        self._rates: list[list[float]] = []  # of each group: first, last, lowest, highest
         self._earlier = list(phase.segments)
         self._segment = Segment(
             first_step=step,
@@ -40,20 +45,25 @@ class PhaseRecorder:
             processes=num_processes,
             settings={},
             rates=[],
-            versions=versions(),
-            hardware=describe_hardware(num_processes, device_type),
-            started=now(),
+            versions=_versions(),
+            hardware=_describe_hardware(num_processes, device_type),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        phase.trained_parameters = self._meter.trained_parameters
+        weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
+        phase.trained_parameters = sum(weight.numel() for weight in weights if weight.requires_grad)
 
     @property
     def optimizer_name(self) -> str:
         """Class of the optimizer."""
-        return self._meter.name
+        return type(self.optimizer).__name__
 
-    def read_rates(self) -> None:
-        """Note the present learning rates, where steps bypass the optimizer's `step`."""
-        self._meter.read()
+    def read_rates(self, *_: Any) -> None:
+        """Note the present learning rates; called by the optimizer's `step`, and where steps bypass it."""
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        if len(self._rates) != len(rates):
+            self._rates = [[rate] * 4 for rate in rates]
+        for seen, rate in zip(self._rates, rates, strict=True):
+            seen[1], seen[2], seen[3] = rate, min(seen[2], rate), max(seen[3], rate)
 
     def update(self, step: int, read: int, settings: dict[str, Any]) -> None:
         """Record the steps since the recorder was made.
@@ -66,7 +76,7 @@ class PhaseRecorder:
         new = self._segment
         if step <= new.first_step:
             return
-        new.last_step, new.read, new.settings, new.rates = step, read, settings, self._meter.rates()
+        new.last_step, new.read, new.settings, new.rates = step, read, settings, self._joined_rates()
         new.seconds = round(time.monotonic() - self._begin, 3)
         if self._earlier and _conditions(self._earlier[-1]) == _conditions(new):
             self.phase.segments = [*self._earlier[:-1], _joined(self._earlier[-1], new)]
@@ -77,7 +87,16 @@ class PhaseRecorder:
 
     def close(self) -> None:
         """Stop reading rates."""
-        self._meter.close()
+        self._hook.remove()
+
+    def _joined_rates(self) -> list[Rate]:
+        """Rates that were read so far, groups with the same values joined; empty before the first step."""
+        joined: dict[str, Rate] = {}
+        for group, seen in zip(self.optimizer.param_groups, self._rates, strict=False):
+            settings = {name: _plain(group[name]) for name in _HYPERPARAMETERS if group.get(name) is not None}
+            rate = joined.setdefault(f"{seen} {settings}", Rate(0, *seen, settings=settings))
+            rate.parameters += sum(parameter.numel() for parameter in group["params"])
+        return sorted((rate for rate in joined.values() if rate.parameters), key=lambda rate: -rate.parameters)
 
 
 def _conditions(segment: Segment) -> tuple:
@@ -86,16 +105,70 @@ def _conditions(segment: Segment) -> tuple:
 
 
 def _joined(earlier: Segment, later: Segment) -> Segment:
-    return Segment(
+    return replace(
+        later,
         first_step=earlier.first_step,
-        last_step=later.last_step,
         read=earlier.read + later.read,
-        processes=later.processes,
-        settings=later.settings,
         rates=join_rates(earlier.rates, later.rates),
-        versions=later.versions,
-        hardware=later.hardware,
         started=earlier.started,
         seconds=round(earlier.seconds + later.seconds, 3),
         resumed=earlier.resumed + 1,
     )
+
+
+def join_rates(earlier: list[Rate], later: list[Rate]) -> list[Rate]:
+    """Rates over two successive parts of a segment, which have the same groups."""
+    if not earlier or not later:
+        return later or earlier
+    return [
+        replace(
+            after,
+            first=before.first,
+            lowest=min(before.lowest, after.lowest),
+            highest=max(before.highest, after.highest),
+        )
+        for before, after in zip(earlier, later, strict=True)
+    ]
+
+
+def schedule_settings(scheduler: Any) -> dict[str, Any]:
+    """Name, peak rates and numbers of steps of a schedule of learning rates, from its own state."""
+    scheduler = getattr(scheduler, "scheduler", scheduler)  # of accelerate
+    settings: dict[str, Any] = {"name": type(scheduler).__name__}
+    functions = getattr(scheduler, "lr_lambdas", None)
+    if functions:
+        function = getattr(functions[0], "func", functions[0])
+        name = getattr(function, "__name__", type(function).__name__)
+        settings["name"] = name.removeprefix("_get_").split("_schedule")[0].split("_lambda")[0].strip("_")
+        keywords: Mapping[str, Any] = getattr(functions[0], "keywords", {})
+        settings |= {key: value for key, value in keywords.items() if isinstance(value, bool | int | float | str)}
+    if rates := getattr(scheduler, "base_lrs", None):
+        settings["base_rates"] = sorted({float(rate) for rate in rates}, reverse=True)
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return list(map(_plain, value)) if isinstance(value, tuple | list) else value
+
+
+def _versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that training uses."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _describe_hardware(num_processes: int, device_type: str) -> str:
+    """Describe this machine: "2 x NVIDIA A100", or "x86_64 processor, 1 process with 2 threads"."""
+    if device_type == "cuda":
+        name = torch.cuda.get_device_name()
+        return f"{num_processes} x {name}" if num_processes > 1 else name
+    processes = "1 process" if num_processes == 1 else f"{num_processes} processes"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} processor, {processes} with {threads} thread{'s' if threads > 1 else ''}"

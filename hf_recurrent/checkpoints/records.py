@@ -15,6 +15,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_recurrent.checkpoints.privacy import public_data_name
+
 # Of the format of the file; a reader refuses newer ones.
 FORMAT = 1
 
@@ -38,6 +40,18 @@ class Data:
     size: int | None = None
     documents: int | None = None
     read: int = 0
+
+    @classmethod
+    def of(cls, source: Any) -> "Data":
+        """Facts of a source of episodes (`EpisodeSource`)."""
+        size = source.tokens_per_epoch
+        return cls(
+            name=public_data_name(source.name),
+            fingerprint=source.fingerprint,
+            unit=source.unit,
+            size=int(size) if size < float("inf") else None,
+            documents=len(source) if hasattr(source, "__len__") else None,
+        )
 
 
 @dataclass
@@ -265,44 +279,36 @@ def from_json(value: Any) -> Provenance:
     return _decode({name: item for name, item in value.items() if name != "format"}, Provenance, "provenance")
 
 
+_KINDS = {
+    dict: "an object", list: "a list", float: "a finite number", int: "an integer from 0 on", str: "text",
+}  # fmt: skip
+
+
 def _decode(value: Any, kind: Any, place: str) -> Any:
     """`value` as an instance of the annotated type `kind`, or a ValueError that names its place."""
-    arguments = typing.get_args(kind)
-    origin = typing.get_origin(kind)
-    if origin is types.UnionType:
-        return None if value is None else _decode(value, arguments[0], place)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise _wrong(place, value, "an object")
-        hints = typing.get_type_hints(kind)
-        required = {
-            part.name
-            for part in dataclasses.fields(kind)
-            if part.default is dataclasses.MISSING and part.default_factory is dataclasses.MISSING
-        }
-        if wrong := sorted(map(str, (value.keys() - hints.keys()) | (required - value.keys()))):
-            raise ValueError(f"`{place}` has a missing or unknown `{wrong[0]:.40}`.")
-        return kind(**{name: _decode(item, hints[name], f"{place}.{name}") for name, item in value.items()})
-    if origin is list:
-        if not isinstance(value, list):
-            raise _wrong(place, value, "a list")
+    if origin is types.UnionType:
+        return None if value is None else _decode(value, arguments[0], place)
+    base = dict if dataclasses.is_dataclass(kind) else origin or kind
+    if base is float:
+        matches = type(value) in (int, float) and math.isfinite(value)
+    else:
+        matches = type(value) is base and (base is not int or 0 <= value < 2**63)
+    if not matches:
+        raise ValueError(f"`{place}` is {value!r:.40}; it must be {_KINDS[base]}.")
+    if base is list:
         return [_decode(item, arguments[0], place) for item in value]
     if origin is dict:
-        if not isinstance(value, dict):
-            raise _wrong(place, value, "an object")
         return {name: _decode(item, arguments[1], f"{place}.{name}") for name, item in value.items()}
-    if kind is float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise _wrong(place, value, "a finite number")
+    if base is not dict:
         return value
-    if kind is int and type(value) is int and not 0 <= value < 2**63:
-        raise _wrong(place, value, "an integer from 0 on")
-    if type(value) is not kind:
-        raise _wrong(place, value, {int: "an integer", str: "text"}.get(kind, kind.__name__))
-    return value
-
-
-def _wrong(place: str, value: Any, needed: str) -> ValueError:
-    return ValueError(f"`{place}` is {value!r:.40}; it must be {needed}.")
+    hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
+    required = {
+        part.name for part in dataclasses.fields(kind) if part.default is missing and part.default_factory is missing
+    }
+    if wrong := sorted(map(str, (value.keys() - hints.keys()) | (required - value.keys()))):
+        raise ValueError(f"`{place}` has a missing or unknown `{wrong[0]:.40}`.")
+    return kind(**{name: _decode(item, hints[name], f"{place}.{name}") for name, item in value.items()})

@@ -19,19 +19,23 @@ from hf_recurrent.stock_models.with_state import check_recurrent, with_state
 _FORMAT = "hf_recurrent.state.2"  # the format of files, independent of the module's name
 
 
-def save_state(state: RecurrentState, path: str | os.PathLike, model: PreTrainedModel) -> None:
+def save_state(
+    state: RecurrentState, path: str | os.PathLike, model: PreTrainedModel, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a state to one safetensors file, through a temporary file that is renamed.
 
     Args:
         state: of any number of streams.
         path: of the file.
         model: the one that the state is of; the hash of its weights is saved too ([`weights_hash`]).
+        metadata: more texts by name.
 
     Raises:
         TypeError: the model has no recurrent state, or `state` is not a dictionary of tensors.
         ValueError: the state is not of this model.
     """
-    write_state(state, path, model)
+    with atomic_file(path) as partial:
+        partial.write_bytes(pack_state(state, model, metadata))
 
 
 def load_state(
@@ -55,14 +59,6 @@ def load_state(
     return read_state(path, model, device)[0]
 
 
-def write_state(
-    state: RecurrentState, path: str | os.PathLike, model: PreTrainedModel, metadata: Mapping[str, str] | None = None
-) -> None:
-    """As [`save_state`], with more `metadata`."""
-    with atomic_file(path) as partial:
-        partial.write_bytes(pack_state(state, model, metadata))
-
-
 def read_state(
     path: str | os.PathLike, model: PreTrainedModel, device: torch.device | str | None = None
 ) -> tuple[RecurrentState, dict[str, str]]:
@@ -82,7 +78,7 @@ def read_state(
 
 
 def pack_state(state: RecurrentState, model: PreTrainedModel, metadata: Mapping[str, str] | None = None) -> bytes:
-    """The content of a file of [`save_state`], with more `metadata`."""
+    """The content of a file of [`save_state`]."""
     _check(state, model)
     return pack_tensors(state, {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)})
 

@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints
 from hf_recurrent.checkpoints.privacy import last_part
-from hf_recurrent.checkpoints.resumed_arguments import PRETRAIN_EFFECTS, Effect
+from hf_recurrent.checkpoints.resumed_arguments import IGNORED
 from hf_recurrent.cli.data_arguments import load_training_sources, token_vocabulary
 from hf_recurrent.cli.flags import name_typed, normalize
 from hf_recurrent.cli.loading import build_new_model, check_byte_tokenizer
@@ -47,7 +47,6 @@ from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
 from hf_recurrent.presets import preset_names
 from hf_recurrent.trainers.agreement import same_error
-from hf_recurrent.trainers.dmt_trainer import DmtTrainer
 from hf_recurrent.trainers.freed_memory import keep_freed_memory
 from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
@@ -56,7 +55,7 @@ from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.online_trainer import OnlineTrainer
 from hf_recurrent.trainers.sharding import is_sharding_requested
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
-from hf_recurrent.trainers.smt_trainer import SmtTrainer
+from hf_recurrent.trainers.smt_trainer import DmtTrainer, SmtTrainer
 from hf_recurrent.trainers.stop_signals import TrainingInterrupted
 from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
@@ -161,7 +160,7 @@ def _saved_recipe(run: Run) -> str:
     given, lines = dict(run.arguments.given), []
     changes, resumed = run.trainer.checkpointing.changes, checkpoint_number(run.checkpoint or "")
     for name, (before, _) in changes.items():
-        if resumed >= run.trainer.num_training_steps or PRETRAIN_EFFECTS[name] is Effect.IGNORED:
+        if resumed >= run.trainer.num_training_steps or name in IGNORED:
             given[name] = before  # the new value did not act
         else:
             lines.append(f"# Since step {resumed:,}: {name} was {before} before.\n")

@@ -15,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoints.state_files import has_weights_hash, pack_state, read_state, unpack_state, write_state
+from hf_recurrent.checkpoints.state_files import has_weights_hash, pack_state, read_state, save_state, unpack_state
 from hf_recurrent.generation.arguments import end_token_list
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, select_state
 from hf_recurrent.stock_models.with_state import with_state
@@ -38,7 +38,7 @@ class TextState:
 
 def save_text_state(model: PreTrainedModel, text: TextState, path: str | Path) -> None:
     """Write texts to a file of [`save_state`], with the pending tokens as metadata."""
-    write_state(text.state, path, model, _pending_metadata(text))
+    save_state(text.state, path, model, _pending_metadata(text))
 
 
 def pack_text_state(model: PreTrainedModel, text: TextState) -> bytes:

@@ -12,7 +12,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from hf_recurrent.checkpoints.data_facts import describe_data
 from hf_recurrent.checkpoints.files import (
     checkpoint_number,
     list_checkpoints,
@@ -22,6 +21,7 @@ from hf_recurrent.checkpoints.files import (
     staging_path,
 )
 from hf_recurrent.checkpoints.output_lock import output_lock
+from hf_recurrent.checkpoints.records import Data
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.decompression import COMPRESSIONS
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
@@ -262,7 +262,7 @@ class LearnRun:
     def _record_held_out(self, found: dict[str, float]) -> None:
         self.learner.record_training()
         metrics = {name: found[name] for name in ("loss", "bits_per_byte", "num_bytes", "num_episodes")}
-        self.learner.training_record.add_result(describe_data(self.held_out), metrics, state_carried=True)
+        self.learner.training_record.add_result(Data.of(self.held_out), metrics, state_carried=True)
 
     def _checkpoint(self, byte: int) -> Path:
         return self.directory / f"checkpoint-{byte}"

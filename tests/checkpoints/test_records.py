@@ -7,7 +7,7 @@ import pytest
 
 from hf_recurrent.checkpoints.privacy import public_data_name, public_name, redact
 from hf_recurrent.checkpoints.provenance_files import PROVENANCE_FILE, read_provenance, write_provenance
-from hf_recurrent.checkpoints.rates import join_rates
+from hf_recurrent.checkpoints.recorder import join_rates
 from hf_recurrent.checkpoints.records import (
     Base,
     Data,
