@@ -10,6 +10,18 @@ from hf_recurrent.trainers.sharding import is_sharding_requested, requested_shar
 
 REGIMES = ("multi_stream", "iid")
 DIVERGENCE_ACTIONS = ("stop", "rollback")
+_SHARDING = "weights are sharded (FSDP2) by `accelerate launch --config_file`"
+_PRECISION = "evaluation uses the precision of training"
+# Arguments that have to stay off, and why.
+_UNSUPPORTED = {
+    "deepspeed": _SHARDING,
+    "fsdp": _SHARDING,
+    "label_smoothing_factor": "bits per byte are measured with the true targets",
+    "auto_find_batch_size": "the batch size sets the streams",
+    "fp16_full_eval": _PRECISION,
+    "bf16_full_eval": _PRECISION,
+    "logging_nan_inf_filter": "a NaN loss is never logged as another",
+}
 
 
 @dataclass
@@ -147,18 +159,17 @@ class MultiStreamTrainingArguments(TrainingArguments):
         self.per_device_train_batch_size = next(size for size in range(most, 0, -1) if share % size == 0)
         self.gradient_accumulation_steps = share // self.per_device_train_batch_size
 
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        if getattr(self, name) not in choices:
+            allowed = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+            raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be {allowed}.")
+
     def __post_init__(self):
-        if self.regime not in REGIMES:
-            raise ValueError(f"`regime` is {self.regime!r}; it must be one of {', '.join(REGIMES)}.")
-        if self.on_divergence not in DIVERGENCE_ACTIONS:
-            choices = ", ".join(DIVERGENCE_ACTIONS)
-            raise ValueError(f"`on_divergence` is {self.on_divergence!r}; it must be one of {choices}.")
-        for name in ("deepspeed", "fsdp"):
+        self._check_choice("regime", REGIMES)
+        self._check_choice("on_divergence", DIVERGENCE_ACTIONS)
+        for name, reason in _UNSUPPORTED.items():
             if getattr(self, name):
-                raise ValueError(
-                    f"`{name}` is {getattr(self, name)!r}; it must be empty: weights are sharded (FSDP2) by "
-                    "`accelerate launch --config_file`."
-                )
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be off: {reason}.")
         requested_sharding()  # before accelerate acts on it
         self._check_minimum(1, "block_size", "eval_block_size", "sample_bytes", "streams")
         self._check_minimum(0, "sample_every")
@@ -170,20 +181,6 @@ class MultiStreamTrainingArguments(TrainingArguments):
         self._check_minimum(
             1, "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"
         )
-        if self.label_smoothing_factor:
-            raise ValueError(
-                f"`label_smoothing_factor` is {self.label_smoothing_factor}; it must be 0, because bits per byte are "
-                "measured with the true targets."
-            )
-        if self.auto_find_batch_size:
-            raise ValueError("`auto_find_batch_size` is True; it must be False: the batch size sets the streams.")
-        for name in ("fp16_full_eval", "bf16_full_eval"):
-            if getattr(self, name):
-                raise ValueError(f"`{name}` is True; it must be False: evaluation uses the precision of training.")
-        if self.logging_nan_inf_filter:
-            raise ValueError(
-                "`logging_nan_inf_filter` is True; it must be False: a NaN loss is never logged as another."
-            )
         for name in ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs"):
             if not isinstance(getattr(self, name) or {}, dict):  # any text that is not a JSON object
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be a mapping.")
@@ -211,6 +208,5 @@ class RollingWindowTrainingArguments(MultiStreamTrainingArguments):
             raise ValueError(
                 f"`window` is {self.window}; it must be a multiple of `block_size`, which is {self.block_size}."
             )
-        if self.regime != "multi_stream":
-            raise ValueError(f"`regime` is {self.regime!r}; it must be 'multi_stream', where windows overlap.")
+        self._check_choice("regime", ("multi_stream",))
         super().__post_init__()

@@ -53,8 +53,8 @@ class OnlineTrainingArguments(MultiStreamTrainingArguments):
     save_steps: float = argument(10_000, "Steps between two checkpoints.")
 
     def __post_init__(self):
-        if self.method not in RULES:
-            raise ValueError(f"`method` is {self.method!r}; it must be one of {', '.join(RULES)}.")
+        self._check_choice("method", RULES)
+        self._check_choice("regime", ("multi_stream",))
         if self.stride is None:
             self.stride = self.block_size
         if self.stride < 1 or self.block_size % self.stride:
@@ -62,8 +62,6 @@ class OnlineTrainingArguments(MultiStreamTrainingArguments):
         if self.optim == "rmsprop" and self.optim_args is None:
             self.optim_args = f"alpha={RMSPROP_ALPHA}"
         super().__post_init__()
-        if self.regime != "multi_stream":
-            raise ValueError(f"`regime` is {self.regime!r}; it must be multi_stream for online learning.")
         for name in ("gradient_checkpointing", "torch_compile"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` must be off: `method` {self.method!r} hooks into the forward pass.")

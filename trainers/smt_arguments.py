@@ -66,8 +66,7 @@ class MemoryTrainingArguments(MultiStreamTrainingArguments):
         self._check_minimum(0, "timesteps", "eval_windows")
         if not 0 <= self.start_share <= 1:
             raise ValueError(f"`start_share` is {self.start_share}; it must be from 0 to 1.")
-        if self.regime != "iid":
-            raise ValueError(f"`regime` is {self.regime!r}; it must be iid: training on memories carries no state.")
+        self._check_choice("regime", ("iid",))  # no state is carried
         if self.neftune_noise_alpha is not None:
             raise ValueError(
                 f"`neftune_noise_alpha` is {self.neftune_noise_alpha}; it must be None: training on memories adds "
@@ -112,8 +111,7 @@ class SmtTrainingArguments(MemoryTrainingArguments):
     def __post_init__(self):
         self._check_minimum(1, "future_length")
         self._check_minimum(0, "decoder_weight", "dynamics_weight", "uniformity_weight")
-        if self.uniformity_over not in ("tokens", "states"):
-            raise ValueError(f"`uniformity_over` is {self.uniformity_over!r}; it must be tokens or states.")
+        self._check_choice("uniformity_over", ("tokens", "states"))
         super().__post_init__()
         if self.uniformity_weight and self.per_device_train_batch_size < 2:
             raise ValueError(

@@ -80,15 +80,13 @@ def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     from hf_recurrent.cli.pretrain_arguments import parse_arguments
     from hf_recurrent.planning.advice import changes
     from hf_recurrent.planning.report import describe, describe_changes, describe_time
-    from hf_recurrent.planning.setting import LaunchConfiguration, read_launch_configuration, setting_of
+    from hf_recurrent.planning.setting import setting_of
     from hf_recurrent.planning.training_memory import MemoryCounter
     from hf_recurrent.planning.training_steps import bytes_per_second
 
     run = parse_arguments(words)
     training, vocab_size = run.training, token_vocabulary(run.data.corpus)
-    file = arguments.config_file
-    launch = LaunchConfiguration() if file is None else read_launch_configuration(file)
-    setting = setting_of(training, episode_source(run.data.corpus), launch, arguments.processes)
+    setting = setting_of(training, episode_source(run.data.corpus), arguments.config_file, arguments.processes)
     counter = MemoryCounter(lambda: _build(run, vocab_size), training)
     memory = counter.count(setting)
     if arguments.json:

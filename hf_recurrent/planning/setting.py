@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from transformers import TrainingArguments
@@ -52,22 +53,8 @@ class Setting:
         return self.processes * self.accumulation * self.streams * self.block_size
 
 
-@dataclass(frozen=True)
-class LaunchConfiguration:
-    """Processes and precision of a run; `sharding` is None for a copy of the model in every process."""
-
-    processes: int = 1
-    bfloat16: bool = False
-    sharding: ShardingSettings | None = None
-
-
-def read_launch_configuration(name: str) -> LaunchConfiguration:
-    """Read the file of `accelerate launch --config_file`, or one of `recipes/accelerate` by its name.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is no configuration of accelerate, or does not ask for DDP or FSDP2.
-    """
+def _launch_settings(name: str) -> dict[str, Any]:
+    """Fields of a [`Setting`] in a configuration of accelerate: a path, or the name of a file of `recipes/accelerate`."""
     path = Path(name)
     shipped = sorted(file.name for file in RECIPES.glob("*.yaml"))
     if not path.is_file():
@@ -87,17 +74,17 @@ def read_launch_configuration(name: str) -> LaunchConfiguration:
     environment = {str(key).upper(): str(value) for key, value in options.items()}
     kind = str(content["distributed_type"])
     environment |= {"ACCELERATE_USE_FSDP": str(kind == "FSDP"), "ACCELERATE_USE_DEEPSPEED": str(kind == "DEEPSPEED")}
-    return LaunchConfiguration(
-        processes=int(content.get("num_processes") or 1),
-        bfloat16=content.get("mixed_precision") == "bf16",
-        sharding=requested_sharding(environment),
-    )
+    return {
+        "processes": int(content.get("num_processes") or 1),
+        "bfloat16": content.get("mixed_precision") == "bf16",
+        "sharding": requested_sharding(environment),
+    }
 
 
 def setting_of(
     training: TrainingArguments,
     source: EpisodeSource | None,
-    launch: LaunchConfiguration,
+    config_file: str | None = None,
     processes: int | None = None,
 ) -> Setting:
     """The setting of a run.
@@ -105,9 +92,15 @@ def setting_of(
     Args:
         training: its arguments.
         source: its task, if it trains on one; None for documents.
-        launch: its launcher.
+        config_file: of its launcher, or the name of one in `recipes/accelerate`.
         processes: number of processes; None for the launcher's.
+
+    Raises:
+        FileNotFoundError: `config_file` does not exist.
+        ValueError: it is no configuration of accelerate, or does not ask for DDP or FSDP2.
     """
+    launch = _launch_settings(config_file) if config_file is not None else {}
+    sharding = launch.get("sharding")
     method, anchors, first_anchor = getattr(training, "method", BPTT), 0, 0
     if isinstance(training, MemoryTrainingArguments):
         method = SMT if isinstance(training, SmtTrainingArguments) else DMT
@@ -124,10 +117,9 @@ def setting_of(
         accumulation=training.gradient_accumulation_steps,
         anchors=anchors,
         first_anchor=first_anchor,
-        bfloat16=training.bf16 or launch.bfloat16,
-        checkpointing=training.gradient_checkpointing
-        or (launch.sharding is not None and launch.sharding.activation_checkpointing),
+        bfloat16=training.bf16 or launch.get("bfloat16", False),
+        checkpointing=training.gradient_checkpointing or (sharding is not None and sharding.activation_checkpointing),
         carries_state=training.regime == "multi_stream",
-        processes=launch.processes if processes is None else processes,
-        sharding=launch.sharding,
+        processes=launch.get("processes", 1) if processes is None else processes,
+        sharding=sharding,
     )

@@ -16,6 +16,8 @@ from hf_recurrent.trainers.methods.next_token_loss import next_token_loss
 from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 
+_STRIDES = 2  # enough for memory: the second finds what the first one leaves
+
 
 def build_steps(model: nn.Module, setting: Setting) -> "NextTokenSteps | MemorySteps":
     """The steps of a model; [`MemorySteps`] for the RNN and teacher of SMT and DMT."""
@@ -49,24 +51,13 @@ class NextTokenSteps:
     def sensitivity_bytes(self) -> int:
         return sum(map(_nbytes, self._sensitivities))
 
-    def run(self, group: int, most_strides: int | None = 2) -> None:
-        """Forward and backward of one micro-batch, stride by stride.
-
-        Args:
-            group: number of the micro-batch.
-            most_strides: two are enough for memory: the second finds what the first one leaves.
-        """
+    def run(self, group: int, whole: bool = False) -> None:
+        """Forward and backward of a micro-batch, stride by stride; only of the first strides unless it is `whole`."""
         setting, model = self.setting, self.model
-        ids = torch.zeros(setting.streams, setting.stride, dtype=torch.long, device=model.device)
-        batch = {
-            "input_ids": ids,
-            "shift_labels": torch.zeros_like(ids),
-            "reset_mask": torch.zeros_like(ids).bool(),
-            "num_targets": torch.ones((), device=model.device),
-        }
+        batch = _zero_block(model, setting.streams, setting.stride)
+        batch["num_targets"] = torch.ones((), device=model.device)
         strides = setting.block_size // setting.stride
-        if most_strides is not None:
-            strides = min(strides, most_strides)
+        strides = strides if whole else min(strides, _STRIDES)
         state = self._states[group]
         for _ in range(strides):
             with self.rule.block(self._sensitivities[group]) if self.rule else nullcontext():
@@ -87,24 +78,28 @@ class MemorySteps:
     def __init__(self, model: StudentAndTeacher, setting: Setting):
         self.model, self.setting = model, setting
 
-    def run(self, group: int, most_strides: int | None = None) -> None:
+    def run(self, group: int, whole: bool = True) -> None:
         """Forward and backward of one micro-batch; see [`NextTokenSteps.run`]."""
         setting, model = self.setting, self.model
-        ids = torch.zeros(setting.streams, setting.block_size, dtype=torch.long, device=model.device)
         # The last positions of each block: their contexts are full. A shorter rollout has its first one several times.
         anchors = torch.arange(setting.block_size - setting.anchors, setting.block_size, device=model.device)
         anchors = anchors.clamp(min=setting.first_anchor)
-        inputs = {
-            "input_ids": ids,
-            "shift_labels": torch.zeros_like(ids),
-            "reset_mask": torch.zeros_like(ids).bool(),
-            "anchors": anchors.expand(setting.streams, -1).contiguous(),
-        }
+        inputs = _zero_block(model, setting.streams, setting.block_size)
+        inputs["anchors"] = anchors.expand(setting.streams, -1).contiguous()
         if isinstance(model, DmtObjective):
             inputs["start"] = setting.first_anchor
         with torch.autocast(model.device.type, torch.bfloat16, enabled=setting.bfloat16):
             losses = model(**inputs)
         losses.total.backward()
+
+
+def _zero_block(model: nn.Module, streams: int, steps: int) -> dict[str, torch.Tensor]:
+    ids = torch.zeros(streams, steps, dtype=torch.long, device=model.device)
+    return {
+        "input_ids": ids,
+        "shift_labels": torch.zeros_like(ids),
+        "reset_mask": torch.zeros_like(ids).bool(),
+    }
 
 
 def _nbytes(tensors: RecurrentState | None) -> int:
@@ -124,7 +119,7 @@ def bytes_per_second(model: nn.Module, arguments: TrainingArguments, setting: Se
         for _ in range(steps + 1):
             begin = _now(model)
             for group in range(setting.accumulation):
-                training.run(group, None)
+                training.run(group, whole=True)
             optimizer.step()
             optimizer.zero_grad()
             seconds.append(_now(model) - begin)

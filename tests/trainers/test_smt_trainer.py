@@ -203,7 +203,7 @@ def test_a_gru_is_warned_of(tmp_path, caplog):
         ({"regime": "multi_stream"}, "`regime` is 'multi_stream'; it must be iid"),
         ({"start_share": 1.5}, "`start_share` is 1.5"),
         ({"future_length": 0}, "`future_length` is 0"),
-        ({"uniformity_over": "bytes"}, "must be tokens or states"),
+        ({"uniformity_over": "bytes"}, "must be one of tokens, states"),
     ],
 )
 def test_bad_arguments(tmp_path, arguments, message):
