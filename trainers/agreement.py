@@ -39,11 +39,7 @@ def same_error() -> Iterator[None]:
 
 
 def check_same(facts: dict[str, Any]) -> None:
-    """Raise a ValueError in all processes that names the first fact in which they differ.
-
-    Args:
-        facts: values that can be compared, by the names of arguments.
-    """
+    """Raise a ValueError in all processes that names the first of the `facts`, by argument, in which they differ."""
     everywhere = _gathered(facts)
     for name in facts:
         values = [other.get(name) for other in everywhere]
@@ -56,13 +52,7 @@ def check_same(facts: dict[str, Any]) -> None:
 
 
 def check_same_run(args: TrainingArguments, model: torch.nn.Module, sources: dict[str, Any]) -> None:
-    """[`check_same`] for everything about a run that all of its processes need to have alike.
-
-    Args:
-        args: of the run.
-        model: its configuration is compared.
-        sources: by argument, an episode source, a dictionary of sources by name, or None.
-    """
+    """[`check_same`] for the arguments, the configuration of the model, and the sources by argument."""
     facts = {}
     for argument, source in sources.items():  # data first: arguments may be derived from them
         parts = source.items() if isinstance(source, dict) else [("", source)]

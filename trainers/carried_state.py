@@ -10,11 +10,8 @@ from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_st
 class CarriedState:
     """Carried tensors, batch first, of each group of streams (one micro-batch of one process).
 
-    A group is identified by the global number of its first stream.
-
-    Args:
-        zero: maps batch size and device to the tensors that new streams start from.
-        device: device of the carried tensors.
+    A group is identified by the global number of its first stream. `zero` maps batch size and device to the tensors
+    that new streams start from.
     """
 
     def __init__(self, zero: Callable[[int, torch.device | str], RecurrentState], device: torch.device):
@@ -45,12 +42,7 @@ class CarriedState:
         return join_states([self._groups[group] for group in groups])
 
     def load(self, state: RecurrentState, streams: torch.Tensor, group_size: int) -> None:
-        """Restore tensors that [`save`] returned.
-
-        Args:
-            state: tensors of all `streams`, batch first.
-            streams: (B,) global numbers of this process's streams.
-            group_size: number of streams of a group.
+        """Restore tensors of [`save`] for the streams (B,) of this process, `group_size` of them in a group.
 
         Raises:
             ValueError: a tensor is missing, unknown or has another shape.

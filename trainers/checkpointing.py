@@ -222,11 +222,7 @@ class Checkpointing:
         return next(filter(None, found), None)
 
     def begin(self, checkpoint: str, rate_factor: float = 1.0) -> None:
-        """Check that the run can continue a checkpoint, and load weights and streams.
-
-        Args:
-            checkpoint: found by [`find`].
-            rate_factor: factor of the learning rates from now on.
+        """Check that the run can continue a checkpoint of [`find`], and load weights and streams.
 
         Raises:
             ValueError: the checkpoint is damaged, or is of other data, another model or other arguments.

@@ -24,10 +24,7 @@ _SAMPLE_BYTES, _TEMPERATURE = 200, 0.8
 def write_model_card(trainer: "StreamTrainer", recipe: str | None = None, **statements: Any) -> None:
     """Write README.md from the provenance, and provenance.json, into `output_dir`; called by all processes.
 
-    Args:
-        trainer: the trainer of the model.
-        recipe: name of the recipe of the last phase, if it has none yet.
-        statements: fields of [`Statements`] on the card.
+    `recipe` names the recipe of the last phase, if it has none yet; `statements` are fields of [`Statements`].
     """
     from hf_recurrent.hub.model_card import Statements, save_model_card
 

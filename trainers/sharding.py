@@ -41,9 +41,6 @@ class ShardingSettings:
 def requested_sharding(environment: Mapping[str, str] = os.environ) -> ShardingSettings | None:
     """The settings that the launcher asks for; None for a copy of the model in every process.
 
-    Args:
-        environment: variables as `accelerate launch` sets them.
-
     Raises:
         ValueError: the launcher asks for something else than DDP or FSDP2.
     """
@@ -93,12 +90,7 @@ def sharding_by_trainer() -> Iterator[None]:
 
 
 def build_sharding(device: torch.device, by_layer: bool) -> "Replication":
-    """The way in which this run is distributed.
-
-    Args:
-        device: of this process.
-        by_layer: gather the weights of one layer at a time; False for training that needs all of them at once.
-    """
+    """The way in which this run is distributed; not `by_layer`, all weights are gathered at once."""
     settings = requested_sharding()
     if settings is None or not is_sharding_requested():
         return Replication()

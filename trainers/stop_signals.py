@@ -24,14 +24,7 @@ class EvaluationStopped(Exception):
 
 
 class StopSignals:
-    """Signals that ask a run to stop; all processes agree on the step.
-
-    Args:
-        enabled: False to leave signals as they are.
-        sharding: how the processes share the model.
-        device: of this process.
-        num_processes: number of processes.
-    """
+    """Signals that ask a run to stop; all processes agree on the step. If not `enabled`, signals stay as they are."""
 
     def __init__(self, enabled: bool, sharding: Replication, device: torch.device, num_processes: int):
         self.enabled, self.sharding, self.device, self.num_processes = enabled, sharding, device, num_processes

@@ -18,13 +18,7 @@ from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArgu
 
 
 class StreamProgress:
-    """Positions and carried tensors of this process's streams, and the episodes that have begun since the last log.
-
-    Args:
-        args: arguments of the run.
-        source: the training data, if there are any.
-        carried: the tensors that streams carry; None if they carry nothing.
-    """
+    """Positions and carried tensors of this process's streams, and the episodes that have begun since the last log."""
 
     def __init__(self, args: MultiStreamTrainingArguments, source: EpisodeSource | None, carried: CarriedState | None):
         self.args, self.source, self.carried = args, source, carried

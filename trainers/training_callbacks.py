@@ -59,9 +59,6 @@ class BytesProgressCallback(ProgressCallback):
     """Progress bar in 80 columns: bits per byte, bytes per second and time left; plain lines without a terminal.
 
     Replaces the bar of `Trainer`. Only the first process prints.
-
-    Args:
-        unit: of the training data: "byte", "symbol" or "pixel".
     """
 
     def __init__(self, unit: str = "byte"):
@@ -107,12 +104,7 @@ class SampleCallback(TrainerCallback):
     """Prints samples of the model every `args.sample_every` steps, in the first process.
 
     Random states and the model's mode are restored: training is bit for bit the same with and without samples.
-
-    Args:
-        tokenizer: encodes the prompts and decodes the samples.
-        args: the fields `sample_every`, `sample_prompts` and `sample_bytes`.
-        throughput: paused while sampling.
-        model_for_first: gives the model to sample from, in the first process.
+    `model_for_first` gives the model to sample from, in the first process.
     """
 
     def __init__(

@@ -31,12 +31,8 @@ def save_tree(tree: Any, directory: str | os.PathLike, name: str, *, writes: boo
     """Write `tree` as NAME.json and NAME.safetensors, tensor by tensor.
 
     Args:
-        tree: the values; all processes give their parts if tensors are sharded.
-        directory, name: of the files.
+        tree: numbers, texts and tensors, or a TypeError is raised; of sharded tensors, all processes give their parts.
         writes: False for a process that only takes part in gathering the tensors.
-
-    Raises:
-        TypeError: there is a value of another type.
     """
     tensors: dict[str, torch.Tensor] = {}
     structure = _encode(tree, name, tensors)
@@ -48,15 +44,11 @@ def save_tree(tree: Any, directory: str | os.PathLike, name: str, *, writes: boo
 def load_tree(
     directory: str | os.PathLike, name: str, place: Callable[[str, torch.Tensor], torch.Tensor] | None = None
 ) -> Any:
-    """Read the files of [`save_tree`], tensor by tensor.
+    """Read the files of [`save_tree`], tensor by tensor; raise a ValueError if one is missing or damaged.
 
     Args:
-        directory, name: of the files.
         place: maps the path of a tensor, such as "optimizer.state.0.exp_avg", and the tensor, on the CPU, to its
             replacement, such as this process's part of it.
-
-    Raises:
-        ValueError: a file is missing or damaged.
     """
     structure = read_json(os.path.join(directory, f"{name}.json"))
     with reading_checkpoint(os.path.join(directory, f"{name}.safetensors")) as path, open_tensors(path) as file:
@@ -111,25 +103,14 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] |
 
 
 def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors and metadata of [`pack_tensors`], which nothing has checked yet.
-
-    Args:
-        data: the content of a file.
-        name: of the file or argument, for errors.
-
-    Raises:
-        ValueError: it is not the content of a safetensors file.
-    """
+    """Tensors and metadata of [`pack_tensors`], not checked yet; `name` is the file or argument in a ValueError."""
     try:
-        return load(data), _metadata(data)
+        tensors = load(data)
+        # The library reads metadata from files only.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return tensors, header.get("__metadata__") or {}
     except (SafetensorError, KeyError, AttributeError) as error:  # the last two for types unknown to torch
         raise ValueError(f"`{name}` is damaged or not a saved state: {error}.") from error
-
-
-def _metadata(data: bytes) -> dict[str, str]:
-    """The metadata of safetensors that were loaded: the library reads them from files only."""
-    size = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + size]).get("__metadata__") or {}
 
 
 def write_json(value: Any, path: str | os.PathLike) -> None:

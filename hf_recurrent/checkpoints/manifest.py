@@ -17,12 +17,7 @@ _CHECKSUM = "checksum"  # of the manifest itself
 
 
 def write_manifest(directory: str | os.PathLike, **fields: Any) -> None:
-    """Write the manifest of all files below `directory`; call it last, before the directory is published.
-
-    Args:
-        directory: the complete checkpoint.
-        fields: JSON values that are stored with the list of files.
-    """
+    """Write the manifest of all files below `directory`, and `fields`; call it last, before it is published."""
     root = Path(directory)
     paths = sorted(path for path in root.rglob("*") if path.is_file() and path != root / MANIFEST_FILE)
     files = {
@@ -33,11 +28,7 @@ def write_manifest(directory: str | os.PathLike, **fields: Any) -> None:
 
 
 def read_manifest(directory: str | os.PathLike) -> dict[str, Any]:
-    """The manifest of a checkpoint.
-
-    Raises:
-        ValueError: it is missing or damaged.
-    """
+    """The manifest of a checkpoint; raise a ValueError if it is missing or damaged."""
     path = Path(directory, MANIFEST_FILE)
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(files := content.get("files"), dict | list):
@@ -50,12 +41,7 @@ def read_manifest(directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def check_manifest(directory: str | os.PathLike, index: int = 0, count: int = 1) -> dict[str, Any]:
-    """Compare every file of a checkpoint with its manifest, and return the manifest.
-
-    Args:
-        directory: the checkpoint.
-        index: of this process, which reads every `count`-th file.
-        count: number of processes.
+    """Compare every `count`-th file, from `index` on, with the manifest of a checkpoint, and return the manifest.
 
     Raises:
         ValueError: the manifest or a file is missing or damaged.

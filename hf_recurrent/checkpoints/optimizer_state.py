@@ -24,9 +24,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
 
     torch's fused optimizers do not check shapes: a state of another shape would be read out of bounds.
 
-    Args:
-        optimizer: an optimizer of the same parameters.
-        saved: the state, from a file that may be damaged; earlier versions did not save the class.
+    Earlier versions did not save the class.
 
     Raises:
         ValueError: it is damaged, or belongs to another optimizer or other parameters.

@@ -26,11 +26,7 @@ logger = logging.get_logger(__name__)
 
 
 def read_provenance(directory: str | os.PathLike) -> Provenance | None:
-    """The provenance in a directory; None if it has none.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """The provenance in a directory; None if it has none, a ValueError if the file is damaged."""
     path = Path(directory, PROVENANCE_FILE)
     if not os.path.lexists(path):
         return None
@@ -67,7 +63,8 @@ def find_provenance(model: nn.Module) -> Provenance:
     found = _remembered(model) or _read_if_possible(location)
     adapter = adapter_weights(model)
     if adapter is not None and (found is None or found.weights != current) and model not in _LOCATIONS:
-        found = _remembered(_base_model(model)) or _read_if_possible(location)
+        inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # of a PeftModel
+        found = _remembered(inside) or _read_if_possible(location)
         current, gaps = base_weights_fingerprint(model), _gaps_of_adapter(adapter)
     else:
         gaps = []
@@ -101,11 +98,6 @@ def _remembered(model: nn.Module) -> Provenance | None:
 def _location(model: nn.Module) -> str | None:
     """The directory or repository that a model was loaded from; of an adapter whose own is not known, its base's."""
     return _LOCATIONS.get(model) or getattr(model, "name_or_path", None) or None
-
-
-def _base_model(model: nn.Module) -> nn.Module:
-    """The model inside a PeftModel."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _gaps_of_adapter(adapter: Mapping[str, Tensor]) -> list[str]:

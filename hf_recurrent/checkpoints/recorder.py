@@ -23,11 +23,9 @@ class PhaseRecorder:
     The segment is joined with the one before if nothing but the steps differs. A phase without steps is not added.
 
     Args:
-        provenance: the record that the phase belongs to.
         phase: a new phase, or the last one of `provenance` to extend it.
         optimizer: of torch, or accelerate's wrapper of one; its rates are read at every step.
         step: number of finished steps.
-        num_processes, device_type: hardware of the segment.
     """
 
     def __init__(
@@ -66,13 +64,7 @@ class PhaseRecorder:
             seen[1], seen[2], seen[3] = rate, min(seen[2], rate), max(seen[3], rate)
 
     def update(self, step: int, read: int, settings: dict[str, Any]) -> None:
-        """Record the steps since the recorder was made.
-
-        Args:
-            step: number of finished steps of the phase.
-            read: tokens that were trained on since the recorder was made.
-            settings: the settings in effect.
-        """
+        """Record the steps up to `step`, the tokens read since the recorder was made, and the settings in effect."""
         new = self._segment
         if step <= new.first_step:
             return

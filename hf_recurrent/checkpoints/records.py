@@ -27,7 +27,6 @@ class Data:
 
     Args:
         name: without folders.
-        fingerprint: of the content.
         unit: "byte", "symbol" or "pixel".
         size: number of tokens; None for an endless source.
         documents: number of documents or examples, where it is known.
@@ -56,13 +55,7 @@ class Data:
 
 @dataclass
 class Rate:
-    """Learning rates with which a group of parameters was updated.
-
-    Args:
-        parameters: number of parameters of the group.
-        first, last, lowest, highest: over the optimizer steps of a segment.
-        settings: other hyperparameters of the group, such as `weight_decay` and `betas`.
-    """
+    """Learning rates over the steps of a segment, and hyperparameters, of a group with so many parameters."""
 
     parameters: int
     first: float
@@ -79,11 +72,9 @@ class Segment:
     Args:
         first_step, last_step: number of finished steps before and after it.
         read: tokens that were trained on.
-        processes: number of processes.
         settings: names and values that acted, such as `streams` and `schedule`.
         rates: one entry for each group of parameters.
         versions: package → version.
-        hardware: in words.
         started: time in UTC, ISO 8601.
         seconds: duration, with evaluations and saving.
         resumed: number of times that it was resumed from a checkpoint.
@@ -136,14 +127,10 @@ class Phase:
 
     Args:
         method: "bptt", "rtrl", "snap1", "truncated", "spatial", "smt" or "dmt".
-        data: the training data.
-        segments: in the order of the steps.
         base: the saved model that it began with; None for new weights, and for the weights of the phase before.
         parameters, trained_parameters: number of parameters of the saved model, and of those that were updated.
         adapter: type and settings of the adapter (PEFT) that was trained.
-        teacher: a teacher that was trained before.
         curve: pairs of tokens read and training bits per token.
-        recipe: name of the recipe.
     """
 
     method: str
@@ -181,7 +168,6 @@ class Result:
         phase: number of phases that had begun, the current one included.
         step: optimizer steps of the current phase.
         weights: fingerprint of the weights that were measured.
-        data: the data of the measurement.
         metrics: name → finite number.
         settings: how they were measured, such as `block_size`.
     """
@@ -209,10 +195,7 @@ class Provenance:
     """Everything that is known about the training of a model's weights.
 
     Args:
-        phases: in their order.
-        results: in the order of measuring.
         weights: fingerprint of the weights that it describes ([`weights_fingerprint`]).
-        sample: a text of the model.
         gaps: sentences about training that was not recorded.
     """
 

@@ -56,11 +56,7 @@ def check_changes(checkpoint: str | os.PathLike, changes: dict[str, tuple[Any, A
 
 
 def describe_changes(changes: dict[str, tuple[Any, Any]], is_finished: bool) -> str:
-    """Sentences that name the changed arguments, those without effect as such.
-
-    Args:
-        is_finished: the run has no step left.
-    """
+    """Sentences that name the changed arguments, those without effect as such."""
     ignored = [f"`{name}`" for name in sorted(changes.keys() & IGNORED)]
     applied = [
         f"`{name}` {now!r} (before: {before!r})"

@@ -25,15 +25,11 @@ _ALIGNMENT = 8  # of the header, in bytes
 def write_tensors(
     tensors: Mapping[str, torch.Tensor], path: str | os.PathLike | None, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file tensor by tensor.
+    """Write a safetensors file tensor by tensor; raise a TypeError if safetensors has no such type.
 
     Args:
         tensors: by name, on any device; of sharded ones, all processes give their parts at the same time.
         path: None in a process that only takes part in gathering sharded tensors.
-        metadata: of the file.
-
-    Raises:
-        TypeError: safetensors has no such type.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     # Wide types first, so that every tensor is aligned to its type.

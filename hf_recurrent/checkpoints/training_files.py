@@ -32,11 +32,7 @@ def save_trainer_state(state: TrainerState, args: TrainingArguments, directory: 
 
 
 def load_trainer_state(checkpoint: str | os.PathLike) -> TrainerState:
-    """Read `trainer_state.json`.
-
-    Raises:
-        ValueError: the file is missing or damaged.
-    """
+    """Read `trainer_state.json`; raise a ValueError if it is missing or damaged."""
     with reading_checkpoint(os.path.join(checkpoint, TRAINER_STATE_FILE)) as path:
         state = TrainerState.load_from_json(path)
         for name in _COUNTS:
@@ -74,8 +70,6 @@ def save_optimizer(
 
     Args:
         optimizer, schedule: of torch, or accelerate's wrappers of them.
-        scaler: None without one.
-        directory: of the checkpoint.
         takes_part: False for a process that has no part of the states.
         writes: False for a process that only takes part in gathering them.
     """

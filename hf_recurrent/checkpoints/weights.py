@@ -18,11 +18,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def weight_files(checkpoint: str | os.PathLike) -> list[str]:
-    """The safetensors files of the weights, sharded or not.
-
-    Raises:
-        ValueError: the index of the shards is damaged.
-    """
+    """The safetensors files of the weights, sharded or not; raise a ValueError if the index of shards is damaged."""
     index = os.path.join(checkpoint, WEIGHTS_INDEX_FILE)
     if not os.path.isfile(index):
         return [os.path.join(checkpoint, WEIGHTS_FILE)]
@@ -92,8 +88,7 @@ def save_weights(
     """Save a model or its adapter as `save_pretrained` does; a sharded model tensor by tensor.
 
     Args:
-        model: the model; all processes call this if it is sharded.
-        directory: where to save.
+        model: all processes call this if it is sharded.
         writes: False for a process that only takes part in gathering the weights.
         adapter: names of the tensors of its adapter (PEFT), if it has one.
     """

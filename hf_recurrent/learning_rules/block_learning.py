@@ -58,10 +58,7 @@ class BlockLearning:
     ) -> tuple[torch.Tensor, RecurrentState]:
         """Read one block and add its gradient to the parameters' gradients.
 
-        Args:
-            carried: tensors of the rule; updated in place.
-            state: the state before the block.
-            block: (1, T) each.
+        `carried`, the tensors of the rule, is updated in place; `state` is before the block.
 
         Returns:
             Nats (T,) and the state after the block.

@@ -45,22 +45,9 @@ class CompiledBlock(CompiledProgram):
             self._compare()
 
     def learn(
-        self,
-        carried: RecurrentState,
-        state: RecurrentState,
-        block: Block,
-        gradients: Mapping[str, torch.Tensor],
+        self, carried: RecurrentState, state: RecurrentState, block: Block, gradients: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, RecurrentState]:
-        """Read one block.
-
-        Args:
-            carried: tensors of the rule; updated in place.
-            state: the state before the block.
-            block: (1, T) each.
-            gradients: name → memory for the gradient of that parameter.
-
-        Returns:
-            Nats (T,) and the state after the block.
+        """Read one block as [`BlockLearning.learn`]; `gradients` are name → memory for the gradient of a parameter.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; `carried` is unchanged, `gradients` are not.

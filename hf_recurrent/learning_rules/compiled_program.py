@@ -28,13 +28,7 @@ class Uncompilable(Exception):
 class CompiledProgram:
     """A program for a model as it is now; it reads the weights where they are, so they may change in place.
 
-    Call [`is_current`] and [`is_observed`] before it runs.
-
-    Args:
-        model: on the CPU.
-
-    Raises:
-        Uncompilable: the kernel cannot compute with this model as it is.
+    Call [`is_current`] and [`is_observed`] before it runs. An [`Uncompilable`] says why there is none for this model.
     """
 
     def __init__(self, model: PreTrainedModel):

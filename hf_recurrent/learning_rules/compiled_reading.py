@@ -16,14 +16,7 @@ _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
 
 
 class CompiledReading(CompiledProgram):
-    """Reads one byte after another.
-
-    Args:
-        model: a recurrent language model on the CPU.
-
-    Raises:
-        Uncompilable: the kernel cannot compute the step, or not for this model as it is.
-    """
+    """Reads one byte after another; an [`Uncompilable`] says why the kernel cannot compute the step of this model."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__(model)
@@ -32,15 +25,7 @@ class CompiledReading(CompiledProgram):
             self._compare()
 
     def read(self, token: int, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
-        """Read one byte.
-
-        Args:
-            token: the byte.
-            state: the state before it.
-
-        Returns:
-            Logits (V,) and the state after the byte.
-        """
+        """Read one byte; return logits (V,) and the state after it."""
         inputs = {"ids": torch.tensor([token], dtype=self.dtype)}
         inputs |= {f"state {name}": tensor for name, tensor in state.items()}
         logits = torch.empty(self.model.config.vocab_size, dtype=self.dtype)

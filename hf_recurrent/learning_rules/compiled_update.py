@@ -16,16 +16,12 @@ _ABSENT = ("amsgrad", "maximize", "weight_decay", "momentum", "centered")  # wha
 
 
 class GradientMemory:
-    """The gradients of some parameters, one after another in one tensor.
-
-    Args:
-        parameters: of one type.
-    """
+    """The gradients of some parameters of one type, one after another in one tensor."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self.parameters = list(parameters.values())
         self.flat, self.views = self._views(parameters)
-        self._parameters_by_name = dict(parameters)
+        self._by_name = dict(parameters)
         self._other: tuple[torch.Tensor, dict[str, torch.Tensor]] | None = None
 
     @staticmethod
@@ -62,7 +58,7 @@ class GradientMemory:
     def other_views(self) -> dict[str, torch.Tensor]:
         """Memory for gradients that [`add_other`] adds."""
         if self._other is None:
-            self._other = self._views(self._parameters_by_name)
+            self._other = self._views(self._by_name)
         return self._other[1]
 
     def add_other(self) -> None:

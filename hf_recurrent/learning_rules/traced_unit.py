@@ -16,13 +16,7 @@ from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 
 @dataclass
 class TracedUnit:
-    """A recurrent unit with the maps and vectors that its state depends on.
-
-    Args:
-        name: of the unit in the model.
-        unit: the unit.
-        linears, vectors: by their names in the unit.
-    """
+    """A recurrent unit, its name in the model, and the maps and vectors of the unit that its state depends on."""
 
     name: str
     unit: RecurrentUnit

@@ -22,11 +22,8 @@ class LiveMemory(TorchDispatchMode):
 
     Autograd runs as usual under it, so that what the backward pass needs is alive until it was used.
 
-    Attributes:
-        now: live bytes.
-        peak: the most so far.
-        gradients: live bytes of the parameters' gradients, counted by the caller.
-        peak_gradients: `gradients` at the peak.
+    `now` and `peak` are live bytes; `gradients` are bytes that the caller counts, `peak_gradients` their number at the
+    peak.
     """
 
     def __init__(self) -> None:

@@ -48,13 +48,7 @@ def describe_changes(total: int, available: int, changes: Sequence[Change]) -> s
 
 
 def describe_time(rate: float, setting: Setting, total: float | None) -> str:
-    """Rate and duration of a run.
-
-    Args:
-        rate: bytes per second of one process, measured.
-        setting: of the run.
-        total: bytes of the run; None if they are not known.
-    """
+    """Rate and duration of a run of `total` bytes, from the bytes per second of one process."""
     words = f"measured here: {rate:,.0f} bytes per second of a process"
     if not total:
         return f"{words}; with --train_bytes or --max_steps, plan estimates the time"

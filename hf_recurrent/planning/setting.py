@@ -54,7 +54,7 @@ class Setting:
 
 
 def _launch_settings(name: str) -> dict[str, Any]:
-    """Fields of a [`Setting`] in a configuration of accelerate: a path, or the name of a file of `recipes/accelerate`."""
+    """Fields of a [`Setting`] in a configuration of accelerate: a path, or a name in `recipes/accelerate`."""
     path = Path(name)
     shipped = sorted(file.name for file in RECIPES.glob("*.yaml"))
     if not path.is_file():

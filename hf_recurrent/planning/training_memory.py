@@ -53,13 +53,10 @@ class TrainingMemory:
 
 @dataclass(frozen=True)
 class _SingleProcess:
-    """The memory of a single process, and what depends on its model.
+    """The memory of a single process, bytes of all its gradients and of its layers, and support of checkpointing.
 
     Attributes:
-        memory: of the process.
-        gradients: bytes of all gradients.
         layers: bytes of each part that FSDP2 gathers one after another; empty if it gathers all of the model at once.
-        can_checkpoint: true if gradient checkpointing is supported.
     """
 
     memory: TrainingMemory
@@ -81,11 +78,7 @@ class MemoryCounter:
         self._counted: dict[Setting, _SingleProcess] = {}
 
     def count(self, setting: Setting) -> TrainingMemory:
-        """The memory of one process of a run.
-
-        Raises:
-            ValueError: the model does not support the method.
-        """
+        """The memory of one process of a run; raise a ValueError if the model does not support the method."""
         return _distributed(self._of_single_process(setting), setting)
 
     def can_checkpoint(self, setting: Setting) -> bool:
