@@ -170,7 +170,6 @@ def _describe_adapter(model: PreTrainedModel) -> dict[str, Any] | None:
     for name in ("r", "lora_alpha", "lora_dropout", "use_dora", "num_virtual_tokens"):
         if config.get(name):
             found[name] = config[name]
-    targets = config.get("target_modules")
-    return found | (
-        {"target_modules": sorted(targets) if isinstance(targets, set | list) else targets} if targets else {}
-    )
+    if targets := config.get("target_modules"):
+        found["target_modules"] = sorted(targets) if isinstance(targets, set | list) else targets
+    return found

@@ -91,10 +91,9 @@ def sharding_by_trainer() -> Iterator[None]:
 
 def build_sharding(device: torch.device, by_layer: bool) -> "Replication":
     """The way in which this run is distributed; not `by_layer`, all weights are gathered at once."""
-    settings = requested_sharding()
-    if settings is None or not is_sharding_requested():
+    if not is_sharding_requested():
         return Replication()
-    return FullSharding(device, settings, by_layer)
+    return FullSharding(device, requested_sharding(), by_layer)
 
 
 class Replication:

@@ -414,11 +414,7 @@ class StreamTrainer(Trainer):
             write_model_card(self, recipe, language=language, license=license, tags=tags, model_name=model_name)
 
     def push_to_hub(self, *arguments: Any, **options: Any) -> Any:
-        """The method of `Trainer`, for all processes: those that hold a part of the model take part in saving it.
-
-        Raises:
-            OSError: in all processes, if the Hub refuses the first.
-        """
+        """The method of `Trainer`, for all processes; an OSError in all of them if the Hub refuses the first."""
         try:
             with same_error():
                 result = super().push_to_hub(*arguments, **options)

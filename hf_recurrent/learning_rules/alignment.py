@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.argument_checks import check_integer
+from hf_recurrent.learning_rules.optimizers import without_gradients
 from hf_recurrent.learning_rules.rules import RULES, LearningRule, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
 
@@ -74,22 +75,16 @@ def gradient_alignment(
 def _gradients(model, rule, batch, stride) -> dict[str, torch.Tensor]:
     """Gradient of the mean loss over all targets, computed in blocks."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = {name: parameter.grad for name, parameter in parameters.items()}
     input_ids = batch[0]
     state, carried = model.init_state(len(input_ids), input_ids.device), rule.init_carried(len(input_ids))
     targets = batch[1].ne(-100).sum()
-    try:
-        for parameter in parameters.values():
-            parameter.grad = None
+    with without_gradients(parameters.values()):
         for ids, labels, resets in zip(*(tensor.split(stride, 1) for tensor in batch), strict=True):
             state = rule.learn(carried, state, ids, labels, resets, targets).state
         return {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in parameters.items()
         }
-    finally:
-        for name, parameter in parameters.items():
-            parameter.grad = kept[name]
 
 
 def _compare(name: str, actual: torch.Tensor, expected: torch.Tensor) -> GradientAlignment:

@@ -6,18 +6,20 @@ unit and rule whose operations the kernel has.
 Shape letters: T steps.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import nn
 
 from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncompilable, block_cpu
+from hf_recurrent.learning_rules.optimizers import without_gradients
 from hf_recurrent.learning_rules.rules import LearningRule, NonFiniteLossError
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
 
 # Norms and √(1 - a²) amplify rounding, by 1,000 in one of 1,000 small models; a wrong program is wrong by its values.
 _TOLERANCES = {torch.float32: 1e-2, torch.float64: 1e-8}
+_INPUTS = ("ids", "labels", "resets")
 Block = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # input_ids, shift_labels and reset_mask, (1, T) each
 
 
@@ -81,7 +83,7 @@ class CompiledBlock(CompiledProgram):
         trace = BlockTrace(self.dtype, inputs, self.parameters)
         engine = getattr(rule, "engine", None)
         recorded = nullcontext() if engine is None else engine.advancing_by(trace.advance_sensitivities)
-        with self._without_gradients(), recorded, trace:
+        with without_gradients(self.parameters.values()), recorded, trace:
             with torch.enable_grad(), rule.block(carried):
                 output = model(
                     inputs_embeds=model.get_input_embeddings()(ids),
@@ -114,7 +116,7 @@ class CompiledBlock(CompiledProgram):
             block = ids[:, :-1], ids[:, 1:], resets
             gradients = {name: torch.empty(shape, dtype=self.dtype) for name, shape in self.gradients.items()}
             nats, state = self.learn(carried, state, block, gradients)
-            with self._without_gradients():
+            with without_gradients(self.parameters.values()):
                 output = self.rule.learn(plain_carried, plain_state, *block, self.num_targets)
                 plain_state, losses = output.state, output.loss.detach() * self.num_targets
                 expected = {name: self.parameters[name].grad for name in gradients}
@@ -131,18 +133,3 @@ class CompiledBlock(CompiledProgram):
                 bound = _TOLERANCES[self.dtype] * wanted.abs().amax().clamp_min(max(smallest, 1e-6))
                 if not bool(((found - wanted).abs() <= bound).all()):
                     raise Uncompilable(f"the program computes another {name}")
-
-    @contextmanager
-    def _without_gradients(self) -> Iterator[None]:
-        """Context in which parameters have no gradients; the earlier ones come back."""
-        kept = {name: parameter.grad for name, parameter in self.parameters.items()}
-        try:
-            for parameter in self.parameters.values():
-                parameter.grad = None
-            yield
-        finally:
-            for name, parameter in self.parameters.items():
-                parameter.grad = kept[name]
-
-
-_INPUTS = ("ids", "labels", "resets")

@@ -5,10 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-try:
-    from hf_recurrent.kernels import block_cpu
-except ImportError:
-    block_cpu = None
+from hf_recurrent.learning_rules.compiled_program import block_cpu
 
 _MOMENTS = {torch.optim.AdamW: ("exp_avg", "exp_avg_sq"), torch.optim.RMSprop: (None, "square_avg")}
 _KINDS = {torch.optim.AdamW: "adamw", torch.optim.RMSprop: "rmsprop"}

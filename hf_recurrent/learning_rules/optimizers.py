@@ -1,6 +1,6 @@
 """Settings of the parameters that trainers and the online learner share: frozen modules, learning-rate factors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -21,6 +21,19 @@ def frozen(*modules: nn.Module) -> Iterator[None]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def without_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Context in which parameters begin without gradients; the gradients of before come back."""
+    kept = {parameter: parameter.grad for parameter in parameters}
+    try:
+        for parameter in kept:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in kept.items():
+            parameter.grad = gradient
 
 
 def apply_learning_rate_factors(

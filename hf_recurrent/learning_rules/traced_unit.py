@@ -63,66 +63,51 @@ def find_traced_parameters(name: str, unit: RecurrentUnit, dtype: torch.dtype) -
                 f"`{name}.{parameter_name}` is neither a vector nor a parameter of an `nn.Linear`, so it has no "
                 "sensitivity; use `bptt`."
             )
-    probe = _Probe(everything, dtype)
-    probe.check_channels()
-    return TracedUnit(
+    weight, recorder = next(unit.parameters()), UnitRecorder(everything, dtype)
+    with torch.enable_grad(), recorder.recording():
+        unit(
+            _pseudo_random(2, 1, unit.input_size, like=weight),
+            _pseudo_random(2, unit.state_size, like=weight).to(dtype).requires_grad_(),
+        )
+    outputs = {child: output for child, (_, output) in recorder.projections.items()}
+    linears, vectors = (_inputs_of(recorder.final_state, inputs) for inputs in (outputs, recorder.vectors))
+    found = TracedUnit(
         name,
         unit,
-        {child: everything.linears[child] for child in probe.linears_of_state},
-        {child: everything.vectors[child] for child in probe.vectors_of_state},
+        {child: everything.linears[child] for child in linears},
+        {child: everything.vectors[child] for child in vectors},
     )
+    if _mixes_channels(found, recorder, [outputs[child] for child in linears]):
+        raise ValueError(
+            f"`{name}` is a {type(unit).__name__}, whose recurrence mixes its channels: exact real-time recurrent "
+            "learning would need a sensitivity for every pair of weight and channel. Use backpropagation through time "
+            "(`bptt`) or, for a `DenseUnit`, the approximation SnAp-1 (`snap1`)."
+        )
+    return found
 
 
-class _Probe:
-    """One step of a unit from pseudo-random state and input, with the graph of the final state."""
+def _inputs_of(output: torch.Tensor, tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors that an output depends on."""
+    if not tensors:
+        return []
+    gradients = torch.autograd.grad(output.sum(), [*tensors.values()], retain_graph=True, allow_unused=True)
+    return [name for name, gradient in zip(tensors, gradients, strict=True) if gradient is not None]
 
-    def __init__(self, traced: TracedUnit, dtype: torch.dtype):
-        self.traced, unit = traced, traced.unit
-        weight = next(unit.parameters())
-        recorder = UnitRecorder(traced, dtype)
-        with torch.enable_grad(), recorder.recording():
-            unit(
-                _pseudo_random(2, 1, unit.input_size, like=weight),
-                _pseudo_random(2, unit.state_size, like=weight).to(dtype).requires_grad_(),
-            )
-        self.state, self.final_state = recorder.state, recorder.final_state
-        self.projections = {name: output for name, (_, output) in recorder.projections.items()}
-        depends = [gradient is not None for gradient in self._gradients([*self.projections.values()])]
-        self.linears_of_state = [name for name, does in zip(self.projections, depends, strict=True) if does]
-        depends = [gradient is not None for gradient in self._gradients([*recorder.vectors.values()])]
-        self.vectors_of_state = [name for name, does in zip(recorder.vectors, depends, strict=True) if does]
 
-    def _gradients(self, inputs: list[torch.Tensor], cotangent: torch.Tensor | None = None) -> list:
-        if not inputs:
-            return []
-        cotangent = torch.ones_like(self.final_state) if cotangent is None else cotangent
-        return list(torch.autograd.grad(self.final_state, inputs, cotangent, retain_graph=True, allow_unused=True))
-
-    def check_channels(self) -> None:
-        """Raise a ValueError if a channel group depends on another one."""
-        traced = self.traced
-        projections = [self.projections[name] for name in self.linears_of_state]
-        vectors = [traced.vectors[name] for name in self.vectors_of_state]
-        mixes = any(tensor.shape[-1] % traced.groups for tensor in (*projections, *vectors))
-        for projection in projections:
-            if projection.requires_grad:
-                of_state = torch.autograd.grad(projection.sum(), self.state, retain_graph=True, allow_unused=True)[0]
-                mixes = mixes or of_state is not None
-        for group in {0, traced.groups // 2, traced.groups - 1}:
-            if mixes:
-                break
-            cotangent = torch.zeros_like(self.final_state)
-            cotangent.unflatten(-1, (-1, traced.groups))[..., group] = 1
-            for gradient in self._gradients([self.state, *projections], cotangent):
-                by_group = gradient.unflatten(-1, (-1, traced.groups))
-                elsewhere = torch.arange(traced.groups, device=gradient.device) != group
-                mixes = mixes or bool(by_group[..., elsewhere].any())
-        if mixes:
-            raise ValueError(
-                f"`{traced.name}` is a {type(traced.unit).__name__}, whose recurrence mixes its channels: exact "
-                "real-time recurrent learning would need a sensitivity for every pair of weight and channel. Use "
-                "backpropagation through time (`bptt`) or, for a `DenseUnit`, the approximation SnAp-1 (`snap1`)."
-            )
+def _mixes_channels(traced: TracedUnit, recorder: "UnitRecorder", projections: list[torch.Tensor]) -> bool:
+    """True if a channel group of the final state depends on another one."""
+    groups, state, final_state = traced.groups, recorder.state, recorder.final_state
+    if any(tensor.shape[-1] % groups for tensor in (*projections, *traced.vectors.values())):
+        return True
+    if any(projection.requires_grad and _inputs_of(projection, {"state": state}) for projection in projections):
+        return True
+    for group in {0, groups // 2, groups - 1}:
+        channels = final_state.unflatten(-1, (-1, groups))[..., group]
+        for gradient in torch.autograd.grad(channels.sum(), [state, *projections], retain_graph=True):
+            elsewhere = torch.arange(groups, device=gradient.device) != group
+            if bool(gradient.unflatten(-1, (-1, groups))[..., elsewhere].any()):
+                return True
+    return False
 
 
 def _pseudo_random(*shape: int, like: torch.Tensor) -> torch.Tensor:
