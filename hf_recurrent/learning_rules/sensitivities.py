@@ -92,20 +92,16 @@ class SensitivityEngine:
             )
         self.units = [find_traced_parameters(name, unit, self.dtype) for name, unit in units]
 
-    def shapes(self, batch_size: int) -> dict[str, torch.Size]:
-        """Names and shapes of the sensitivities."""
-        return {
-            name: traced.sensitivity_shape(parameter, batch_size)
-            for traced in self.units
-            for name, parameter in traced.parameters().items()
-        }
-
     def init_sensitivities(self, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
         """Zero sensitivities, for the start of an episode."""
         if batch_size < 1:
             raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
         options = {"dtype": self.dtype, "device": self.model.device if device is None else device}
-        return {name: torch.zeros(shape, **options) for name, shape in self.shapes(batch_size).items()}
+        return {
+            name: torch.zeros(traced.sensitivity_shape(parameter, batch_size), **options)
+            for traced in self.units
+            for name, parameter in traced.parameters().items()
+        }
 
     @contextmanager
     def advancing_by(self, advance: Advance) -> Iterator[None]:

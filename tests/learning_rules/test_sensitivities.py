@@ -279,13 +279,13 @@ def test_sensitivities_are_the_jacobian_of_the_state(name):
 
 
 def test_read_outs_are_not_traced():
-    assert {name.split(".")[1] for name in SensitivityEngine(random_unit("complex_lru")).shapes(1)} == {
+    assert {name.split(".")[1] for name in SensitivityEngine(random_unit("complex_lru")).init_sensitivities(1)} == {
         "input_projection",
         "nu",
         "theta",
     }
-    assert "unit.output_gate.weight" not in SensitivityEngine(random_unit("qrnn")).shapes(1)
-    assert set(SensitivityEngine(random_unit("rg_lru")).shapes(2)) == {
+    assert "unit.output_gate.weight" not in SensitivityEngine(random_unit("qrnn")).init_sensitivities(1)
+    assert set(SensitivityEngine(random_unit("rg_lru")).init_sensitivities(2)) == {
         "unit.recurrence_gate.weight",
         "unit.input_gate.weight",
         "unit.recurrent_param",
@@ -316,7 +316,7 @@ def test_gradients_add_to_what_is_there_and_frozen_parameters_stay_out():
     unit.input_gate.weight.requires_grad_(False)
     unit.nu.requires_grad_(False)
     engine = SensitivityEngine(model)
-    assert not any("nu" in name or "input_gate" in name for name in engine.shapes(1))
+    assert not any("nu" in name or "input_gate" in name for name in engine.init_sensitivities(1))
     unit.recurrence_gate.weight.grad = torch.ones_like(unit.recurrence_gate.weight)
     learned, _ = in_blocks(model, 4, engine)
     name = "model.layers.0.recurrent_block.recurrent_unit.{}.weight"
@@ -324,7 +324,7 @@ def test_gradients_add_to_what_is_there_and_frozen_parameters_stay_out():
     torch.testing.assert_close(learned[name.format("input_projection")], expected[name.format("input_projection")])
     for parameter in unit.parameters():
         parameter.requires_grad_(False)
-    assert SensitivityEngine(model).shapes(1) == {}
+    assert SensitivityEngine(model).init_sensitivities(1) == {}
     in_blocks(model, 4, SensitivityEngine(model))
 
 
