@@ -46,6 +46,10 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
         )
     if numbers != [group["params"] for group in own_groups]:
         raise ValueError("The saved optimizer has other groups of parameters than this one.")
+    for group, other in zip(groups, own_groups, strict=True):
+        for key in group.keys() & other.keys():
+            if not _same_kind(group[key], other[key]):
+                raise ValueError(f"The saved optimizer is damaged: its `{key}` is {group[key]!r}.")
     parameters = [parameter for group in own.param_groups for parameter in group["params"]]
     for number, state in states.items():
         if number not in range(len(parameters)) or not isinstance(state, dict):
@@ -71,6 +75,17 @@ def own_part_of_state(optimizer: torch.optim.Optimizer) -> Callable[[str, torch.
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return getattr(optimizer, "optimizer", optimizer)  # of accelerate
+
+
+def _same_kind(value: Any, own: Any) -> bool:
+    """True if a hyperparameter can replace `own`."""
+    if isinstance(own, bool) or own is None or value is None:
+        return value is None or isinstance(value, bool)
+    if isinstance(own, int | float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(own, list | tuple) and isinstance(value, list | tuple):
+        return len(value) == len(own) and all(map(_same_kind, value, own))
+    return type(value) is type(own)
 
 
 def _check_entry(key: str, value: Any, parameter: nn.Parameter, number: int, kind: type) -> None:
