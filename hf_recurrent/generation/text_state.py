@@ -38,12 +38,12 @@ class TextState:
 
 def save_text_state(model: PreTrainedModel, text: TextState, path: str | Path) -> None:
     """Write texts to a file of [`save_state`], with the pending tokens as metadata."""
-    save_state(text.state, path, model, _pending_metadata(text))
+    save_state(text.state, path, model, {"pending": json.dumps(text.pending)})
 
 
 def pack_text_state(model: PreTrainedModel, text: TextState) -> bytes:
     """The content of a file of [`save_text_state`]."""
-    return pack_state(text.state, model, _pending_metadata(text))
+    return pack_state(text.state, model, {"pending": json.dumps(text.pending)})
 
 
 def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
@@ -75,10 +75,6 @@ def unpack_text_state(model: PreTrainedModel, data: bytes, name: str, other_weig
     if not has_weights_hash(metadata):
         raise ValueError(f"`{name}` has no hash of the weights that it belongs to; it must be saved by this version.")
     return _text_of(model, name, state, metadata)
-
-
-def _pending_metadata(text: TextState) -> dict[str, str]:
-    return {"pending": json.dumps(text.pending)}
 
 
 def _text_of(model: PreTrainedModel, name: str, state: RecurrentState, metadata: dict[str, str]) -> TextState:

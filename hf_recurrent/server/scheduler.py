@@ -296,7 +296,7 @@ class Scheduler:
         for jobs in (self._waiting, self._reading):
             for progress in [progress for progress in jobs if progress.job.is_over(now)]:
                 jobs.remove(progress)
-                is_stopped = progress.job.is_cancelled
+                is_stopped = progress.job.is_cancelled and not self._is_closing
                 error = Stopped("Stopped: nothing of the text was read.") if is_stopped else TimeIsUp(_TOO_LATE)
                 self._fail(progress, error)
         for progress in [progress for progress in self._joining if progress.job.is_cancelled]:

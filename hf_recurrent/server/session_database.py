@@ -8,6 +8,7 @@ Every commit survives the end of the process. After a power failure the last one
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -149,30 +150,20 @@ class SessionDatabase:
         with self._transaction():
             self._connection.executemany("insert into journal (session, tokens) values (?, ?)", rows)
 
-    def read(self, session_id: str) -> tuple[Session, list[int]] | None:
-        """A session as its record has it, and the tokens of its journal; None for an unknown id.
+    def read(self, session_id: str) -> tuple[Session, list[int]]:
+        """A session as its record has it, and the tokens of its journal.
 
         Raises:
             ValueError: the record is damaged.
         """
         query = "select created, learns, state, pending, bytes_read from sessions where id = ?"
-        row = self._connection.execute(query, (session_id,)).fetchone()
-        if row is None:
-            return None
-        created, learns, *place = row
-        marks = self._connection.execute(
-            "select name, state, pending, bytes_read from marks where session = ?", (session_id,)
-        )
-        session = Session(
-            self._snapshot(*place),
-            session_id,
-            created,
-            bool(learns),
-            {name: self._snapshot(*of_mark) for name, *of_mark in marks},
-        )
-        journal = self._connection.execute(
-            "select tokens from journal where session = ? order by number", (session_id,)
-        )
+        created, learns, *place = self._connection.execute(query, (session_id,)).fetchone()
+        query = "select name, state, pending, bytes_read from marks where session = ?"
+        marks = self._connection.execute(query, (session_id,))
+        snapshots = {name: self._snapshot(*of_mark) for name, *of_mark in marks}
+        session = Session(self._snapshot(*place), session_id, created, bool(learns), snapshots)
+        query = "select tokens from journal where session = ? order by number"
+        journal = self._connection.execute(query, (session_id,))
         return session, [token for (data,) in journal for token in np.frombuffer(data, np.int32).tolist()]
 
     def _place(self, snapshot: Snapshot) -> tuple[int, int | None, bytes]:
@@ -181,18 +172,13 @@ class SessionDatabase:
     def _snapshot(self, state: bytes, pending: int | None, bytes_read: int) -> Snapshot:
         return Snapshot(self._packing.unpack(state), pending, bytes_read)
 
-    def _transaction(self) -> "_Transaction":
-        return _Transaction(self._connection)
-
-
-class _Transaction:
-    """One commit, or none of it after an exception."""
-
-    def __init__(self, connection: sqlite3.Connection):
-        self._connection = connection
-
-    def __enter__(self) -> None:
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """One commit, or none of it after an exception."""
         self._connection.execute("begin immediate")
-
-    def __exit__(self, error_type: type | None, *_) -> None:
-        self._connection.execute("commit" if error_type is None else "rollback")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("rollback")
+            raise
+        self._connection.execute("commit")

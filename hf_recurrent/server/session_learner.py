@@ -21,6 +21,8 @@ from hf_recurrent.server.session import Snapshot
 
 _log = logging.getLogger(__name__)
 _WEIGHTS_FILE = "weights.json"
+_KEPT = 10  # of the last checkpoints, besides the first
+_MOST_STREAMS = 16  # sessions whose sensitivities are in memory
 
 
 class SessionLearner:
@@ -32,24 +34,13 @@ class SessionLearner:
         learner: of the model.
         directory: where checkpoints are written, as checkpoint-BYTES.
         save_every: bytes between two checkpoints.
-        keep: how many of the last checkpoints are kept, besides the first.
-        max_streams: sessions whose sensitivities are kept in memory.
 
     Attributes:
         failures: texts whose loss or gradient was NaN or infinite; nothing was learned from them.
     """
 
-    def __init__(
-        self,
-        learner: OnlineLearner,
-        directory: Path,
-        *,
-        save_every: int = 100_000,
-        keep: int = 10,
-        max_streams: int = 16,
-    ):
-        self._learner, self._directory = learner, Path(directory)
-        self._save_every, self._keep, self._max_streams = save_every, keep, max_streams
+    def __init__(self, learner: OnlineLearner, directory: Path, *, save_every: int = 100_000):
+        self._learner, self._directory, self._save_every = learner, Path(directory), save_every
         self._streams: OrderedDict[str, tuple[LearnerStream, int]] = OrderedDict()
         self.failures = 0
         known = self._directory / _WEIGHTS_FILE
@@ -89,7 +80,7 @@ class SessionLearner:
         finally:
             self._learner.stream = own
         self._streams[session_id] = stream, before.bytes_read + len(tokens)
-        if len(self._streams) > self._max_streams:
+        if len(self._streams) > _MOST_STREAMS:
             self._streams.popitem(last=False)
         if self._learner.bytes_read - self._saved_at >= self._save_every:
             self.save()
@@ -108,7 +99,7 @@ class SessionLearner:
         self._saved_at = self._learner.bytes_read
         self._learner.save(self._directory / name)
         self.remember_weights()
-        for old in self.checkpoints()[1 : -self._keep]:
+        for old in self.checkpoints()[1:-_KEPT]:
             shutil.rmtree(self._directory / old)
         return name
 

@@ -15,7 +15,14 @@ from hf_recurrent.server.sampling import TokenSource, choose_tokens
 from hf_recurrent.server.scheduler import Scheduler, TimeIsUp
 from hf_recurrent.server.session import Session, Snapshot
 from hf_recurrent.server.session_database import SessionDatabase
-from hf_recurrent.server.session_store import NothingToContinue, SessionBusy, SessionStore, TooMany, UnknownSession
+from hf_recurrent.server.session_store import (
+    NothingToContinue,
+    SessionBusy,
+    SessionStore,
+    Stopped,
+    TooMany,
+    UnknownSession,
+)
 
 SAMPLINGS = [Sampling(), Sampling(0.0), Sampling(0.7, 0, 0.9), Sampling(1.3, 20, 1.0), Sampling(0.9, 5, 0.5)]
 MODELS = ["memora", pytest.param("hawk", marks=pytest.mark.slow)]
@@ -209,7 +216,7 @@ def test_a_session_has_one_reader_at_a_time():
         scheduler.submit(job).result()
     for job in (others[1], slow):  # not the first of those that are read
         job.cancel()
-        with pytest.raises(TimeIsUp):
+        with pytest.raises(Stopped):
             finish_only(job)
     # A read that was cut off was not read at all.
     assert scheduler.call(store.get, session.id).result().snapshot.bytes_read == 0

@@ -210,7 +210,8 @@ def test_stop_and_errors(open_server, browser):
     page.tab.get_by_label("Temperature").fill("1")
     page.tab.get_by_label("Bytes").fill("60000")
     page.tab.get_by_label("Write or paste text").press("Control+Enter")
-    page.tab.wait_for_function("document.getElementById('length').textContent > '3'")
+    while page.tab.locator("#length").inner_text() == "3":
+        page.tab.wait_for_timeout(20)
     page.tab.keyboard.press("Escape")
     page.rest()
     length = int(page.tab.locator("#length").inner_text().replace(",", ""))
