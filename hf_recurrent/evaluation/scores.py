@@ -87,7 +87,7 @@ class SumRows:
         self._line, self._offset, self._bytes, self._score = 1, 0, 0, 0.0
 
     def rows(self, block: DocumentBlock, scores: np.ndarray) -> Iterator[str]:
-        """The rows of the lines or documents that end in a block."""
+        """The rows of what ends in a block."""
         # The score of a target belongs to the line that the target is in: the end byte to the last one.
         is_line_end = np.zeros(len(scores), dtype=bool) if self._line_end is None else block.inputs == self._line_end
         begin = 0

@@ -22,9 +22,6 @@ class AddingProblem(Dataset):
         length: T, 2 or more.
         split: "train", "validation" or "test".
         seed: any integer.
-
-    Raises:
-        ValueError: a number is too small, or the split is unknown.
     """
 
     def __init__(self, num_examples: int, length: int = 100, split: str = "train", *, seed: int = 0) -> None:

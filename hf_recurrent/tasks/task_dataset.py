@@ -23,9 +23,6 @@ class TaskDataset(Dataset):
         task: the task.
         num_examples: number of examples; by default the task's in this split.
         split: "train", "validation" or "test".
-
-    Raises:
-        ValueError: the split is unknown, or `num_examples` is below 1, or None for an endless task.
     """
 
     def __init__(self, task: "Task", num_examples: int | None = None, split: str = "train") -> None:

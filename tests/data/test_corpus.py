@@ -51,7 +51,7 @@ def test_standard_library(load):
     assert (corpus.vocab_size, corpus.end_token_id) == (256, 0)
     with open(os.__file__, "rb") as file:
         assert file.read() in set(contents(corpus))
-    assert isinstance(corpus.tokens, np.memmap)
+    assert isinstance(corpus._store, np.memmap)
     for episode in itertools.islice(corpus, 0, None, 50):
         episode.tobytes().decode("utf-8")
 
@@ -364,17 +364,17 @@ def test_processes_may_pack_at_the_same_time(tmp_path):
 def test_views_offsets_and_selection():
     corpus = Corpus.from_documents(["abc", "", "d", "efgh"])
     assert corpus.num_bytes == 8 and corpus.offsets.tolist() == [0, 3, 4, 8]
-    assert corpus[-1].tobytes() == b"efgh" and np.shares_memory(corpus[0], corpus.tokens)
+    assert corpus[-1].tobytes() == b"efgh" and np.shares_memory(corpus[0], corpus.store)
     with pytest.raises(IndexError):
         corpus[3]
     with pytest.raises(ValueError, match="read-only"):
         corpus[0][0] = 1
     part = corpus.select([2, 0])
     assert contents(part) == [b"efgh", b"abc"] and part.num_bytes == 7
-    assert np.shares_memory(part[0], corpus.tokens)
-    assert part.tokens.tobytes() == b"efghabc" and part.offsets.tolist() == [0, 4, 7]
+    assert np.shares_memory(part[0], corpus.store)
+    assert b"".join(episode.tobytes() for episode in part) == b"efghabc" and part.offsets.tolist() == [0, 4, 7]
     assert contents(part.select([1])) == [b"abc"]
-    assert np.shares_memory(corpus.select([1, 2]).tokens, corpus.tokens)
+    assert np.shares_memory(corpus.select([1, 2]).store, corpus.store)
     for wrong in ([], [3], [-1], [0.5]):
         with pytest.raises(ValueError, match="indices"):
             corpus.select(wrong)

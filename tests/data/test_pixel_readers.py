@@ -64,7 +64,7 @@ def save_png(path, pixels):
 def test_mnist_as_episodes(mnist, load):
     train = load(f"mnist:{mnist}")
     assert (len(train), train.num_bytes, train.vocab_size, train.end_token_id) == (5, 5 * 784, 256, None)
-    assert isinstance(train.tokens, np.memmap) and train.name == f"mnist:{mnist}"
+    assert isinstance(train._store, np.memmap) and train.name == f"mnist:{mnist}"
     assert all(np.array_equal(episode, image.ravel()) for episode, image in zip(train, DIGITS, strict=True))
     assert np.array_equal(tokens_to_images(np.stack(list(train))), DIGITS)
     test = load(f"mnist:{mnist}", split="test")
@@ -162,7 +162,7 @@ def test_sketches_as_episodes(tmp_path, load, sketch):
     (folder / "dog" / "list.txt").write_text("c.PNG")
     corpus = load(f"images:{folder}")
     assert (len(corpus), corpus.vocab_size, corpus.end_token_id) == (3, 16, None)
-    assert corpus.num_bytes == 3 * 1024 and isinstance(corpus.tokens, np.memmap) and max(corpus.tokens) < 16
+    assert corpus.num_bytes == 3 * 1024 and isinstance(corpus._store, np.memmap) and max(corpus.store) < 16
     images = tokens_to_images(np.stack(list(corpus)), 16)
     assert images.shape == (3, 64, 64) and set(np.unique(images)) == {0, 255}
     for image in images[:2]:
