@@ -3,6 +3,7 @@
 Shape letters: B streams or batch, T steps.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,11 +28,11 @@ class Padding:
     """
 
     def __init__(self, attention_mask: torch.Tensor):
-        self.real = attention_mask != 0
-        self.lengths = self.real.sum(1)
-        self._order = torch.argsort(~self.real, dim=1, stable=True)
+        real = attention_mask != 0
+        self.lengths = real.sum(1)
+        self._order = torch.argsort(~real, dim=1, stable=True)
         self._offsets = torch.argsort(self._order, dim=1, stable=True)
-        self.mask = ~self.real.gather(1, self._order)
+        self.mask = ~real.gather(1, self._order)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """(B, T, …) with each row's real steps first."""
@@ -78,7 +79,7 @@ def read_masks(
 
     Raises:
         TypeError: a mask is not a tensor.
-        ValueError: a shape or type does not match, or two arguments disagree about where documents begin.
+        ValueError: a shape or type does not match, or a packed document goes from one row to the next.
     """
     padding = None
     if reset_mask is not None:
@@ -90,52 +91,39 @@ def read_masks(
         if not (has_values(mask) and bool((mask != 0).all())):
             padding = Padding(mask)
     if packing := {name: arguments[name] for name in _PACKING if arguments.get(name) is not None}:
-        reset_mask = packed_resets(reset_mask, None if padding is None else padding.real, shape, **packing)
+        reset_mask = packed_resets(reset_mask, shape, **packing)
     return reset_mask, padding
 
 
 def packed_resets(
     reset_mask: torch.Tensor | None,
-    real: torch.Tensor | None,
     shape: tuple[int, int],
     *,
     position_ids: torch.Tensor | None = None,
     seq_idx: torch.Tensor | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The resets (B, T) of packed documents.
+    """The resets (B, T) of packed documents, wherever any of these arguments marks one.
 
     Args:
         reset_mask: (B, T) bool, the caller's own resets.
-        real: (B, T) bool, false where a step is padding, whose marks do not count.
         shape: B and T.
         position_ids: (B, T) or (1, T), the position in the document: 0 at its first step.
         seq_idx: (B, T) or (1, T), the number of the document.
         cu_seq_lens_q: (documents + 1,), the first step of every document, counted over all rows, and B · T.
 
     Raises:
-        TypeError: an argument is not a tensor.
-        ValueError: a shape or type does not match, positions do not count up, or two arguments disagree, except at the
-            first step of a block, which may continue a document for one of them.
+        ValueError: a shape or type does not match, or a document goes from one row to the next.
     """
-    found = {} if reset_mask is None else {"reset_mask": reset_mask}
+    found = [] if reset_mask is None else [reset_mask]
     if position_ids is not None:
-        position_ids = _integers("position_ids", position_ids, shape)
-        found["position_ids"] = position_ids == 0
-        _check_positions(position_ids, real)
+        found.append(_integers("position_ids", position_ids, shape) == 0)
     if seq_idx is not None:
         seq_idx = _integers("seq_idx", seq_idx, shape)
-        found["seq_idx"] = torch.nn.functional.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))
+        found.append(torch.nn.functional.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0)))
     if cu_seq_lens_q is not None:
-        found["cu_seq_lens_q"] = _starts(cu_seq_lens_q, shape)
-    (name, resets), *others = found.items()
-    for other, mask in others:
-        if (place := _first(resets[:, 1:] != mask[:, 1:], None if real is None else real[:, 1:])) is not None:
-            raise ValueError(
-                f"`{name}` and `{other}` disagree about a document that begins at row {place[0]}, step {place[1] + 1}."
-            )
-        resets = resets | mask
-    return resets
+        found.append(_starts(cu_seq_lens_q, shape))
+    return functools.reduce(torch.logical_or, found)
 
 
 def _integers(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
@@ -147,38 +135,18 @@ def _integers(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> torch.
     return tensor.expand(shape)
 
 
-def _first(mask: torch.Tensor, real: torch.Tensor | None) -> tuple[int, int] | None:
-    """Row and step of the first true value at a real step; only on a CPU, since another device would have to wait."""
-    if not (mask.is_cpu and has_values(mask)):
-        return None
-    found = (mask if real is None else mask & real).nonzero()
-    return tuple(found[0].tolist()) if len(found) else None
-
-
-def _check_positions(position_ids: torch.Tensor, real: torch.Tensor | None) -> None:
-    before, after = position_ids[:, :-1], position_ids[:, 1:]
-    wrong = (after != 0) & (after != before + 1)
-    if (place := _first(wrong, None if real is None else real[:, :-1] & real[:, 1:])) is not None:
-        row, step = place
-        raise ValueError(
-            f"`position_ids` goes from {int(before[place])} to {int(after[place])} in row {row}, step {step + 1}; a "
-            "position must be 0 or follow the one before."
-        )
-
-
-def _starts(ends: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    check_tensor("cu_seq_lens_q", ends)
+def _starts(offsets: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    check_tensor("cu_seq_lens_q", offsets)
     batch_size, steps = shape
-    if ends.dim() != 1 or ends.is_floating_point() or ends.is_complex():
+    if offsets.dim() != 1 or offsets.is_floating_point() or offsets.is_complex():
         raise ValueError(
-            f"`cu_seq_lens_q` is {ends.dtype} of shape {tuple(ends.shape)}; it must be integers in one dimension."
+            f"`cu_seq_lens_q` is {offsets.dtype}, shape {tuple(offsets.shape)}; it must be integers (documents + 1,)."
         )
-    if has_values(ends):
-        offsets = ends.tolist()
-        if offsets[:1] != [0] or offsets[-1] != batch_size * steps or offsets != sorted(offsets):
-            raise ValueError(f"`cu_seq_lens_q` must rise from 0 to {batch_size * steps}, the number of all steps.")
-        if missing := sorted({row * steps for row in range(batch_size)} - {*offsets}):
-            row = missing[0] // steps
-            raise ValueError(f"`cu_seq_lens_q` has a document that goes from row {row - 1} to the next.")
-    starts = torch.zeros(batch_size * steps + 1, dtype=torch.bool, device=ends.device)
-    return starts.scatter(0, ends.long(), True)[:-1].view(shape)
+    if has_values(offsets):
+        values, rows = offsets.tolist(), range(0, batch_size * steps + 1, steps)
+        if values != sorted(values) or {values[0], values[-1]} != {0, rows[-1]} or not {*rows} <= {*values}:
+            raise ValueError(
+                f"`cu_seq_lens_q` must rise from 0 to {rows[-1]}, all steps, and have the start of every row."
+            )
+    starts = torch.zeros(batch_size * steps + 1, dtype=torch.bool, device=offsets.device)
+    return starts.scatter(0, offsets.long(), True)[:-1].view(shape)

@@ -87,6 +87,8 @@ class ByteConfig(Packaged, PreTrainedConfig):
         ValueError: a field has a wrong type, or a token id is outside the vocabulary.
     """
 
+    _auto_class = "AutoConfig"  # the code travels with every checkpoint
+
     vocab_size: int = 256
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = 0

@@ -35,15 +35,12 @@ class RealValuedInputs:
         """
         size = self.config.input_size
         if input_ids is not None and size is not None:
-            raise ValueError(
-                f"This model reads real values (`config.input_size` is {size}); give `input_values` in place of "
-                "`input_ids`."
-            )
+            raise ValueError("`input_ids` are given, but this model reads real values; give `input_values`.")
         if input_values is not None:
-            if input_ids is not None or inputs_embeds is not None:
-                raise ValueError("Give exactly one of `input_ids`, `inputs_embeds` and `input_values`.")
             if size is None:
                 raise ValueError("`input_values` are given, but this model reads tokens: `config.input_size` is None.")
+            if inputs_embeds is not None:
+                raise ValueError("Give exactly one of `inputs_embeds` and `input_values`.")
             if input_values.dim() != 3 or input_values.shape[-1] != size:
                 raise ValueError(f"`input_values` has shape {tuple(input_values.shape)}; it must be (B, T, {size}).")
             inputs_embeds = self.embed_tokens(input_values.to(self.embed_tokens.weight.dtype))

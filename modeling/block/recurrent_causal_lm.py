@@ -24,9 +24,9 @@ from .block_inputs import Padding, check_arguments, read_masks
 from .causal_lm_loss import causal_lm_loss
 from .recurrent_blocks import Contraction
 from .recurrent_generation import RecurrentGenerationMixin
-from .recurrent_state import RecurrentState, StatefulModel, check_state, check_state_memory
+from .recurrent_state import RecurrentState, StatefulModel, check_state
 from .saved_code import SavedCode
-from .tensor_checks import check_embeddings, check_not_meta, check_token_ids, kept_steps
+from .tensor_checks import check_embeddings, check_token_ids, kept_steps
 
 
 class LayerInputs(NamedTuple):
@@ -134,6 +134,8 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
     vectors.
     """
 
+    _auto_class = "AutoModel"
+
     def embed_inputs(self, input_ids: torch.Tensor, state: RecurrentState) -> torch.Tensor:
         """The inputs (B, T, M) of a block from its ids (B, T) and the state before it, which is not checked yet."""
         return self.embed_tokens(input_ids)
@@ -185,7 +187,13 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         return_dict = self.config.return_dict if return_dict is None else return_dict
-        inputs = self._check_inputs(input_ids, inputs_embeds)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
+        if inputs_embeds is None:
+            check_token_ids("input_ids", input_ids, self.config.vocab_size)
+        else:
+            check_embeddings("inputs_embeds", inputs_embeds, self.config.hidden_size)
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
         shape = inputs.shape[:2]
         if state is None:
             state = self.init_state(shape[0], inputs.device)
@@ -197,8 +205,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if shape[1] == 1 and reset_mask is None and padding is None and not output_hidden_states:
             single_step = run_single_step(self, hidden, state)
         if single_step is None:
-            check_state(state, self.state_shapes(shape[0]))
-            check_state_memory(state, hidden.device)
+            check_state(state, self.state_shapes(shape[0]), hidden.device)
             check_weights(self, hidden.device)
             hidden, new_state, hidden_states = self.read_block(
                 hidden, state, reset_mask, padding, kept, output_hidden_states
@@ -212,17 +219,6 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
         )
         return output if return_dict else output.to_tuple()
-
-    def _check_inputs(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
-        if inputs_embeds is None:
-            check_token_ids("input_ids", input_ids, self.config.vocab_size)
-            check_not_meta("input_ids", input_ids, self)
-            return input_ids
-        check_embeddings("inputs_embeds", inputs_embeds, self.config.hidden_size)
-        check_not_meta("inputs_embeds", inputs_embeds, self)
-        return inputs_embeds
 
 
 class RecurrentLayer(GradientCheckpointingLayer):
@@ -318,6 +314,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
     """
 
     backbone_class: type[RecurrentBackbone]
+    _auto_class = "AutoModelForCausalLM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own form)
 
     def __init__(self, config):
@@ -351,9 +348,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
     ) -> RecurrentCausalLMOutput | tuple:
         """Read a block of T bytes, a prompt, or one byte.
 
-        `shift_labels` is a keyword outside the signature, as in transformers: its `Trainer` wants every label that the
-        signature has in each batch.
-
         Args:
             input_ids: (B, T).
             attention_mask: (B, T) or longer, of which the last T columns count; 0 where a step is padding, anywhere,
@@ -363,17 +357,14 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
             inputs_embeds: (B, T, M), instead of `input_ids`.
             labels: (B, T), the same bytes as `input_ids`; shifted inside, -100 is ignored.
             use_cache: return the state; `config.use_cache` by default.
-            output_hidden_states: return the hidden states of all layers.
             logits_to_keep: number of last steps with logits, or their indices; 0 for all.
-            return_dict: False for a plain tuple.
-            kwargs: `shift_labels` (B, T), already the next bytes, so that T = 1 trains too, instead of `labels`;
-                `num_items_in_batch`, by which the summed loss is divided; `position_ids`, `seq_idx` or `cu_seq_lens_q`
-                of packed documents, whose starts are resets ([`packed_resets`]).
+            kwargs: `shift_labels` (B, T), already the next bytes, so that T = 1 trains too, instead of `labels` (no
+                parameter, since transformers' `Trainer` wants those labels in each batch); `num_items_in_batch`, by
+                which the summed loss is divided; marks of packed documents, whose starts are resets.
 
         Raises:
             TypeError: an unknown argument.
-            ValueError: a shape does not match, a token id is outside the vocabulary, or two arguments disagree about
-                where documents begin.
+            ValueError: a shape does not match, or a token id is outside the vocabulary.
         """
         config = vars(self.config)  # its own way to an attribute takes as long as the step of a small model
         return_dict = config["return_dict"] if return_dict is None else return_dict
@@ -383,17 +374,15 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
         if given.count(None) == len(given):
             single_step = self._read_token(input_ids, state, logits_to_keep)
         if single_step is None:
+            inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "state": state, **kwargs}
             outputs = self.model(
-                input_ids=input_ids,
+                **inputs,
                 attention_mask=attention_mask,
-                state=state,
                 reset_mask=reset_mask,
-                inputs_embeds=inputs_embeds,
                 use_cache=use_cache,
                 output_hidden_states=output_hidden_states,
                 logits_to_keep=logits_to_keep,
                 return_dict=True,
-                **kwargs,
             )
             logits, new_state = self.compute_logits(outputs.last_hidden_state), outputs.state
             hidden_states = outputs.hidden_states

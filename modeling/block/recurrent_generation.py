@@ -13,14 +13,12 @@ from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaL
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from .recurrent_state import RecurrentState, check_state, check_state_memory, select_state
-from .tensor_checks import check_tensor, has_values
+from .recurrent_state import RecurrentState, check_state, select_state
+from .tensor_checks import has_values
 
 # `past_key_values` until transformers 5.23.
 _CACHE_FIELD = next(name for name in ("cache", "past_key_values") if name in GenerateDecoderOnlyOutput.__annotations__)
 CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")  # of stock models, by release and family
-# Decoding that transformers refuses for stateful models, by its argument.
-_DRAFTS = ("assistant_model", "prompt_lookup_num_tokens")
 
 
 class _GeneratedState:
@@ -117,8 +115,7 @@ class StatefulGeneration:
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
         state = model_kwargs.pop("state", None)
         if state is not None:
-            check_state(state, self.state_shapes(len(input_ids)))
-            check_state_memory(state, input_ids.device)
+            check_state(state, self.state_shapes(len(input_ids)), input_ids.device)
         input_ids, model_kwargs = super()._expand_inputs_for_generation(
             expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
         )
@@ -133,22 +130,24 @@ class StatefulGeneration:
         cache.reorder_cache(beam_idx)  # of a stock model without a state
         return cache
 
-    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+    def _sample(self, input_ids, *, stopping_criteria, generation_config, **options):
+        options["generation_config"] = generation_config
         if not generation_config.return_dict_in_generate:
-            return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
-        kwargs["state_recorder"] = recorder = GeneratedStates(stopping_criteria)
-        output = super()._sample(input_ids, logits_processor, recorder, generation_config, **kwargs)
+            return super()._sample(input_ids, stopping_criteria=stopping_criteria, **options)
+        recorder = GeneratedStates(stopping_criteria)
+        output = super()._sample(input_ids, stopping_criteria=recorder, state_recorder=recorder, **options)
         if recorder.latest is None:
             return RecurrentGenerateOutput(**output)
         last, pending = recorder.last_bytes(output.sequences)
         state = self._read_new(last, pending)
         return RecurrentGenerateOutput(**{**output, _CACHE_FIELD: pending, "state": state})
 
-    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+    def _beam_search(self, input_ids, *, stopping_criteria, generation_config, **options):
+        options |= {"stopping_criteria": stopping_criteria, "generation_config": generation_config}
         if not generation_config.return_dict_in_generate:
-            return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
-        kwargs["state_recorder"] = recorder = GeneratedStates(stopping_criteria)
-        output = super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+            return super()._beam_search(input_ids, **options)
+        recorder = GeneratedStates(stopping_criteria)
+        output = super()._beam_search(input_ids, state_recorder=recorder, **options)
         if recorder.after_prompt is None:
             return RecurrentGenerateBeamOutput(**output)
         # The loop's states belong to the beams that still run: read the new bytes of the best ones again.
@@ -167,14 +166,8 @@ class StatefulGeneration:
         self, new: torch.Tensor, state: RecurrentState, attention_mask: torch.Tensor | None = None
     ) -> RecurrentState:
         """The state after reading (B, T) more bytes."""
-        return self(
-            input_ids=new,
-            attention_mask=attention_mask,
-            state=state,
-            use_cache=True,
-            logits_to_keep=1,
-            return_dict=True,
-        ).state
+        options = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
+        return self(input_ids=new, attention_mask=attention_mask, state=state, **options).state
 
 
 class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
@@ -208,19 +201,8 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
         [`RecurrentGenerateOutput`] with the state after all bytes of each row.
 
         Raises:
-            ValueError: a tensor cannot be read, `state` is None, an empty prompt has a state or no end byte, or
-                decoding with drafts is asked for.
+            ValueError: `state` is None, or an empty prompt has a state or no end byte.
         """
-        for name in _DRAFTS:
-            if kwargs.get(name) is not None:
-                raise ValueError(
-                    f"`{name}` is given, but transformers drafts only for models without a state; use "
-                    "`hf_recurrent.generate_speculative`."
-                )
-        for name, value in {"inputs": inputs, **kwargs}.items():
-            needed = name in ("inputs", "input_ids", "attention_mask") and value is not None
-            if needed or isinstance(value, torch.Tensor):
-                check_tensor(name, value)
         if kwargs.get("inputs_embeds") is None:
             prompt = inputs if inputs is not None else kwargs.pop("input_ids", None)
             inputs, kwargs["attention_mask"] = self._begin_empty_prompts(prompt, kwargs.get("attention_mask"), kwargs)

@@ -56,6 +56,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
     """
 
     backbone_class: type[RecurrentBackbone]
+    _auto_class = "AutoModelForSequenceClassification"
 
     def __init__(self, config):
         super().__init__(config)

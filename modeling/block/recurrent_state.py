@@ -91,12 +91,14 @@ def state_size(state: RecurrentState) -> int:
     return sum(tensor[0].numel() * tensor.element_size() for tensor in state.values())
 
 
-def check_state(state: RecurrentState, expected: Mapping[str, torch.Size]) -> None:
+def check_state(state: RecurrentState, expected: Mapping[str, torch.Size], device: torch.device | None = None) -> None:
     """Raise an error that names the first part of `state` that is not as `expected`.
+
+    Layers may be on several devices: with the `device` of the inputs, only parts on the meta device are refused.
 
     Raises:
         TypeError: the state is not a dictionary, or a part is not a tensor.
-        ValueError: a part is missing, unknown or of another shape.
+        ValueError: a part is missing, unknown, of another shape, not of real numbers, or its memory was freed.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"`state` is of type {type(state).__name__}; it must be a dictionary of tensors.")
@@ -104,24 +106,14 @@ def check_state(state: RecurrentState, expected: Mapping[str, torch.Size]) -> No
         if name not in state:
             raise ValueError(f"`state` has no `{name}`; this model's state holds {sorted(expected)}.")
         tensor = state[name]
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"`state['{name}']` is of type {type(tensor).__name__}; it must be a torch.Tensor.")
+        check_tensor(f"state['{name}']", tensor)
         if tensor.shape != shape:
             raise ValueError(
                 f"`state['{name}']` has shape {tuple(tensor.shape)}, but batch and model need {tuple(shape)}."
             )
-    if unknown := sorted(map(str, state.keys() - expected.keys())):
-        raise ValueError(f"`state` holds {unknown}, which this model does not have; it needs {sorted(expected)}.")
-
-
-def check_state_memory(state: RecurrentState, device: torch.device) -> None:
-    """Raise a ValueError that names the first part of `state` that inputs on `device` cannot be combined with.
-
-    Parts have real numbers in memory that was not freed. Layers may be on several devices: only meta is refused here.
-    """
-    for name, tensor in state.items():
-        check_tensor(f"state['{name}']", tensor)
         if not tensor.is_floating_point():
             raise ValueError(f"`state['{name}']` has type {tensor.dtype}; it must be a floating-point type.")
-        if tensor.is_meta and device.type != "meta":
+        if device is not None and tensor.is_meta and device.type != "meta":
             raise ValueError(f"`state['{name}']` is on the meta device, but the inputs are on {device}.")
+    if unknown := sorted(map(str, state.keys() - expected.keys())):
+        raise ValueError(f"`state` holds {unknown}, which this model does not have; it needs {sorted(expected)}.")

@@ -31,7 +31,7 @@ def auto_classes(model_class: type[nn.Module]) -> dict[str, str]:
         for cls in vars(module).values()
         if isinstance(cls, type)
         and cls.__module__ == module.__name__
-        and vars(cls).get("_auto_class")
+        and getattr(cls, "_auto_class", None)
         and cls.config_class is model_class.config_class
     }
 

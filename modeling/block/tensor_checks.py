@@ -28,19 +28,14 @@ def has_values(tensor: torch.Tensor) -> bool:
     return has_memory(tensor) and not tensor.is_meta
 
 
-def required_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that a strided tensor needs its storage to have."""
+def check_memory(name: str, tensor: torch.Tensor) -> None:
+    """Raise a ValueError unless the storage of a tensor that [`has_memory`] holds all of its elements."""
     if tensor.is_contiguous():
         elements = tensor.numel()
     else:  # not empty: an empty tensor is contiguous
         elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + elements) * tensor.element_size() if elements else 0
-
-
-def check_memory(name: str, tensor: torch.Tensor) -> None:
-    """Raise a ValueError unless the storage of a tensor that [`has_memory`] holds all of its elements."""
-    needed, held = required_bytes(tensor), tensor.untyped_storage().nbytes()
-    if held < needed:
+    needed = (tensor.storage_offset() + elements) * tensor.element_size() if elements else 0
+    if (held := tensor.untyped_storage().nbytes()) < needed:
         raise ValueError(f"`{name}` needs {needed} bytes, but its storage has {held}: its memory was freed or shrunk.")
 
 
@@ -52,12 +47,6 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         check_memory(name, tensor)
     elif tensor.layout is not torch.strided:
         raise ValueError(f"`{name}` has layout {tensor.layout}; it must be torch.strided.")
-
-
-def check_not_meta(name: str, tensor: torch.Tensor, model: nn.Module) -> None:
-    """Raise a ValueError if `tensor` is on the meta device and the model is not; torch refuses all other mixtures."""
-    if tensor.is_meta and model.device.type != "meta":
-        raise ValueError(f"`{name}` is on the meta device, but the model is on {model.device}.")
 
 
 def check_token_ids(name: str, token_ids: torch.Tensor, vocab_size: int) -> None:
@@ -92,18 +81,16 @@ def check_mask(name: str, mask: torch.Tensor, batch_size: int, steps: int) -> to
 
 
 def kept_steps(logits_to_keep: int | torch.Tensor) -> slice | torch.Tensor:
-    """The index of the steps to keep: the last `logits_to_keep` ones, all for 0, or those that a tensor names."""
-    if isinstance(logits_to_keep, (int, torch.SymInt)):
-        if logits_to_keep < 0:
-            raise ValueError(f"`logits_to_keep` is {logits_to_keep}; it must be at least 0, or a tensor of indices.")
-        return slice(-logits_to_keep, None)
-    if not isinstance(logits_to_keep, torch.Tensor):
-        kind = type(logits_to_keep).__name__
-        raise TypeError(f"`logits_to_keep` is of type {kind}; it must be an int, or a tensor of indices.")
-    check_tensor("logits_to_keep", logits_to_keep)
-    if logits_to_keep.dim() != 1 or logits_to_keep.dtype not in (*_ID_TYPES, torch.bool):
-        raise ValueError(
-            f"`logits_to_keep` is {logits_to_keep.dtype} of shape {tuple(logits_to_keep.shape)}; "
-            "a tensor must hold indices in one dimension, as integers or bool."
-        )
-    return logits_to_keep
+    """The index of the steps to keep: the last `logits_to_keep` ones, all for 0, or the indices in a tensor.
+
+    Raises:
+        ValueError: it is negative, or the tensor has more than one dimension.
+    """
+    if isinstance(logits_to_keep, torch.Tensor):
+        check_tensor("logits_to_keep", logits_to_keep)
+        wrong = logits_to_keep.dim() != 1
+    else:
+        wrong = logits_to_keep < 0
+    if wrong:
+        raise ValueError(f"`logits_to_keep` is {logits_to_keep}; it must be at least 0, or a vector of indices.")
+    return logits_to_keep if isinstance(logits_to_keep, torch.Tensor) else slice(-logits_to_keep, None)

@@ -18,6 +18,3 @@ class HawkConfig(RecurrentConfig):
     def __post_init__(self, **kwargs):
         check_positive(self, "conv_kernel", most=MOST_PARTS)
         super().__post_init__(**kwargs)
-
-
-HawkConfig.register_for_auto_class()

@@ -88,9 +88,3 @@ class HawkForSequenceClassification(HawkPreTrainedModel, RecurrentForSequenceCla
     """Hawk that gives a whole sequence one label."""
 
     backbone_class = HawkModel
-
-
-# The code travels with every checkpoint, for machines without this package.
-HawkModel.register_for_auto_class("AutoModel")
-HawkForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-HawkForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

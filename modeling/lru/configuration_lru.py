@@ -68,6 +68,3 @@ class LruConfig(RecurrentConfig):
                 f"`state_size` is {self.state_size} and `hidden_size` {self.hidden_size}; with `read_out=False` they "
                 "must be the same."
             )
-
-
-LruConfig.register_for_auto_class()

@@ -136,9 +136,3 @@ class LruForSequenceClassification(LruPreTrainedModel, RecurrentForSequenceClass
             return losses.mean(1)
         real = attention_mask != 0
         return (losses * real).sum(1) / real.sum(1)
-
-
-# The code travels with every checkpoint, for machines without this package.
-LruModel.register_for_auto_class("AutoModel")
-LruForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-LruForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

@@ -15,6 +15,3 @@ class MemoraConfig(RecurrentConfig):
 
     recurrent_unit: str = "glru"
     norm_after_contraction: bool = False
-
-
-MemoraConfig.register_for_auto_class()

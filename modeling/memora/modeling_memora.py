@@ -87,9 +87,3 @@ class MemoraForSequenceClassification(MemoraPreTrainedModel, RecurrentForSequenc
     """Memora that gives a whole sequence one label."""
 
     backbone_class = MemoraModel
-
-
-# The code travels with every checkpoint, for machines without this package.
-MemoraModel.register_for_auto_class("AutoModel")
-MemoraForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-MemoraForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

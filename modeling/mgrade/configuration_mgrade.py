@@ -122,6 +122,3 @@ class MgradeConfig(RecurrentConfig):
         if self.receptive_field is not None:
             return [self.receptive_field] * self.num_hidden_layers
         return [int(self.tap_positions(layer)[-1]) for layer in range(self.num_hidden_layers)]
-
-
-MgradeConfig.register_for_auto_class()

@@ -132,9 +132,3 @@ class MgradeForSequenceClassification(MgradePreTrainedModel, RecurrentForSequenc
     """mGRADE that gives a whole sequence, of tokens or of real values, one label."""
 
     backbone_class = MgradeModel
-
-
-# The code travels with every checkpoint, for machines without this package.
-MgradeModel.register_for_auto_class("AutoModel")
-MgradeForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-MgradeForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

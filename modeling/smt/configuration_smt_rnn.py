@@ -50,6 +50,3 @@ class SmtRnnConfig(SmtConfig):
         if self.memory_norm is None:
             self.memory_norm = self.backbone != "gru"
         super().__post_init__(**kwargs)
-
-
-SmtRnnConfig.register_for_auto_class()

@@ -24,6 +24,3 @@ class SmtTeacherConfig(SmtConfig):
     def __post_init__(self, **kwargs):
         check_positive(self, "num_encoder_layers", "num_decoder_layers", most=MOST_PARTS)
         super().__post_init__(**kwargs)
-
-
-SmtTeacherConfig.register_for_auto_class()

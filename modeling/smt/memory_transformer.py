@@ -47,6 +47,11 @@ def normalize_memory(memory: torch.Tensor, config: SmtConfig) -> torch.Tensor:
     return nn.functional.rms_norm(memory, memory.shape[-1:], eps=config.norm_eps)
 
 
+def width_map(in_features: int, out_features: int) -> nn.Module:
+    """A linear map between the widths of model and memory, where they differ."""
+    return nn.Identity() if in_features == out_features else nn.Linear(in_features, out_features, bias=False)
+
+
 class MemoryAttention(nn.Module):
     """Self-attention with rotary positions; computes the last `num_outputs` positions."""
 
@@ -170,9 +175,7 @@ class MemoryDecoder(nn.Module):
     def __init__(self, config: SmtConfig, num_layers: int, causal: bool = True):
         super().__init__()
         self.config = config
-        self.memory_proj = None
-        if config.memory_size != config.hidden_size:
-            self.memory_proj = nn.Linear(config.memory_size, config.hidden_size, bias=False)
+        self.memory_proj = width_map(config.memory_size, config.hidden_size)
         self.transformer = MemoryTransformer(config, num_layers, causal)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
@@ -190,9 +193,7 @@ class MemoryDecoder(nn.Module):
             Outputs of these layers at the last memory token and at the tokens, (B, 1 + Tf, M), the last one after
             the final norm: position i has seen the memory and the first i tokens.
         """
-        hidden = memory.to(self.norm.weight.dtype)
-        if self.memory_proj is not None:
-            hidden = self.memory_proj(hidden)
+        hidden = self.memory_proj(memory.to(self.norm.weight.dtype))
         if embeds is not None:
             hidden = torch.cat([hidden, embeds.to(hidden.dtype)], dim=1)
         num_outputs = hidden.shape[1] - memory.shape[1] + 1

@@ -18,7 +18,7 @@ from ..block.block_inputs import Padding
 from ..block.recurrent_causal_lm import RecurrentBackbone, RecurrentForCausalLM, RecurrentPreTrainedModel
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState, check_state, state_dtype
-from ..block.tensor_checks import check_mask
+from ..block.tensor_checks import check_mask, check_token_ids
 from .configuration_smt_rnn import SmtRnnConfig
 from .memory_transformer import (
     MemoryDecoder,
@@ -28,6 +28,7 @@ from .memory_transformer import (
     init_memory_weights,
     normalize_memory,
     rotary_tables,
+    width_map,
 )
 
 
@@ -37,10 +38,8 @@ class TransformerUpdate(nn.Module):
     def __init__(self, config: SmtRnnConfig):
         super().__init__()
         self.config = config
-        self.memory_in = self.memory_out = None
-        if config.memory_size != config.hidden_size:
-            self.memory_in = nn.Linear(config.memory_size, config.hidden_size, bias=False)
-            self.memory_out = nn.Linear(config.hidden_size, config.memory_size, bias=False)
+        self.memory_in = width_map(config.memory_size, config.hidden_size)
+        self.memory_out = width_map(config.hidden_size, config.memory_size)
         # Gradient checkpointing recomputes whole runs of steps here.
         self.transformer = MemoryTransformer(config, config.num_hidden_layers, block_class=MemoryTransformerBlock)
 
@@ -49,10 +48,9 @@ class TransformerUpdate(nn.Module):
         return embeds, rotary_tables(self.config, self.config.num_memory_tokens + 1, embeds)
 
     def forward(self, memory: torch.Tensor, inputs: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-        hidden = memory if self.memory_in is None else self.memory_in(memory)
+        hidden = self.memory_in(memory)
         hidden = torch.cat([hidden, inputs.unsqueeze(1).to(hidden.dtype)], dim=1)
-        hidden = self.transformer(hidden, rotary)[-1][:, :-1]
-        return hidden if self.memory_out is None else self.memory_out(hidden)
+        return self.memory_out(self.transformer(hidden, rotary)[-1][:, :-1])
 
 
 class MlpUpdate(nn.Module):
@@ -163,7 +161,7 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         Raises:
             ValueError: a shape does not match.
         """
-        self._check_inputs(input_ids, None)
+        check_token_ids("input_ids", input_ids, self.config.vocab_size)
         check_state(state := {"memory": memory}, self.state_shapes(len(input_ids)))
         if reset_mask is not None:
             reset_mask = check_mask("reset_mask", reset_mask, *input_ids.shape).bool()
@@ -266,17 +264,11 @@ class SmtRnnForCausalLM(SmtRnnPreTrainedModel, RecurrentForCausalLM):
 
 
 # Fields of the student → of the teacher that must be equal for the decoder to become the readout.
-_SHARED_FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_memory_tokens": "num_memory_tokens",
-    "memory_size": "memory_size",
-    "num_attention_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "norm_eps": "norm_eps",
-    "rope_theta": "rope_theta",
-    "num_readout_layers": "num_decoder_layers",
-}
+_EQUAL_NAMES = (
+    "vocab_size", "hidden_size", "num_memory_tokens", "memory_size", "num_attention_heads", "intermediate_size",
+    "norm_eps", "rope_theta",
+)  # fmt: skip
+_SHARED_FIELDS = dict(zip(_EQUAL_NAMES, _EQUAL_NAMES, strict=True)) | {"num_readout_layers": "num_decoder_layers"}
 
 
 def teacher_fields(student: SmtRnnConfig) -> dict[str, Any]:
@@ -305,9 +297,3 @@ class SmtRnnForSequenceClassification(SmtRnnPreTrainedModel, RecurrentForSequenc
     """An RNN of SMT that gives a whole sequence one label."""
 
     backbone_class = SmtRnnModel
-
-
-# The code travels with every checkpoint, for machines without this package.
-SmtRnnModel.register_for_auto_class("AutoModel")
-SmtRnnForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-SmtRnnForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

@@ -15,9 +15,16 @@ from transformers.utils import ModelOutput
 
 from ..block.causal_lm_loss import causal_lm_loss
 from ..block.saved_code import SavedCode
-from ..block.tensor_checks import check_mask, check_not_meta, check_tensor, check_token_ids, has_values
+from ..block.tensor_checks import check_mask, check_tensor, check_token_ids, has_values
 from .configuration_smt_teacher import SmtTeacherConfig
-from .memory_transformer import MemoryDecoder, MemoryTransformer, init_memory_weights, normalize_memory, rotary_tables
+from .memory_transformer import (
+    MemoryDecoder,
+    MemoryTransformer,
+    init_memory_weights,
+    normalize_memory,
+    rotary_tables,
+    width_map,
+)
 
 
 @dataclass
@@ -43,9 +50,7 @@ class MemoryEncoder(nn.Module):
         self.config = config
         self.registers = nn.Embedding(config.num_memory_tokens, config.hidden_size)
         self.transformer = MemoryTransformer(config, config.num_encoder_layers)
-        self.memory_proj = None
-        if config.memory_size != config.hidden_size:
-            self.memory_proj = nn.Linear(config.hidden_size, config.memory_size, bias=False)
+        self.memory_proj = width_map(config.hidden_size, config.memory_size)
 
     def forward(self, embeds: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Embeddings (B, Tc, M) and mask (B, Tc) → the memory (B, Z, D)."""
@@ -56,7 +61,7 @@ class MemoryEncoder(nn.Module):
             key_mask = nn.functional.pad(attention_mask != 0, (0, registers.shape[1]), value=True)
         rotary = rotary_tables(self.config, hidden.shape[1], hidden)
         memory = self.transformer(hidden, rotary, key_mask, num_outputs=registers.shape[1])[-1]
-        return normalize_memory(memory if self.memory_proj is None else self.memory_proj(memory), self.config)
+        return normalize_memory(self.memory_proj(memory), self.config)
 
 
 class SmtTeacherModel(SavedCode, PreTrainedModel):
@@ -64,6 +69,7 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
 
     config_class = SmtTeacherConfig
     main_input_name = "context_ids"
+    _auto_class = "AutoModel"
     supports_gradient_checkpointing = True
     _no_split_modules = ["MemoryTransformerLayer"]  # noqa: RUF012 (transformers' own name and form)
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # noqa: RUF012
@@ -95,7 +101,6 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
         embeds = self._embed("input_ids", input_ids)
         if attention_mask is not None:
             check_mask("attention_mask", attention_mask, *input_ids.shape)
-            check_not_meta("attention_mask", attention_mask, self)
             _check_left_padding(attention_mask)
         return self.encoder(embeds, attention_mask)
 
@@ -153,7 +158,6 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
 
     def _embed(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         check_token_ids(name, ids, self.config.vocab_size)
-        check_not_meta(name, ids, self)
         return self.embed_tokens(ids)
 
 
@@ -165,7 +169,3 @@ def _check_left_padding(attention_mask: torch.Tensor) -> None:
             raise ValueError(
                 f"`attention_mask` has padding after a real position in row {row}; contexts are padded on the left."
             )
-
-
-# The code travels with every checkpoint, for machines without this package.
-SmtTeacherModel.register_for_auto_class("AutoModel")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ..block.recurrent_state import RecurrentState, check_state, check_state_memory
+from ..block.recurrent_state import RecurrentState, check_state
 from .module_watch import is_plain_module
 
 # Single steps before a graph is captured: a capture takes as long as dozens of steps.
@@ -70,8 +70,7 @@ class CapturedStep:
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """See [`run_single_step`]."""
         # Copies into the graph's inputs would convert what `forward` refuses.
-        check_state(state, model.state_shapes(len(hidden)))
-        check_state_memory(state, hidden.device)
+        check_state(state, model.state_shapes(len(hidden)), hidden.device)
         if any(tensor.device != hidden.device for tensor in state.values()):
             return None
         with self.lock:

@@ -162,14 +162,6 @@ def test_guidance_equals_reading_everything_again(family, negative):
     assert not torch.equal(guided, greedy(model, inputs=prompt, max_new_tokens=12))
 
 
-@pytest.mark.parametrize("option", [{"assistant_model": None}, {"prompt_lookup_num_tokens": 3}])
-def test_drafts_are_refused_by_name(option):
-    model = tiny_model("hawk")
-    option = {name: value or model for name, value in option.items()}
-    with pytest.raises(ValueError, match=f"`{next(iter(option))}` is given.*generate_speculative"):
-        greedy(model, inputs=ids(PROMPTS[0]), **option)
-
-
 def test_a_saved_generation_config_is_used(tmp_path):
     model = tiny_model("memora")
     model.generation_config.update(max_new_tokens=7, do_sample=False, eos_token_id=None)
