@@ -112,14 +112,7 @@ def build_recurrent_unit(name: str, input_size: int, state_size: int, **options)
 def build_layer_unit(
     config: RecurrentConfig, input_size: int, layer_index: int, output_size: int | None = None, **options
 ) -> RecurrentUnit:
-    """The unit of one layer, by the configuration.
-
-    Args:
-        config: of the model.
-        input_size: width of the unit's input.
-        layer_index: number of the layer, from 0.
-        output_size: the width that the layer needs; None for any.
-        options: other keyword arguments of the unit.
+    """The unit of one layer, by the configuration; `output_size` is the width that the layer needs, None for any.
 
     Raises:
         ValueError: the unit is unknown, or does not support these sizes.

@@ -140,13 +140,13 @@ def compiled_generation(folder):
 def assisted_generation(folder):
     reason = "transformers cuts a cache back to the accepted tokens, which a state does not allow; "
     reason += "`generate_speculative` does it"
-    with refusal(ValueError, "only for models without a state", reason):
+    with refusal(ValueError, "not supported with stateful models", reason):
         tiny_model().generate(**batch(TEXTS[:1]), **GREEDY, assistant_model=tiny_model())
 
 
 @row("transformers", "prompt lookup, `prompt_lookup_num_tokens`")
 def prompt_lookup(folder):
-    with refusal(ValueError, "only for models without a state", "as assisted generation"):
+    with refusal(ValueError, "not supported with stateful models", "as assisted generation"):
         tiny_model().generate(**batch(TEXTS[:1]), **GREEDY, prompt_lookup_num_tokens=2)
 
 

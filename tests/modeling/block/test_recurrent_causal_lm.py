@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from model_cases import each_family_and_own_unit, relative_difference, tiny_config, tiny_model
+from model_cases import each_family, each_family_and_own_unit, relative_difference, tiny_config, tiny_model
 from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounter
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline, set_seed
@@ -184,13 +184,12 @@ def test_gradient_checkpointing_changes_no_gradient(family, use_reentrant):
 
 
 @each_family_and_own_unit
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_overfits_one_batch(family, dtype):
+def test_overfits_one_batch(family):
     model = tiny_model(family).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     first = None
     for _ in range(60):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(batch(), labels=batch()).loss
         first = first or loss.item()
         if loss.item() < 0.3 * first:
@@ -217,7 +216,7 @@ def test_bfloat16_keeps_the_state_in_float32(family, how):
     assert relative_difference(output.logits.float(), expected.logits) < 0.05
 
 
-@each_family_and_own_unit
+@each_family
 def test_compiles_as_one_graph_once_for_all_blocks(family):
     torch._dynamo.reset()
     model = tiny_model(family).train()
@@ -225,8 +224,8 @@ def test_compiles_as_one_graph_once_for_all_blocks(family):
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     state = model.init_state(2)
     for seed in range(4):
-        ids = torch.randint(1, 256, (2, 12), generator=torch.Generator().manual_seed(seed))
-        reset_mask = torch.rand(2, 12) < 0.2
+        ids = torch.randint(1, 256, (2, 6), generator=torch.Generator().manual_seed(seed))
+        reset_mask = torch.rand(2, 6) < 0.3
         output = compiled(ids, state=state, reset_mask=reset_mask, shift_labels=ids, use_cache=True)
         expected = model(ids, state=state, reset_mask=reset_mask, shift_labels=ids)
         torch.testing.assert_close(output.logits, expected.logits)

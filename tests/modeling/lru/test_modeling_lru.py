@@ -2,8 +2,6 @@
 
 import cmath
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -191,30 +189,6 @@ def test_real_values_are_classified():
     assert output.logits.shape == (2, 3) and torch.isfinite(output.loss)
     with pytest.raises(ValueError, match="`input_size` is 2, but a language model reads tokens"):
         LruForCausalLM(model.config)
-
-
-PROGRAM = """
-import sys
-for name in ("hf_recurrent", "modeling"):
-    sys.modules[name] = None  # every import of it raises
-import torch
-from transformers import AutoModelForSequenceClassification
-model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
-assert type(model).__module__.startswith("transformers_modules.")
-print(model(input_values=torch.ones(1, 5, 2)).logits.sum().item())
-"""
-
-
-@torch.no_grad()
-def test_checkpoints_load_without_the_package(tmp_path):
-    model = classifier(input_size=2).float()
-    model.save_pretrained(tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert result.returncode == 0, result.stderr
-    expected = model(input_values=torch.ones(1, 5, 2)).logits.sum().item()
-    assert float(result.stdout.split()[-1]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 # ---- Learning rates ----

@@ -120,7 +120,7 @@ def radius_of(unit):
 @pytest.mark.parametrize("name", [n for n in UNITS if n == "rg_lru" or (n != "lru" and hasattr(initialised(n), "nu"))])
 def test_ring_initialisation(name):
     torch.manual_seed(0)
-    unit = build_recurrent_unit(name, 4000, 4000) if name == "rg_lru" else build_recurrent_unit(name, 4, 8000)
+    unit = build_recurrent_unit(name, 2000, 2000) if name == "rg_lru" else build_recurrent_unit(name, 4, 3000)
     with torch.no_grad():
         unit.reset_parameters()
     radius = radius_of(unit)
@@ -215,13 +215,10 @@ def test_parameters_of_selective_copying(unit, parameters):
     assert MemoraForCausalLM(config).num_parameters() == parameters
 
 
-@pytest.mark.parametrize("family", ["memora", "hawk"])
 @pytest.mark.parametrize("unit", UNITS)
-def test_every_unit_saves_loads_and_learns(family, unit, tmp_path):
-    if (family, unit) == ("memora", "rg_lru"):
-        pytest.skip("Memora's block does not project the unit's input")
+def test_every_unit_saves_loads_and_learns(unit, tmp_path):
     torch.manual_seed(0)
-    model = tiny_model(family, recurrent_unit=unit)
+    model = tiny_model("hawk", recurrent_unit=unit)
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
     input_ids = torch.randint(256, (2, 12))
