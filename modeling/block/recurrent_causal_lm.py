@@ -243,7 +243,7 @@ class RecurrentLayer(GradientCheckpointingLayer):
 
 
 class RecurrentModel(RecurrentBackbone):
-    """Embedding, N layers, final norm. A family gives its layer, its final norm and the parts of its state."""
+    """Embedding, N layers, final norm. A family gives its layer, final norm, if any, and parts of the state."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -259,8 +259,8 @@ class RecurrentModel(RecurrentBackbone):
         raise NotImplementedError
 
     def build_final_norm(self, config) -> nn.Module:
-        """The norm before the head."""
-        raise NotImplementedError
+        """The norm before the head; none by default."""
+        return nn.Identity()
 
     def layer_state_shapes(self, layer_index: int) -> dict[str, tuple[int, ...]]:
         """Shape of every part of that layer's state, without the batch."""

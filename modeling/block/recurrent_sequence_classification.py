@@ -85,8 +85,6 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
             input_values: real, (B, T, `config.input_size`), in place of `input_ids`, for the families that read them.
             labels: (B,), the class of each sequence.
             use_cache: without effect: a classifier returns no state.
-            output_hidden_states: return the hidden states of all layers.
-            return_dict: False for a plain tuple.
             kwargs: other inputs of the family's model; `num_items_in_batch`, by which the summed loss is divided.
 
         Raises:

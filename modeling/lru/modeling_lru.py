@@ -88,16 +88,15 @@ class LruPreTrainedModel(RecurrentPreTrainedModel):
 
 
 class LruModel(RealValuedInputs, LruPreTrainedModel, RecurrentModel):
-    """Encoder and N layers: an embedding for tokens, a linear map with bias for real-valued inputs."""
+    """Encoder and N layers: an embedding for tokens, a linear map with bias for real-valued inputs.
+
+    The decoder reads the residual stream without a norm.
+    """
 
     encoder_bias = True
 
     def build_layer(self, config: LruConfig, layer_index: int) -> nn.Module:
         return LruLayer(config, layer_index)
-
-    def build_final_norm(self, config: LruConfig) -> nn.Module:
-        # The decoder reads the residual stream without a norm.
-        return nn.Identity()
 
 
 class LruForCausalLM(LruPreTrainedModel, RecurrentForCausalLM):
@@ -124,15 +123,11 @@ class LruForSequenceClassification(LruPreTrainedModel, RecurrentForSequenceClass
         """With `config.per_step_loss`, where labels are classes, the loss of all steps."""
         if not self.config.per_step_loss:
             return super().sequence_loss(hidden, logits, labels, attention_mask, num_items_in_batch)
-        losses = self._losses_of_steps(hidden, labels, attention_mask)
-        return losses.mean() if num_items_in_batch is None else losses.sum() / num_items_in_batch
-
-    def _losses_of_steps(self, hidden, labels, attention_mask) -> torch.Tensor:
-        """Mean cross-entropy of each sequence over its real steps, (B,)."""
-        logits = self.score(hidden)
         steps = labels.unsqueeze(1).expand(hidden.shape[:2])
-        losses = nn.functional.cross_entropy(upcast(logits).transpose(1, 2), steps, reduction="none")
+        losses = nn.functional.cross_entropy(upcast(self.score(hidden)).transpose(1, 2), steps, reduction="none")
         if attention_mask is None:
-            return losses.mean(1)
-        real = attention_mask != 0
-        return (losses * real).sum(1) / real.sum(1)
+            losses = losses.mean(1)
+        else:
+            real = attention_mask != 0
+            losses = (losses * real).sum(1) / real.sum(1)
+        return losses.mean() if num_items_in_batch is None else losses.sum() / num_items_in_batch

@@ -1,21 +1,9 @@
 """Configuration of mGRADE."""
 
-from collections.abc import Sequence
-
 from ..block.configuration_recurrent import MOST_PARTS, RecurrentConfig, check_above_zero, check_choice, check_positive
 
 SPACINGS = ("learned", "constant", "exponential")
 POSITION_INITS = ("dilated", "uniform")
-
-
-def check_positions(positions: Sequence[float], receptive_field: int) -> None:
-    """Raise a ValueError that names the first tap position outside [0, Γ]."""
-    for position in positions:
-        if not 0 <= position <= receptive_field:
-            raise ValueError(
-                f"A tap of the convolution is at position {position}, outside the receptive field "
-                f"[0, {receptive_field}]; lower `conv_kernel` or `dilation`, or raise `receptive_field`."
-            )
 
 
 class MgradeConfig(RecurrentConfig):
@@ -104,7 +92,12 @@ class MgradeConfig(RecurrentConfig):
                     f"`receptive_field` is {self.receptive_field}, but with `spacing={self.spacing!r}` it follows "
                     "from `conv_kernel` and `dilation`; leave it out."
                 )
-        check_positions(self.tap_positions(0), self.receptive_fields()[0])
+        last, receptive_field = self.tap_positions(0)[-1], self.receptive_fields()[0]
+        if last > receptive_field:
+            raise ValueError(
+                f"A tap of the convolution is at position {last}, outside the receptive field [0, {receptive_field}]; "
+                "lower `conv_kernel` or `dilation`, or raise `receptive_field`."
+            )
 
     def tap_positions(self, layer_index: int) -> list[float]:
         """p_0 … p_{K-1} of a layer (equations 9 and 10); with learned spacings, where "dilated" puts them at first."""

@@ -16,7 +16,6 @@ from transformers import initialization as init
 from ..block.recurrent_blocks import delayed, episode_numbers, last_inputs
 from ..block.recurrent_state import upcast
 from ..units.recurrent_unit import copy_values
-from .configuration_mgrade import check_positions
 
 # Up to this number of lags, adding shifted inputs is faster than two Fourier transforms.
 _MOST_SHIFTS = 24
@@ -63,14 +62,11 @@ class DelayConvolution(nn.Module):
 
     Args:
         channels: M.
-        positions: p_0 … p_{K-1}; with learned spacings the initial positions.
-        receptive_field: Γ, at least the largest position; learned positions are clipped to [0, Γ].
+        positions: p_0 … p_{K-1} in [0, Γ], integers; with learned spacings the initial positions, real numbers.
+        receptive_field: Γ; learned positions are clipped to [0, Γ].
         learned: positions are parameters, one for each tap and channel.
         uniform: initial learned positions are drawn from [0, Γ].
         interpolation_width: σ of the Gaussian around a learned position.
-
-    Raises:
-        ValueError: a position is outside [0, Γ], or a fixed one is not an integer.
     """
 
     no_weight_decay = ("positions",)  # decay would pull the taps towards the current step
@@ -86,9 +82,6 @@ class DelayConvolution(nn.Module):
         interpolation_width: float = 0.5,
     ):
         super().__init__()
-        check_positions(positions, receptive_field)
-        if not learned and any(position != int(position) for position in positions):
-            raise ValueError(f"`positions` are {list(positions)}; fixed ones must be integers.")
         self.initial_positions = tuple(positions)
         self.receptive_field = receptive_field
         self.learned = learned

@@ -109,10 +109,6 @@ class MgradeModel(RealValuedInputs, MgradePreTrainedModel, RecurrentModel):
     def build_layer(self, config: MgradeConfig, layer_index: int) -> nn.Module:
         return MgradeLayer(config, layer_index)
 
-    def build_final_norm(self, config: MgradeConfig) -> nn.Module:
-        # Every layer ends with its own norm.
-        return nn.Identity()
-
     def layer_state_shapes(self, layer_index: int) -> dict[str, tuple[int, ...]]:
         config, shapes = self.config, {}
         if config.recurrent_unit is not None:

@@ -140,24 +140,23 @@ def _imports_of_files(
         file = node.module if node.module == _BASE_CONFIGURATION else SHARED_FILE
         return {file: [ast.unparse(alias) for alias in node.names]}
     package = __package__.partition(".")[0]
-    modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-    for module in modules:
-        top = module.partition(".")[0]
-        if top == package and isinstance(node, ast.Import):
-            raise ValueError(f"write `from {package} import NAME` in place of `import {module}`.")
-        if top != package and top not in (*INSTALLED, *sys.stdlib_module_names) and not is_optional:
-            raise ValueError(f"`{top}` is imported, but {_ALLOWED}.")
-    found: dict[str, list[str]] = {}
-    if modules[0].partition(".")[0] == package:
+    if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == package:
+        found: dict[str, list[str]] = {}
         for alias in node.names:
-            public = getattr(sys.modules[package], alias.name, None) if modules[0] == package else None
-            file = _file_of(str(getattr(public, "__module__", "")) if modules[0] == package else modules[0])
-            if file is None:
-                raise ValueError(
-                    f"`{alias.name}` of `{modules[0]}` is imported, but {_ALLOWED}; put the unit in its own file."
-                )
+            module = node.module
+            if module == package:  # a public name
+                module = str(getattr(getattr(sys.modules[package], alias.name, None), "__module__", ""))
+            if (file := _file_of(module)) is None:
+                raise ValueError(f"`{alias.name}` of `{node.module}` is imported, but {_ALLOWED}; move the unit.")
             found.setdefault(file, []).append(ast.unparse(alias))
-    return found
+        return found
+    for module in [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]:
+        top = module.partition(".")[0]
+        if top == package:
+            raise ValueError(f"write `from {package} import NAME` in place of `import {module}`.")
+        if top not in (*INSTALLED, *sys.stdlib_module_names) and not is_optional:
+            raise ValueError(f"`{top}` is imported, but {_ALLOWED}.")
+    return {}
 
 
 def _file_of(module: str) -> str | None:
@@ -179,9 +178,8 @@ def find_own_unit(config: Any, name: str | os.PathLike, trust_remote_code: bool,
 
     Args:
         config: of the checkpoint, a configuration or its dictionary.
-        name: directory, or owner/name on the Hub.
+        name: directory, or owner/name on the Hub; the other arguments are `from_pretrained`'s.
         trust_remote_code: run the code.
-        hub_arguments: of `from_pretrained`.
 
     Raises:
         ValueError: the code is needed and not trusted, or does not register the unit.
@@ -210,14 +208,7 @@ def find_own_unit(config: Any, name: str | os.PathLike, trust_remote_code: bool,
 
 
 def compare_code(unit: str | None, name: str | os.PathLike, file: str | None = None, **hub_arguments: Any) -> None:
-    """Warn if the code of a registered unit differs from the checkpoint's; other units are ignored.
-
-    Args:
-        unit: name of the unit.
-        name: directory of the checkpoint, or owner/name on the Hub.
-        file: name of its file in the checkpoint, by default the registered code's.
-        hub_arguments: of `from_pretrained`.
-    """
+    """Warn if the code of a registered unit differs from the file of a checkpoint; other units are ignored."""
     registered = OWN_CODE.get(unit)
     if registered is None or registered.file is None:
         return

@@ -225,12 +225,3 @@ def test_initialisation():
     assert uniform.positions.min() >= 0
     assert uniform.positions.max() <= 32
     assert uniform.positions.mean().item() == pytest.approx(16, abs=1)
-
-
-def test_positions_outside_the_receptive_field_are_refused():
-    with pytest.raises(ValueError, match=r"position 9.*\[0, 8\]"):
-        DelayConvolution(2, [0, 9], 8)
-    with pytest.raises(ValueError, match=r"position -1"):
-        DelayConvolution(2, [-1, 0], 8, learned=True)
-    with pytest.raises(ValueError, match=r"2.5.*integers"):
-        DelayConvolution(2, [0, 2.5], 8)

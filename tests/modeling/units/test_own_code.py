@@ -79,7 +79,7 @@ def test_files_that_need_no_change(text):
         ("import hf_recurrent.modeling.units.recurrent_unit\n", "write `from hf_recurrent import NAME`"),
         (
             "from hf_recurrent import RecurrentUnit, Task\n",
-            "`Task` of `hf_recurrent` is imported, but .* its own file",
+            "`Task` of `hf_recurrent` is imported, but .*; move the unit",
         ),
         ("from hf_recurrent import Absent\n", "`Absent` of `hf_recurrent` is imported"),
         ("from hf_recurrent import *\n", r"`\*` of `hf_recurrent` is imported"),
