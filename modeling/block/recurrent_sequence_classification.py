@@ -3,31 +3,17 @@
 Shape letters: B batch, T steps, M model width.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from .recurrent_causal_lm import RecurrentBackbone, RecurrentPreTrainedModel
 from .recurrent_state import upcast
 from .tensor_checks import has_values
 
 
-@dataclass
-class RecurrentSequenceClassifierOutput(ModelOutput):
-    """Output of a recurrent sequence classifier.
-
-    Args:
-        loss: cross-entropy in nats, mean over the batch, if there are labels; for regression and several
-            labels, the loss of `config.problem_type`.
-        logits: (B, number of labels).
-        hidden_states: N + 1 tensors (B, T, M), with `output_hidden_states`.
-    """
-
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
+# The public name of a classifier's output; its logits are (B, number of labels).
+RecurrentSequenceClassifierOutput = SequenceClassifierOutput
 
 
 def pool_steps(hidden: torch.Tensor, attention_mask: torch.Tensor | None, pooling: str) -> torch.Tensor:

@@ -9,6 +9,15 @@ from .gate_coefficients import gate_coefficients
 from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, RecurrentUnit, copy_log, copy_values, input_normalizer
 
 
+def gated_step(unit: RecurrentUnit, recurrence_gate, rate, input_gate, inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """a from r = exp(-rate ∘ σ(recurrence_gate)), and b = sqrt(1 - a²) ∘ input_gate ∘ inputs."""
+    if not unit.allow_negative_eigenvalues:
+        return gate_coefficients(recurrence_gate, rate, input_gate, inputs)
+    recurrence_gate, input_gate, inputs = map(upcast, (recurrence_gate, input_gate, inputs))
+    decay, normalizer = unit.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
+    return decay, normalizer * input_gate * inputs
+
+
 class GLRU(RecurrentUnit):
     """Gated linear recurrent unit (Memora, section 4.1).
 
@@ -26,11 +35,7 @@ class GLRU(RecurrentUnit):
 
     def coefficients(self, recurrence_gate, input_gate, projection):
         rate = self.decay_scale * torch.exp(upcast(self.nu))
-        if not self.allow_negative_eigenvalues:
-            return gate_coefficients(recurrence_gate, rate, input_gate, projection)
-        recurrence_gate, input_gate, projection = map(upcast, (recurrence_gate, input_gate, projection))
-        decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
-        return decay, normalizer * input_gate * projection
+        return gated_step(self, recurrence_gate, rate, input_gate, projection)
 
 
 class RGLRU(RecurrentUnit):
@@ -63,12 +68,7 @@ class RGLRU(RecurrentUnit):
 
     def coefficients(self, recurrence_gate, input_gate, inputs):
         rate = self.decay_scale * nn.functional.softplus(upcast(self.recurrent_param))
-        input_gate = torch.sigmoid(upcast(input_gate))
-        if not self.allow_negative_eigenvalues:
-            return gate_coefficients(recurrence_gate, rate, input_gate, inputs)
-        recurrence_gate, input_gate, inputs = map(upcast, (recurrence_gate, input_gate, inputs))
-        decay, normalizer = self.decay_and_normalizer(-rate * torch.sigmoid(recurrence_gate))
-        return decay, normalizer * input_gate * inputs
+        return gated_step(self, recurrence_gate, rate, torch.sigmoid(upcast(input_gate)), inputs)
 
 
 class MinGRU(RecurrentUnit):
