@@ -11,7 +11,6 @@ from .recurrent_causal_lm import RecurrentBackbone, RecurrentPreTrainedModel
 from .recurrent_state import upcast
 from .tensor_checks import has_values
 
-
 # The public name of a classifier's output; its logits are (B, number of labels).
 RecurrentSequenceClassifierOutput = SequenceClassifierOutput
 
