@@ -349,12 +349,11 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
         """Read a block of T bytes, a prompt, or one byte.
 
         Args:
-            input_ids: (B, T).
+            input_ids: (B, T); or `inputs_embeds`, (B, T, M).
             attention_mask: (B, T) or longer, of which the last T columns count; 0 where a step is padding, anywhere,
                 and leaves the state unchanged.
             state: from an earlier call for these streams; zeros by default.
             reset_mask: (B, T) bool, true where a byte is the first of its episode: the state before it is zero.
-            inputs_embeds: (B, T, M), instead of `input_ids`.
             labels: (B, T), the same bytes as `input_ids`; shifted inside, -100 is ignored.
             use_cache: return the state; `config.use_cache` by default.
             logits_to_keep: number of last steps with logits, or their indices; 0 for all.
@@ -368,6 +367,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
         """
         config = vars(self.config)  # its own way to an attribute takes as long as the step of a small model
         return_dict = config["return_dict"] if return_dict is None else return_dict
+        use_cache = config["use_cache"] if use_cache is None else use_cache
         shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
         single_step = hidden_states = loss = None
         given = (attention_mask, reset_mask, inputs_embeds, output_hidden_states, *kwargs.values())
@@ -388,11 +388,9 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
             hidden_states = outputs.hidden_states
         else:
             logits, new_state = single_step
-            if not (config["use_cache"] if use_cache is None else use_cache):
-                new_state = None
         if labels is not None or shift_labels is not None:
             loss = causal_lm_loss(logits, labels, shift_labels, num_items)
-        output = RecurrentCausalLMOutput(loss, logits, new_state, hidden_states)
+        output = RecurrentCausalLMOutput(loss, logits, new_state if use_cache else None, hidden_states)
         return output if return_dict else output.to_tuple()
 
     def compile_step(self, weights: str | None = None) -> None:
