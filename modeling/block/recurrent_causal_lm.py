@@ -350,8 +350,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
 
         Args:
             input_ids: (B, T); or `inputs_embeds`, (B, T, M).
-            attention_mask: (B, T) or longer, of which the last T columns count; 0 where a step is padding, anywhere,
-                and leaves the state unchanged.
+            attention_mask: (B, T) or longer: the last T columns; 0 where a step is padding and leaves the state as is.
             state: from an earlier call for these streams; zeros by default.
             reset_mask: (B, T) bool, true where a byte is the first of its episode: the state before it is zero.
             labels: (B, T), the same bytes as `input_ids`; shifted inside, -100 is ignored.
@@ -362,30 +361,31 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
                 which the summed loss is divided; marks of packed documents, whose starts are resets.
 
         Raises:
-            TypeError: an unknown argument.
             ValueError: a shape does not match, or a token id is outside the vocabulary.
         """
         config = vars(self.config)  # its own way to an attribute takes as long as the step of a small model
         return_dict = config["return_dict"] if return_dict is None else return_dict
         use_cache = config["use_cache"] if use_cache is None else use_cache
         shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
-        single_step = hidden_states = loss = None
+        hidden_states = loss = None
         given = (attention_mask, reset_mask, inputs_embeds, output_hidden_states, *kwargs.values())
-        if given.count(None) == len(given):
-            single_step = self._read_token(input_ids, state, logits_to_keep)
+        is_plain = given.count(None) == len(given)
+        single_step = self._read_token(input_ids, state, logits_to_keep) if is_plain else None
         if single_step is None:
-            inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "state": state, **kwargs}
             outputs = self.model(
-                **inputs,
+                input_ids=input_ids,
                 attention_mask=attention_mask,
+                state=state,
                 reset_mask=reset_mask,
+                inputs_embeds=inputs_embeds,
                 use_cache=use_cache,
                 output_hidden_states=output_hidden_states,
                 logits_to_keep=logits_to_keep,
                 return_dict=True,
+                **kwargs,
             )
-            logits, new_state = self.compute_logits(outputs.last_hidden_state), outputs.state
-            hidden_states = outputs.hidden_states
+            logits = self.compute_logits(outputs.last_hidden_state)
+            new_state, hidden_states = outputs.state, outputs.hidden_states
         else:
             logits, new_state = single_step
         if labels is not None or shift_labels is not None:
