@@ -6,12 +6,16 @@ from huggingface_hub import ModelCardData
 
 from hf_recurrent.export.specification import ExportSpecification
 
+# Name, and how to load the program without this package.
 _RUNTIMES = {
-    "torch": "`torch.export`",
-    "aoti": "AOTInductor (torch, compiled for the machine that it was exported on)",
-    "onnx": "ONNX",
-    "executorch": "ExecuTorch with XNNPACK",
-    "c": "C99",
+    "torch": ("`torch.export`", '`torch.export.load("step.pt2").module()`'),
+    "aoti": (
+        "AOTInductor (torch, compiled for the machine that it was exported on)",
+        '`torch._inductor.aoti_load_package("step.aoti.pt2")`',
+    ),
+    "onnx": ("ONNX", '`onnxruntime.InferenceSession("step.onnx")`'),
+    "executorch": ("ExecuTorch with XNNPACK", '`executorch.runtime.Runtime.get().load_program("step.pte")`'),
+    "c": ("C99", ""),
 }
 _EXAMPLE = """```python
 import torch
@@ -23,49 +27,6 @@ for inputs in {inputs}:
     outputs, state = step(inputs, state)
 ```
 """
-# Without this package.
-_PLAIN_EXAMPLES = {
-    "torch": """
-```python
-import json
-import torch
-
-program = torch.export.load("step.pt2").module()
-parts = json.load(open("specification.json"))["state"]
-state = [torch.zeros(1, *part["shape"], dtype=getattr(torch, part["dtype"])) for part in parts]
-for inputs in {inputs}:
-    outputs, *state = program(inputs, *state)
-```
-""",
-    "onnx": """
-```python
-import json
-import numpy as np
-import onnxruntime
-
-session = onnxruntime.InferenceSession("step.onnx")
-parts = json.load(open("specification.json"))["state"]
-state = {{part["name"]: np.zeros((1, *part["shape"]), part["dtype"]) for part in parts}}
-for inputs in {inputs}:
-    outputs, *new = session.run(None, {{"inputs": inputs, **state}})
-    state = dict(zip(state, new))
-```
-""",
-    "executorch": """
-```python
-import json
-import torch
-from executorch.runtime import Runtime
-
-program = Runtime.get().load_program("step.pte")  # keep it as long as its method
-method = program.load_method("forward")
-parts = json.load(open("specification.json"))["state"]
-state = [torch.zeros(1, *part["shape"], dtype=getattr(torch, part["dtype"])) for part in parts]
-for inputs in {inputs}:
-    outputs, *state = [tensor.clone() for tensor in method.execute([inputs, *state])]
-```
-""",
-}
 _C_EXAMPLE = """```c
 #include "step.c"  /* or compile it by itself; link with -lm */
 
@@ -103,7 +64,7 @@ def export_card(specification: ExportSpecification, data: dict[str, Any]) -> str
 
 # One step of a {specification.model_type} model, exported for {specification.runtime}
 
-`{specification.program}` is a program for {_RUNTIMES[specification.runtime]}{stored}.
+`{specification.program}` is a program for {_RUNTIMES[specification.runtime][0]}{stored}.
 Inputs: {inputs}, then the parts of the state. Outputs: {outputs} (B, {specification.num_outputs}), then
 the parts of the new state, in the same order. {streams} The state is zero where {sequence} begins.{pooled}
 
@@ -119,15 +80,10 @@ The checksums in `manifest.json` notice damage, not malice; load programs only f
 
 
 def _example(specification: ExportSpecification) -> str:
-    """Code that runs the program, with this package and without it."""
+    """Code that runs the program."""
     if specification.runtime == "c":
         return _C_EXAMPLE
     size = specification.input_size
-    inputs, arrays = 'torch.tensor(list(b"def main():")).split(1)', 'np.array(list(b"def main():")).reshape(-1, 1)'
-    if size is not None:
-        inputs, arrays = f"torch.rand(10, 1, {size})", f'np.ones((10, 1, {size}), "float32")'
-    text = _EXAMPLE.format(inputs=inputs)
-    if specification.runtime in _PLAIN_EXAMPLES:
-        given = arrays if specification.runtime == "onnx" else inputs
-        text += f"\nWithout this package:\n{_PLAIN_EXAMPLES[specification.runtime].format(inputs=given)}"
-    return text
+    inputs = 'torch.tensor(list(b"def main():")).split(1)' if size is None else f"torch.rand(10, 1, {size})"
+    load = _RUNTIMES[specification.runtime][1]
+    return _EXAMPLE.format(inputs=inputs) + f"\nWithout this package, {load} loads the program.\n"

@@ -64,7 +64,7 @@ _ARITHMETIC: dict[Any, Callable] = {
     aten.imag.default: lambda x: x.imag,
     aten.conj.default: lambda x: Pair(x.real, -x.imag),
 }
-# Operations that move numbers: the same for both parts.
+# Operations that move elements: the same for both parts.
 _MOVES = {
     aten.alias.default, aten.cat.default, aten.clone.default, aten.expand.default, aten.permute.default,
     aten.select.int, aten.slice.Tensor, aten.squeeze.dims, aten.squeeze.dim, aten.stack.default,

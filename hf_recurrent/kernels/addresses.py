@@ -76,24 +76,6 @@ def check_shapes(shaped: dict[str, tuple[Tensor | None, tuple[int, ...]]]) -> No
             raise UnreadableTensor(f"`{name}` has shape {tuple(tensor.shape)}; it must be {tuple(shape)}.")
 
 
-def check_scan(
-    sequences: dict[str, Tensor | None], states: dict[str, Tensor | None], reset_mask: Tensor | None
-) -> None:
-    """Raise [`UnreadableTensor`] unless the shapes fit a scan, given the shape of the first sequence.
-
-    Args:
-        sequences: (B,T,S), each at least 1.
-        states: (B,S).
-        reset_mask: (B,T).
-    """
-    shape = tuple(next(iter(sequences.values())).shape)
-    if len(shape) != 3 or 0 in shape:
-        raise UnreadableTensor(f"the scan has sequences of shape {shape}; it must be (B,T,S), each at least 1.")
-    shaped = {name: (tensor, shape) for name, tensor in sequences.items()}
-    shaped |= {name: (tensor, (shape[0], shape[2])) for name, tensor in states.items()}
-    check_shapes(shaped | {"reset_mask": (reset_mask, shape[:2])})
-
-
 def _required_bytes(tensor: Tensor) -> int:
     if tensor.is_contiguous():
         elements = tensor.numel()

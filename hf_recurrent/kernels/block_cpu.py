@@ -15,8 +15,8 @@ from torch import Tensor
 from .addresses import UnreadableTensor as UnreadableTensor
 from .addresses import address, addresses
 from .bytecode import Bytecode
+from .step_cpu import Call, Program, _library
 from .step_cpu import WeightsChanged as WeightsChanged
-from .step_cpu import _library
 from .step_cpu import is_supported as is_supported
 from .step_graph import StepGraph, Value
 from .step_graph import UnsupportedOp as UnsupportedOp
@@ -29,7 +29,7 @@ _UPDATE = np.dtype([("kind", "i8")] + [(n, "f8") for n in ("scale", "beta1", "be
 KINDS = ("adamw", "rmsprop")
 
 
-class BlockProgram:
+class BlockProgram(Program):
     """A graph of one block of one stream, compiled once and run many times, by one thread at a time.
 
     Args:
@@ -44,27 +44,9 @@ class BlockProgram:
     """
 
     def __init__(self, graph: StepGraph, outputs: dict[str, Value], guards: list, effects: list[Value]):
-        self.dtype = graph.dtype
-        bytecode = Bytecode(graph, outputs, guards, effects=[value.buffer for value in effects])
-        self.inputs, self.outputs = bytecode.inputs, bytecode.outputs
-        self._code = np.array(bytecode.code, dtype=np.int64)
-        self._segments = np.array(bytecode.segments, dtype=np.int64)
-        self._constants = bytecode.constants
-        self._scratch = torch.empty(bytecode.scratch_width, dtype=self.dtype, device="cpu")
-        constants = [address("weight", t.detach(), t.dtype, t.numel(), strided=True) for t in bytecode.constants]
-        self._bases = np.array(
-            [self._scratch.data_ptr(), *[0] * (len(self.inputs) + len(self.outputs)), *constants], dtype=np.int64
-        )
+        super().__init__(graph.dtype, Bytecode(graph, outputs, guards, effects=[value.buffer for value in effects]))
         self._inputs, self._outputs = ([_Slot(*one) for one in part.items()] for part in (self.inputs, self.outputs))
-        self._arguments = (
-            int(self.dtype is torch.float64),
-            1,  # stream
-            0,  # no chain
-            self._code.ctypes.data,
-            self._segments.ctypes.data,
-            len(self._segments),
-            self._bases.ctypes.data,
-        )
+        self._call = Call(self, batch_size=1)
 
     def run(self, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> bool:
         """Run all operations.
@@ -82,7 +64,7 @@ class BlockProgram:
         """
         self._bind(inputs, self._inputs, 1)
         self._bind(outputs, self._outputs, 1 + len(self._inputs))
-        outcome = _library.hf_step_run(*self._arguments)
+        outcome = self._call.run()
         if outcome == _CHANGED:
             raise WeightsChanged
         return outcome != _NOT_FINITE
@@ -95,7 +77,7 @@ class BlockProgram:
                 continue
             (slot.pointer,) = addresses(tensors, [(slot.name, slot.size)], self.dtype)
             slot.tensor = tensor
-            self._bases[number] = slot.pointer
+            self._call.bases[number] = slot.pointer
 
 
 @dataclass

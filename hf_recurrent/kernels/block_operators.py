@@ -14,7 +14,7 @@ from .step_graph import ComplexValue, UnsupportedOp, Value
 
 @lowers("hf_recurrent.linear_scan.default")
 def _scan(t: Lowering, a, b, state, reset, backend):
-    a, b, state = (_numbers_of(t, x) for x in (a, b, state))
+    a, b, state = (_elements_of(t, x) for x in (a, b, state))
     is_complex = isinstance(a, ComplexValue)
     steps, width = _real(a).shape[1:]
     parts = [part for name in ("real", "imag")[: 1 + is_complex] for part in (_part(x, name) for x in (a, b, state))]
@@ -28,7 +28,7 @@ def _scan(t: Lowering, a, b, state, reset, backend):
 
 @lowers("hf_recurrent.linear_scan_backward.default")
 def _scan_backward(t: Lowering, a, h, state, reset, grad_h, grad_final, backend):
-    given = [None if x is None else _numbers_of(t, x) for x in (a, h, state, grad_h, grad_final)]
+    given = [None if x is None else _elements_of(t, x) for x in (a, h, state, grad_h, grad_final)]
     is_complex = isinstance(given[0], ComplexValue)
     steps, width = _real(given[0]).shape[1:]
     parts = [_part(x, name) for name in ("real", "imag")[: 1 + is_complex] for x in given]
@@ -46,7 +46,7 @@ def _scan_backward(t: Lowering, a, h, state, reset, grad_h, grad_final, backend)
     return [gradient(0, block), gradient(steps * width, block), gradient(2 * steps * width, (1, width))]
 
 
-def _numbers_of(t: Lowering, x):
+def _elements_of(t: Lowering, x):
     if isinstance(x, Tensor) and x.is_complex():
         return ComplexValue(t.as_value(x.real.contiguous()), t.as_value(x.imag.contiguous()))
     return x if isinstance(x, ComplexValue) else t.as_value(x)

@@ -10,6 +10,7 @@ Set TRITON_INTERPRET=1 before the first import to run the kernels on a CPU, slow
 """
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .addresses import check_readable, check_scan
+from .addresses import check_readable
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _STRIP = 64  # channels of one program: two a thread of a warp, so loads of one row are whole cache lines
@@ -46,67 +47,6 @@ def _read(tensor, at, step, rows, beyond, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _forward_summary(
-    a, b, resets, product, local, T, S, length, chunks,
-    HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Each chunk but the last from zero: the product of its decays and its last row, both (B, chunks, S)."""
-    channel, stream, chunk = _place(S, chunks - 1, STRIP)
-    inside = channel < S
-    state = tl.full((STRIP,), 0.0, product.dtype.element_ty)
-    decay = tl.full((STRIP,), 1.0, product.dtype.element_ty)
-    stop = chunk * length + length
-    for t in range(chunk * length, stop, ROWS):
-        rows = tl.where(inside, stop - t, 0)
-        at = (stream * T + t) * S + channel
-        a_rows = _read(a, at, S, rows, 1.0, ROWS)
-        b_rows = _read(b, at, S, rows, 0.0, ROWS)
-        if HAS_RESETS:
-            reset_rows = _read(resets, stream * T + t + tl.zeros_like(channel), 1, rows, 0, ROWS)
-        for i in tl.static_range(ROWS):
-            a_t, b_t = a_rows[i].to(state.dtype), b_rows[i].to(state.dtype)
-            if HAS_RESETS:
-                state = tl.where(reset_rows[i] != 0, 0.0, state)
-                decay = tl.where(reset_rows[i] != 0, 0.0, decay)
-            state = a_t * state + b_t
-            decay = a_t * decay
-    at = (stream * chunks + chunk) * S + channel
-    tl.store(product + at, decay, mask=inside)
-    tl.store(local + at, state, mask=inside)
-
-
-@triton.jit
-def _backward_summary(
-    a, grad_h, resets, product, local, T, S, length, chunks,
-    HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """The same towards the past: the gradient that each chunk but the first passes to the state before it."""
-    channel, stream, previous = _place(S, chunks - 1, STRIP)
-    inside, chunk = channel < S, previous + 1
-    carried = tl.full((STRIP,), 0.0, product.dtype.element_ty)
-    decay = tl.full((STRIP,), 1.0, product.dtype.element_ty)
-    steps = min(chunk * length + length, T) - chunk * length
-    for done in range(0, steps, ROWS):
-        t = chunk * length + steps - 1 - done
-        rows = tl.where(inside, steps - done, 0)
-        at = (stream * T + t) * S + channel
-        a_rows = _read(a, at, -S, rows, 1.0, ROWS)
-        grad_rows = _read(grad_h, at, -S, rows, 0.0, ROWS)
-        if HAS_RESETS:
-            reset_rows = _read(resets, stream * T + t + tl.zeros_like(channel), -1, rows, 0, ROWS)
-        for i in tl.static_range(ROWS):
-            a_t, grad_t = a_rows[i].to(carried.dtype), grad_rows[i].to(carried.dtype)
-            carried = a_t * (grad_t + carried)
-            decay = a_t * decay
-            if HAS_RESETS:
-                carried = tl.where(reset_rows[i] != 0, 0.0, carried)
-                decay = tl.where(reset_rows[i] != 0, 0.0, decay)
-    at = (stream * chunks + chunk) * S + channel
-    tl.store(product + at, decay, mask=inside)
-    tl.store(local + at, carried, mask=inside)
-
-
-@triton.jit
 def _combine(product, local, first, starts, S, chunks, REVERSE: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr):
     """The state before each chunk (B, chunks, S), from the one before the first (B,S)."""
     channel, stream, _ = _place(S, 1, STRIP)
@@ -132,11 +72,18 @@ def _combine(product, local, first, starts, S, chunks, REVERSE: tl.constexpr, ST
 @triton.jit
 def _forward(
     a, b, resets, starts, h, final, T, S, length, chunks,
-    HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
+    SUMMARY: tl.constexpr, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    channel, stream, chunk = _place(S, chunks, STRIP)
+    """Each chunk from its start. A summary instead runs each but the last from zero, and writes only the product of
+    its decays, to `h`, and its last row, to `final`, both (B, chunks, S)."""
+    channel, stream, chunk = _place(S, chunks - 1 if SUMMARY else chunks, STRIP)
     inside = channel < S
-    state = tl.load(starts + (stream * chunks + chunk) * S + channel, mask=inside, other=0.0)
+    of_chunk = (stream * chunks + chunk) * S + channel
+    decay = tl.full((STRIP,), 1.0, final.dtype.element_ty)
+    if SUMMARY:
+        state = tl.full((STRIP,), 0.0, final.dtype.element_ty)
+    else:
+        state = tl.load(starts + of_chunk, mask=inside, other=0.0)
     stop = min(chunk * length + length, T)
     for t in range(chunk * length, stop, ROWS):
         rows = tl.where(inside, stop - t, 0)
@@ -146,23 +93,40 @@ def _forward(
         if HAS_RESETS:
             reset_rows = _read(resets, stream * T + t + tl.zeros_like(channel), 1, rows, 0, ROWS)
         for i in tl.static_range(ROWS):
+            a_t = a_rows[i].to(state.dtype)
             if HAS_RESETS:
                 state = tl.where(reset_rows[i] != 0, 0.0, state)
-            state = a_rows[i].to(state.dtype) * state + b_rows[i].to(state.dtype)
-            tl.store(h + at + i * S, state.to(h.dtype.element_ty), mask=i < rows)
-    if chunk == chunks - 1:
+                decay = tl.where(reset_rows[i] != 0, 0.0, decay)
+            state = a_t * state + b_rows[i].to(state.dtype)
+            if SUMMARY:
+                decay = a_t * decay
+            else:
+                tl.store(h + at + i * S, state.to(h.dtype.element_ty), mask=i < rows)
+    if SUMMARY:
+        tl.store(h + of_chunk, decay, mask=inside)
+        tl.store(final + of_chunk, state, mask=inside)
+    elif chunk == chunks - 1:
         tl.store(final + stream * S + channel, state, mask=inside)
 
 
 @triton.jit
 def _backward(
     a, h, initial, resets, grad_h, starts, grad_a, grad_b, grad_state, T, S, length, chunks,
-    HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
+    SUMMARY: tl.constexpr, HAS_RESETS: tl.constexpr, STRIP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    channel, stream, chunk = _place(S, chunks, STRIP)
+    """The same towards the past. A summary writes the product of the decays of each chunk but the first to `grad_a`,
+    and the gradient that it passes to the state before it to `grad_state`."""
+    channel, stream, chunk = _place(S, chunks - 1 if SUMMARY else chunks, STRIP)
+    if SUMMARY:
+        chunk += 1
     inside = channel < S
-    carried = tl.load(starts + (stream * chunks + chunk) * S + channel, mask=inside, other=0.0)
-    before = tl.load(initial + stream * S + channel, mask=inside, other=0.0)
+    of_chunk = (stream * chunks + chunk) * S + channel
+    decay = tl.full((STRIP,), 1.0, grad_state.dtype.element_ty)
+    if SUMMARY:
+        carried = tl.full((STRIP,), 0.0, grad_state.dtype.element_ty)
+    else:
+        carried = tl.load(starts + of_chunk, mask=inside, other=0.0)
+        before = tl.load(initial + stream * S + channel, mask=inside, other=0.0)
     steps = min(chunk * length + length, T) - chunk * length
     for done in range(0, steps, ROWS):
         t = chunk * length + steps - 1 - done
@@ -170,20 +134,30 @@ def _backward(
         at = (stream * T + t) * S + channel
         a_rows = _read(a, at, -S, rows, 1.0, ROWS)
         grad_rows = _read(grad_h, at, -S, rows, 0.0, ROWS)
-        h_rows = _read(h, at - S, -S, tl.minimum(rows, t), 0.0, ROWS)
+        if not SUMMARY:
+            h_rows = _read(h, at - S, -S, tl.minimum(rows, t), 0.0, ROWS)
         if HAS_RESETS:
             reset_rows = _read(resets, stream * T + t + tl.zeros_like(channel), -1, rows, 0, ROWS)
         for i in tl.static_range(ROWS):
-            previous = tl.where(t == i, before, h_rows[i].to(carried.dtype))
+            a_t = a_rows[i].to(carried.dtype)
             total = grad_rows[i].to(carried.dtype) + carried
-            grad_decay = total * previous
-            carried = a_rows[i].to(carried.dtype) * total
+            carried = a_t * total
+            if SUMMARY:
+                decay = a_t * decay
+            else:
+                previous = tl.where(t == i, before, h_rows[i].to(carried.dtype))
+                grad_decay = total * previous
+                if HAS_RESETS:
+                    grad_decay = tl.where(reset_rows[i] != 0, 0.0, grad_decay)
+                tl.store(grad_b + at - i * S, total.to(grad_b.dtype.element_ty), mask=i < rows)
+                tl.store(grad_a + at - i * S, grad_decay.to(grad_a.dtype.element_ty), mask=i < rows)
             if HAS_RESETS:
-                grad_decay = tl.where(reset_rows[i] != 0, 0.0, grad_decay)
                 carried = tl.where(reset_rows[i] != 0, 0.0, carried)
-            tl.store(grad_b + at - i * S, total.to(grad_b.dtype.element_ty), mask=i < rows)
-            tl.store(grad_a + at - i * S, grad_decay.to(grad_a.dtype.element_ty), mask=i < rows)
-    if chunk == 0:
+                decay = tl.where(reset_rows[i] != 0, 0.0, decay)
+    if SUMMARY:
+        tl.store(grad_a + of_chunk, decay, mask=inside)
+        tl.store(grad_state + of_chunk, carried, mask=inside)
+    elif chunk == 0:
         tl.store(grad_state + stream * S + channel, carried, mask=inside)
 
 
@@ -238,12 +212,12 @@ class _Launch:
         """The grid for that many chunks of every strip of every stream."""
         return (self.batch * chunks * self.strips,)
 
-    def chunk_starts(self, summary: triton.JITFunction, a: Tensor, b: Tensor, first: Tensor, reverse: bool) -> Tensor:
+    def chunk_starts(self, summarize: Callable[[Tensor, Tensor], None], first: Tensor, reverse: bool) -> Tensor:
         """The state before each chunk (B, chunks, S), from the one before the first (B,S): passes one and two."""
         if self.chunks == 1:
             return first
         product, local, starts = (first.new_empty(self.batch, self.chunks, self.width) for _ in range(3))
-        summary[self.programs(self.chunks - 1)](a, b, self.resets, product, local, *self.sizes, **self.options)
+        summarize(product, local)
         constants = self._constants(first.dtype)
         _combine[self.programs(1)](
             product, local, first, starts, self.width, self.chunks, REVERSE=reverse, **constants
@@ -258,15 +232,18 @@ def scan_forward(
 
     `chunk` sets the steps of a chunk instead of `chunk_length`.
     """
-    check_scan({"a": a, "b": b}, {"initial_state": state}, reset_mask)
     a, b = _ready("a", a, a, a.dtype), _ready("b", b, a, a.dtype)
     state = _ready("initial_state", state, a, state.dtype)
     launch = _Launch(a, reset_mask, chunk)
     h, final = torch.empty_like(a), torch.empty_like(state)
     with _device_of(a):
-        starts = launch.chunk_starts(_forward_summary, a, b, state, reverse=False)
-        grid = launch.programs(launch.chunks)
-        _forward[grid](a, b, launch.resets, starts, h, final, *launch.sizes, **launch.options)
+
+        def run(starts: Tensor, h: Tensor, final: Tensor, is_summary: bool) -> None:
+            grid = launch.programs(launch.chunks - is_summary)
+            _forward[grid](a, b, launch.resets, starts, h, final, *launch.sizes, SUMMARY=is_summary, **launch.options)
+
+        starts = launch.chunk_starts(lambda product, local: run(state, product, local, True), state, reverse=False)
+        run(starts, h, final, False)
     return h, final
 
 
@@ -281,7 +258,6 @@ def scan_backward(
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b (B,T,S) and of the initial state (B,S)."""
-    check_scan({"a": a, "h": h, "grad_h": grad_h}, {"initial_state": state, "grad_final": grad_final}, reset_mask)
     a, h = _ready("a", a, a, a.dtype), _ready("h", h, a, h.dtype)
     state = _ready("initial_state", state, a, state.dtype)
     grad_h = torch.zeros_like(h) if grad_h is None else _ready("grad_h", grad_h, a, grad_h.dtype)
@@ -289,7 +265,15 @@ def scan_backward(
     launch = _Launch(a, reset_mask, chunk)
     outputs = torch.empty_like(a), torch.empty_like(h), torch.empty_like(state)
     with _device_of(a):
-        starts = launch.chunk_starts(_backward_summary, a, grad_h, grad_final, reverse=True)
-        grid = launch.programs(launch.chunks)
-        _backward[grid](a, h, state, launch.resets, grad_h, starts, *outputs, *launch.sizes, **launch.options)
+
+        def run(starts: Tensor, grads: tuple[Tensor, Tensor, Tensor], is_summary: bool) -> None:
+            grid = launch.programs(launch.chunks - is_summary)
+            _backward[grid](
+                a, h, state, launch.resets, grad_h, starts, *grads, *launch.sizes, SUMMARY=is_summary, **launch.options
+            )
+
+        starts = launch.chunk_starts(
+            lambda product, local: run(grad_final, (product, product, local), True), grad_final, reverse=True
+        )
+        run(starts, outputs, False)
     return outputs

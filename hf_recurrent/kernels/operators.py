@@ -242,7 +242,7 @@ for _overloads, _arguments in {
 @lowers(aten.logical_not.default, aten.bitwise_not.default)
 def _not(t: Lowering, x):
     if not x.is_bool:
-        raise UnsupportedOp("logical_not of numbers")
+        raise UnsupportedOp("logical_not of values that are not bool")
     result = t.map("rsub_scalar", x.shape, x, scalar=1)
     result.is_bool = True
     return result

@@ -2,8 +2,8 @@
  * the old S.
  *
  * Plain C without Python.h: sensitivities_cpu.py checks the tensors and passes pointers. Sensitivities are the
- * largest tensors of real-time recurrent learning, and plain torch goes over them three times; here every number is
- * read once and written once. Two streams go past together, so that their numbers, two sequential reads, share one load
+ * largest tensors of real-time recurrent learning, and plain torch goes over them three times; here every element is
+ * read once and written once. Two streams go past together, so that their elements, two sequential reads, share one load
  * and one store of the gradient: with that, the pass takes as long as reading and writing the sensitivities alone. Four
  * share more, but take as long with one thread and longer with two.
  */

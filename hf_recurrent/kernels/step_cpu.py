@@ -47,7 +47,36 @@ def is_supported(dtype: torch.dtype) -> bool:
     return dtype in _TYPES
 
 
-class StepProgram:
+class Program:
+    """Bytecode as the kernel reads it."""
+
+    def __init__(self, dtype: torch.dtype, bytecode: Bytecode):
+        self.dtype, self.inputs, self.outputs = dtype, bytecode.inputs, bytecode.outputs
+        self._scratch_width, self._constants = bytecode.scratch_width, bytecode.constants
+        self._code = np.array(bytecode.code, dtype=np.int64)
+        self._segments = np.array(bytecode.segments, dtype=np.int64)
+        self._constant_pointers = [
+            address("weight", t.detach(), t.dtype, t.numel(), strided=True) for t in bytecode.constants
+        ]
+
+
+class Call:
+    """Scratch memory of B streams, and the addresses that a run of a program reads."""
+
+    def __init__(self, program: Program, batch_size: int):
+        self.scratch = torch.empty(batch_size * program._scratch_width, dtype=program.dtype, device="cpu")
+        unset = [0] * (len(program.inputs) + len(program.outputs))
+        self.bases = np.array([self.scratch.data_ptr(), *unset, *program._constant_pointers], dtype=np.int64)
+        self._first = _TYPES[program.dtype], batch_size
+        code, segments = program._code, program._segments
+        self._last = code.ctypes.data, segments.ctypes.data, len(segments), self.bases.ctypes.data
+
+    def run(self, is_chain: bool = False) -> int:
+        """Returns one of `enum outcome`."""
+        return _library.hf_step_run(*self._first, is_chain, *self._last)
+
+
+class StepProgram(Program):
     """A graph of one step, compiled once and run many times, by any number of threads at once.
 
     Weights are shared; each call has scratch memory of its own. A stream's results have the same bits in a batch of
@@ -75,21 +104,14 @@ class StepProgram:
     ):
         if weights is not None and graph.dtype is not torch.float32:
             raise UnsupportedOp(f"weights of type {weights} in a model of type {graph.dtype}")
-        self.dtype = graph.dtype
         bytecode = Bytecode(graph, outputs, guards, weights)
-        self.inputs, self.outputs, self.scratch_width = bytecode.inputs, bytecode.outputs, bytecode.scratch_width
-        self._code = np.array(bytecode.code, dtype=np.int64)
-        self._segments = np.array(bytecode.segments, dtype=np.int64)
-        self._constants = bytecode.constants
-        self._constant_pointers = [
-            address("weight", t.detach(), t.dtype, t.numel(), strided=True) for t in bytecode.constants
-        ]
+        super().__init__(graph.dtype, bytecode)
         storages = [tensor.untyped_storage() for tensor in bytecode.constants]
         self._storages = [*{storage.data_ptr(): storage for storage in storages}.values()]
         self._storage_bytes = [storage.nbytes() for storage in self._storages]
         self._converted = [owner(weight) for weight in bytecode.converted]
         self._versions = [*map(_VERSION_OF, self._converted)]
-        self._idle: dict[int, deque[_Call]] = {}
+        self._idle: dict[int, deque[_StepCall]] = {}
 
     def run(self, tensors: dict[str, Tensor], batch_size: int) -> dict[str, Tensor]:
         """Run all operations on B streams.
@@ -160,33 +182,28 @@ class StepProgram:
         try:
             call = idle.pop()
         except IndexError:
-            call = _Call(self, batch_size)
-        changed = call.run(self, tensors, new, is_chain)
+            call = _StepCall(self, batch_size)
+        call.bind(self, tensors, new)
+        changed = call.run(is_chain)
         idle.append(call)
         if changed:
             raise WeightsChanged
 
 
-class _Call:
-    """Scratch memory and the addresses of one call at a time."""
+class _StepCall(Call):
+    """One call at a time."""
 
     def __init__(self, program: StepProgram, batch_size: int):
-        self.batch_size = batch_size
-        self.scratch = torch.empty(batch_size * program.scratch_width, dtype=program.dtype, device="cpu")
-        count = len(program.inputs) + len(program.outputs)
-        self.bases = np.array([self.scratch.data_ptr(), *[0] * count, *program._constant_pointers], dtype=np.int64)
+        super().__init__(program, batch_size)
         sizes = [(name, batch_size * width) for name, width in program.inputs.items()]
         self.ids = [size for size in sizes if size[0] == "ids"]
         self.sizes = [size for size in sizes if size[0] != "ids"]
-        self.pack = Struct(f"={count}q").pack_into
-        code, segments = program._code.ctypes.data, program._segments.ctypes.data
-        self.arguments = code, segments, len(program._segments), self.bases.ctypes.data
+        self.pack = Struct(f"={len(program.inputs) + len(program.outputs)}q").pack_into
 
-    def run(self, program: StepProgram, tensors: dict[str, Tensor], new: dict[str, Tensor], is_chain: bool) -> int:
-        """Returns 1 where a weight has changed."""
+    def bind(self, program: StepProgram, tensors: dict[str, Tensor], new: dict[str, Tensor]) -> None:
+        """Write the addresses of inputs and outputs."""
         pointers = addresses(tensors, self.sizes, program.dtype)
         if self.ids:  # they are the first input
             pointers = [*addresses(tensors, self.ids, torch.int64), *pointers]
         pointers += [new[name].data_ptr() for name in program.outputs]
         self.pack(self.bases, self.bases.itemsize, *pointers)
-        return _library.hf_step_run(_TYPES[program.dtype], self.batch_size, is_chain, *self.arguments)

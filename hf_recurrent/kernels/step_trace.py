@@ -138,8 +138,9 @@ class StepTrace(TorchDispatchMode):
         return result
 
     def _run_in_place(self, function: Any, arguments: tuple, options: dict) -> Any:
-        packet = getattr(aten, function._schema.name.removeprefix("aten::").removesuffix("_"), None)
-        target = getattr(packet, function._overloadname, None)  # the operator whose result is written in place
+        packet, overload = str(function).removeprefix("aten.").split(".", 1)
+        # The operator whose result is written in place.
+        target = getattr(getattr(aten, packet.removesuffix("_"), None), overload, None)
         if str(target) not in OPERATORS:
             raise UnsupportedOp(str(function))
         changed = arguments[0]

@@ -17,7 +17,7 @@ Shape letters: B streams or batch, T steps, S state width.
 import importlib
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType, SimpleNamespace
 
@@ -74,12 +74,7 @@ def linear_scan(
         raise ValueError(f"backend is {backend!r}; it must be 'auto' or one of {', '.join(map(repr, _BACKENDS))}")
     if backend == "reference":
         return linear_scan_reference(a, b, initial_state, reset_mask)
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    state_dtype = torch.promote_types(dtype, torch.float32)
-    if initial_state is None:
-        initial_state = a.new_zeros(a.shape[0], a.shape[2], dtype=state_dtype)
-    elif initial_state.dtype != state_dtype:
-        initial_state = initial_state.to(state_dtype)
+    dtype, initial_state = _types_of(a, b, initial_state)
     functions = None
     if not torch.compiler.is_compiling():  # the operator itself looks again when it runs
         functions = _backend_functions(backend, a.device.type, dtype)
@@ -100,12 +95,8 @@ def linear_scan_reference(
 ) -> tuple[Tensor, Tensor]:
     """The recurrence as a loop over time under autograd; arguments, results and errors as in `linear_scan`."""
     _check_inputs(a, b, initial_state, reset_mask)
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    state_dtype = torch.promote_types(dtype, torch.float32)
-    if initial_state is None:
-        state = a.new_zeros(a.shape[0], a.shape[2], dtype=state_dtype)
-    else:
-        state = initial_state.to(state_dtype)
+    dtype, state = _types_of(a, b, initial_state)
+    state_dtype = state.dtype
     outputs = []
     # unbind, because the gradient of every a[:, t] would be a tensor of a's size: T squared.
     for t, (a_t, b_t) in enumerate(zip(a.unbind(1), b.unbind(1), strict=True)):
@@ -114,6 +105,15 @@ def linear_scan_reference(
         state = a_t.to(state_dtype) * state + b_t.to(state_dtype)
         outputs.append(state)
     return torch.stack(outputs, dim=1).to(dtype), state
+
+
+def _types_of(a: Tensor, b: Tensor, initial_state: Tensor | None) -> tuple[torch.dtype, Tensor]:
+    """The type of h, and the initial state in that type or float32, whichever is wider."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    if initial_state is None:
+        return dtype, a.new_zeros(a.shape[0], a.shape[2], dtype=wide)
+    return dtype, initial_state.to(wide)
 
 
 def available_backends() -> tuple[str, ...]:
@@ -127,9 +127,10 @@ def how_to_install(backend: str) -> str:
 
 
 def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask: Tensor | None) -> None:
-    for name, tensor in (("a", a), ("b", b), ("initial_state", initial_state), ("reset_mask", reset_mask)):
-        if tensor is not None or name in "ab":
-            check_tensor(name, tensor)
+    given = {"a": a, "b": b, "initial_state": initial_state, "reset_mask": reset_mask}
+    given = {name: tensor for name, tensor in given.items() if tensor is not None or name in "ab"}
+    for name, tensor in given.items():
+        check_tensor(name, tensor)
     if a.dim() != 3:
         raise ValueError(f"a has shape {tuple(a.shape)}; it must be (batch, steps, width)")
     if b.shape != a.shape:
@@ -137,8 +138,8 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
     batch, steps, width = a.shape
     if steps < 1 or batch < 1 or width < 1:
         raise ValueError(f"a has shape {tuple(a.shape)}; batch, steps and width must each be at least 1")
-    for name, tensor in (("a", a), ("b", b), ("initial_state", initial_state)):
-        if tensor is not None and not (tensor.is_floating_point() or tensor.is_complex()):
+    for name, tensor in given.items():
+        if name != "reset_mask" and not (tensor.is_floating_point() or tensor.is_complex()):
             raise ValueError(f"{name} has type {tensor.dtype}; it must be a floating or complex type")
     if initial_state is not None:
         if initial_state.shape != (batch, width):
@@ -154,8 +155,8 @@ def _check_inputs(a: Tensor, b: Tensor, initial_state: Tensor | None, reset_mask
             raise ValueError(
                 f"reset_mask has shape {tuple(reset_mask.shape)}; it must be (batch, steps) = {(batch, steps)}"
             )
-    for name, tensor in (("b", b), ("initial_state", initial_state), ("reset_mask", reset_mask)):
-        if tensor is not None and tensor.device != a.device:
+    for name, tensor in given.items():
+        if tensor.device != a.device:
             raise ValueError(f"{name} is on {tensor.device}; it must be on the device of a, {a.device}")
 
 
@@ -234,6 +235,39 @@ _TORCH_BACKEND = SimpleNamespace(scan_forward=torch_scan_forward, scan_backward=
 # Autograd, the compiler and function transforms
 
 
+def _save_for_backward(ctx, inputs, output) -> None:
+    a, _, state, reset_mask, ctx.backend = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(a, output[0], state, reset_mask)
+
+
+def _backward(ctx, grad_h: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad_h is None and grad_final is None:
+        return None, None, None, None, None
+    args = (*ctx.saved_tensors, grad_h, grad_final)
+    if _is_transformed() or _is_recorded() or not _is_plain(*args):
+        return *torch.ops.hf_recurrent.linear_scan_backward(*args, ctx.backend), None, None
+    a = args[0]
+    return *_backend_functions(ctx.backend, a.device.type, a.dtype).scan_backward(*args), None, None
+
+
+def _vmapped(scan: Callable) -> Callable:
+    """The rule of vmap for `scan`: the dimension that is mapped over joins the batch, (n,B,...) -> (n*B,...)."""
+
+    def run(info, in_dims, *args):
+        *tensors, backend = args
+        folded = []
+        for tensor, dim in zip(tensors, in_dims[:-1], strict=True):
+            if tensor is not None:
+                tensor = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+                tensor = tensor.flatten(0, 1)
+            folded.append(tensor)
+        outputs = scan(*folded, backend)
+        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0,) * len(outputs)
+
+    return run
+
+
 class _LinearScan(torch.autograd.Function):
     """Eager mode, where calling the operator costs more than twice as much, and torch.func, which cannot
     differentiate an operator that is defined in Python."""
@@ -242,28 +276,12 @@ class _LinearScan(torch.autograd.Function):
     def forward(a, b, state, reset_mask, backend):
         return _backend_functions(backend, a.device.type, a.dtype).scan_forward(a, b, state, reset_mask)
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        a, _, state, reset_mask, ctx.backend = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(a, output[0], state, reset_mask)
+    setup_context = staticmethod(_save_for_backward)
+    backward = staticmethod(torch.autograd.function.once_differentiable(_backward))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_h, grad_final):
-        if grad_h is None and grad_final is None:
-            return None, None, None, None, None
-        args = (*ctx.saved_tensors, grad_h, grad_final)
-        if _is_transformed() or _is_recorded() or not _is_plain(*args):
-            return *torch.ops.hf_recurrent.linear_scan_backward(*args, ctx.backend), None, None
-        a = args[0]
-        return *_backend_functions(ctx.backend, a.device.type, a.dtype).scan_backward(*args), None, None
-
-    @staticmethod
-    def vmap(info, in_dims, a, b, state, reset_mask, backend):
-        folded = _fold_batch(info.batch_size, in_dims[:-1], (a, b, state, reset_mask))
-        outputs = _LinearScan.apply(*folded, backend)
-        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0, 0)
+    def vmap(info, in_dims, *args):
+        return _vmapped(_LinearScan.apply)(info, in_dims, *args)
 
 
 def _is_transformed() -> bool:
@@ -310,17 +328,6 @@ def _without_subclass(*tensors: Tensor | None) -> list[Tensor | None]:
     return [t if t is None or type(t) is Tensor else t.as_subclass(Tensor) for t in tensors]
 
 
-def _fold_batch(size: int, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Put the dimension that vmap maps over into the batch: (n,B,...) -> (n*B,...)."""
-    folded = []
-    for tensor, dim in zip(tensors, dims, strict=True):
-        if tensor is not None:
-            tensor = tensor.movedim(dim, 0) if dim is not None else tensor.expand(size, *tensor.shape)
-            tensor = tensor.flatten(0, 1)
-        folded.append(tensor)
-    return folded
-
-
 def _register_operators() -> None:
     """Define hf_recurrent::linear_scan and its backward once per process.
 
@@ -342,30 +349,9 @@ def _register_operators() -> None:
     def _(a, h, initial_state, reset_mask, grad_h, grad_final, backend):
         return a.new_empty(a.shape), h.new_empty(h.shape), initial_state.new_empty(initial_state.shape)
 
-    def setup_context(ctx, inputs, output):
-        a, _, initial_state, reset_mask, ctx.backend = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(a, output[0], initial_state, reset_mask)
-
-    def backward(ctx, grad_h, grad_final):
-        a, h, initial_state, reset_mask = ctx.saved_tensors
-        if grad_h is None and grad_final is None:
-            return None, None, None, None, None
-        grads = backward_operator(a, h, initial_state, reset_mask, grad_h, grad_final, ctx.backend)
-        return *grads, None, None
-
-    operator.register_autograd(backward, setup_context=setup_context)
-
-    def vmapped(target):
-        def run(info, in_dims, *args):
-            *tensors, backend = args
-            outputs = target(*_fold_batch(info.batch_size, in_dims[:-1], tensors), backend)
-            return tuple(x.unflatten(0, (info.batch_size, -1)) for x in outputs), (0,) * len(outputs)
-
-        return run
-
-    operator.register_vmap(vmapped(operator))
-    backward_operator.register_vmap(vmapped(backward_operator))
+    operator.register_autograd(_backward, setup_context=_save_for_backward)
+    operator.register_vmap(_vmapped(operator))
+    backward_operator.register_vmap(_vmapped(backward_operator))
 
 
 _register_operators()

@@ -7,9 +7,11 @@ Shape letters: B streams, T steps, M model width, V vocabulary.
 """
 
 import importlib
+from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -92,18 +94,8 @@ class CompiledStep:
         streams = inputs.shape[0]
         if not self._is_ready(model) or not self._matches(state, streams):
             return None
-        if self.reads_tokens and inputs.dtype is not torch.long:
-            inputs = inputs.long()
-        name = "ids" if self.reads_tokens else "hidden"
-        kernel = _kernel()
-        try:
-            new = self.program.run({**state, name: inputs.contiguous()}, streams)
-        except kernel.UnreadableTensor:  # plain `forward` reads it, or names it
-            return None
-        except kernel.WeightsChanged:
-            self.program, self.waiting = None, _STEPS_BEFORE
-            return None
-        return new.pop("output").unsqueeze(1), new
+        new = self._try(lambda: self.program.run({**state, **self._named(inputs)}, streams))
+        return None if new is None else (new.pop("output").unsqueeze(1), new)
 
     def run_chain(
         self, model: nn.Module, inputs: torch.Tensor, state: RecurrentState
@@ -121,18 +113,22 @@ class CompiledStep:
         """
         if len(inputs) != 1 or not self._is_ready(model) or not self._matches(state, 1):
             return None
-        inputs = inputs[0].to(torch.long) if self.reads_tokens else inputs[0]
-        inputs = inputs.contiguous()
-        name = "ids" if self.reads_tokens else "hidden"
+        found = self._try(lambda: self.program.run_chain(self._named(inputs[0]), state, inputs.shape[1]))
+        return None if found is None else (found[0]["output"].unsqueeze(0), found[1])
+
+    def _named(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"ids": inputs.long().contiguous()} if self.reads_tokens else {"hidden": inputs.contiguous()}
+
+    def _try(self, run: Callable[[], Any]) -> Any:
+        """The result of the program, or None where plain `forward` has to run."""
         kernel = _kernel()
         try:
-            outputs, states = self.program.run_chain({name: inputs}, state, len(inputs))
-        except kernel.UnreadableTensor:
+            return run()
+        except kernel.UnreadableTensor:  # plain `forward` reads it, or names it
             return None
         except kernel.WeightsChanged:
             self.program, self.waiting = None, _STEPS_BEFORE
             return None
-        return outputs["output"].unsqueeze(0), states
 
     def _is_ready(self, model: nn.Module) -> bool:
         if self.program is None and self.waiting:

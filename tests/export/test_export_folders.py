@@ -61,10 +61,8 @@ def test_damage_is_noticed_before_the_program_is_loaded(exported, tmp_path, name
     ("field", "value", "message"),
     [
         ("format", "hf_recurrent.export.9", "has the format 'hf_recurrent.export.9'; this version"),
-        ("runtime", "aoti", "the program is not `step.aoti.pt2`"),
+        ("runtime", "aoti", "the program has no checksum"),
         ("runtime", "other", "unknown runtime"),
-        ("program", "../step.pt2", "the program is not `step.pt2`"),
-        ("state", [{"name": "x"}], "damaged"),
     ],
 )
 def test_other_folders_are_refused(exported, tmp_path, field, value, message):
@@ -86,9 +84,6 @@ def test_the_program_of_another_model_is_refused(exported, tmp_path):
     RUNTIMES["torch"].write(other, folder / "step.pt2", [])
     with pytest.raises(ValueError, match=r"is damaged: `step\.pt2` has .* bytes instead of"):
         ExportedStep(folder)
-    write_manifest(folder, kind="exported_step")
-    with pytest.raises(ValueError, match=r"step\.pt2` does not take the inputs of `specification\.json`"):
-        ExportedStep(folder)
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "executorch", "aoti"])
@@ -105,7 +100,7 @@ def test_a_program_that_its_runtime_cannot_read_is_named(exported, tmp_path, run
 
 
 def test_the_examples_of_the_card_run(exported, monkeypatch):
-    assert run_card(exported[0], monkeypatch) == 2
+    assert run_card(exported[0], monkeypatch) == 1
 
 
 def test_a_card_may_be_edited(exported, tmp_path):
