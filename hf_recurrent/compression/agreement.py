@@ -31,8 +31,7 @@ class Settings(NamedTuple):
         """The values that differ from the defaults."""
         values: dict[str, Any] = {"streams": self.streams} if self.streams > 1 else {}
         if self.adaptive is not None:
-            default = asdict(AdaptiveSettings())
-            own = asdict(self.adaptive)
+            default, own = asdict(AdaptiveSettings()), asdict(self.adaptive)
             values["adaptive"] = {name: value for name, value in own.items() if value != default[name]}
         return values if self.mixes else values | {_MIXES: 0}
 
@@ -67,15 +66,7 @@ def new_header(
     streams: int = 1,
     mixes: bool = True,
 ) -> Header:
-    """The header of an archive that is made here.
-
-    Args:
-        model: a recurrent byte-level model on the CPU.
-        size: bytes of the data.
-        adaptive: how the model learns from the data; None for fixed weights.
-        streams: B, parts that are coded side by side; 1 if the model learns.
-        mixes: mix the model's probabilities with counts of the bytes that followed the same contexts in the data, if
-            the kernel was built.
+    """The header of an archive of `size` bytes that is made here; the other arguments are those of [`compress`].
 
     Raises:
         ValueError: the model does not read bytes or is on another device, or `streams` is not allowed.

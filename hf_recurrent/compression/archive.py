@@ -85,12 +85,12 @@ def read_header(file: IO[bytes], length: int) -> Header:
         kernel = _read(file, count).decode()
         (count,) = struct.unpack("<H", _read(file, 2))
         settings = json.loads(_read(file, count)) if count else {}
-        if not isinstance(settings, dict):
-            raise ValueError("the settings are no object")
+    except ArchiveError:
+        raise
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ArchiveError):
-            raise
         raise ArchiveError("its header is damaged.") from error
+    if not isinstance(settings, dict):
+        raise ArchiveError("its header is damaged.")
     size = int.from_bytes(size, "little")
     if size > length // _BLOCK.size * BLOCK_DATA:
         raise ArchiveError(f"it is damaged or cut off: {length:,} bytes are too few for {size:,} bytes of data.")

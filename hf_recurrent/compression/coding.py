@@ -67,10 +67,10 @@ class Parts:
 def encode(
     data: np.ndarray, archive: IO[bytes], predictor: Predictor, step: int = 0, progress: Progress = no_progress
 ) -> Iterator[tuple[int, int]]:
-    """Append the blocks of the data to an archive.
+    """Append the blocks of the data, uint8, to an archive.
 
     Args:
-        data: uint8, in memory or mapped from a file.
+        data: in memory or mapped from a file.
         archive: positioned after its header, or after the block that ended before `step`.
         predictor: before the byte of `step`.
         step: where to begin.
@@ -101,18 +101,9 @@ def decode(
     step: int = 0,
     progress: Progress = no_progress,
 ) -> Iterator[tuple[int, int]]:
-    """Decode the blocks of an archive; a block is written only after its checksum matches.
+    """Decode the blocks of an archive to `output`; arguments and yields as for [`encode`].
 
-    Args:
-        archive: positioned after its header, or after the block that ended before `step`.
-        header: of the archive.
-        output: gets the data.
-        predictor: before the byte of `step`.
-        step: where to begin.
-        progress: called within a block.
-
-    Yields:
-        The next step and the number of bytes done, after each block.
+    A block is written only after its checksum matches.
 
     Raises:
         ArchiveError: a block is damaged, or decodes to other bytes than were compressed.
@@ -142,19 +133,18 @@ def _decode_block(
 ) -> int | None:
     """Fill `decoded`, and return the number of steps; None if the block does not end with a step."""
     decoder = None if block.stored else Decoder(block.content)
-    stored = np.frombuffer(block.content, np.uint8) if block.stored else None
     done, first, before = 0, step, parts.bytes_before(step)
     while done < len(decoded) and step < parts.steps:
-        count = parts.bytes_before(step + 1) - before - done
-        if done + count > len(decoded):
+        end = parts.bytes_before(step + 1) - before
+        if end > len(decoded):
             return None
         if decoder is None:
-            symbols = stored[done : done + count]
+            symbols = np.frombuffer(block.content, np.uint8)[done:end]
         else:
-            symbols = decoder.decode(predictor.probabilities[:count]).astype(np.uint8)
-        decoded[done : done + count] = symbols
+            symbols = decoder.decode(predictor.probabilities[: end - done]).astype(np.uint8)
+        decoded[done:end] = symbols
         predictor.read(_filled(symbols, predictor.streams))
-        done, step = done + count, step + 1
+        done, step = end, step + 1
         _report(progress, parts, step)
     return step - first if done == len(decoded) else None
 

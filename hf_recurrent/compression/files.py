@@ -119,18 +119,19 @@ def compress_file(
         ValueError: OUTPUT.partial belongs to another file, model or setting.
         OSError: a file cannot be read or written.
     """
-    data, predictor = _mapped(source), new_predictor(header, model)
+    predictor = new_predictor(header, model)
+    # Mapped, so that bytes are read on access; an empty file cannot be mapped.
+    data = np.memmap(source, np.uint8, "r") if source.stat().st_size else np.empty(0, np.uint8)
     with unfinished_file(output, {"source": _identity(source), "header": asdict(header)}) as unfinished:
         archive, saved = unfinished.file, unfinished.load(predictor)
-        if saved is None:
-            write_header(archive, header)
-        else:
-            archive.truncate(saved["length"])
-            archive.seek(saved["length"])
+        if saved["step"]:
+            archive.truncate(saved["position"])
+            archive.seek(saved["position"])
             progress(saved["done"])
-        for step, done in encode(data, archive, predictor, saved["step"] if saved else 0, progress):
-            unfinished.save(predictor, step, done=done, length=archive.tell())
-            progress(done)
+        else:
+            write_header(archive, header)
+        blocks = encode(data, archive, predictor, saved["step"], progress)
+        unfinished.save_blocks(blocks, predictor, archive, progress)
 
 
 def decompress_file(source: Path, output: Path, model: PreTrainedModel, progress: Progress = no_progress) -> None:
@@ -153,18 +154,11 @@ def decompress_file(source: Path, output: Path, model: PreTrainedModel, progress
         predictor = new_predictor(header, model)
         with unfinished_file(output, {"source": _identity(source)}) as unfinished:
             saved = unfinished.load(predictor)
-            if saved is not None:
+            if saved["step"]:
                 archive.seek(saved["position"])
                 progress(saved["done"])
-            first = saved["step"] if saved else 0
-            for step, done in decode(archive, header, unfinished.file, predictor, first, progress):
-                unfinished.save(predictor, step, done=done, position=archive.tell())
-                progress(done)
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """The bytes of a file, read on access."""
-    return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+            blocks = decode(archive, header, unfinished.file, predictor, saved["step"], progress)
+            unfinished.save_blocks(blocks, predictor, archive, progress)
 
 
 def _identity(path: Path) -> list[Any]:

@@ -6,10 +6,9 @@ compresses better than either, most of all with new weights.
 Shape letters: B streams, V vocabulary.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 
 from hf_recurrent.compression.predictors import Predictor
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
@@ -23,31 +22,12 @@ except ImportError:
 _LEAST_LINE_BITS, _MOST_LINE_BITS = 8, 21
 
 
-class Mixture(Protocol):
-    """A memory of contexts that corrects the probabilities of a model.
-
-    Attributes:
-        memory: everything that it has learned, uint8.
-    """
-
-    memory: torch.Tensor
-
-    def predict(self, probabilities: np.ndarray) -> np.ndarray:
-        """Mixed probabilities (B, V) of the next byte, from the model's (B, V); call it once before each `read`."""
-
-    def read(self, tokens: np.ndarray) -> None:
-        """Learn from the next byte (B,) of every stream."""
-
-    def load(self, memory: torch.Tensor) -> None:
-        """Continue with a copy of `memory`; a ValueError if its size is wrong."""
-
-
 def can_mix() -> bool:
     """True if the kernel was built."""
     return ContextMixture is not None
 
 
-def build_mixture(streams: int, size: int) -> Mixture:
+def build_mixture(streams: int, size: int) -> "ContextMixture":
     """An empty mixture for `size` bytes of data in B streams.
 
     Raises:
@@ -59,9 +39,9 @@ def build_mixture(streams: int, size: int) -> Mixture:
 
 
 class MixedPredictor(Predictor):
-    """A predictor whose probabilities are corrected by a [`Mixture`]."""
+    """A predictor whose probabilities are corrected by the counts of a mixture, as [`build_mixture`] makes."""
 
-    def __init__(self, predictor: Predictor, mixture: Mixture):
+    def __init__(self, predictor: Predictor, mixture: "ContextMixture"):
         super().__init__(predictor.streams)
         self._predictor, self._mixture = predictor, mixture
         self._mix()

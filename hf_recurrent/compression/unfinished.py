@@ -2,12 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from hf_recurrent.checkpoints.files import (
+    list_checkpoints,
     load_tree,
     new_staging_directory,
     publish_directory,
@@ -16,9 +17,9 @@ from hf_recurrent.checkpoints.files import (
     save_tree,
 )
 from hf_recurrent.checkpoints.output_lock import output_lock
+from hf_recurrent.compression.coding import Progress
 from hf_recurrent.compression.predictors import Predictor
 
-_CONTENT = "content"
 _NAME = "progress"
 
 
@@ -34,20 +35,17 @@ def unfinished_file(output: Path, identity: dict[str, Any]) -> Iterator["Unfinis
     Args:
         output: the file; it is complete if the block ends without an exception.
         identity: JSON values; only work with the same values is continued.
-
-    Raises:
-        ValueError: another process writes it.
     """
     directory = partial_directory(output)
     with output_lock(directory):
-        path = directory / _CONTENT
+        path = directory / "content"
         path.touch()
         with path.open("r+b") as file:
-            unfinished = UnfinishedFile(file, directory, identity)
-            yield unfinished
-            unfinished.sync()
+            yield UnfinishedFile(file, directory, identity)
+            file.flush()
+            os.fsync(file.fileno())
             os.replace(path, output)
-        for saved in unfinished.saved():
+        for saved in list_checkpoints(directory):
             shutil.rmtree(saved)
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -58,16 +56,17 @@ class UnfinishedFile:
     def __init__(self, file: IO[bytes], directory: Path, identity: dict[str, Any]):
         self.file, self._directory, self._identity = file, directory, identity
 
-    def load(self, predictor: Predictor) -> dict[str, Any] | None:
-        """Restore the predictor and return the last values of [`save`]; None if nothing was saved.
+    def load(self, predictor: Predictor) -> dict[str, int]:
+        """Restore the predictor; returns the `step`, the number of bytes `done` and the `position` in the archive.
 
         Raises:
             ValueError: the directory belongs to something else, or is damaged.
         """
         remove_staging(self._directory)
-        saved = self.saved()
+        saved = list_checkpoints(self._directory)
         if not saved:
-            return None
+            self.file.truncate(0)  # a block that was written just before the interruption
+            return {"step": 0, "done": 0, "position": 0}
         with reading_checkpoint(saved[-1]):
             values = load_tree(saved[-1], _NAME)
             if values["identity"] != self._identity:
@@ -77,23 +76,19 @@ class UnfinishedFile:
             predictor.load_state_dict(values["predictor"])
         return values
 
-    def save(self, predictor: Predictor, step: int, **values: Any) -> None:
-        """Save everything needed to continue at `step`, after the bytes written so far."""
-        self.sync()
-        before = self.saved()
-        directory = self._directory / f"{_NAME}-{step:015}"
-        staging = new_staging_directory(directory)
-        tree = {"identity": self._identity, "predictor": predictor.state_dict(), "step": step, **values}
-        save_tree(tree, staging, _NAME)
-        publish_directory(staging, directory)
-        for path in before:
-            shutil.rmtree(path)
-
-    def saved(self) -> list[Path]:
-        """Directories written by [`save`], the last of them complete."""
-        return sorted(self._directory.glob(f"{_NAME}-*"))
-
-    def sync(self) -> None:
-        """Write the file to the disk."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
+    def save_blocks(
+        self, blocks: Iterable[tuple[int, int]], predictor: Predictor, archive: IO[bytes], progress: Progress
+    ) -> None:
+        """Save everything needed to continue after each block, given by its next step and the number of bytes done."""
+        for step, done in blocks:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            before = list_checkpoints(self._directory)
+            directory = self._directory / f"checkpoint-{step}"
+            staging = new_staging_directory(directory)
+            values = {"step": step, "done": done, "position": archive.tell()}
+            save_tree({"identity": self._identity, "predictor": predictor.state_dict(), **values}, staging, _NAME)
+            publish_directory(staging, directory)
+            for path in before:
+                shutil.rmtree(path)
+            progress(done)

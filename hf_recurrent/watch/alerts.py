@@ -23,13 +23,14 @@ class AlertCommand:
 
     Attributes:
         failures: commands that failed, and alerts that were dropped because too many were waiting.
+        notices: messages about them, each once; the caller shows them and clears the list.
     """
 
     def __init__(self, command: str, seconds: float = 60.0):
         self.command, self.failures = command, 0
+        self.notices: list[str] = []
         self._seconds = seconds
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
-        self._notices: list[str] = []
         self._thread = threading.Thread(target=self._run_all, daemon=True)
         self._thread.start()
 
@@ -38,13 +39,12 @@ class AlertCommand:
         try:
             self._queue.put_nowait(record)
         except queue.Full:
-            self.failures += 1
-            self._notices.append(f"{_MOST_WAITING:,} alerts wait for --exec; further ones are dropped")
+            self._note(f"{_MOST_WAITING:,} alerts wait for --exec; further ones are dropped")
 
-    def take_notices(self) -> list[str]:
-        """Messages about failed commands since the last call, without duplicates."""
-        notices, self._notices = list(dict.fromkeys(self._notices)), []
-        return notices
+    def _note(self, failure: str) -> None:
+        self.failures += 1
+        if failure not in self.notices:
+            self.notices.append(failure)
 
     def close(self, seconds: float = 10.0) -> None:
         """Wait for the queued commands, at most `seconds`."""
@@ -56,14 +56,16 @@ class AlertCommand:
 
     def _run_all(self) -> None:
         while (record := self._queue.get()) is not None:
-            problem = self._run(record)
-            if problem is not None:
-                self.failures += 1
-                self._notices.append(f"--exec {problem}")
+            if problem := self._run(record):
+                self._note(f"--exec {problem}")
 
     def _run(self, record: dict[str, Any]) -> str | None:
         """Run the command; returns an error message or None."""
-        variables = {f"WATCH_{name.upper()}": _plain(value) for name, value in record.items() if _is_plain(value)}
+        variables = {
+            f"WATCH_{name.upper()}": _plain(value)
+            for name, value in record.items()
+            if isinstance(value, str | int | float)
+        }
         try:
             result = subprocess.run(
                 ["/bin/sh", "-c", self.command],
@@ -82,10 +84,6 @@ class AlertCommand:
             said = " ".join(result.stderr.decode(errors="replace").split())[:_LONGEST_OUTPUT]
             return f"ended with status {result.returncode}{f': {said}' if said else ''}"
         return None
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
 
 
 def _plain(value: str | int | float) -> str:

@@ -1,12 +1,15 @@
 """`LineLog`: a JSON line for every line of a log; records wait in memory while the disk is full."""
 
 import json
+import math
 import os
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from hf_recurrent.online.line_file import LineFile
+from hf_recurrent.watch.log_lines import LogLine
+from hf_recurrent.watch.log_watcher import LineReport
 
 # Waiting records at which reading pauses.
 _MOST_WAITING = 10_000
@@ -64,3 +67,29 @@ class LineLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def line_record(name: str, line: LogLine, content: bytes, report: LineReport) -> dict[str, Any]:
+    """The JSON of a line."""
+    record = {
+        "log": name,
+        "line_number": line.number,
+        "offset": line.offset,
+        "bits": _finite(float(report.bits.sum())),
+        "bits_per_byte": _finite(float(report.bits.mean())),
+        "score": _finite(report.score),
+        "threshold": _finite(report.threshold),
+        "unusual": report.is_unusual,
+        "rarity": _finite(report.rarity),
+        "reason": report.reason,
+        "surprising": report.surprising(),
+        "text": content.decode("utf-8", "replace"),
+    }
+    if line.length > len(line.content):
+        record["length"] = line.length
+    return record
+
+
+def _finite(value: float) -> float | None:
+    """The value for JSON, which has no infinity."""
+    return round(value, 3) if math.isfinite(value) else None

@@ -1,6 +1,5 @@
 """Unusual lines as text: in color on a terminal, with the unexpected bytes marked; one line each elsewhere."""
 
-import math
 import os
 import re
 import shutil
@@ -132,8 +131,3 @@ def underline(marks: Sequence[tuple[int, int]]) -> str:
     for begin, stop in marks:
         line += " " * (begin - len(line)) + "^" * (stop - begin)
     return line
-
-
-def finite(value: float) -> float | None:
-    """The value for JSON, which has no infinity."""
-    return round(value, 3) if math.isfinite(value) else None

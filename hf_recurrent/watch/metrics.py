@@ -21,15 +21,23 @@ METRICS: dict[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], st
 }
 
 
-class WatchMetrics(Collector):
-    """The metrics of a run.
+class MetricsServer(Collector):
+    """Serves `/metrics` on the loopback interface, in its own threads.
 
     Args:
+        port: 0 for a free one.
         samples: called for each page; yields (name in `METRICS`, log, value); an empty log means no label.
+
+    Raises:
+        OSError: the port cannot be used.
     """
 
-    def __init__(self, samples: Callable[[], Iterable[tuple[str, str, float]]]):
+    def __init__(self, port: int, samples: Callable[[], Iterable[tuple[str, str, float]]]):
         self._samples = samples
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+        self.address = f"http://127.0.0.1:{self._server.server_port}/metrics"
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now."""
@@ -42,28 +50,6 @@ class WatchMetrics(Collector):
                 for log, value in values:
                     metric.add_metric((log,) if log else (), value)
                 yield metric
-
-
-class MetricsServer:
-    """Serves `/metrics` on the loopback interface, in its own threads.
-
-    Args:
-        port: 0 for a free one.
-        samples: as for [`WatchMetrics`].
-
-    Raises:
-        OSError: the port cannot be used.
-    """
-
-    def __init__(self, port: int, samples: Callable[[], Iterable[tuple[str, str, float]]]):
-        registry = CollectorRegistry()
-        registry.register(WatchMetrics(samples))
-        self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
-
-    @property
-    def address(self) -> str:
-        """The URL of the page."""
-        return f"http://127.0.0.1:{self._server.server_port}/metrics"
 
     def close(self) -> None:
         """Stop serving."""

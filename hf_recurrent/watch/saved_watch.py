@@ -3,10 +3,9 @@
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.checkpoints.files import (
     list_checkpoints,
@@ -14,36 +13,20 @@ from hf_recurrent.checkpoints.files import (
     new_staging_directory,
     publish_directory,
     reading_checkpoint,
+    remove_staging,
     save_tree,
     writing_checkpoint,
 )
 from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
-from hf_recurrent.online.learner import OnlineLearner
+
+if TYPE_CHECKING:
+    from hf_recurrent.watch.watched_log import WatchedLog
 
 _FILES = "watch"
 _FORMAT = 1
 
 
-@dataclass(frozen=True)
-class SavedLog:
-    """One log of a checkpoint.
-
-    Args:
-        name: of its source.
-        folder: of its learner, in the checkpoint.
-        watcher: of `LogWatcher.state`.
-        position: of `LogSource.position`; None for a source that cannot be continued.
-        counts: of lines, bytes and the like.
-    """
-
-    name: str
-    folder: str
-    watcher: Mapping[str, Any]
-    position: Mapping[str, Any] | None
-    counts: Mapping[str, float]
-
-
-def folder_names(names: list[str]) -> list[str]:
+def folder_names(names: Sequence[str]) -> list[str]:
     """A folder for each log: the last part of its name, with a number if another log has the same."""
     folders: list[str] = []
     for name in names:
@@ -55,40 +38,31 @@ def folder_names(names: list[str]) -> list[str]:
     return folders
 
 
-def save_watch(
-    directory: Path,
-    number: int,
-    learners: Mapping[str, OnlineLearner],
-    logs: list[SavedLog],
-    output: Mapping[str, Any] | None,
-) -> None:
-    """Write `checkpoint-NUMBER`, atomically, and remove the older ones.
+def save_watch(final: Path, logs: Sequence["WatchedLog"], output: Mapping[str, Any] | None) -> None:
+    """Write a checkpoint, atomically, and remove the older ones.
 
     Args:
-        directory: of the watch.
-        number: higher than the number of the checkpoint before.
-        learners: folder → learner.
-        logs: with the same folders.
+        final: its directory.
+        logs: of the watch.
         output: `LineLog.mark` at this moment; None without a line log.
 
     Raises:
         OSError: the disk is full, for example; the older checkpoint is unchanged.
     """
-    final = directory / f"checkpoint-{number}"
     with writing_checkpoint(final):
         staging = new_staging_directory(final)
-        for folder, learner in learners.items():
-            learner.save(staging / folder)
-        save_tree({"format": _FORMAT, "logs": [vars(log) for log in logs], "output": output}, staging, _FILES)
+        for log in logs:
+            log.watcher.learner.save(staging / log.folder)
+        save_tree({"format": _FORMAT, "logs": [log.state() for log in logs], "output": output}, staging, _FILES)
         write_manifest(staging)
         publish_directory(staging, final)
-    for old in list_checkpoints(directory):
+    for old in list_checkpoints(final.parent):
         if Path(old).name != final.name:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def read_watch(checkpoint: str | os.PathLike) -> tuple[dict[str, SavedLog], dict[str, Any] | None]:
-    """Name → log of a checkpoint, and the mark of the JSON lines.
+def read_watch(checkpoint: str | os.PathLike) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
+    """Name of a log → `WatchedLog.state`, and the mark of the JSON lines.
 
     Raises:
         ValueError: a file is missing or damaged.
@@ -98,13 +72,23 @@ def read_watch(checkpoint: str | os.PathLike) -> tuple[dict[str, SavedLog], dict
     with reading_checkpoint(Path(checkpoint) / f"{_FILES}.json"):
         if tree["format"] != _FORMAT:
             raise ValueError(f"The checkpoint {os.fspath(checkpoint)!r} has another format than {_FORMAT}.")
-        logs = {}
-        for entry in tree["logs"]:
-            folder = folder_names([entry["folder"]])[0]  # no path outside the checkpoint
-            logs[entry["name"]] = SavedLog(**entry | {"folder": folder})
-        return logs, tree["output"]
+        for log in tree["logs"]:
+            log["folder"] = folder_names([log["folder"]])[0]  # no path outside the checkpoint
+        return {log["name"]: log for log in tree["logs"]}, tree["output"]
 
 
-def is_watch(checkpoint: str | os.PathLike) -> bool:
-    """True if a directory has the files of [`save_watch`], damaged or not."""
-    return os.path.isfile(Path(checkpoint) / f"{_FILES}.json")
+def last_checkpoint(directory: Path, restart: bool) -> str | None:
+    """The checkpoint to continue, or None; `restart` removes all of them.
+
+    Raises:
+        ValueError: the directory has checkpoints of another command.
+    """
+    remove_staging(directory)
+    checkpoints = list_checkpoints(directory)
+    if foreign := [path for path in checkpoints if not Path(path, f"{_FILES}.json").is_file()]:
+        raise ValueError(f"`--output_dir` is {str(directory)!r}, where {foreign[0]} is of another command.")
+    if restart:
+        for path in checkpoints:
+            shutil.rmtree(path)
+        return None
+    return checkpoints[-1] if checkpoints else None

@@ -1,58 +1,36 @@
 """A run of `hf-recurrent watch`: lines of all logs in turn, and everything that is shown, written and saved."""
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.checkpoints.files import checkpoint_number, list_checkpoints, remove_staging
+from hf_recurrent.checkpoints.files import checkpoint_number
 from hf_recurrent.checkpoints.output_lock import output_lock
-from hf_recurrent.data.episode_source import with_unit
 from hf_recurrent.interruption import StopRequest, stop_on_signals
-from hf_recurrent.learning_rules.rules import NonFiniteLossError
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.watch.alerts import AlertCommand
-from hf_recurrent.watch.journal import journal_text
-from hf_recurrent.watch.line_log import LineLog
-from hf_recurrent.watch.line_printer import LinePrinter, finite
+from hf_recurrent.watch.line_log import LineLog, line_record
+from hf_recurrent.watch.line_printer import LinePrinter
 from hf_recurrent.watch.log_lines import LogLine
 from hf_recurrent.watch.log_sources import LogFile, LogSource, StandardInput
-from hf_recurrent.watch.log_watcher import DivergedError, LineReport, LogWatcher, WatchSettings
-from hf_recurrent.watch.saved_watch import SavedLog, folder_names, is_watch, read_watch, save_watch
+from hf_recurrent.watch.log_watcher import DivergedError, LogWatcher, WatchSettings
+from hf_recurrent.watch.saved_watch import folder_names, last_checkpoint, read_watch, save_watch
+from hf_recurrent.watch.watched_log import WatchedLog
 
 if TYPE_CHECKING:
     from hf_recurrent.watch.metrics import MetricsServer
 
 # Seconds without a line, between two attempts to write, and between two reports of lag or progress.
 _IDLE, _RETRY, _BETWEEN_REPORTS = 0.1, 5.0, 60.0
-# A log that lags by more seconds than this is reported.
-_LAG_SECONDS = 10.0
-_COUNTS = ("lines", "unusual", "bytes", "bits", "reverts")
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Files and directories of a run.
-
-    Args:
-        output_dir: directory of the checkpoints.
-        save_every: seconds between two checkpoints.
-        restart: remove the checkpoints and start over.
-        follow: wait for new lines, instead of reading the files from beginning to end.
-        history: where a new log is followed from, in bytes before its end; None for its beginning.
-        max_line_bytes: length at which lines are cut.
-        format: "text"; "journald" and "auto" also read JSON of journalctl.
-        output: file to which every line is appended as JSON.
-        metrics: port of the Prometheus metrics.
-        alert_command: shell command that is run for every unusual line.
-        shows_all: show every line, not only unusual ones.
-        color: see [`LinePrinter`].
-        quiet: show nothing but unusual lines and problems.
-    """
+    """The arguments of the command about reading, writing and saving; its help explains them."""
 
     output_dir: Path
     save_every: float = 300.0
@@ -68,46 +46,12 @@ class WatchOptions:
     color: str = "auto"
     quiet: bool = False
 
-
-@dataclass
-class WatchedLog:
-    """A log with its watcher; `seconds` and `worked_bytes` measure its speed."""
-
-    source: LogSource
-    watcher: LogWatcher
-    folder: str
-    is_new: bool = True
-    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-    last_score: float = 0.0
-    last_time: float = 0.0
-    seconds: float = 0.0
-    worked_bytes: int = 0
-    is_lagging: bool = False
-
-    def summary(self) -> str:
-        """Numbers of lines, bits per byte and speed."""
-        counts = self.counts
-        words = f"{self.source.name}: {counts['lines']:,.0f} lines, {counts['unusual']:,.0f} unusual"
-        if counts["bytes"]:
-            words += f", {counts['bits'] / (counts['bytes'] + counts['lines']):.2f} bits per byte"
-        if self.seconds:
-            words += f", {with_unit(self.worked_bytes / self.seconds, 'B/s')}"
-        return words
-
-    def metrics(self) -> dict[str, float]:
-        """Name → value, of [`METRICS`]."""
-        counts = self.counts
-        return {
-            "lines": counts["lines"],
-            "unusual_lines": counts["unusual"],
-            "bytes": counts["bytes"],
-            "bits": counts["bits"],
-            "score": self.last_score,
-            "threshold": self.watcher.threshold.value,
-            "lag_bytes": self.source.lag(),
-            "last_line_timestamp_seconds": self.last_time,
-            "reverts": counts["reverts"],
-        }
+    def open_source(self, log: str, position: dict[str, Any] | None) -> LogSource:
+        """The lines of a file, or of standard input ("-"), continued at a saved position."""
+        if log == "-":
+            return StandardInput(self.max_line_bytes)
+        history = self.history if self.follow else None
+        return LogFile(log, self.max_line_bytes, follow=self.follow, history=history, position=position)
 
 
 @contextmanager
@@ -134,56 +78,32 @@ def open_watch(
     directory = options.output_dir
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"`--output_dir` is {str(directory)!r}; it must be a directory.")
+    changes = {} if learning_rate is None else {"learning_rate": learning_rate}
     with output_lock(directory):
-        checkpoint = _last_checkpoint(directory, options.restart)
+        checkpoint = last_checkpoint(directory, options.restart)
         saved, mark = ({}, None) if checkpoint is None else read_watch(checkpoint)
-        watched = []
+        watched, has_changed = [], False
         for log, folder in zip(logs, folder_names(["stdin" if log == "-" else log for log in logs]), strict=True):
-            name = "standard input" if log == "-" else log
-            before = saved.get(name)
+            before = saved.get("standard input" if log == "-" else log)
             if before is None:
                 learner = new_learner()
             else:
-                changes = {} if learning_rate is None else {"learning_rate": learning_rate}
-                learner = OnlineLearner.load(Path(checkpoint, before.folder), **changes)
-            watched.append(_open_log(options, log, LogWatcher(learner, settings), folder, before))
+                learner = OnlineLearner.load(Path(checkpoint, before["folder"]), **changes)
+            watcher = LogWatcher(learner, settings)
+            if before is not None:
+                watcher.load(before["watcher"])
+            source = options.open_source(log, None if before is None else before["position"])
+            watched.append(WatchedLog(source, watcher, folder, parses_journal=options.format != "text"))
+            if before is not None:
+                watched[-1].counts.update(before["counts"])
+            has_changed |= before is None or before["folder"] != folder
             if not options.quiet:
                 start = "new" if before is None else "continuing"
-                print(f"watching {name}: {start}, {watched[-1].source.beginning()}", file=sys.stderr)
-        yield WatchRun(options, watched, mark, 0 if checkpoint is None else checkpoint_number(checkpoint))
-
-
-def _last_checkpoint(directory: Path, restart: bool) -> str | None:
-    remove_staging(directory)
-    checkpoints = list_checkpoints(directory)
-    if foreign := [path for path in checkpoints if not is_watch(path)]:
-        raise ValueError(f"`--output_dir` is {str(directory)!r}, where {foreign[0]} is of another command.")
-    if restart:
-        for path in checkpoints:
-            shutil.rmtree(path)
-        checkpoints = []
-    return checkpoints[-1] if checkpoints else None
-
-
-def _open_log(
-    options: WatchOptions, log: str, watcher: LogWatcher, folder: str, before: SavedLog | None
-) -> WatchedLog:
-    if before is not None:
-        watcher.load(before.watcher)
-    if log == "-":
-        source: LogSource = StandardInput(options.max_line_bytes)
-    else:
-        source = LogFile(
-            log,
-            options.max_line_bytes,
-            follow=options.follow,
-            history=options.history if options.follow else None,
-            position=None if before is None else before.position,
-        )
-    watched = WatchedLog(source, watcher, folder, before is None)
-    if before is not None:
-        watched.counts.update(before.counts)
-    return watched
+                print(f"watching {source.name}: {start}, {source.beginning()}", file=sys.stderr)
+        run = WatchRun(options, watched, mark, 0 if checkpoint is None else checkpoint_number(checkpoint))
+        if has_changed:
+            run.save()  # a state to go back to, and a full disk is noticed now
+        yield run
 
 
 class WatchRun:
@@ -196,19 +116,20 @@ class WatchRun:
         number: of that checkpoint, or 0.
     """
 
-    def __init__(
-        self, options: WatchOptions, logs: list[WatchedLog], mark: dict[str, Any] | None = None, number: int = 0
-    ) -> None:
+    def __init__(self, options: WatchOptions, logs: list[WatchedLog], mark: dict[str, Any] | None, number: int):
         self.options, self.logs, self.number = options, logs, number
         self.printer = LinePrinter(options.color, len(logs) > 1)
         self.line_log = None if options.output is None else LineLog(options.output, mark)
-        self.metrics = None if options.metrics is None else self._metrics_server(options.metrics)
         self.alerts = None if options.alert_command is None else AlertCommand(options.alert_command)
+        self.metrics = None if options.metrics is None else self._metrics_server(options.metrics)
         self._problems: dict[str, str] = {}
         self._saved_at = self._tried_at = self._reported_at = time.monotonic()
         self._unsaved = False
-        if any(log.is_new for log in logs):
-            self._save()  # a state to go back to, and a full disk is noticed now
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last checkpoint."""
+        return self.options.output_dir / f"checkpoint-{self.number}"
 
     # ---- Reading ----
 
@@ -236,142 +157,89 @@ class WatchRun:
             if stop.is_set():
                 break
             line = log.source.next_line()
-            self._say_all(log.source)
+            self._say_all(log.source.notices)
             if line is not None:
                 self._read(log, line)
                 has_read = True
         return has_read
 
     def _read(self, log: WatchedLog, line: LogLine) -> None:
-        begin = time.monotonic()
-        content = line.content.removesuffix(b"\r")
-        if self.options.format != "text":
-            text = journal_text(content)
-            content = content if text is None else text
-        report = self._judge_and_learn(log, line, content)
+        try:
+            content, report = log.read(line, self.checkpoint)
+        finally:
+            self._say_all(log.source.notices)
         self._unsaved = True
-        log.last_score, log.last_time = report.score, time.time()
-        log.counts["lines"] += 1
-        log.counts["unusual"] += report.is_unusual
-        log.counts["bytes"] += line.length
-        log.counts["bits"] += float(report.bits.sum())
-        self._tell(log, line, content, report)
-        log.seconds += time.monotonic() - begin
-        log.worked_bytes += len(content) + 1
-
-    def _judge_and_learn(self, log: WatchedLog, line: LogLine, content: bytes) -> LineReport:
-        """Read a line; if the model diverges, revert to the last checkpoint."""
-        try:
-            report = log.watcher.judge(content)
-        except DivergedError as error:
-            self._revert(log, line, str(error))
-            report = log.watcher.judge(content)
-        try:
-            log.watcher.learn(content, report)
-        except NonFiniteLossError as error:
-            self._revert(log, line, str(error))
-        return report
-
-    def _tell(self, log: WatchedLog, line: LogLine, content: bytes, report: LineReport) -> None:
         if report.is_unusual or self.options.shows_all:
-            self.printer.show(log.source.name, line.number, content, report)
-        if self.line_log is None and not (report.is_unusual and self.alerts):
+            self.printer.show(log.name, line.number, content, report)
+        if self.line_log is None and self.alerts is None:
             return
-        record = _record(log.source.name, line, content, report)
+        record = line_record(log.name, line, content, report)
         if self.line_log is not None:
             self._write(lambda: self.line_log.add(record))
         if report.is_unusual and self.alerts is not None:
             self.alerts.send(record)
-
-    def _revert(self, log: WatchedLog, line: LogLine, reason: str) -> None:
-        """Go back to the weights of the last checkpoint, at half the learning rate."""
-        rate = log.watcher.learner.settings.learning_rate / 2
-        checkpoint = self.options.output_dir / f"checkpoint-{self.number}"
-        learner = OnlineLearner.load(checkpoint / log.folder, learning_rate=rate)
-        log.watcher.replace_learner(learner)
-        log.counts["reverts"] += 1
-        self._say(
-            f"{log.source.name}, line {line.number:,}: the model diverged: {reason.rstrip('.')}; back to {checkpoint} "
-            f"with learning rate {rate:g}. No line is lost"
-        )
 
     # ---- Between lines ----
 
     def _do_housekeeping(self) -> None:
         now = time.monotonic()
         if self.alerts is not None:
-            for notice in self.alerts.take_notices():
-                self._say(notice)
+            self._say_all(self.alerts.notices)
         if self.line_log is not None and not self.line_log.is_complete and now - self._tried_at >= _RETRY:
             self._tried_at = now
             self._write(self.line_log.flush)
         if self._unsaved and now - self._saved_at >= self.options.save_every:
-            self._save()
+            self.save()
         if now - self._reported_at >= _BETWEEN_REPORTS:
             self._reported_at = now
-            self._report()
+            for log in self.logs:
+                if lag := log.check_lag():
+                    self._say(lag)
+                elif not self.options.quiet and sys.stderr.isatty():
+                    self._say(log.summary())
 
-    def _report(self) -> None:
-        for log in self.logs:
-            speed = log.worked_bytes / log.seconds if log.seconds else 0.0
-            lag = log.source.lag()
-            is_lagging = bool(speed) and lag > _LAG_SECONDS * speed
-            if is_lagging:
-                left = f"{lag / speed:,.0f} s at {with_unit(speed, 'B/s')}"
-                self._say(f"{log.source.name}: {with_unit(lag, 'B')} still to read, {left}")
-            elif log.is_lagging:
-                self._say(f"{log.source.name} is read up to its end again")
-            elif not self.options.quiet and sys.stderr.isatty():
-                self._say(log.summary())
-            log.is_lagging = is_lagging
-            log.seconds, log.worked_bytes = log.seconds / 2, log.worked_bytes // 2  # older speeds count less
-
-    def _write(self, action: Any) -> None:
+    def _write(self, action: Callable[[], None]) -> None:
+        output = self.options.output
         try:
             action()
-            if self._problems.pop("output", None):
-                self._say(f"{self.options.output} can be written again; nothing is missing in it")
         except OSError as error:
-            reason = f"{self.options.output} cannot be written: {(error.strerror or str(error)).lower()}"
-            self._say_once("output", f"{reason}; its lines wait in memory")
+            reason = (error.strerror or str(error)).lower()
+            self._report_problem("output", f"{output} cannot be written: {reason}; its lines wait in memory")
+        else:
+            self._report_end("output", f"{output} can be written again; nothing is missing in it")
 
-    def _save(self) -> None:
+    def save(self) -> None:
         """Write a checkpoint, unless lines wait to be written: what it says was read has to be in the output."""
         self._saved_at = time.monotonic()
         if self.line_log is not None and not self.line_log.is_complete:
             return
-        directory = self.options.output_dir
-        saved = [
-            SavedLog(log.source.name, log.folder, log.watcher.state(), log.source.position(), log.counts)
-            for log in self.logs
-        ]
-        learners = {log.folder: log.watcher.learner for log in self.logs}
+        self.number += 1
         try:
-            save_watch(directory, self.number + 1, learners, saved, self.line_log.mark() if self.line_log else None)
+            save_watch(self.checkpoint, self.logs, self.line_log.mark() if self.line_log else None)
         except OSError as error:
+            self.number -= 1
             if self.number == 0:
                 raise
-            self._say_once("save", f"{str(error).rstrip('.')}; trying again in {self.options.save_every:g} seconds")
-            return
-        self.number += 1
-        self._unsaved = False
-        if self._problems.pop("save", None):
-            self._say("checkpoints can be written again")
+            reason = str(error).rstrip(".")
+            self._report_problem("save", f"{reason}; trying again in {self.options.save_every:g} seconds")
+        else:
+            self._unsaved = False
+            self._report_end("save", "checkpoints can be written again")
 
     def _finish(self) -> None:
         if self.alerts is not None:
             self.alerts.close()
-            for notice in self.alerts.take_notices():
-                self._say(notice)
+            self._say_all(self.alerts.notices)
         if self.line_log is not None:
             self._write(self.line_log.flush)
         if self._unsaved:
-            self._save()
+            self.save()
         if self.metrics is not None:
             self.metrics.close()
         if self._unsaved:
-            checkpoint = self.options.output_dir / f"checkpoint-{self.number}"
-            self._say(f"the last lines are not saved; the next run continues at {checkpoint} and reads them again")
+            self._say(
+                f"the last lines are not saved; the next run continues at {self.checkpoint} and reads them again"
+            )
         if not self.options.quiet:
             for log in self.logs:
                 print(log.summary(), file=sys.stderr)
@@ -379,18 +247,22 @@ class WatchRun:
 
     # ---- Messages and metrics ----
 
-    def _say_all(self, source: LogSource) -> None:
-        for notice in source.notices:
-            self._say(notice)
-        source.notices.clear()
+    def _say(self, text: str) -> None:
+        print(f"hf-recurrent watch: {text}", file=sys.stderr, flush=True)
 
-    def _say_once(self, key: str, text: str) -> None:
+    def _say_all(self, notices: list[str]) -> None:
+        """Show messages once each, and remove them from the list."""
+        while notices:
+            self._say(notices.pop(0))
+
+    def _report_problem(self, key: str, text: str) -> None:
         if self._problems.get(key) != text:
             self._problems[key] = text
             self._say(text)
 
-    def _say(self, text: str) -> None:
-        print(f"hf-recurrent watch: {text}", file=sys.stderr, flush=True)
+    def _report_end(self, key: str, text: str) -> None:
+        if self._problems.pop(key, None):
+            self._say(text)
 
     def _metrics_server(self, port: int) -> "MetricsServer":
         try:
@@ -401,27 +273,6 @@ class WatchRun:
 
     def _samples(self) -> Iterable[tuple[str, str, float]]:
         for log in self.logs:
-            yield from ((name, log.source.name, value) for name, value in log.metrics().items())
+            yield from ((name, log.name, value) for name, value in log.metrics().items())
         if self.alerts is not None:
             yield "alert_failures", "", self.alerts.failures
-
-
-def _record(name: str, line: LogLine, content: bytes, report: LineReport) -> dict[str, Any]:
-    """A line as JSON."""
-    record = {
-        "log": name,
-        "line_number": line.number,
-        "offset": line.offset,
-        "bits": finite(float(report.bits.sum())),
-        "bits_per_byte": finite(float(report.bits.mean())),
-        "score": finite(report.score),
-        "threshold": finite(report.threshold),
-        "unusual": report.is_unusual,
-        "rarity": finite(report.rarity),
-        "reason": report.reason,
-        "surprising": report.surprising(),
-        "text": content.decode("utf-8", "replace"),
-    }
-    if line.length > len(line.content):
-        record["length"] = line.length
-    return record

@@ -25,11 +25,11 @@ def test_failed_alerts_are_reported():
     alerts = AlertCommand("echo no such host >&2; exit 3")
     alerts.send({"text": "a\0b"})
     alerts.close()
-    assert alerts.take_notices() == ["--exec ended with status 3: no such host"] and alerts.failures == 1
+    assert alerts.notices == ["--exec ended with status 3: no such host"] and alerts.failures == 1
     slow = AlertCommand("sleep 60", seconds=0.05)
     slow.send({})
     slow.close()
-    assert slow.take_notices() == ["--exec took more than 0.05 seconds and was stopped"]
+    assert slow.notices == ["--exec took more than 0.05 seconds and was stopped"]
 
 
 def test_metrics_are_served():
