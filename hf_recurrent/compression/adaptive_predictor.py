@@ -56,12 +56,9 @@ class AdaptiveSettings:
 
 
 class AdaptivePredictor(Predictor):
-    """A model that reads one stream byte by byte, and learns after every T bytes.
+    """A recurrent byte-level model that reads one stream byte by byte, and learns in place after every T bytes.
 
-    Args:
-        model: a recurrent byte-level model, trained in place.
-        size: bytes of the data, for the learning rate.
-        settings: [`AdaptiveSettings`].
+    The learning rate falls over the `size` of the data.
 
     Raises:
         Uncompilable: the settings ask for the compiled kernel, which cannot compute with this model.

@@ -1,8 +1,8 @@
 """Agreement of compressor and decompressor on model, settings and arithmetic, by the header of an archive."""
 
 import copy
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -18,45 +18,6 @@ from hf_recurrent.learning_rules.compiled_program import Uncompilable
 _MOST_STREAMS = 256
 _PROBE_STRIDE = 8  # so that the fingerprint includes updates of the weights
 _MIXES = "m"  # key of the JSON settings; short, because the header counts in the size
-
-
-class Settings(NamedTuple):
-    """How the bytes are predicted; the arguments of [`new_header`]."""
-
-    streams: int = 1
-    adaptive: AdaptiveSettings | None = None
-    mixes: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """The values that differ from the defaults."""
-        values: dict[str, Any] = {"streams": self.streams} if self.streams > 1 else {}
-        if self.adaptive is not None:
-            default, own = asdict(AdaptiveSettings()), asdict(self.adaptive)
-            values["adaptive"] = {name: value for name, value in own.items() if value != default[name]}
-        return values if self.mixes else values | {_MIXES: 0}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Settings":
-        """The settings of a header.
-
-        Raises:
-            ValueError, TypeError: a value is not allowed.
-        """
-        streams, adaptive = values.get("streams", 1), values.get("adaptive")
-        check_integer("streams", streams, 1, _MOST_STREAMS)
-        return cls(streams, None if adaptive is None else AdaptiveSettings(**adaptive), bool(values.get(_MIXES, 1)))
-
-    def predictor(self, model: PreTrainedModel, size: int) -> Predictor:
-        """A new predictor.
-
-        Raises:
-            Uncompilable: it needs a compiled kernel that was not built, or that does not support the model.
-        """
-        if self.adaptive is None:
-            predictor: Predictor = FrozenPredictor(model, self.streams)
-        else:
-            predictor = AdaptivePredictor(model, size, self.adaptive)
-        return MixedPredictor(predictor, build_mixture(self.streams, size)) if self.mixes else predictor
 
 
 def new_header(
@@ -77,18 +38,38 @@ def new_header(
     check_integer("streams", streams, 1, _MOST_STREAMS)
     if adaptive is not None and streams > 1:
         raise ValueError(f"`streams` is {streams}; a model that learns reads one stream.")
-    settings = Settings(streams, adaptive, mixes and can_mix())
+    # Values that differ from the defaults.
+    settings: dict[str, Any] = {"streams": streams} if streams > 1 else {}
+    if adaptive is not None:
+        default = asdict(AdaptiveSettings())
+        settings["adaptive"] = {name: value for name, value in asdict(adaptive).items() if value != default[name]}
+    if not (mixes and can_mix()):
+        settings[_MIXES] = 0
     try:
         fingerprint = _fingerprint(model, settings)
     except Uncompilable:  # plain torch on both sides
-        settings = settings._replace(adaptive=replace(adaptive, compiled=False))
+        settings["adaptive"]["compiled"] = False
         fingerprint = _fingerprint(model, settings)
-    return Header(size, weights_hash(model)[:16], fingerprint, kernel_name(), settings.to_json())
+    return Header(size, weights_hash(model)[:16], fingerprint, kernel_name(), settings)
 
 
 def new_predictor(header: Header, model: PreTrainedModel) -> Predictor:
     """The predictor of a header that [`new_header`] made or [`check_header`] has checked."""
-    return Settings.from_json(header.settings).predictor(model, header.size)
+    return _new_predictor(header.settings, model, header.size)
+
+
+def _new_predictor(settings: dict[str, Any], model: PreTrainedModel, size: int) -> Predictor:
+    streams, adaptive = settings.get("streams", 1), _learning(settings)
+    if adaptive is None:
+        predictor: Predictor = FrozenPredictor(model, streams)
+    else:
+        predictor = AdaptivePredictor(model, size, adaptive)
+    return MixedPredictor(predictor, build_mixture(streams, size)) if settings.get(_MIXES, 1) else predictor
+
+
+def _learning(settings: dict[str, Any]) -> AdaptiveSettings | None:
+    adaptive = settings.get("adaptive")
+    return None if adaptive is None else AdaptiveSettings(**adaptive)
 
 
 def check_header(header: Header, model: PreTrainedModel) -> None:
@@ -98,11 +79,12 @@ def check_header(header: Header, model: PreTrainedModel) -> None:
     if weights != header.weights:
         raise ArchiveError(f"it was made with other weights (hash {header.weights}) than this model's ({weights}).")
     try:
-        settings = Settings.from_json(header.settings)
+        check_integer("streams", header.settings.get("streams", 1), 1, _MOST_STREAMS)
+        _learning(header.settings)
     except (TypeError, ValueError) as error:
         raise ArchiveError(f"its header is damaged: {error}") from error
     try:
-        fingerprint = _fingerprint(model, settings)
+        fingerprint = _fingerprint(model, header.settings)
     except Uncompilable as error:
         raise ArchiveError(f"it was made with a compiled kernel that cannot be used here: {error}.") from error
     if fingerprint != header.fingerprint:
@@ -122,8 +104,8 @@ def kernel_name() -> str:
         return torch.__version__.partition("+")[0]
 
 
-def _fingerprint(model: PreTrainedModel, settings: Settings) -> str:
-    if settings.adaptive is not None:
+def _fingerprint(model: PreTrainedModel, settings: dict[str, Any]) -> str:
+    if settings.get("adaptive") is not None:
         model = copy.deepcopy(model)
-        settings = settings._replace(adaptive=replace(settings.adaptive, stride=_PROBE_STRIDE))
-    return arithmetic_fingerprint(settings.predictor(model, 0))
+        settings = settings | {"adaptive": settings["adaptive"] | {"stride": _PROBE_STRIDE}}
+    return arithmetic_fingerprint(_new_predictor(settings, model, 0))

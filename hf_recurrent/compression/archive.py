@@ -63,11 +63,7 @@ def write_header(file: IO[bytes], header: Header) -> None:
 
 
 def read_header(file: IO[bytes], length: int) -> Header:
-    """Read the beginning of an archive.
-
-    Args:
-        file: the archive.
-        length: bytes of the whole archive.
+    """Read the beginning of an archive that has `length` bytes.
 
     Raises:
         ArchiveError: the file is not an archive, of a later version, or damaged.
@@ -115,11 +111,7 @@ class Block(NamedTuple):
 
 
 def read_block(file: IO[bytes], done: int) -> Block:
-    """The next block.
-
-    Args:
-        file: at the beginning of the block.
-        done: bytes in the blocks before, for messages.
+    """The next block, after blocks of `done` bytes.
 
     Raises:
         ArchiveError: the block is cut off or damaged.

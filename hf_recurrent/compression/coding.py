@@ -34,12 +34,7 @@ def no_progress(done: int) -> None:
 
 
 class Parts:
-    """Offsets of the bytes of every step in the data.
-
-    Args:
-        size: bytes of the data.
-        streams: B.
-    """
+    """Offsets of the bytes of every step in data of `size` bytes."""
 
     def __init__(self, size: int, streams: int):
         self.steps = -(-size // streams)

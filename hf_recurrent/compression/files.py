@@ -1,24 +1,41 @@
-"""Compressing and decompressing bytes in memory, and files, which can be interrupted and continued."""
+"""Compressing and decompressing bytes in memory, and files, which can be interrupted and continued.
+
+Until it is complete, an output is in the directory OUTPUT.partial, with everything needed to continue.
+"""
 
 import io
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from transformers import PreTrainedModel
 
+from hf_recurrent.checkpoints.files import (
+    list_checkpoints,
+    load_tree,
+    new_staging_directory,
+    publish_directory,
+    reading_checkpoint,
+    remove_staging,
+    save_tree,
+)
+from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
 from hf_recurrent.compression.agreement import check_header, new_header, new_predictor
 from hf_recurrent.compression.archive import Header, read_header, write_header
 from hf_recurrent.compression.coding import Progress, decode, encode, no_progress
 from hf_recurrent.compression.entropy_coder import require_coder
-from hf_recurrent.compression.unfinished import partial_directory, unfinished_file
+from hf_recurrent.compression.predictors import Predictor
 
 # Each part begins without context, which costs some hundred bytes.
 _SMALLEST_PART = 1 << 16
 _MOST_STREAMS = 16
+_PROGRESS = "progress"  # files of a checkpoint in OUTPUT.partial
 
 
 def compress(
@@ -94,7 +111,7 @@ def check_output(output: Path, *, force: bool, resume: bool) -> None:
         raise IsADirectoryError(f"`--output` is {str(output)!r}; it must be a file, not a directory.")
     if output.exists() and not force:
         raise FileExistsError(f"`--output` is {str(output)!r}, which exists; add --force to replace it.")
-    unfinished = partial_directory(output)
+    unfinished = _partial_directory(output)
     if unfinished.exists() and not resume:
         raise FileExistsError(
             f"{str(unfinished)!r} holds unfinished work; add --resume to continue it, or delete it to begin anew."
@@ -105,8 +122,6 @@ def compress_file(
     source: Path, output: Path, model: PreTrainedModel, header: Header, progress: Progress = no_progress
 ) -> None:
     """Compress a file.
-
-    Until it is complete, the archive is in the directory OUTPUT.partial, with everything needed to continue.
 
     Args:
         source: the file.
@@ -122,20 +137,22 @@ def compress_file(
     predictor = new_predictor(header, model)
     # Mapped, so that bytes are read on access; an empty file cannot be mapped.
     data = np.memmap(source, np.uint8, "r") if source.stat().st_size else np.empty(0, np.uint8)
-    with unfinished_file(output, {"source": _identity(source), "header": asdict(header)}) as unfinished:
-        archive, saved = unfinished.file, unfinished.load(predictor)
+    identity = {"source": _identity(source), "header": asdict(header)}
+    with _unfinished_file(output) as archive:
+        saved = _load_progress(output, identity, predictor)
+        archive.truncate(saved["position"])
+        archive.seek(saved["position"])
         if saved["step"]:
-            archive.truncate(saved["position"])
-            archive.seek(saved["position"])
             progress(saved["done"])
         else:
             write_header(archive, header)
-        blocks = encode(data, archive, predictor, saved["step"], progress)
-        unfinished.save_blocks(blocks, predictor, archive, progress)
+        for step, done in encode(data, archive, predictor, saved["step"], progress):
+            _save_progress(output, archive, identity, predictor, step=step, done=done, position=archive.tell())
+            progress(done)
 
 
 def decompress_file(source: Path, output: Path, model: PreTrainedModel, progress: Progress = no_progress) -> None:
-    """Decompress an archive; until it is complete, the data are in the directory OUTPUT.partial.
+    """Decompress an archive.
 
     Args:
         source: the archive.
@@ -152,16 +169,78 @@ def decompress_file(source: Path, output: Path, model: PreTrainedModel, progress
         header = read_header(archive, source.stat().st_size)
         check_header(header, model)
         predictor = new_predictor(header, model)
-        with unfinished_file(output, {"source": _identity(source)}) as unfinished:
-            saved = unfinished.load(predictor)
+        identity = {"source": _identity(source)}
+        with _unfinished_file(output) as file:
+            saved = _load_progress(output, identity, predictor)
             if saved["step"]:
                 archive.seek(saved["position"])
                 progress(saved["done"])
-            blocks = decode(archive, header, unfinished.file, predictor, saved["step"], progress)
-            unfinished.save_blocks(blocks, predictor, archive, progress)
+            else:
+                file.truncate(0)
+            for step, done in decode(archive, header, file, predictor, saved["step"], progress):
+                _save_progress(output, file, identity, predictor, step=step, done=done, position=archive.tell())
+                progress(done)
 
 
 def _identity(path: Path) -> list[Any]:
     """Path, size and modification time, to recognize the file when the work is continued."""
     status = path.stat()
     return [os.fspath(path.absolute()), status.st_size, status.st_mtime_ns]
+
+
+def _partial_directory(output: Path) -> Path:
+    return output.with_name(output.name + ".partial")
+
+
+@contextmanager
+def _unfinished_file(output: Path) -> Iterator[IO[bytes]]:
+    """A file in OUTPUT.partial, locked against other processes, and renamed to `output` without an exception."""
+    directory = _partial_directory(output)
+    with output_lock(directory):
+        path = directory / "content"
+        path.touch()
+        with path.open("r+b") as file:
+            yield file
+            _sync(file)
+            os.replace(path, output)
+        for saved in list_checkpoints(directory):
+            shutil.rmtree(saved)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _load_progress(output: Path, identity: dict[str, Any], predictor: Predictor) -> dict[str, int]:
+    """Restore the predictor; returns the step, the number of bytes done and the position in the archive.
+
+    Raises:
+        ValueError: OUTPUT.partial belongs to something else, or is damaged.
+    """
+    directory = _partial_directory(output)
+    remove_staging(directory)
+    saved = list_checkpoints(directory)
+    if not saved:
+        return {"step": 0, "done": 0, "position": 0}
+    with reading_checkpoint(saved[-1]):
+        values = load_tree(saved[-1], _PROGRESS)
+        if values["identity"] != identity:
+            raise ValueError(f"{str(directory)!r} belongs to another file, model or setting; delete it to begin anew.")
+        predictor.load_state_dict(values["predictor"])
+    return values
+
+
+def _save_progress(
+    output: Path, file: IO[bytes], identity: dict[str, Any], predictor: Predictor, **values: int
+) -> None:
+    """Save everything needed to continue after the bytes that were written to the file."""
+    _sync(file)
+    before = list_checkpoints(_partial_directory(output))
+    directory = _partial_directory(output) / f"checkpoint-{values['step']}"
+    staging = new_staging_directory(directory)
+    save_tree({"identity": identity, "predictor": predictor.state_dict(), **values}, staging, _PROGRESS)
+    publish_directory(staging, directory)
+    for path in before:
+        shutil.rmtree(path)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -44,12 +44,7 @@ class Predictor(ABC):
 
 
 class FrozenPredictor(Predictor):
-    """A model with fixed weights.
-
-    Args:
-        model: a recurrent byte-level model.
-        streams: B.
-    """
+    """A recurrent byte-level model with fixed weights."""
 
     def __init__(self, model: PreTrainedModel, streams: int = 1):
         check_model(model)

@@ -1,7 +1,4 @@
-"""The step of an online learner for one block: predict it, and learn from it.
-
-Shape letters: T steps.
-"""
+"""The step of an online learner for one block of T bytes: predict it, and learn from it."""
 
 import math
 from typing import Any
@@ -70,12 +67,9 @@ class BlockStep:
         return F.cross_entropy(upcast(output.logits[0]), labels[0], reduction="none"), output.state
 
     def update(self, carried: RecurrentState, added: int = 0, *, now: bool = False) -> bool:
-        """Update the weights when `update_every` blocks were read; True if they were.
+        """Update the weights when `update_every` blocks were read, or `now`; True if they were updated.
 
-        Args:
-            carried: of the stream; zeroed if the gradient is NaN or infinite.
-            added: bytes of the block that was read.
-            now: do not wait for more blocks.
+        `added` is the size of the block that was read; `carried` is zeroed if the gradient is NaN or infinite.
 
         Raises:
             NonFiniteLossError: the gradient is NaN or infinite; the weights are unchanged.

@@ -46,20 +46,7 @@ _PIECE = 64
 
 @dataclass(frozen=True)
 class LearnOptions:
-    """Files and directories of a run.
-
-    Args:
-        source: see [`open_source`].
-        output_dir: directory of the records, the checkpoints and the model.
-        follow: see [`open_source`].
-        timeout: see [`open_source`].
-        resume: continue the run in `output_dir`, if there is one.
-        restart: remove its checkpoints and start over.
-        save_every: bytes between two checkpoints.
-        report_every: bytes between two records.
-        plot: plot the records at the end.
-        quiet: hide the progress.
-    """
+    """The arguments of the command about reading and writing; its help explains them."""
 
     source: str
     output_dir: Path
@@ -82,7 +69,6 @@ def open_learn_run(
     """Check everything, lock the directory, and open learner and source; only then is anything changed.
 
     Args:
-        options: of the run.
         load_learner: called with the checkpoint to continue, or None for a new learner.
         load_held_out: called with the tokenizer; the corpus to measure at every checkpoint, or None.
 
@@ -137,16 +123,12 @@ def _load_learner(
 
 
 def _announce(options: LearnOptions, learner: OnlineLearner, start: int, checkpoint: str | None) -> None:
+    if options.resume and checkpoint is None:
+        print(f"{options.output_dir} has no checkpoint to resume; a new run begins", file=sys.stderr)
     how = f"learning by {learner.settings.rule} from" if learner.settings.learn else "reading"
     source = "standard input" if options.source == "-" else options.source
     place = f" from byte {start:,} on" if start else ""
-    if options.resume and checkpoint is None:
-        print(f"{options.output_dir} has no checkpoint to resume; a new run begins", file=sys.stderr)
     print(f"{how} {source}{place}, saving to {options.output_dir}", file=sys.stderr)
-
-
-class _OutputError(Exception):
-    """Something cannot be written, for example because the disk is full."""
 
 
 @contextmanager
@@ -156,7 +138,7 @@ def _writing(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         cause = error.__cause__ or error
         reason = str(getattr(cause, "strerror", None) or cause).rstrip(".")
-        raise _OutputError(f"{path} cannot be written: {reason}.") from error
+        raise OSError(f"{path} cannot be written: {reason}.") from error
 
 
 class LearnRun:
@@ -164,9 +146,10 @@ class LearnRun:
 
     Attributes:
         ending: why reading has ended, once [`learn`] has returned.
+        failure: the first error.
     """
 
-    ending = ""
+    ending, failure = "", ""
 
     def __init__(
         self,
@@ -186,28 +169,26 @@ class LearnRun:
 
     def learn(self) -> str | None:
         """Learn until the source ends or fails or a signal arrives, then save; return the error, if there is one."""
-        failures: list[str] = []
         with self.records, stop_on_signals() as stop:
-            error = self._catch(failures, lambda: self._read(stop))
-            diverged, before = isinstance(error, NonFiniteLossError), self.saved
-            self._catch(failures, lambda: self._write(self.learner.record(), measure=not diverged))
-            is_saved = self._catch(failures, lambda: self._save(diverged)) is None
+            error, before = self._catch(lambda: self._read(stop)), self.saved
+            diverged = isinstance(error, NonFiniteLossError)
+            self._catch(lambda: self._write(self.learner.record(), measure=not diverged))
+            is_saved = self._catch(lambda: self._save(diverged)) is None
         if self.options.plot:
-            self._catch(failures, self._plot)
+            self._catch(self._plot)
         self.ending = "stopped" if stop.is_set() else "end of the source"
         if self.resumed and self.learner.bytes_read == self.first:
             self.ending = "this run is finished: end of the source"
-        if not failures:
+        if not self.failure:
             return None
-        return " ".join([*failures, self._describe_saved(is_saved, before if diverged else None)])
+        return f"{self.failure} {self._describe_saved(is_saved, before if diverged else None)}"
 
-    def _catch(self, failures: list[str], action: Callable[[], None]) -> Exception | None:
-        """Run and return the error of `action`; of several errors of writing, only the first is reported."""
+    def _catch(self, action: Callable[[], None]) -> Exception | None:
+        """Run an action, and return its error."""
         try:
             action()
-        except (OSError, ValueError, _OutputError) as error:
-            if not (failures and isinstance(error, _OutputError)):
-                failures.append(str(error))
+        except (OSError, ValueError) as error:
+            self.failure = self.failure or str(error)
             return error
         return None
 

@@ -22,10 +22,7 @@ _CRC = "crc32:"
 class LearnerRecord:
     """Records a phase of learning: the streams with bytes and checksum, settings, rates and results.
 
-    Args:
-        model: the learner's model.
-        settings: of the learner.
-        optimizer: its steps are recorded; None if nothing is learned.
+    Without an optimizer, nothing is learned, and only results are recorded.
     """
 
     def __init__(
@@ -98,16 +95,14 @@ class LearnerRecord:
                     phase.curve = thin_out([*phase.curve, [phase.read, round(record.windowed_bits_per_byte, 4)]])
                 # Of the stream as a whole: one result for all of its files.
                 metrics = {"prequential_bits_per_byte": record.bits_per_byte}
-                self._add_result(Data(phase.data[-1].name, "stream"), metrics, weights, split="stream")
+                self.add_result(Data(phase.data[-1].name, "stream"), metrics, weights, split="stream")
         self.provenance.weights = weights
         remember_provenance(self._model, self.provenance)
         return self.provenance
 
-    def add_result(self, data: Data, metrics: dict[str, float], **settings: Any) -> None:
-        """Add an evaluation of the current weights."""
-        self._add_result(data, metrics, weights_fingerprint(self._model), **settings)
-
-    def _add_result(self, data: Data, metrics: dict[str, float], weights: str, **settings: Any) -> None:
+    def add_result(self, data: Data, metrics: dict[str, float], weights: str | None = None, **settings: Any) -> None:
+        """Add an evaluation of the current weights, which have this fingerprint."""
+        weights = weights or weights_fingerprint(self._model)
         settings |= {"precision": self._precision}
         self.provenance.add_result(self.provenance.new_result(weights, data, metrics, settings))
 

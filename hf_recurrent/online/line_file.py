@@ -5,15 +5,7 @@ import stat
 
 
 class LineFile:
-    """A file opened for appending lines; created if it does not exist.
-
-    Args:
-        path: the file.
-        flags: further flags of `os.open`.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """A file opened for appending lines, with further flags of `os.open`; created if it does not exist."""
 
     def __init__(self, path: str | os.PathLike, flags: int = 0):
         flags |= os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)

@@ -29,11 +29,7 @@ def show_progress(
 ) -> Iterator["PrequentialRecord"]:
     """The same records, shown in one line of a terminal, or every few seconds in a new line elsewhere.
 
-    Args:
-        records: in the order of the stream.
-        window: bytes of the windowed bits per byte.
-        quiet: show nothing.
-        size: `bytes_read` at the end of the source, for the time left; None if it is not known.
+    With the `size`, which is `bytes_read` at the end of the source, they show the time left.
     """
     terminal, shown = sys.stderr.isatty(), time.monotonic()
     with tqdm(disable=quiet or not terminal, bar_format="{desc}", dynamic_ncols=True, file=sys.stderr) as bar:

@@ -55,19 +55,11 @@ def remember_source(learner: OnlineLearner, source: Source) -> None:
 
 
 def check_metadata(values: dict[str, Any], bytes_read: int) -> None:
-    """Raise a ValueError that names the first value that this command does not save."""
-    allowed = {
-        _NAME: lambda value: isinstance(value, str),
-        _BEFORE: lambda value: type(value) is int and 0 <= value <= bytes_read,
-        _IDENTITY: lambda value: value is None or _is_identity(value),
-    }
-    for name, is_allowed in allowed.items():
-        if name in values and not is_allowed(values[name]):
-            raise ValueError(f"its metadata has {values[name]!r:.40} as `{name}`.")
-    if (_NAME in values) != (_BEFORE in values):
-        raise ValueError(f"its metadata lacks `{_BEFORE if _NAME in values else _NAME}`.")
-
-
-def _is_identity(value: Any) -> bool:
+    """Raise a ValueError unless the values describe a source, or none."""
+    name, before, identity = (values.get(key) for key in (_NAME, _BEFORE, _IDENTITY))
+    is_source = isinstance(name, str) and type(before) is int and 0 <= before <= bytes_read
     kinds = {"device": int, "inode": int, "digest": str}
-    return isinstance(value, dict) and {name: type(item) for name, item in value.items()} == kinds
+    is_identity = isinstance(identity, dict) and {key: type(value) for key, value in identity.items()} == kinds
+    if not (is_source or name is before is None) or not (is_identity or identity is None):
+        found = {"source": name, "bytes_before": before, "file": identity}
+        raise ValueError(f"its metadata has {found!r:.100}, which is not a source.")

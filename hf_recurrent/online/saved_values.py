@@ -1,4 +1,4 @@
-"""Checks of the values of a saved learner, each with a ValueError that names the first wrong one.
+"""Checks of the values of a saved learner.
 
 Checksums detect accidents. The values are checked too, because the files may come from an untrusted source.
 """
@@ -21,35 +21,39 @@ _NAMES = {
 }  # fmt: skip
 
 
-def check_values(tree: Any) -> dict[str, Any]:
+def check_values(tree: dict[str, Any]) -> dict[str, Any]:
     """The values of learner.json, with the settings as [`LearnerSettings`].
 
     Raises:
-        ValueError: a value is missing, unknown, or of a kind that no learner saves.
+        ValueError: names a value that is missing, unknown, or that no learner saves.
+        AttributeError, LookupError, TypeError: a value has another type than its place in the tree needs.
     """
-    _require(isinstance(tree, dict), "learner.json", tree, "an object")
     if wrong := sorted(map(str, _NAMES ^ (tree.keys() - {"format"}))):
         raise ValueError(f"`{wrong[0]}` is {'missing' if wrong[0] in _NAMES else 'unknown'}.")
-    version = tree.get("format")
-    _require(version in (None, FORMAT), "format", version, f"{FORMAT} at most")
-    settings = _settings(tree["settings"])
-    read = tree["bytes_read"]
-    _require_count("bytes_read", read, _LARGEST)
-    _require_count("updates", tree["updates"], read)
-    for name in ("metadata", "meter", "state", "carried", "gradients"):
-        _require(isinstance(tree[name], dict), name, tree[name], "an object")
+    if tree["settings"].keys() != {field.name for field in dataclasses.fields(LearnerSettings)}:
+        raise ValueError("`settings` lacks a setting, or has an unknown one.")
+    settings, read = LearnerSettings(**tree["settings"]), tree["bytes_read"]
+    last, waiting = tree["last"], tree["waiting"]
+    allowed = {
+        "settings": all(type(tree["settings"][name]) is bool for name in ("binary", "learn")),
+        "format": tree.get("format") in (None, FORMAT),
+        "bytes_read": _is_count(read, _LARGEST),
+        "updates": _is_count(tree["updates"], read),
+        "metadata": isinstance(tree["metadata"], dict),
+        "meter": _is_meter(tree["meter"], settings.window, read),
+        "last": last is None or _are_tokens(last, 1),
+        "waiting": isinstance(waiting, list)
+        and len(waiting) <= read
+        and all(_are_tokens(item, 2) for item in waiting),
+        "summed": _is_summed(tree["summed"], settings),
+        "optimizer": isinstance(tree["optimizer"], dict if settings.learn else type(None)),
+    }
     for name in ("state", "carried", "gradients"):
-        for key, value in tree[name].items():
-            _require(isinstance(key, str) and isinstance(value, torch.Tensor), name, key, "the name of a tensor")
-    _check_meter(tree["meter"], settings.window, read)
-    last, waiting, optimizer = tree["last"], tree["waiting"], tree["optimizer"]
-    _require(last is None or _are_tokens(last, 1), "last", last, "a token id and a boolean, or null")
-    _require(isinstance(waiting, list) and len(waiting) <= read, "waiting", waiting, f"a list of at most {read} items")
-    for item in waiting:
-        _require(_are_tokens(item, 2), "waiting", item, "two token ids and a boolean")
-    _check_summed(tree["summed"], settings)
-    kind = dict if settings.learn else type(None)
-    _require(isinstance(optimizer, kind), "optimizer", optimizer, "an object if `learn` is true, else null")
+        pairs = tree[name].items()
+        allowed[name] = all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in pairs)
+    for name, is_allowed in allowed.items():
+        if not is_allowed:
+            raise ValueError(f"`{name}` is {tree[name]!r:.40}, which no learner saves.")
     return tree | {"settings": settings}
 
 
@@ -67,17 +71,8 @@ def check_tensors(part: str, stored: Mapping[str, torch.Tensor], own: Mapping[st
             )
 
 
-def _require(is_allowed: bool, name: str, value: Any, allowed: str) -> None:
-    if not is_allowed:
-        raise ValueError(f"`{name}` is {value!r:.40}; it must be {allowed}.")
-
-
 def _is_count(value: Any, most: int) -> bool:
     return type(value) is int and 0 <= value <= most
-
-
-def _require_count(name: str, value: Any, most: int) -> None:
-    _require(_is_count(value, most), name, value, f"an integer from 0 to {most}")
 
 
 def _are_tokens(item: Any, count: int) -> bool:
@@ -87,30 +82,13 @@ def _are_tokens(item: Any, count: int) -> bool:
     return all(_is_count(token, _LARGEST) for token in item[:-1])
 
 
-def _settings(values: Any) -> LearnerSettings:
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(LearnerSettings)}
-    _require(
-        isinstance(values, dict) and values.keys() == kinds.keys(), "settings", values, "an object of all settings"
-    )
-    for name, value in values.items():
-        is_whole = kinds[name] is float and type(value) is int  # JSON may have 1 for 1.0
-        _require(type(value) is kinds[name] or is_whole, name, value, f"a {kinds[name].__name__}")
-    return LearnerSettings(**values)
-
-
-def _check_meter(meter: dict[str, Any], window: int, read: int) -> None:
-    _require(meter.keys() == {"recent", "count", "nats"}, "meter", meter, "an object of recent, count and nats")
+def _is_meter(meter: dict[str, Any], window: int, read: int) -> bool:
     recent, nats = meter["recent"], meter["nats"]
-    _require_count("meter.count", meter["count"], read)
-    _require(type(nats) in (int, float) and math.isfinite(nats), "meter.nats", nats, "a finite number")
-    is_window = isinstance(recent, torch.Tensor) and recent.dtype == torch.float64 and recent.shape == (window,)
-    is_finite = is_window and bool(recent.isfinite().all())
-    _require(is_finite, "meter.recent", type(recent), f"a tensor of {window} finite float64 elements")
+    is_window = recent.dtype == torch.float64 and recent.shape == (window,) and bool(recent.isfinite().all())
+    return is_window and _is_count(meter["count"], read) and type(nats) in (int, float) and math.isfinite(nats)
 
 
-def _check_summed(summed: Any, settings: LearnerSettings) -> None:
-    """Blocks and bytes in the gradients since the last update."""
-    most = settings.update_every - 1
-    is_pair = isinstance(summed, tuple) and len(summed) == 2 and _is_count(summed[0], most)
-    is_allowed = is_pair and _is_count(summed[1], _LARGEST) and summed[1] == summed[0] * settings.stride
-    _require(is_allowed, "summed", summed, f"at most {most} blocks and their bytes, {settings.stride} each")
+def _is_summed(summed: Any, settings: LearnerSettings) -> bool:
+    """True for the blocks and the bytes in the gradients since the last update."""
+    blocks, count = summed
+    return _is_count(blocks, settings.update_every - 1) and type(count) is int and count == blocks * settings.stride

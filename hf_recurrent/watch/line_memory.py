@@ -40,11 +40,13 @@ class LineMemory:
             `transition`: -log2 of the share of similar lines among the followers of lines similar to the last one.
             `repetition`: number of nearly equal lines among the last eight.
         """
-        if self._exact.count < 2:
+        exact, kinds = self._exact.rows, self._kinds.rows
+        if len(exact) < 2:
             return {"novelty": 0.0, "order": 0.0, "transition": 0.0, "repetition": 0.0}
-        alike = self._exact.similarities(_vector(line))
-        following = self._kinds.similarities(_vector(_DIGIT.sub(b"0", line)))[1:]
-        before = self._kinds.similarities_of_last()
+        # Cosine similarities: to every line, and, of kinds, to the followers of lines and to these lines.
+        alike = exact @ _vector(line)
+        following = (kinds @ _vector(_DIGIT.sub(b"0", line)))[1:]
+        before = kinds[:-1] @ kinds[-1]
         weights = before**_FOLLOWER_SHARPNESS
         share = (float(weights @ following**_FOLLOWER_SHARPNESS) + _PRIOR) / (float(weights.sum()) + 1)
         return {
@@ -64,12 +66,7 @@ class LineMemory:
         return {"exact": self._exact.state(), "kinds": self._kinds.state()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from the bits of [`state`].
-
-        Raises:
-            KeyError: a tensor is missing.
-            ValueError: a tensor has another shape or type.
-        """
+        """Continue from the bits of [`state`]; a KeyError or ValueError if they are damaged."""
         if len(state["exact"]) != len(state["kinds"]):
             raise ValueError(f"the memory of lines has {len(state['exact'])} and {len(state['kinds'])} lines.")
         self._exact.load(state["exact"])
@@ -86,17 +83,9 @@ class _Rows:
         self._begin = self._end = 0
 
     @property
-    def count(self) -> int:
-        """The number of vectors."""
-        return self._end - self._begin
-
-    def similarities(self, vector: np.ndarray) -> np.ndarray:
-        """Cosine similarities of a vector and the kept ones, oldest first."""
-        return self._rows[self._begin : self._end] @ vector
-
-    def similarities_of_last(self) -> np.ndarray:
-        """Cosine similarities of the last vector and the earlier ones."""
-        return self._rows[self._begin : self._end - 1] @ self._rows[self._end - 1]
+    def rows(self) -> np.ndarray:
+        """The vectors, oldest first."""
+        return self._rows[self._begin : self._end]
 
     def add(self, vector: np.ndarray) -> None:
         """Keep a vector, and forget the oldest one beyond the size."""
@@ -112,7 +101,7 @@ class _Rows:
 
     def state(self) -> torch.Tensor:
         """The vectors as bits."""
-        return torch.from_numpy(np.packbits(self._rows[self._begin : self._end] > 0, axis=1))
+        return torch.from_numpy(np.packbits(self.rows > 0, axis=1))
 
     def load(self, state: torch.Tensor) -> None:
         """Continue from the bits of [`state`]."""

@@ -26,12 +26,9 @@ _LEAST_WIDTH = 40
 
 
 class LinePrinter:
-    """Prints lines with their scores.
+    """Prints lines with their scores, and with the name of the log if several are read.
 
-    Args:
-        color: `auto`, `always` or `never`; auto follows the terminal and the variable `NO_COLOR`.
-        has_names: several logs are read, so each line says which it is from.
-        file: where to print.
+    The color is `always`, `never`, or `auto`: it follows the terminal and the variable `NO_COLOR`.
     """
 
     def __init__(self, color: str, has_names: bool, file: IO[str] | None = None):

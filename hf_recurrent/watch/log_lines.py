@@ -21,14 +21,10 @@ class LogLine:
 
 
 class LineSplitter:
-    """Cuts chunks of bytes into lines.
-
-    Args:
-        max_bytes: bytes of a line that are kept; further ones are only counted.
-        offset, number: of the first line in its file.
+    """Cuts chunks of bytes into lines, of which the first `max_bytes` are kept; further ones are only counted.
 
     Attributes:
-        offset, number: of the next line.
+        offset, number: of the next line in its file.
     """
 
     def __init__(self, max_bytes: int, offset: int = 0, number: int = 1):

@@ -27,11 +27,7 @@ _BETWEEN_LOOKS = 0.1
 
 
 class LogSource(ABC):
-    """Lines of one log.
-
-    Args:
-        name: in messages.
-        max_line_bytes: bytes of a line that are kept.
+    """Lines of one log, of which the first `max_line_bytes` are kept.
 
     Attributes:
         is_finished: there will be no further line.
@@ -98,7 +94,6 @@ class LogFile(LogSource):
 
     Args:
         path: the file, which need not exist yet.
-        max_line_bytes: bytes of a line that are kept.
         follow: wait for more at the end of the file.
         history: start this many bytes before the end of the file; None for its beginning.
         position: of [`position`], to continue there. If the file was rotated since, the old file is finished first.
@@ -130,8 +125,7 @@ class LogFile(LogSource):
     def lag(self) -> int:
         if self._file is None:
             return 0
-        lag = max(os.fstat(self._file.fileno()).st_size - self._splitter.offset, 0)
-        return lag if self._replaced_since is None else lag + _size_of(self._path)
+        return max(os.fstat(self._file.fileno()).st_size - self._splitter.offset, 0)
 
     def position(self) -> dict[str, Any] | None:
         if self._file is None:
@@ -259,13 +253,6 @@ class LogFile(LogSource):
         if problem != self._problem:
             self._problem = problem
             self.notices.append(problem)
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _digest(file: Any, offset: int) -> str:

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from hf_recurrent.modeling.block.recurrent_state import upcast
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.watch.line_memory import LineMemory
-from hf_recurrent.watch.rarity import RecentValues
-from hf_recurrent.watch.threshold import AdaptiveThreshold
+from hf_recurrent.watch.rarity import AdaptiveThreshold, RecentValues
 
 LINE_END = b"\n"
 # Measure → length of the windows of neighbouring bytes whose bits are added.
@@ -181,11 +180,7 @@ class LogWatcher:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from [`state`], with the learner that was saved with it.
-
-        Raises:
-            ValueError: a value is missing or damaged.
-        """
+        """Continue from [`state`], with the learner that was saved with it; a ValueError if it is damaged."""
         try:
             for name, values in self._measures.items():
                 values.load(state["measures"][name])

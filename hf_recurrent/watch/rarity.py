@@ -1,6 +1,7 @@
-"""Rarity of a value among recent ones, in bits: k bits for a value that is reached once in 2^k times."""
+"""Rarity of a value among recent ones, and the threshold that a stated share of them exceeds."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +12,15 @@ _TAIL_SHARE, _TAIL_LEAST = 0.1, 5
 _LEAST = 50
 # The tail is extrapolated to values that come once in this many windows.
 _BEYOND = 10
+# Step size of the threshold's adaptation, and bounds of the quantile's share, as multiples of the rate.
+_GAIN = 0.2
+_LOWEST, _HIGHEST = 0.1, 10.0
 
 
 class RecentValues:
-    """A window of values, against which new ones are ranked.
+    """The last `size` values, against which new ones are ranked.
 
-    Args:
-        size: of the window.
-        resolution: smallest scale of the tail, so that small differences between nearly equal values are not rare.
+    The tail has at least the scale `resolution`, so that small differences between nearly equal values are not rare.
     """
 
     def __init__(self, size: int, resolution: float = 1e-9):
@@ -71,11 +73,43 @@ class RecentValues:
         return torch.from_numpy(self._values.copy())
 
     def load(self, state: torch.Tensor) -> None:
-        """Continue from the values of [`state`].
-
-        Raises:
-            ValueError: they are not finite numbers.
-        """
+        """Continue from the values of [`state`]; a ValueError if they are damaged."""
         if state.dtype != torch.float64 or state.dim() != 1 or not bool(state.isfinite().all()):
             raise ValueError("a window of recent values is not a vector of finite float64 numbers.")
         self._values = state.numpy().copy()[-self._size :]
+
+
+class AdaptiveThreshold:
+    """The score that lines exceed at a stated rate.
+
+    It is a quantile of the recent scores, as in conformal prediction, so that nothing is assumed about their
+    distribution. The share of the quantile adapts: it falls when too many lines are flagged, and rises when too few
+    are (Gibbs and Candès 2021, *Adaptive Conformal Inference Under Distribution Shift*).
+    """
+
+    def __init__(self, rate: float, window: int):
+        self.rate = rate
+        self.scores = RecentValues(window)
+        self._share = rate
+
+    @property
+    def value(self) -> float:
+        """The threshold; infinite for the first 50 lines."""
+        return self.scores.quantile(self._share)
+
+    def add(self, score: float) -> bool:
+        """True if the score exceeds the threshold; then adapt to it."""
+        is_above = score > self.value
+        share = self._share + _GAIN * self.rate * (self.rate - is_above)
+        self._share = min(max(share, _LOWEST * self.rate), _HIGHEST * self.rate)
+        self.scores.add(score)
+        return is_above
+
+    def state(self) -> dict[str, Any]:
+        """Everything for [`load`], as tensors and numbers."""
+        return {"scores": self.scores.state(), "share": self._share}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from [`state`]."""
+        self.scores.load(state["scores"])
+        self._share = min(max(float(state["share"]), _LOWEST * self.rate), _HIGHEST * self.rate)

@@ -39,12 +39,7 @@ def folder_names(names: Sequence[str]) -> list[str]:
 
 
 def save_watch(final: Path, logs: Sequence["WatchedLog"], output: Mapping[str, Any] | None) -> None:
-    """Write a checkpoint, atomically, and remove the older ones.
-
-    Args:
-        final: its directory.
-        logs: of the watch.
-        output: `LineLog.mark` at this moment; None without a line log.
+    """Write the checkpoint `final`, atomically, and remove the older ones; `output` is the mark of the line log.
 
     Raises:
         OSError: the disk is full, for example; the older checkpoint is unchanged.

@@ -65,8 +65,6 @@ def open_watch(
     """Lock the directory, and open logs and learners, continued at its last checkpoint.
 
     Args:
-        options: of the run.
-        settings: of the watchers.
         logs: paths, or "-" for standard input.
         new_learner: builds the learner of a log that no checkpoint has.
         learning_rate: of learners that a checkpoint has; None leaves it.
@@ -109,11 +107,7 @@ def open_watch(
 class WatchRun:
     """A run that is ready to start.
 
-    Args:
-        options: of the run.
-        logs: the logs to watch.
-        mark: `LineLog.mark` of the checkpoint that is continued.
-        number: of that checkpoint, or 0.
+    It continues the checkpoint of a number (0 without one), which has a mark of the line log.
     """
 
     def __init__(self, options: WatchOptions, logs: list[WatchedLog], mark: dict[str, Any] | None, number: int):

@@ -1,14 +1,16 @@
 """`hf-recurrent learn --resume` and `--restart`: nothing damaged or changed is used, and nothing is lost."""
 
 import gzip
+import itertools
 import json
 import multiprocessing
 import os
 import re
+import resource
 import shutil
-import subprocess
+import signal
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -358,23 +360,21 @@ def test_the_position_is_right_after_a_stop_within_a_chunk(model, monkeypatch, c
 
 
 @pytest.mark.parametrize("limit", [400, 20_000, 30_000])
-def test_a_full_disk_keeps_the_last_checkpoint(model, half, limit):
+def test_a_full_disk_keeps_the_last_checkpoint(model, half, limit, capsys):
     """Records, learner or model do not fit any more: one error, and the checkpoint is as it was."""
     before = {path.name: path.read_bytes() for path in half.iterdir()}
-    code = (
-        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
-        "from hf_recurrent.cli.learn import main; main()"
-    )
-    arguments = [model, "--source", "log.txt", "--output_dir", "out", "--learning_rate", "1e-2", "--stride", "16"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments, "--resume", "--quiet", "--report_every", "4", "--save_every", "20"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1, done.stderr
-    lines = done.stderr.splitlines()
+    own = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, own[1]))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            learn(model, "--resume", "--report_every", "4", "--save_every", "20")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, own)
+    error = capsys.readouterr().err
+    assert stop.value.code == 1, error
+    lines = error.splitlines()
     assert lines[-1].startswith("hf-recurrent learn: error: ") and "File too large" in lines[-1]
-    assert "Traceback" not in done.stderr and lines[-1].endswith(f"The last checkpoint is {half}.")
+    assert "Traceback" not in error and lines[-1].endswith(f"The last checkpoint is {half}.")
     assert {path.name: path.read_bytes() for path in half.iterdir()} == before
     assert not list(Path("out").glob("_*"))
     learn("unused", "--resume")
@@ -410,23 +410,29 @@ def test_nothing_is_written_through_a_link(model, half, capsys, name):
     assert os.listdir("outside") == ["letter"] and Path("outside/letter").read_bytes() == b"dear"
 
 
-def test_a_pipe_as_source_ends_with_its_writer_and_can_be_stopped(model):
+@pytest.fixture
+def impatient_terminal():
+    """SIGTERM again and again, in the main thread, until the test ends; the hundredth is an error."""
+    received, done = itertools.count(1), threading.Event()
+
+    def count(number, frame):
+        assert next(received) < 100, "the command does not stop"
+
+    def send():
+        while not done.wait(0.1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, count)
+    thread = threading.Thread(target=send)
+    yield thread
+    done.set()
+    thread.join()
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_pipe_without_a_writer_can_be_stopped(model, impatient_terminal, capsys):
     os.mkfifo("pipe")
-    command = [
-        sys.executable,
-        "-m",
-        "hf_recurrent.cli.main",
-        "learn",
-        model,
-        "--source",
-        "pipe",
-        "--output_dir",
-        "out",
-    ]
-    process = subprocess.Popen([*command, "--stride", "4"], stderr=subprocess.PIPE, text=True)
-    assert "learning by rtrl from pipe" in process.stderr.readline()
-    assert "1 thread" in process.stderr.readline()
-    time.sleep(0.2)
-    process.terminate()  # no writer has come
-    assert process.wait(60) == 0
-    process.stderr.close()
+    impatient_terminal.start()
+    main([model, "--source", "pipe", "--output_dir", "out", "--stride", "4"])
+    shown = capsys.readouterr()
+    assert "learning by rtrl from pipe" in shown.err and "stopped at byte 0" in shown.out

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from hf_recurrent.watch.line_memory import LineMemory
-from hf_recurrent.watch.rarity import RecentValues
-from hf_recurrent.watch.threshold import AdaptiveThreshold
+from hf_recurrent.watch.rarity import AdaptiveThreshold, RecentValues
 
 
 def filled(values, size=1000):
