@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent.checkpoints.files import (
@@ -109,6 +110,7 @@ def read_saved_learner(directory: str | os.PathLike) -> dict[str, Any]:
     """
     check_files(directory)
     with reading_checkpoint(_file(directory, "json")) as path:
+        _check_references(read_json(path), _file(directory, "safetensors"))
         tree = load_tree(directory, _NAME)
         try:
             return check_values(tree)
@@ -139,3 +141,21 @@ def _like(part: str, stored: Mapping[str, torch.Tensor], own: RecurrentState) ->
 
 def _file(directory: str | os.PathLike, kind: str) -> str:
     return os.path.join(directory, f"{_NAME}.{kind}")
+
+
+def _check_references(content: Any, path: str) -> None:
+    """Raise a ValueError unless learner.json refers to every tensor of the file exactly once."""
+    found, parts = [], [content]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if "__tensor__" in part:
+                found.append(str(part["__tensor__"]))
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    with reading_checkpoint(path), safe_open(path, framework="pt") as file:
+        stored = sorted(file.keys())
+    if sorted(found) != stored:
+        odd = sorted({*found} ^ {*stored}) or sorted(name for name in {*found} if found.count(name) > 1)
+        raise ValueError(f"The checkpoint file `{path}` does not belong to learner.json: see the tensor `{odd[0]}`.")

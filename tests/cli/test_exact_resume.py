@@ -52,7 +52,7 @@ def _kill_at(count, main, arguments):
 
 def run_killed(main, *arguments):
     context = multiprocessing.get_context("fork")
-    for count in itertools.count(4, 12):
+    for count in itertools.count(4, 16):
         process = context.Process(target=_kill_at, args=(count, main, arguments))
         process.start()
         process.join(60)
@@ -78,7 +78,7 @@ def test_learn(model):
 
 
 def test_watch(model):
-    arguments = ["text", "--no_follow", "--model", model, "--learning_rate", "1e-2", "--quiet", "--save_every", "0.1"]
+    arguments = ["text", "--no_follow", "--model", model, "--learning_rate", "1e-2", "--quiet", "--save_every", "0.3"]
     watch.main([*arguments, "--output", "whole.jsonl", "--output_dir", "whole"])
     run_killed(watch.main, *arguments, "--output", "parts.jsonl", "--output_dir", "parts")
     assert Path("parts.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()

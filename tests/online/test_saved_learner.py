@@ -213,6 +213,12 @@ def test_no_wrong_tensor_is_used(saved, part, damage):
     refused(saved, "saved")
 
 
+def test_unknown_tensors_are_refused(saved):
+    save_file(tensors_of(saved) | {"learner.other": torch.zeros(2)}, saved / "learner.safetensors")
+    write_manifest(saved)
+    refused(saved, r"learner\.safetensors.*learner\.other")
+
+
 def test_numbers_of_the_meter_are_finite(saved):
     tensors = tensors_of(saved)
     tensors["learner.meter.recent"][3] = float("nan")
