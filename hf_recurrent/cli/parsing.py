@@ -94,7 +94,7 @@ def run_command(
 def command(
     build_parser: Callable[[], argparse.ArgumentParser], action: Callable[[argparse.Namespace], object]
 ) -> Callable[[Sequence[str] | None], None]:
-    """The `main` of a command that calls `action` with its parsed arguments, by default those of the process."""
+    """The `main` of a command that calls `action` with its parsed arguments, by default from the command line."""
 
     def main(argv: Sequence[str] | None = None) -> None:
         run_command(build_parser(), argv, action)

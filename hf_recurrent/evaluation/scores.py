@@ -113,7 +113,7 @@ class SumRows:
         return f'{{"document": {_json(block.names[begin])}, {line}"bytes": {size}, {values}}}'
 
 
-_json = lru_cache(json.dumps)  # of names, which are those of the row before
+_json = lru_cache(json.dumps)  # of names, which rows repeat
 
 
 def _number(value: float) -> str:

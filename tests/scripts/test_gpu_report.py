@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 PROGRAMS = {
     "fails": "print('one'); raise RuntimeError('the kernel is broken')",
     "hangs": "import time; print('two', flush=True); time.sleep(60)",
