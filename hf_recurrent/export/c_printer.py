@@ -53,7 +53,7 @@ class CPrinter:
 
     def __init__(self, graph: StepGraph, fields: dict[str, str]):
         self.graph, self.fields = graph, list(fields.values())
-        self.tables: list[str] = []
+        self.tables: dict[str, str] = {}  # name → text
         self.statements: list[Statement] = []
         self.memory: list[Memory] = []
         self.scratch: dict[int, Memory] = {}
@@ -132,7 +132,7 @@ class CPrinter:
                 line = "   "
             line += f" {text},"
         body = "\n".join([*lines, line])
-        self.tables.append(f"static const {kind} {name}[{len(texts)}] = {{\n{body}\n}};")
+        self.tables[name] = f"static const {kind} {name}[{len(texts)}] = {{\n{body}\n}};"
         return name
 
     def _once(self, kind: str, values: Tensor, make: Callable[[], Any]) -> Any:

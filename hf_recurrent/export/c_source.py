@@ -100,6 +100,9 @@ def c_file(printer: CPrinter, name: str, note: str = "") -> str:
     helpers = [text for helper, text in HELPERS.items() if re.search(rf"NAME_{helper}\(", body)]
     if any("NAME_softmax(" in text for text in helpers) and HELPERS["softmax"] not in helpers:
         helpers.insert(0, HELPERS["softmax"])
+    # A constant that only took part in other constants is not printed: compilers warn of it.
+    used = set(re.findall(r"NAME_(?:table|vector|offsets)_\d+", body))
+    tables = "\n".join(text for table, text in printer.tables.items() if table in used)
     num_inputs = printer.values.size if printer.values is not None else 1
     num_outputs = printer.num_outputs
     fields = "\n".join(
@@ -134,7 +137,7 @@ void NAME_reset(struct NAME_state *state);
 /* One step: {reads}; `outputs` gets {num_outputs} elements. */
 void NAME_step(struct NAME_state *state, {argument}, float *outputs);
 
-{chr(10).join(printer.tables)}
+{tables}
 
 {(chr(10) * 2).join(helpers)}
 

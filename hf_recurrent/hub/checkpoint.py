@@ -72,6 +72,7 @@ def save_checkpoint_for_hub(
             _check_registered(model, Path(partial, "config.json"), "AutoConfig", auto_class)
             _check_unit(model, Path(partial, "config.json"))
         _check_registered(tokenizer, Path(partial, "tokenizer_config.json"), "AutoTokenizer")
+        _check_code_files(Path(partial))
         directory.mkdir(exist_ok=True)
         names = sorted(os.listdir(partial))
         for name in names:
@@ -127,6 +128,19 @@ def _check_registered(part: PreTrainedModel | PreTrainedTokenizerBase, path: Pat
             f"`{path.name}` of {type(part).__name__} names no `{missing[0]}`, so it would not load elsewhere; call "
             f"`{type(part).__name__}.register_for_auto_class()` first."
         )
+
+
+def _check_code_files(directory: Path) -> None:
+    """Raise a ValueError if a code file that `auto_map` names is missing, as with classes that a repository had."""
+    for path in (directory / "config.json", directory / "tokenizer_config.json"):
+        for classes in _auto_map(path).values() if path.is_file() else ():
+            # "modeling_x.XModel" or "owner/name--modeling_x.XModel"; of tokenizers a list, in which None may be
+            for reference in filter(None, classes if isinstance(classes, list) else [classes]):
+                name = f"{reference.split('--')[-1].split('.')[0]}.py"
+                if not (directory / name).is_file():
+                    raise ValueError(
+                        f"The checkpoint lacks `{name}`, which `{path.name}` needs, so it would not load elsewhere."
+                    )
 
 
 def _check_unit(model: PreTrainedModel, path: Path) -> None:

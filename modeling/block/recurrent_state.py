@@ -91,10 +91,17 @@ def state_size(state: RecurrentState) -> int:
     return sum(tensor[0].numel() * tensor.element_size() for tensor in state.values())
 
 
-def check_state(state: RecurrentState, expected: Mapping[str, torch.Size], device: torch.device | None = None) -> None:
+def check_state(
+    state: RecurrentState,
+    expected: Mapping[str, torch.Size],
+    device: torch.device | None = None,
+    *,
+    floating_point: bool = True,
+) -> None:
     """Raise an error that names the first part of `state` that is not as `expected`.
 
-    Layers may be on several devices: with the `device` of the inputs, only parts on the meta device are refused.
+    Layers may be on several devices: with the `device` of the inputs, only parts on the meta device are refused. What
+    streams carry besides a state may have other types than `floating_point`.
 
     Raises:
         TypeError: the state is not a dictionary, or a part is not a tensor.
@@ -111,7 +118,7 @@ def check_state(state: RecurrentState, expected: Mapping[str, torch.Size], devic
             raise ValueError(
                 f"`state['{name}']` has shape {tuple(tensor.shape)}, but batch and model need {tuple(shape)}."
             )
-        if not tensor.is_floating_point():
+        if floating_point and not tensor.is_floating_point():
             raise ValueError(f"`state['{name}']` has type {tensor.dtype}; it must be a floating-point type.")
         if device is not None and tensor.is_meta and device.type != "meta":
             raise ValueError(f"`state['{name}']` is on the meta device, but the inputs are on {device}.")

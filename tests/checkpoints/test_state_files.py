@@ -69,7 +69,7 @@ def test_damage_is_named(tmp_path):
     name = next(iter(tensors))
     for damaged, problem in (
         (tensors[name] * float("nan"), "has NaN or infinite values"),
-        (tensors[name].long(), "is not a floating type"),
+        (tensors[name].long(), "it must be a floating-point type"),
         (tensors[name][:1], "has shape"),
     ):
         save_file({**tensors, name: damaged}, path, metadata)
