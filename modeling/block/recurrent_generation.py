@@ -14,7 +14,7 @@ from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecod
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from .recurrent_state import RecurrentState, check_state, select_state
-from .tensor_checks import has_values
+from .tensor_checks import check_tensor, has_values
 
 # `past_key_values` until transformers 5.23.
 _CACHE_FIELD = next(name for name in ("cache", "past_key_values") if name in GenerateDecoderOnlyOutput.__annotations__)
@@ -205,6 +205,8 @@ class RecurrentGenerationMixin(StatefulGeneration, GenerationMixin):
         """
         if kwargs.get("inputs_embeds") is None:
             prompt = inputs if inputs is not None else kwargs.pop("input_ids", None)
+            if prompt is not None:
+                check_tensor("inputs", prompt)
             inputs, kwargs["attention_mask"] = self._begin_empty_prompts(prompt, kwargs.get("attention_mask"), kwargs)
         return super().generate(inputs, *arguments, **kwargs)
 

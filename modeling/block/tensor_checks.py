@@ -84,11 +84,14 @@ def kept_steps(logits_to_keep: int | torch.Tensor) -> slice | torch.Tensor:
     """The index of the steps to keep: the last `logits_to_keep` ones, all for 0, or the indices in a tensor.
 
     Raises:
-        ValueError: it is negative, or the tensor has more than one dimension.
+        TypeError: it is neither an integer nor a tensor.
+        ValueError: it is negative, or the tensor is no vector of integers.
     """
     if isinstance(logits_to_keep, torch.Tensor):
         check_tensor("logits_to_keep", logits_to_keep)
-        wrong = logits_to_keep.dim() != 1
+        wrong = logits_to_keep.dim() != 1 or logits_to_keep.dtype not in _ID_TYPES
+    elif not isinstance(logits_to_keep, int):
+        raise TypeError(f"`logits_to_keep` is {logits_to_keep!r}; it must be an integer or a vector of indices.")
     else:
         wrong = logits_to_keep < 0
     if wrong:
