@@ -100,7 +100,7 @@ def c_file(printer: CPrinter, name: str, note: str = "") -> str:
     helpers = [text for helper, text in HELPERS.items() if re.search(rf"NAME_{helper}\(", body)]
     if any("NAME_softmax(" in text for text in helpers) and HELPERS["softmax"] not in helpers:
         helpers.insert(0, HELPERS["softmax"])
-    # A constant that only took part in other constants is not printed: compilers warn of it.
+    # Constants that no statement reads are left out: compilers warn of them.
     used = set(re.findall(r"NAME_(?:table|vector|offsets)_\d+", body))
     tables = "\n".join(text for table, text in printer.tables.items() if table in used)
     num_inputs = printer.values.size if printer.values is not None else 1

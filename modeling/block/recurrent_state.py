@@ -100,8 +100,8 @@ def check_state(
 ) -> None:
     """Raise an error that names the first part of `state` that is not as `expected`.
 
-    Layers may be on several devices: with the `device` of the inputs, only parts on the meta device are refused. What
-    streams carry besides a state may have other types than `floating_point`.
+    Layers may be on several devices: with the `device` of the inputs, only parts on the meta device are refused.
+    `floating_point` is False for carried tensors that are more than a state.
 
     Raises:
         TypeError: the state is not a dictionary, or a part is not a tensor.

@@ -9,23 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, set_seed
 
-from hf_recurrent import ByteTokenizer, config_from_preset
 from hf_recurrent.cli import compress, decompress, learn, watch
 
 TEXT = b"".join(b"12:%02d request %d served\n" % (number, number * 37 % 101) for number in range(30))
 KILLED = 9
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    set_seed(7)
-    sizes = {"hidden_size": 16, "state_size": 16, "num_hidden_layers": 1}
-    path = tmp_path_factory.mktemp("model")
-    AutoModelForCausalLM.from_config(config_from_preset("memora-tiny", **sizes)).save_pretrained(path)
-    ByteTokenizer().save_pretrained(path)
-    return str(path)
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, set_seed
+from transformers import AutoModelForCausalLM
 
-from hf_recurrent import ByteTokenizer, OnlineLearner, config_from_preset
+from hf_recurrent import OnlineLearner
 from hf_recurrent.checkpoints.manifest import MANIFEST_FILE, write_manifest
 from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.cli.learn import main
@@ -26,16 +26,6 @@ from hf_recurrent.cli.learn import main
 STREAM = b"".join(b"line %d of the log\n" % (number * 37 % 101) for number in range(9))
 HALF = STREAM[:80]
 OTHER = b"".join(b"another text, number %d\n" % number for number in range(20))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    set_seed(7)
-    sizes = {"hidden_size": 16, "state_size": 16, "num_hidden_layers": 1}
-    path = tmp_path_factory.mktemp("model")
-    AutoModelForCausalLM.from_config(config_from_preset("memora-tiny", **sizes)).save_pretrained(path)
-    ByteTokenizer().save_pretrained(path)
-    return str(path)
 
 
 @pytest.fixture(autouse=True)

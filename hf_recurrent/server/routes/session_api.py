@@ -160,7 +160,7 @@ class _GeneratedText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
-        """What was generated since the last call; the last piece says how the job ended."""
+        """The text generated since the last call; the last piece says how the job ended."""
         begin, end = self._taken, self._job.released
         if end == begin and not is_last:
             return
