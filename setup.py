@@ -19,6 +19,7 @@ class PlatformDistribution(Distribution):
 
 # The source of each extension is of its name; these are the headers that it includes.
 HEADERS = {
+    "count_memory_cpu": ["count_memory", "count_memory_contexts", "count_memory_mixing"],
     "context_mixture_cpu": ["kernel"],
     "linear_scan_cpu": ["kernel", "linear_scan_elements", "linear_scan_levels", "linear_scan_rows", "thread_pool"],
     "sensitivities_cpu": ["kernel"],
@@ -28,6 +29,8 @@ HEADERS = {
     ],
 }  # fmt: skip
 FOLDER = "hf_recurrent/kernels"
+# Kernels whose results do not depend on the compiler.
+EXACT = {"count_memory_cpu"}
 
 kernels = [
     Extension(
@@ -36,7 +39,8 @@ kernels = [
         depends=[f"{FOLDER}/{header}.h" for header in headers],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=[
-            "-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread",
+            "-std=c11", "-O3", f"-ffp-contract={'off' if name in EXACT else 'fast'}", "-fno-math-errno",
+            "-fvisibility=hidden", "-pthread",
         ],
         extra_link_args=["-pthread"],
         py_limited_api=any_version,

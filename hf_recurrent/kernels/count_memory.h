@@ -1,0 +1,148 @@
+/* Sizes and memory of the count memory (modeling/contexts/count_memory.py describes the method).
+ *
+ * Integers, and float additions, multiplications and divisions in a fixed order, without contraction or libm: the same
+ * bits from every compiler and processor with IEEE arithmetic, and from the reference in numpy. An index that comes from
+ * a stream's state is masked or limited, since states come from files.
+ */
+#include <stdint.h>
+#include <string.h>
+#define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+
+/* Contexts of the long-term memory. */
+enum { ORDERS = 8, WORD = ORDERS, WORDS, INDENT, ABOVE, LONG_CONTEXTS };
+static const uint8_t ORDER[ORDERS] = {2, 3, 4, 5, 6, 8, 12, 20};
+/* Sources of a prediction: the above, then contexts of the short-term memory, then the longest matches in both. */
+enum { RECENT_1 = LONG_CONTEXTS, RECENT_2, RECENT_3, RECENT_4, RECENT_5, RECENT_6, RECENT_8, RECENT_12, RECENT_WORD, RECENT_INDENT,
+       LONG_MATCH, MATCH, SOURCES };
+/* Chains through the window, each through the positions with equal contexts, from the newest. */
+enum { CHAIN_1, CHAIN_2, CHAIN_4, CHAIN_WORD, CHAIN_INDENT, CHAINS };
+static const uint8_t CANDIDATES[CHAINS] = {16, 20, 28, 12, 12};
+enum { MOST_CANDIDATES = 88, LONGEST = 40 };
+/* Inputs of the mixer: logit and probability of every source, a constant, logit and probability of the network. */
+enum { BIAS = 2 * SOURCES, NETWORK, NETWORK_P, USED_INPUTS, LANES = 8, INPUTS = (USED_INPUTS + LANES - 1) / LANES * LANES };
+/* Sets of weights; a small context selects one row of each. */
+enum { SETS = 7 };
+static const int SET_SIZE[SETS] = {256, 256, 12 * 12, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8};
+enum { WEIGHT_ROWS = 256 + 256 + 12 * 12 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 };
+enum { LEVELS = 11, SYMBOLS = 7, WAYS = 4, CELLS = SOURCES * 3 * 8 * LEVELS * LEVELS };
+enum { REFINEMENTS = 3, KNOTS = 33, REFINEMENT_BITS = 14 };
+enum { SHORT_MATCH = 8, LONG_INDEX = 20, LEAST_RING = 512 };
+enum { REAL_STEP = 1, RESET_STEP = 2 };
+enum { LEARNS = 1, INSERTS = 2 };
+
+struct slot { uint16_t check; uint8_t symbol[SYMBOLS], count[SYMBOLS]; };
+struct cell { uint16_t p, n; };
+
+/* Of one model, frozen in use. */
+struct memory {
+    int64_t slot_bits, text_bits, index_bits; /* binary logarithms of sizes */
+    int64_t window, head_bits, rows;          /* of the states: bytes, heads of a chain, adaptive rows of weights */
+    struct slot *slots;     /* (LONG_CONTEXTS, 2^slot_bits) */
+    uint8_t *text;          /* (2^text_bits,), a ring */
+    uint32_t *index;        /* (2, 2^index_bits), ends of contexts in the text */
+    struct cell *cells;     /* (SOURCES, 3, 8, LEVELS, LEVELS) */
+    float *weights;         /* (WEIGHT_ROWS, INPUTS) */
+    float *final_weights;   /* (256, SETS) */
+    uint16_t *refinement;   /* (REFINEMENTS, 2^REFINEMENT_BITS, KNOTS) */
+    int64_t *counters;      /* (4,): bytes of text, bytes learned from, documents */
+};
+enum { TEXT_USED, LEARNED, DOCUMENTS };
+struct rates { float weights, first_weights, final, delta; int32_t least_cell, mode; };
+
+/* Position in a document, and what its contexts are made from. */
+struct history {
+    uint64_t position, line, last_line, last8;
+    uint32_t word, last_word, column, indent, first, above;
+};
+/* Beginning of the state of a stream; then rows (rows, INPUTS) float, the ring, the heads and links of the chains. */
+struct stream {
+    struct history history;
+    uint64_t long_match;
+    uint32_t long_length;
+    uint32_t pending;       /* 1 after a prediction of which the byte has not been seen */
+    int32_t target;         /* label of the last step; -1 without one */
+    uint32_t no_recent;     /* 1 in a document that is read without the short-term memory */
+    float final_delta[SETS + 1];
+    float network[256];     /* logits of the nodes; [0] is 1 if there is a network */
+};
+
+INLINE uint64_t ring_size(const struct memory *m) { return m->window > LEAST_RING ? (uint64_t)m->window : LEAST_RING; }
+INLINE int wide_links(const struct memory *m) { return m->window > 65536; }
+INLINE float *rows_of(struct stream *s) { return (float *)(s + 1); }
+INLINE uint8_t *ring_of(const struct memory *m, struct stream *s) { return (uint8_t *)(rows_of(s) + m->rows * INPUTS); }
+INLINE uint8_t *chains_of(const struct memory *m, struct stream *s) { return ring_of(m, s) + ring_size(m); }
+INLINE int64_t state_size(const struct memory *m)
+{
+    const int64_t link = wide_links(m) ? 4 : 2, chains = m->window ? CHAINS * ((1LL << m->head_bits) + m->window) * link : 0;
+    return ((int64_t)sizeof(struct stream) + m->rows * INPUTS * 4 + (int64_t)ring_size(m) + chains + 15) / 16 * 16;
+}
+
+/* ---- arithmetic ---- */
+INLINE uint32_t scrambled(uint32_t x)
+{
+    x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu;
+    return x ^ x >> 16;
+}
+INLINE uint32_t hash2(uint32_t a, uint32_t b) { return scrambled(a * 0x9E3779B1u + b + 0x7F4A7C15u); }
+INLINE int limited(int x, int least, int most) { return x < least ? least : x > most ? most : x; }
+/* NaN becomes `least`. */
+INLINE float clipped(float x, float least, float most) { return x > least ? x < most ? x : most : least; }
+
+#define LOGITS 3072 /* of 1/256 */
+static uint16_t squashed[2 * LOGITS]; /* 65536 times the probability of a logit */
+static int16_t stretched[4096];       /* 256 times the logit of a probability */
+static uint8_t level_of[1024];
+static int32_t cell_rate[1024];
+static const int LEVEL_FROM[LEVELS] = {0, 1, 2, 3, 4, 5, 7, 10, 15, 25, 50};
+
+static void make_tables(void)
+{
+    const double step = 1.003913889338347573443609603903460281898813; /* exp(1 / 256) */
+    double e = 1;
+    for (int i = 0; i < LOGITS; i++) {
+        const int q = (int)(e / (1 + e) * 65536 + 0.5);
+        squashed[LOGITS + i] = (uint16_t)(q > 65535 ? 65535 : q);
+        squashed[LOGITS - i] = (uint16_t)(65536 - squashed[LOGITS + i]);
+        e *= step;
+    }
+    squashed[0] = squashed[1];
+    int x = -2047;
+    for (int i = 0; i < 4096; i++) {
+        while (x < 2047 && squashed[LOGITS + x] < i * 16 + 8) x++;
+        stretched[i] = (int16_t)x;
+    }
+    for (int i = 0; i < 1024; i++) {
+        int k = LEVELS - 1;
+        while (LEVEL_FROM[k] > i) k--;
+        level_of[i] = (uint8_t)k;
+        cell_rate[i] = 131072 / (2 * i + 3);
+    }
+}
+INLINE int squash_index(float x) { return (int)clipped(x * 256, 1 - LOGITS, LOGITS - 1); }
+
+/* exp of x <= 0, not below exp(-40); relative error 1e-7. */
+INLINE float exp_negative(float x)
+{
+    const float y = clipped(x, -40, 0) * 1.4426950408889634f;
+    const int k = (int)y;
+    const float f = y - (float)k;
+    float p = 0.00010938752529909834f;
+    p = p * f + 0.0012757162330672145f; p = p * f + 0.009580058045685291f; p = p * f + 0.05549103394150734f;
+    p = p * f + 0.24022436141967773f; p = p * f + 0.6931470632553101f; p = p * f + 1.0f;
+    const union { int32_t i; float f; } scale = {(k + 127) << 23};
+    return p * scale.f;
+}
+/* Natural logarithm of a positive normal number; absolute error 1e-7 near 1. */
+INLINE float log_positive(float x)
+{
+    union { float f; int32_t i; } bits = {x};
+    const int k = (bits.i - 0x3f3504f3) >> 23; /* mantissa from sqrt(1/2) on */
+    bits.i -= k << 23;
+    const float t = bits.f - 1;
+    float p = 0.08743945509195328f;
+    p = p * t - 0.14377330243587494f; p = p * t + 0.14949095249176025f; p = p * t - 0.16560696065425873f;
+    p = p * t + 0.19956977665424347f; p = p * t - 0.2500215470790863f; p = p * t + 0.3333418369293213f;
+    p = p * t - 0.49999988079071045f; p = p * t + 1.0f;
+    return p * t + (float)k * 0.6931471805599453f;
+}

@@ -1,0 +1,88 @@
+"""The count memory as a compiled kernel: plain C, loaded with ctypes.
+
+Importing this module raises ImportError where the kernel was not built, or was built from another version of its
+source. The numbers are those of the reference in `modeling/contexts/count_memory_reference.py`, bit for bit.
+
+Shape letters: B streams, T steps.
+"""
+
+import ctypes
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
+from .compiled import load_library
+
+_VERSION = 1  # of the results of count_memory_cpu.c
+_POINTER = ctypes.c_void_p
+_library = load_library("_count_memory_cpu", "hf_count_memory_version", _VERSION)
+_LEARNS, _INSERTS = 1, 2
+
+
+def _structure(name: str, fields: Mapping[str, type]) -> type[ctypes.Structure]:
+    return type(name, (ctypes.Structure,), {"_fields_": [*fields.items()]})
+
+
+_ARRAYS = ("slots", "text", "index", "cells", "weights", "final_weights", "refinement", "counters")
+_SIZES = ("slot_bits", "text_bits", "index_bits", "window", "head_bits", "rows")
+_Memory = _structure("_Memory", dict.fromkeys(_SIZES, ctypes.c_int64) | dict.fromkeys(_ARRAYS, _POINTER))
+_Rates = _structure(
+    "_Rates",
+    dict.fromkeys(("weights", "first_weights", "final", "rows"), ctypes.c_float)
+    | dict.fromkeys(("least_cell", "mode"), ctypes.c_int32),
+)
+_BLOCK_ARRAYS = (
+    "tokens", "flags", "targets", "network", "nats", "probabilities", "logits", "pending", "pending_used",
+)  # fmt: skip
+_Block = _structure(
+    "_Block",
+    dict.fromkeys(("streams", "steps", "network_width", "first", "pending_size"), ctypes.c_int64)
+    | dict.fromkeys(_BLOCK_ARRAYS, _POINTER),
+)
+for _name, _arguments in (
+    ("begin", (_POINTER,)),
+    ("read", (_POINTER, _POINTER, _POINTER, _POINTER)),
+    ("insert", (_POINTER, _POINTER, ctypes.c_int64, ctypes.c_int32)),
+):
+    _function = getattr(_library, f"hf_count_memory_{_name}")
+    _function.argtypes, _function.restype = _arguments, None
+
+
+def _address(array: np.ndarray | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+def _memory(arrays: Mapping[str, np.ndarray], shape: MemoryShape) -> ctypes.Structure:
+    sizes = [shape.slots.bit_length() - 1, shape.text.bit_length() - 1, arrays["index"].shape[1].bit_length() - 1]
+    return _Memory(*sizes, shape.window, shape.head_bits, shape.rows, *(arrays[name].ctypes.data for name in _ARRAYS))
+
+
+def begin(arrays: Mapping[str, np.ndarray], shape: MemoryShape) -> None:
+    """Fill the arrays of [`MemoryShape.buffers`], which are zero, with the values before the first byte."""
+    _library.hf_count_memory_begin(ctypes.byref(_memory(arrays, shape)))
+
+
+def read(
+    arrays: Mapping[str, np.ndarray], shape: MemoryShape, states: np.ndarray, rates: Rates, block: Block
+) -> None:
+    """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""
+    streams, steps = block.tokens.shape
+    width = 0 if block.network is None else block.network.shape[-1]
+    size = 0 if block.pending is None else block.pending.shape[1]
+    mode = _LEARNS * rates.learns + _INSERTS * rates.inserts
+    _library.hf_count_memory_read(
+        ctypes.byref(_memory(arrays, shape)),
+        states.ctypes.data,
+        ctypes.byref(_Rates(rates.weights, rates.first_weights, rates.final, rates.rows, rates.least_cell, mode)),
+        ctypes.byref(
+            _Block(
+                streams, steps, width, block.first, size, *(_address(getattr(block, name)) for name in _BLOCK_ARRAYS)
+            )
+        ),
+    )
+
+
+def insert(arrays: Mapping[str, np.ndarray], shape: MemoryShape, document: np.ndarray, end: int = -1) -> None:
+    """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative, in the long-term memory."""
+    _library.hf_count_memory_insert(ctypes.byref(_memory(arrays, shape)), document.ctypes.data, len(document), end)

@@ -1,0 +1,139 @@
+"""Sizes of the count memory, and where everything lies in its tensors and in the state of a stream.
+
+The compiled kernel (`hf_recurrent/kernels/count_memory.h`) has the same layout; its version ties both together.
+
+Shape letters: B streams, T steps.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ORDERS = (2, 3, 4, 5, 6, 8, 12, 20)  # bytes of the contexts of the long-term memory
+WORD, WORDS, INDENT, ABOVE = range(len(ORDERS), len(ORDERS) + 4)
+LONG_CONTEXTS = len(ORDERS) + 4
+RECENT_ORDERS = (1, 2, 3, 4, 5, 6, 8, 12)  # of the short-term memory
+RECENT = LONG_CONTEXTS  # the first source of the short-term memory
+RECENT_WORD = RECENT + len(RECENT_ORDERS)
+RECENT_INDENT, LONG_MATCH, MATCH, SOURCES = range(RECENT_WORD + 1, RECENT_WORD + 5)
+CHAINS = 5
+LANES = 8
+BIAS, NETWORK, NETWORK_PROBABILITY = range(2 * SOURCES, 2 * SOURCES + 3)
+INPUTS = -(-(2 * SOURCES + 3) // LANES) * LANES
+SET_SIZES = (256, 256, 12 * 12, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8)
+LEVELS, SYMBOLS, WAYS = 11, 7, 4
+REFINEMENTS, REFINEMENT_BITS, KNOTS = 3, 14, 33
+LEAST_RING = 512
+SLOT = np.dtype([("check", "<u2"), ("symbol", "u1", SYMBOLS), ("count", "u1", SYMBOLS)])
+TEXT_USED, LEARNED, DOCUMENTS = range(3)  # counters
+
+
+class MemoryShape(NamedTuple):
+    """Sizes that a user chooses.
+
+    Args:
+        slots: contexts that each table of the long-term memory holds, a power of two.
+        text: bytes of training text that are kept for long matches, a power of two.
+        window: W, bytes of the short-term memory, a power of two; 0 for none.
+        rows: rows of mixing weights that adapt in each stream, a power of two; 0 for none.
+    """
+
+    slots: int
+    text: int
+    window: int
+    rows: int
+
+    @property
+    def head_bits(self) -> int:
+        """Binary logarithm of the heads of each chain of the short-term memory."""
+        return min(max(self.window.bit_length() - 3, 4), 16)
+
+    @property
+    def stream(self) -> np.dtype:
+        """State of a stream. Zeros are the start of a document."""
+        link = "<u4" if self.window > 1 << 16 else "<u2"
+        ring = max(self.window, LEAST_RING)
+        fields: list[Any] = [
+            *((name, "<u8") for name in ("position", "line", "last_line", "last8")),
+            *((name, "<u4") for name in ("word", "last_word", "column", "indent", "first", "above")),
+            ("long_match", "<u8"),
+            ("long_length", "<u4"),
+            ("pending", "<u4"),
+            ("target", "<i4"),
+            ("no_recent", "<u4"),
+            ("final_rows", "<f4", len(SET_SIZES) + 1),
+            ("network", "<f4", 256),
+            ("rows", "<f4", (self.rows, INPUTS)),
+            ("ring", "u1", ring),
+        ]
+        if self.window:
+            fields += [("heads", link, (CHAINS, 1 << self.head_bits)), ("links", link, (CHAINS, self.window))]
+        used = np.dtype(fields).itemsize
+        return np.dtype([*fields, ("padding", "u1", -used % 16)])
+
+    def buffers(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and type of every array of the long-term memory, by name."""
+        return {
+            "slots": ((LONG_CONTEXTS, self.slots), SLOT),
+            "text": ((self.text,), np.dtype("u1")),
+            "index": ((2, max(self.text // 4, 16)), np.dtype("<u4")),
+            "cells": ((SOURCES, 3, 8, LEVELS, LEVELS, 2), np.dtype("<u2")),
+            "weights": ((sum(SET_SIZES), INPUTS), np.dtype("<f4")),
+            "final_weights": ((256, len(SET_SIZES)), np.dtype("<f4")),
+            "refinement": ((REFINEMENTS, 1 << REFINEMENT_BITS, KNOTS), np.dtype("<u2")),
+            "counters": ((4,), np.dtype("<i8")),
+        }
+
+
+class Rates(NamedTuple):
+    """How fast a memory learns while it reads.
+
+    Args:
+        weights: learning rate of the shared mixing weights.
+        first_weights: added to it at the first byte; it falls as 1 / (1 + bytes / 256).
+        final: learning rate of the second layer.
+        rows: learning rate of the rows that adapt in each stream.
+        least_cell: the slowest rate of a cell, in 1/65536 of its error.
+        learns: cells, mixing weights and refinements learn.
+        inserts: each byte is counted in the long-term memory once it has been read.
+    """
+
+    weights: float = 0.003
+    first_weights: float = 0.0
+    final: float = 0.002
+    rows: float = 0.01
+    least_cell: int = 98
+    learns: bool = False
+    inserts: bool = False
+
+
+REAL_STEP, RESET_STEP = 1, 2  # flags of a step
+
+
+class Block(NamedTuple):
+    """Blocks of B streams, and room for the results.
+
+    Args:
+        tokens: (B, T) uint8.
+        flags: (B, T) uint8, `REAL_STEP` unless a step is padding, plus `RESET_STEP` where a document begins.
+        targets: (B, T) int32, the next bytes, -1 for none; or None.
+        network: the network's logits of bytes (B, T, 256), or its logits of the 8 nodes on the way to each target
+            (B, T, 8), float32; or None.
+        nats: (B, T) float32 for the negative log-likelihoods of the targets.
+        probabilities: (B, T, 8) uint16 for 65536 times the probability of each bit of the targets; or None.
+        logits: (B, T - first, 256) float32 for the log probabilities of all bytes from step `first` on; or None.
+        first: the first step with logits.
+        pending: (B, P) uint8, bytes of running documents that are not in the long-term memory yet; or None.
+        pending_used: (B,) int64, how many there are.
+    """
+
+    tokens: np.ndarray
+    flags: np.ndarray
+    targets: np.ndarray | None = None
+    network: np.ndarray | None = None
+    nats: np.ndarray | None = None
+    probabilities: np.ndarray | None = None
+    logits: np.ndarray | None = None
+    first: int = 0
+    pending: np.ndarray | None = None
+    pending_used: np.ndarray | None = None
