@@ -8,6 +8,9 @@
 #include <string.h>
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__) && defined(__GNUC__)
+#define X86_LEVELS 1
+#endif
 
 /* Contexts of the long-term memory. */
 enum { ORDERS = 8, WORD = ORDERS, WORDS, INDENT, ABOVE, LONG_CONTEXTS };
@@ -146,3 +149,33 @@ INLINE float log_positive(float x)
     p = p * t - 0.49999988079071045f; p = p * t + 1.0f;
     return p * t + (float)k * 0.6931471805599453f;
 }
+
+/* ---- a prediction ---- */
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float half_lanes __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
+
+struct node {
+    int cells[SOURCES]; /* -1 without counts */
+    int row[SETS], set_p[SETS], p, part;
+    float out[SETS];
+    uint16_t *knots[REFINEMENTS];
+    int refined;        /* 65536 times the probability of a one */
+};
+struct path {
+    int byte, valid;
+    struct node nodes[8];
+    float x[8][INPUTS] __attribute__((aligned(32)));
+};
+INLINE int cell_at(int source, int recent, int depth, int zeros, int ones)
+{
+    return (((source * 3 + recent) * 8 + depth) * LEVELS + zeros) * LEVELS + ones;
+}
+INLINE int match_level(int length) { return length < 16 ? length : length < 32 ? 16 + (length - 16) / 4 : 20; }
+/* Depth of the node at which two bytes part; 8 if they are equal. */
+INLINE int parting(int a, int b) { return a == b ? 8 : __builtin_clz((unsigned)(a ^ b)) - 24; }
+/* The bit that a match predicts at a node, plus 1; 0 if it does not pass the node. */
+INLINE int match_bit(int symbol, int tree, int depth)
+{
+    return symbol >= 0 && ((symbol | 256) >> (8 - depth)) == tree ? 1 + (symbol >> (7 - depth) & 1) : 0;
+}
+static const float no_rows[INPUTS];

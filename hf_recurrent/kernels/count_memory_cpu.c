@@ -1,7 +1,6 @@
 /* Count memory: the next byte from the bytes that followed the same contexts before; see count_memory_cpu.py. */
 #include "count_memory.h"
 #include "count_memory_contexts.h"
-#include "count_memory_mixing.h"
 
 #define VERSION 1 /* raise it with every change of the results */
 
@@ -32,59 +31,6 @@ EXPORT void hf_count_memory_begin(struct memory *m)
         m->refinement[i] = squashed[LOGITS + limited(((int)(i % KNOTS) - 16) * 128, -2047, 2047)];
 }
 
-/* Logits of the nodes on the way to `target`, or of all nodes if it is negative, from the network's logits of bytes. */
-static void network_nodes(const float *logits, int target, float *nodes)
-{
-    float sums[512], most = logits[0];
-    for (int i = 1; i < 256; i++) most = logits[i] > most ? logits[i] : most;
-    for (int i = 0; i < 256; i++) sums[256 + i] = exp_negative(logits[i] - most);
-    for (int i = 255; i > 0; i--) sums[i] = sums[2 * i] + sums[2 * i + 1];
-    nodes[0] = 1;
-    if (target >= 0)
-        for (int tree = (256 | target) >> 1; tree; tree >>= 1) nodes[tree] = log_positive(sums[2 * tree + 1] / sums[2 * tree]);
-    else
-        for (int tree = 1; tree < 256; tree++) nodes[tree] = log_positive(sums[2 * tree + 1] / sums[2 * tree]);
-}
-/* Log probabilities of all bytes. */
-static void predict_all(const struct memory *m, struct stream *s, const struct found *f, float *logits)
-{
-    uint8_t seen[256] = {0}, listed[256] = {0};
-    int refined[256];
-    struct path path;
-    struct node node;
-    for (int c = 0; c < LONG_CONTEXTS; c++)
-        if (f->slots[c]) for (int i = 0; i < SYMBOLS && f->slots[c]->count[i]; i++) listed[f->slots[c]->symbol[i]] = 1;
-    for (int i = 0; i < f->candidates; i++) listed[f->symbol[i]] = 1;
-    if (f->long_symbol >= 0) listed[f->long_symbol] = 1;
-    for (int byte = 0; byte < 256; byte++) {
-        if (!listed[byte]) continue;
-        find_cells(m, f, byte, &path);
-        for (int depth = 0; depth < 8; depth++) {
-            const int tree = (256 | byte) >> (8 - depth);
-            if (seen[tree]) continue;
-            seen[tree] = 1;
-            select_rows(m, s, f, tree, depth, &node);
-            predict_node(m, s, tree, &node, path.x[depth]);
-            refined[tree] = node.refined;
-        }
-    }
-    memset(path.x, 0, sizeof path.x);
-    for (int tree = 1, depth = 0; tree < 256; tree++) {
-        depth += tree >> (depth + 1);
-        if (seen[tree]) continue;
-        select_rows(m, s, f, tree, depth, &node);
-        predict_node(m, s, tree, &node, path.x[0]);
-        refined[tree] = node.refined;
-    }
-    float sums[512];
-    sums[1] = 0;
-    for (int tree = 1; tree < 256; tree++) {
-        sums[2 * tree] = sums[tree] + log_positive((float)(65536 - refined[tree]) * (1.0f / 65536));
-        sums[2 * tree + 1] = sums[tree] + log_positive((float)refined[tree] * (1.0f / 65536));
-    }
-    memcpy(logits, sums + 256, 256 * sizeof *logits);
-}
-
 /* Blocks of streams and room for results; `Block` in modeling/contexts/count_memory_layout.py. */
 struct block {
     int64_t streams, steps, network_width, first, pending_size;
@@ -98,90 +44,26 @@ struct block {
     int64_t *pending_used;         /* (B,) */
 };
 
-static void read_network(struct stream *s, const float *network, int64_t width, int target, int all)
-{
-    if (!network) { s->network[0] = 0; return; }
-    if (width == 256) { network_nodes(network, all ? -1 : target, s->network); return; }
-    s->network[0] = 1;
-    for (int depth = 0; depth < 8; depth++) s->network[(256 | target) >> (8 - depth)] = network[depth];
-}
-/* The end of a document whose bytes are learned: of its last label, then of its bytes. */
-static void end_document(struct memory *m, struct stream *s, const struct rates *r, struct path *path, struct found *f, int64_t number, const struct block *b)
-{
-    if (s->pending && s->target >= 0) {
-        if (!path->valid || path->byte != s->target) { find(m, s, f); predict_path(m, s, f, s->target, path); }
-        update_path(m, s, r, path);
-    }
-    if (b->pending) {
-        insert_document(m, b->pending + number * b->pending_size, b->pending_used[number], s->history.position ? s->target : -1);
-        b->pending_used[number] = 0;
-    }
-}
-/* The cost of a target, and the probability of each of its bits. */
-static void write_target(const struct path *path, int64_t i, const struct block *b)
-{
-    float nats = 0;
-    for (int depth = 0; depth < 8; depth++) {
-        const int one = path->nodes[depth].refined, p = path->byte >> (7 - depth) & 1 ? one : 65536 - one;
-        nats -= log_positive((float)p * (1.0f / 65536));
-        if (b->probabilities) b->probabilities[i * 8 + depth] = (uint16_t)p;
-    }
-    b->nats[i] = nats;
-}
-static void read_stream(struct memory *m, struct stream *s, const struct rates *r, int64_t number, const struct block *b)
-{
-    struct found found;
-    struct path path = {0};
-    int is_found = 0;
-    int64_t last = b->steps - 1;
-    while (last >= 0 && !(b->flags[number * b->steps + last] & REAL_STEP)) last--;
-    for (int64_t t = 0; t <= last; t++) {
-        const int64_t i = number * b->steps + t;
-        if (!(b->flags[i] & REAL_STEP)) continue;
-        if (b->flags[i] & RESET_STEP) {
-            if (r->mode & LEARNS) end_document(m, s, r, &path, &found, number, b);
-            memset(s, 0, (size_t)state_size(m));
-            if (r->mode & LEARNS) s->no_recent = b->pending && ++m->counters[DOCUMENTS] % 8 == 0;
-            path.valid = 0;
-            is_found = 0;
-        }
-        const int byte = b->bytes[i];
-        if (!is_found) find(m, s, &found);
-        if (s->pending) {
-            if (!path.valid || path.byte != byte) predict_path(m, s, &found, byte, &path);
-            update_path(m, s, r, &path);
-        }
-        if (r->mode & INSERTS) insert(m, &found.hashes, s->history.position, byte);
-        if (s->long_length) {
-            if (in_text(m, s->long_match) && m->text[s->long_match & ((1ULL << m->text_bits) - 1)] == byte) { s->long_match++; s->long_length += s->long_length < 65535; }
-            else s->long_length = 0;
-        }
-        if (m->window) link_position(m, s, &found.hashes);
-        append(&s->history, ring_of(m, s), ring_size(m) - 1, byte);
-        if (b->pending) {
-            if (b->pending_used[number] == b->pending_size) {
-                insert_document(m, b->pending + number * b->pending_size, b->pending_size, -1);
-                b->pending_used[number] = 0;
-            }
-            b->pending[number * b->pending_size + b->pending_used[number]++] = (uint8_t)byte;
-        }
-        const int target = b->targets ? b->targets[i] : -1;
-        read_network(s, b->network ? b->network + i * b->network_width : 0, b->network_width, target, t == last || target < 0 || (b->logits && t >= b->first));
-        find(m, s, &found);
-        is_found = 1;
-        path.valid = 0;
-        s->pending = 1;
-        s->target = target;
-        if (target >= 0) {
-            predict_path(m, s, &found, target, &path);
-            write_target(&path, i, b);
-        }
-        if (b->logits && t >= b->first) predict_all(m, s, &found, b->logits + (number * (b->steps - b->first) + t - b->first) * 256);
-    }
-}
+#define TARGET
+#define NAME(x) x##_base
+#include "count_memory_mixing.h"
+#include "count_memory_reading.h"
+#undef TARGET
+#undef NAME
+#ifdef X86_LEVELS
+#define TARGET __attribute__((target("avx2")))
+#define NAME(x) x##_avx2
+#include "count_memory_mixing.h"
+#include "count_memory_reading.h"
+#endif
+
 EXPORT void hf_count_memory_read(struct memory *m, uint8_t *states, const struct rates *r, const struct block *b)
 {
-    for (int64_t number = 0; number < b->streams; number++)
-        read_stream(m, (struct stream *)(states + number * state_size(m)), r, number, b);
+    void (*read)(struct memory *, struct stream *, const struct rates *, int64_t, const struct block *) = read_stream_base;
+#ifdef X86_LEVELS
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2")) read = read_stream_avx2;
+#endif
+    for (int64_t number = 0; number < b->streams; number++) read(m, (struct stream *)(states + number * state_size(m)), r, number, b);
 }
 EXPORT void hf_count_memory_insert(struct memory *m, const uint8_t *bytes, int64_t n, int32_t end) { insert_document(m, bytes, n, end); }

@@ -3,44 +3,20 @@
  * In each source, the counts of zeros and ones below a node select an adaptive probability, a cell. Sets of weights mix
  * the logits of the cells and of the network, a second layer mixes the sets, and tables refine the result.
  */
-typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef float half_lanes __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
-
-struct node {
-    int cells[SOURCES]; /* -1 without counts */
-    int row[SETS], set_p[SETS], p, part;
-    float out[SETS];
-    uint16_t *knots[REFINEMENTS];
-    int refined;        /* 65536 times the probability of a one */
-};
-struct path {
-    int byte, valid;
-    struct node nodes[8];
-    float x[8][INPUTS] __attribute__((aligned(32)));
-};
-
-INLINE int cell_at(int source, int recent, int depth, int zeros, int ones)
-{
-    return (((source * 3 + recent) * 8 + depth) * LEVELS + zeros) * LEVELS + ones;
-}
-INLINE int match_level(int length) { return length < 16 ? length : length < 32 ? 16 + (length - 16) / 4 : 20; }
-/* Depth of the node at which two bytes part; 8 if they are equal. */
-INLINE int parting(int a, int b) { return a == b ? 8 : __builtin_clz((unsigned)(a ^ b)) - 24; }
-
-INLINE void use_cell(const struct memory *m, struct path *path, int depth, int source, int cell)
+INLINE TARGET void NAME(use_cell)(const struct memory *m, struct path *path, int depth, int source, int cell)
 {
     const int p = m->cells[cell].p;
     path->nodes[depth].cells[source] = cell;
     path->x[depth][2 * source] = stretched[p >> 4] * (1.0f / 256);
     path->x[depth][2 * source + 1] = (float)(p - 32768) * (1.0f / 32768);
 }
-/* Cells and inputs of the nodes on the way to `byte`. */
-static void find_cells(const struct memory *m, const struct found *f, int byte, struct path *path)
+/* Cells and inputs of the nodes on the way to `byte`, from the one at depth `from` on. */
+static TARGET void NAME(find_cells)(const struct memory *m, const struct found *f, int byte, int from, struct path *path)
 {
     uint16_t other[SOURCES][9];
     memset(other, 0, sizeof other);
-    memset(path->x, 0, sizeof path->x);
-    for (int d = 0; d < 8; d++) for (int s = 0; s < SOURCES; s++) path->nodes[d].cells[s] = -1;
+    memset(path->x[from], 0, (size_t)(8 - from) * sizeof path->x[0]);
+    for (int d = from; d < 8; d++) for (int s = 0; s < SOURCES; s++) path->nodes[d].cells[s] = -1;
     for (int c = 0; c < LONG_CONTEXTS; c++)
         if (f->slots[c])
             for (int i = 0; i < SYMBOLS && f->slots[c]->count[i]; i++) other[c][parting(f->slots[c]->symbol[i], byte)] += f->slots[c]->count[i];
@@ -52,46 +28,40 @@ static void find_cells(const struct memory *m, const struct found *f, int byte, 
         if (s < LONG_CONTEXTS ? !f->slots[s] : f->recent[s] < 0) continue;
         const int leaves = s < LONG_CONTEXTS ? -1 : parting(f->recent[s], byte);
         int same = other[s][8];
-        for (int depth = 7; depth >= 0; depth--) {
+        for (int depth = 7; depth >= from; depth--) {
             const int bit = byte >> (7 - depth) & 1, differ = other[s][depth], zeros = bit ? differ : same, ones = bit ? same : differ;
             same += differ;
             if (!same) continue;
             const int recent = leaves > depth ? 1 + bit : leaves == depth ? 2 - bit : 0;
-            use_cell(m, path, depth, s, cell_at(s, recent, depth, level_of[zeros > 1023 ? 1023 : zeros], level_of[ones > 1023 ? 1023 : ones]));
+            NAME(use_cell)(m, path, depth, s, cell_at(s, recent, depth, level_of[zeros > 1023 ? 1023 : zeros], level_of[ones > 1023 ? 1023 : ones]));
         }
     }
     for (int s = LONG_MATCH; s <= MATCH; s++) {
         const int symbol = s == MATCH ? f->match_symbol : f->long_symbol, v = match_level(s == MATCH ? f->match_length : f->long_length);
         if (symbol < 0) continue;
-        for (int depth = 0; depth <= parting(symbol, byte) && depth < 8; depth++)
-            use_cell(m, path, depth, s, cell_at(s, v / LEVELS, depth, v % LEVELS, symbol >> (7 - depth) & 1));
+        for (int depth = from; depth <= parting(symbol, byte) && depth < 8; depth++)
+            NAME(use_cell)(m, path, depth, s, cell_at(s, v / LEVELS, depth, v % LEVELS, symbol >> (7 - depth) & 1));
     }
 }
 
-INLINE float dot(const float *w, const float *d, const float *x)
+INLINE TARGET float NAME(dot)(const float *w, const float *d, const float *x)
 {
     lanes sums = {0};
     for (int j = 0; j < INPUTS; j += LANES) sums += (*(const lanes *)(w + j) + *(const lanes *)(d + j)) * *(const lanes *)(x + j);
     const half_lanes *halves = (const half_lanes *)&sums, half = halves[0] + halves[1];
     return (half[0] + half[2]) + (half[1] + half[3]);
 }
-INLINE void add_scaled(float *w, float e, const float *x)
+INLINE TARGET void NAME(add_scaled)(float *w, float e, const float *x)
 {
     for (int j = 0; j < INPUTS; j += LANES) *(lanes *)(w + j) += e * *(const lanes *)(x + j);
 }
-static const float no_rows[INPUTS];
-INLINE float *row_of(const struct memory *m, struct stream *s, int row)
+INLINE TARGET float *NAME(row_of)(const struct memory *m, struct stream *s, int row)
 {
     return m->rows ? rows_of(s) + (scrambled((uint32_t)row) & (uint32_t)(m->rows - 1)) * INPUTS : (float *)no_rows;
 }
 
-/* The bit that a match predicts at a node, plus 1; 0 if it does not pass the node. */
-INLINE int match_bit(int symbol, int tree, int depth)
-{
-    return symbol >= 0 && ((symbol | 256) >> (8 - depth)) == tree ? 1 + (symbol >> (7 - depth) & 1) : 0;
-}
 /* Rows of weights and of the tables that refine, at a node; they are fetched from memory while others are computed. */
-static void select_rows(const struct memory *m, const struct stream *s, const struct found *f, int tree, int depth, struct node *node)
+INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream *s, const struct found *f, int tree, int depth, int is_empty, struct node *node)
 {
     const struct history *h = &s->history;
     const int last = h->last8 & 255, ml = f->match_length, ll = f->long_length;
@@ -105,7 +75,7 @@ static void select_rows(const struct memory *m, const struct stream *s, const st
     for (int k = 0, first = 0; k < SETS; first += SET_SIZE[k++]) {
         node->row[k] = row[k] + first;
         const char *weights = (const char *)(m->weights + (int64_t)node->row[k] * INPUTS);
-        for (int line = 0; line < INPUTS * 4; line += 64) __builtin_prefetch(weights + line);
+        for (int line = is_empty ? INPUTS * 4 - 32 : 0; line < INPUTS * 4; line += 64) __builtin_prefetch(weights + line);
     }
     const uint32_t refined[REFINEMENTS] = {hash2((uint32_t)last, (uint32_t)tree), hash2(f->hashes.context[0], (uint32_t)tree),
         hash2((uint32_t)(f->match_symbol + 1 + 256 * m_level), (uint32_t)tree)};
@@ -114,8 +84,14 @@ static void select_rows(const struct memory *m, const struct stream *s, const st
         __builtin_prefetch(node->knots[k] + KNOTS / 2);
     }
 }
-/* Probability of a one at a node with selected rows; `x` has the inputs of the sources. */
-static void predict_node(const struct memory *m, struct stream *s, int tree, struct node *node, float *x)
+/* The same number as `dot` where only the inputs from BIAS on are not zero. */
+INLINE TARGET float NAME(dot_empty)(const float *w, const float *d, const float *x)
+{
+    return ((w[BIAS] + d[BIAS]) * x[BIAS] + (w[NETWORK_P] + d[NETWORK_P]) * x[NETWORK_P]) + (w[NETWORK] + d[NETWORK]) * x[NETWORK];
+}
+/* Probability of a one at a node with selected rows; `x` has the inputs of the sources.
+ * is_empty: there are none. updates: `update_node` follows. */
+INLINE TARGET void NAME(predict_node)(const struct memory *m, struct stream *s, int tree, int is_empty, int updates, struct node *node, float *x)
 {
     const int has_network = s->network[0] > 0;
     const float network = has_network ? clipped(s->network[tree], -11.9f, 11.9f) : 0;
@@ -125,9 +101,12 @@ static void predict_node(const struct memory *m, struct stream *s, int tree, str
     const float *fw = m->final_weights + tree * SETS;
     float final = 0;
     for (int k = 0; k < SETS; k++) {
-        const float y = clipped(dot(m->weights + (int64_t)node->row[k] * INPUTS, row_of(m, s, node->row[k]), x), -11.9f, 11.9f);
-        node->out[k] = y;
-        node->set_p[k] = squashed[LOGITS + squash_index(y)];
+        const float *w = m->weights + (int64_t)node->row[k] * INPUTS, *d = NAME(row_of)(m, s, node->row[k]);
+        const float y = clipped(is_empty ? NAME(dot_empty)(w, d, x) : NAME(dot)(w, d, x), -11.9f, 11.9f);
+        if (updates) {
+            node->out[k] = y;
+            node->set_p[k] = squashed[LOGITS + squash_index(y)];
+        }
         final += y * (fw[k] + s->final_delta[k]);
     }
     const int index = squash_index(final), position = limited(index, -2047, 2047) + 2048, knot = position >> 7;
@@ -140,17 +119,17 @@ static void predict_node(const struct memory *m, struct stream *s, int tree, str
     }
     node->refined = limited(sum / (2 + REFINEMENTS), 1, 65535);
 }
-static void predict_path(const struct memory *m, struct stream *s, const struct found *f, int byte, struct path *path)
+static TARGET void NAME(predict_path)(const struct memory *m, struct stream *s, const struct found *f, int byte, struct path *path)
 {
     path->byte = byte;
     path->valid = 1;
-    for (int depth = 0; depth < 8; depth++) select_rows(m, s, f, (256 | byte) >> (8 - depth), depth, path->nodes + depth);
-    find_cells(m, f, byte, path);
-    for (int depth = 0; depth < 8; depth++) predict_node(m, s, (256 | byte) >> (8 - depth), path->nodes + depth, path->x[depth]);
+    for (int depth = 0; depth < 8; depth++) NAME(select_rows)(m, s, f, (256 | byte) >> (8 - depth), depth, 0, path->nodes + depth);
+    NAME(find_cells)(m, f, byte, 0, path);
+    for (int depth = 0; depth < 8; depth++) NAME(predict_node)(m, s, (256 | byte) >> (8 - depth), 0, 1, path->nodes + depth, path->x[depth]);
 }
 
 /* After the bit at a node is known: the stream's own weights adapt, and the shared ones learn. */
-static void update_node(struct memory *m, struct stream *s, const struct rates *r, int tree, int bit, struct node *node, const float *x)
+static TARGET void NAME(update_node)(struct memory *m, struct stream *s, const struct rates *r, int tree, int bit, struct node *node, const float *x)
 {
     const int target = bit ? 65535 : 0;
     const float scale = 1.0f / 65536, error = (float)(target - node->p) * scale;
@@ -158,7 +137,7 @@ static void update_node(struct memory *m, struct stream *s, const struct rates *
         const float rate = r->weights + r->first_weights / (1 + (float)m->counters[LEARNED] * (1.0f / 256));
         float *fw = m->final_weights + tree * SETS;
         for (int k = 0; k < SETS; k++) fw[k] += error * r->final * node->out[k];
-        for (int k = 0; k < SETS; k++) add_scaled(m->weights + (int64_t)node->row[k] * INPUTS, (float)(target - node->set_p[k]) * scale * rate, x);
+        for (int k = 0; k < SETS; k++) NAME(add_scaled)(m->weights + (int64_t)node->row[k] * INPUTS, (float)(target - node->set_p[k]) * scale * rate, x);
         for (int i = 0; i < SOURCES; i++)
             if (node->cells[i] >= 0) {
                 struct cell *c = m->cells + node->cells[i];
@@ -172,14 +151,14 @@ static void update_node(struct memory *m, struct stream *s, const struct rates *
         }
     }
     if (m->rows) {
-        for (int k = 0; k < SETS; k++) add_scaled(row_of(m, s, node->row[k]), (float)(target - node->set_p[k]) * scale * r->delta, x);
+        for (int k = 0; k < SETS; k++) NAME(add_scaled)(NAME(row_of)(m, s, node->row[k]), (float)(target - node->set_p[k]) * scale * r->delta, x);
         for (int k = 0; k < SETS; k++) s->final_delta[k] += error * r->final * node->out[k];
     }
 }
-static void update_path(struct memory *m, struct stream *s, const struct rates *r, struct path *path)
+static TARGET void NAME(update_path)(struct memory *m, struct stream *s, const struct rates *r, struct path *path)
 {
     for (int depth = 0; depth < 8; depth++)
-        update_node(m, s, r, (256 | path->byte) >> (8 - depth), path->byte >> (7 - depth) & 1, path->nodes + depth, path->x[depth]);
+        NAME(update_node)(m, s, r, (256 | path->byte) >> (8 - depth), path->byte >> (7 - depth) & 1, path->nodes + depth, path->x[depth]);
     path->valid = 0;
     if (r->mode & LEARNS) m->counters[LEARNED]++;
 }
