@@ -48,7 +48,7 @@ class CarriedState:
             ValueError: a tensor is missing, unknown or has another shape.
         """
         zero = self.zero(len(streams), "meta")
-        check_state(state, {name: tensor.shape for name, tensor in zero.items()}, floating_point=False)
+        check_state(state, {name: tensor.shape for name, tensor in zero.items()}, integer_parts=None)
         for rows in torch.arange(len(streams)).split(group_size):
             part = select_state(state, rows).items()
             self.set(int(streams[rows[0]]), {name: value.to(self.device, zero[name].dtype) for name, value in part})

@@ -110,6 +110,8 @@ def unpack_state(
     try:
         _check(state, model)
         for key, tensor in state.items():
+            if tensor.dtype == torch.uint8:  # checked above
+                continue
             if not tensor.is_floating_point() and not tensor.is_complex():
                 raise ValueError(f"`state[{key!r}]` has the type {tensor.dtype}, which is not a floating type.")
             if not bool(tensor.isfinite().all()):
@@ -132,4 +134,6 @@ def _check(state: RecurrentState, model: PreTrainedModel) -> None:
     first = next(iter(state.values()), None) if isinstance(state, Mapping) else None
     streams = len(first) if isinstance(first, torch.Tensor) and first.dim() else 1
     zero = model.init_state(max(streams, 1), "meta")
-    check_state(state, {name: tensor.shape for name, tensor in zero.items()})
+    check_state(
+        state, {name: tensor.shape for name, tensor in zero.items()}, integer_parts=model.integer_state_parts
+    )

@@ -55,6 +55,16 @@ def check_choice(config: PreTrainedConfig, name: str, allowed: Sequence[str]) ->
         raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(allowed)}.")
 
 
+def check_power_of_two(config: PreTrainedConfig, name: str, least: int, most: int, *, or_zero: bool = False) -> None:
+    """Raise a ValueError unless a field is a power of two from `least` to `most`, or 0 where that is allowed."""
+    value = getattr(config, name)
+    if or_zero and value == 0:
+        return
+    if not isinstance(value, int) or not least <= value <= most or value & (value - 1):
+        zero = "0 or " if or_zero else ""
+        raise ValueError(f"`{name}` is {value!r}; it must be {zero}a power of two from {least} to {most}.")
+
+
 def packaged(saved_class: type, *unit: Any) -> AbstractContextManager[str]:
     """Inside the block, the code of a class lies in files made for a checkpoint; it gives the name of their module.
 
@@ -122,9 +132,17 @@ class RecurrentConfig(ByteConfig):
         pooling: input of a sequence classifier's head, the "mean" over the steps or the "last" step.
         norm_eps: added to the variance in every norm.
         use_cache: return the state from `forward` by default.
+        count_memory_slots: contexts that each table of the count memory holds, a power of two; 0 for a model without
+            it. The papers' models have none.
+        count_memory_text: bytes of training text that the count memory keeps for long matches, a power of two.
+        count_memory_window: W, bytes of the short-term count memory in the state, a power of two; 0 for none. It may
+            be changed after training.
+        count_memory_rows: rows of mixing weights in the state that adapt to the stream, a power of two; 0 for none. It
+            may be changed after training.
 
     Raises:
-        ValueError: a size is below 1 or too large, `norm_eps` is negative, or `pooling` is unknown.
+        ValueError: a size is below 1 or too large, `norm_eps` is negative, `pooling` is unknown, or a size of the count
+            memory is not a power of two.
     """
 
     keys_to_ignore_at_inference = ["state"]  # noqa: RUF012 (transformers' own name and form)
@@ -139,6 +157,10 @@ class RecurrentConfig(ByteConfig):
     norm_eps: float = 1e-6
     use_cache: bool = True
     tie_word_embeddings: bool = True
+    count_memory_slots: int = 0
+    count_memory_text: int = 1 << 22
+    count_memory_window: int = 1 << 12
+    count_memory_rows: int = 64
 
     def __post_init__(self, **kwargs):
         check_positive(self, "hidden_size", "state_size")
@@ -148,5 +170,11 @@ class RecurrentConfig(ByteConfig):
         check_positive(self, "intermediate_size")
         check_choice(self, "pooling", POOLINGS)
         super().__post_init__(**kwargs)
+        check_power_of_two(self, "count_memory_slots", 1 << 4, 1 << 26, or_zero=True)
+        check_power_of_two(self, "count_memory_text", 1 << 10, 1 << 30)
+        check_power_of_two(self, "count_memory_window", 1 << 8, 1 << 28, or_zero=True)
+        check_power_of_two(self, "count_memory_rows", 1, 1 << 13, or_zero=True)
+        if self.count_memory_slots and self.vocab_size != 256:
+            raise ValueError(f"`vocab_size` is {self.vocab_size}; a count memory reads bytes, so it must be 256.")
         if self.norm_eps < 0:
             raise ValueError(f"`norm_eps` is {self.norm_eps!r}; it must be at least 0.")

@@ -17,6 +17,8 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
+from ..contexts.count_memory import STATE_PART
+from ..contexts.counted_predictions import CountedPredictions, build_count_memory, take_counts
 from ..step.module_watch import check_weights
 from ..step.single_step import choose_step_weights, run_single_step
 from ..units.recurrent_unit import RecurrentUnit, lecun_std
@@ -306,7 +308,7 @@ class RecurrentModel(RecurrentBackbone):
         return hidden, new_state, hidden_states
 
 
-class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
+class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, RecurrentGenerationMixin):
     """A recurrent model with a head tied to its embedding. A family gives its `backbone_class`.
 
     Raises:
@@ -315,6 +317,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
 
     backbone_class: type[RecurrentBackbone]
     _auto_class = "AutoModelForCausalLM"
+    _keys_to_ignore_on_load_unexpected = [r"^count_memory\."]  # noqa: RUF012 (with `count_memory_slots=0`, the network)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own form)
 
     def __init__(self, config):
@@ -323,10 +326,16 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
         super().__init__(config)
         self.model = self.backbone_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.count_memory = build_count_memory(config)
         self.post_init()
 
     def state_layout(self) -> dict[str, tuple[int, ...]]:
-        return self.model.state_layout()
+        counts = {} if self.count_memory is None else self.count_memory.state_layout()
+        return self.model.state_layout() | counts
+
+    @property
+    def integer_state_parts(self) -> frozenset[str]:
+        return frozenset() if self.count_memory is None else frozenset({STATE_PART})
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits (B, T, V) of the steps whose final hidden states (B, T, M) are given."""
@@ -370,17 +379,19 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
         hidden_states = loss = None
         given = (attention_mask, reset_mask, inputs_embeds, output_hidden_states, *kwargs.values())
         is_plain = given.count(None) == len(given)
-        single_step = self._read_token(input_ids, state, logits_to_keep) if is_plain else None
+        rest, counts = take_counts(state, self.count_memory)
+        mixes = self.count_memory is not None and not self.training
+        single_step = self._read_token(input_ids, rest, logits_to_keep) if is_plain else None
         if single_step is None:
             outputs = self.model(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
-                state=state,
+                state=rest,
                 reset_mask=reset_mask,
                 inputs_embeds=inputs_embeds,
                 use_cache=use_cache,
                 output_hidden_states=output_hidden_states,
-                logits_to_keep=logits_to_keep,
+                logits_to_keep=0 if mixes else logits_to_keep,
                 return_dict=True,
                 **kwargs,
             )
@@ -388,6 +399,11 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
             new_state, hidden_states = outputs.state, outputs.hidden_states
         else:
             logits, new_state = single_step
+        if mixes:
+            masks = (None, None) if is_plain else read_masks(logits.shape[:2], attention_mask, reset_mask, kwargs)
+            logits, counts = self.mix_counts(input_ids, counts, logits, kept_steps(logits_to_keep), *masks)
+        if counts is not None and new_state is not None:
+            new_state = new_state | {STATE_PART: counts}
         if labels is not None or shift_labels is not None:
             loss = causal_lm_loss(logits, labels, shift_labels, num_items)
         output = RecurrentCausalLMOutput(loss, logits, new_state if use_cache else None, hidden_states)
@@ -421,5 +437,5 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, RecurrentGenerationMixin):
         if config["output_hidden_states"]:
             return None
         check_token_ids("input_ids", input_ids, config["vocab_size"])
-        state = self.init_state(shape[0], input_ids.device) if state is None else state
+        state = self.model.init_state(shape[0], input_ids.device) if state is None else state
         return run_single_step(self, input_ids, state)

@@ -115,7 +115,9 @@ class StatefulGeneration:
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
         state = model_kwargs.pop("state", None)
         if state is not None:
-            check_state(state, self.state_shapes(len(input_ids)), input_ids.device)
+            check_state(
+                state, self.state_shapes(len(input_ids)), input_ids.device, integer_parts=self.integer_state_parts
+            )
         input_ids, model_kwargs = super()._expand_inputs_for_generation(
             expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
         )

@@ -4,7 +4,7 @@ The state goes into `forward` and comes out; it never lives on a module. Every t
 batch (B streams), so that selecting, reordering and storing streams is one line for every family.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -32,6 +32,11 @@ class StatefulModel:
         """Shape of every tensor of one stream's state."""
         raise NotImplementedError
 
+    @property
+    def integer_state_parts(self) -> frozenset[str]:
+        """Parts of the state that are uint8; all others are floating-point numbers."""
+        return frozenset()
+
     def state_shapes(self, batch_size: int) -> dict[str, torch.Size]:
         """Shape of every tensor of the state of `batch_size` streams."""
         return {name: torch.Size((batch_size, *shape)) for name, shape in self.state_layout().items()}
@@ -40,8 +45,11 @@ class StatefulModel:
         """The zero state of `batch_size` streams, the start of every episode."""
         if batch_size < 1:
             raise ValueError(f"`batch_size` is {batch_size}; it must be at least 1.")
-        options = {"dtype": state_dtype(self.dtype), "device": self.device if device is None else device}
-        return {name: torch.zeros(shape, **options) for name, shape in self.state_shapes(batch_size).items()}
+        device, integers = self.device if device is None else device, self.integer_state_parts
+        return {
+            name: torch.zeros(shape, dtype=torch.uint8 if name in integers else state_dtype(self.dtype), device=device)
+            for name, shape in self.state_shapes(batch_size).items()
+        }
 
 
 def supports_recurrent_state(model: torch.nn.Module) -> bool:
@@ -96,12 +104,12 @@ def check_state(
     expected: Mapping[str, torch.Size],
     device: torch.device | None = None,
     *,
-    floating_point: bool = True,
+    integer_parts: Collection[str] | None = (),
 ) -> None:
     """Raise an error that names the first part of `state` that is not as `expected`.
 
     Layers may be on several devices: with the `device` of the inputs, only parts on the meta device are refused.
-    `floating_point` is False for carried tensors that are more than a state.
+    `integer_parts` are uint8, and all others floating-point numbers; with None, every type is allowed.
 
     Raises:
         TypeError: the state is not a dictionary, or a part is not a tensor.
@@ -118,7 +126,10 @@ def check_state(
             raise ValueError(
                 f"`state['{name}']` has shape {tuple(tensor.shape)}, but batch and model need {tuple(shape)}."
             )
-        if floating_point and not tensor.is_floating_point():
+        if integer_parts is not None and name in integer_parts:
+            if tensor.dtype != torch.uint8:
+                raise ValueError(f"`state['{name}']` has type {tensor.dtype}; it must be torch.uint8.")
+        elif integer_parts is not None and not tensor.is_floating_point():
             raise ValueError(f"`state['{name}']` has type {tensor.dtype}; it must be a floating-point type.")
         if device is not None and tensor.is_meta and device.type != "meta":
             raise ValueError(f"`state['{name}']` is on the meta device, but the inputs are on {device}.")

@@ -1,0 +1,162 @@
+"""Count memory: the bytes that followed the same contexts before, mixed with the network's prediction.
+
+Two levels of memory. The *long-term* memory is in the weights: tables of the bytes that followed each context (orders 2 to
+20, words, indentation, the line above) in the training text, with the text itself for long matches. It is filled in one
+pass and frozen in use. The *short-term* memory is in the state of each stream: the last W bytes, with chains through
+equal contexts, and rows of mixing weights that adapt.
+
+A byte is eight binary decisions, the nodes of a tree. In each context the counts below a node select an adaptive
+probability (indirect modelling); sets of weights, selected by small contexts, mix the logits of these probabilities and
+of the network; a second layer mixes the sets, and tables refine the result (Mahoney, "Data Compression Explained",
+2013). So the probabilities of all bytes sum to 1.
+
+Shape letters: B streams or batch, T steps, V vocabulary (256).
+"""
+
+import importlib
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from . import count_memory_reference
+from .count_memory_layout import REAL_STEP, RESET_STEP, Block, MemoryShape, Rates
+
+STATE_PART = "count_memory"
+_BYTES = 256
+# Integer tensors, also for floating-point numbers: a model's type does not change them.
+_TENSOR_TYPES = {"u1": torch.uint8, "<u2": torch.int16, "<u4": torch.int32, "<f4": torch.int32, "<i8": torch.int64}
+
+
+@cache
+def count_memory_kernel() -> ModuleType:
+    """The compiled kernel, or the reference where it was not built."""
+    try:
+        return importlib.import_module("hf_recurrent.kernels.count_memory_cpu")
+    except ImportError:
+        return count_memory_reference
+
+
+class CountMemory(nn.Module):
+    """The long-term memory of a model, and the reading of streams with their short-term memory. It stays on the CPU.
+
+    Any number of threads may read at once; learning needs the memory for itself.
+
+    Args:
+        shape: [`MemoryShape`].
+    """
+
+    def __init__(self, shape: MemoryShape):
+        super().__init__()
+        self.shape = shape
+        self.state_bytes = shape.stream.itemsize
+        for name, (size, dtype) in shape.buffers().items():
+            if dtype.names:
+                size, dtype = (*size, dtype.itemsize), np.dtype("u1")
+            kind = "u1" if dtype.itemsize == 1 else dtype.str
+            self.register_buffer(name, torch.zeros(size, dtype=_TENSOR_TYPES[kind]))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Forget everything."""
+        if self.slots.is_meta:
+            return
+        fresh = {name: np.zeros(size, dtype) for name, (size, dtype) in self.shape.buffers().items()}
+        count_memory_kernel().begin(fresh, self.shape)
+        for name, array in fresh.items():
+            buffer = getattr(self, name)
+            init.copy_(buffer, torch.from_numpy(array.view(buffer.numpy().dtype).reshape(buffer.shape)))
+
+    def _apply(self, fn, recurse=True):
+        """Stay on the CPU, or on the meta device."""
+        for name, buffer in self._buffers.items():
+            moved = fn(buffer)
+            self._buffers[name] = moved if moved.device.type in ("cpu", "meta") else moved.cpu()
+        return self
+
+    def state_layout(self) -> dict[str, tuple[int, ...]]:
+        """Shape of the state of a stream."""
+        return {STATE_PART: (self.state_bytes,)}
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {
+            name: getattr(self, name).numpy().view(dtype).reshape(size)
+            for name, (size, dtype) in self.shape.buffers().items()
+        }
+
+    def read(
+        self,
+        input_ids: torch.Tensor,
+        state: torch.Tensor,
+        network: torch.Tensor | None = None,
+        reset_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        targets: torch.Tensor | None = None,
+        logits_from: int | None = None,
+        rates: Rates = Rates(),
+        pending: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+        """Read a block, and predict.
+
+        Args:
+            input_ids: (B, T).
+            state: (B, bytes) uint8, of these streams; not changed.
+            network: the network's logits after each step (B, T, V), or, for learning, its logits of the nodes on the
+                way to each target (B, T, 8); None without a network.
+            reset_mask: (B, T), true where a document begins.
+            attention_mask: (B, T), false where a step is padding.
+            targets: (B, T), the next bytes, negative for none.
+            logits_from: the first step of which the log probabilities of all bytes are returned; None for none.
+            rates: how fast the stream's weights adapt, and whether the memory learns.
+            pending: bytes of running documents (B, P) uint8 and their numbers (B,) int64, for a memory that learns
+                documents when they have ended; changed in place.
+
+        Returns:
+            The negative log-likelihoods (B, T) of the targets in nats, 0 where there is none, or None; the log
+            probabilities (B, T - logits_from, V) or None; and the new state.
+
+        Raises:
+            ValueError: the state is of another memory.
+        """
+        shape = input_ids.shape
+        if state.dtype != torch.uint8 or state.shape != (shape[0], self.state_bytes):
+            raise ValueError(
+                f"`state['{STATE_PART}']` is {state.dtype} of shape {tuple(state.shape)}; the batch and the memory need "
+                f"torch.uint8, {(shape[0], self.state_bytes)}."
+            )
+        device = input_ids.device
+        flags = np.full(shape, REAL_STEP, np.uint8)
+        if attention_mask is not None:
+            flags[attention_mask.cpu().numpy() == 0] = 0
+        if reset_mask is not None:
+            flags += RESET_STEP * reset_mask.cpu().numpy().astype(np.uint8)
+        new_state = state.cpu().clone(memory_format=torch.contiguous_format)
+        nats = None if targets is None else np.zeros(shape, np.float32)
+        logits = None if logits_from is None else np.zeros((shape[0], shape[1] - logits_from, _BYTES), np.float32)
+        block = Block(
+            tokens=_numpy(input_ids, torch.uint8),
+            flags=flags,
+            targets=None if targets is None else _numpy(targets, torch.int32),
+            network=None if network is None else _numpy(network.detach(), torch.float32),
+            nats=nats,
+            logits=logits,
+            first=logits_from or 0,
+            pending=None if pending is None else pending[0].numpy(),
+            pending_used=None if pending is None else pending[1].numpy(),
+        )
+        count_memory_kernel().read(self._arrays(), self.shape, new_state.numpy(), rates, block)
+        results = (None if array is None else torch.from_numpy(array).to(device) for array in (nats, logits))
+        return *results, new_state.to(device)
+
+    def insert(self, document: torch.Tensor, end_byte: int | None = None) -> None:
+        """Count the bytes (T,) uint8 of a document, and its end byte, in the long-term memory."""
+        array = _numpy(document, torch.uint8)
+        count_memory_kernel().insert(self._arrays(), self.shape, array, -1 if end_byte is None else end_byte)
+
+
+def _numpy(tensor: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
+    return tensor.to("cpu", dtype).contiguous().numpy()

@@ -1,0 +1,134 @@
+"""Language models with a count memory: its predictions, mixed with the network's.
+
+Shape letters: B streams or batch, T steps, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..block.block_inputs import Padding
+from ..block.recurrent_state import RecurrentState
+from .count_memory import STATE_PART, CountMemory
+from .count_memory_layout import MemoryShape
+
+
+class TokenLosses(NamedTuple):
+    """Negative log-likelihoods in nats, 0 where there is no target.
+
+    Args:
+        nats: (B, T), of the model.
+        network: (B, T), of the network without its count memory; the same tensor as `nats` if it has none.
+        state: after the last real step of every row.
+    """
+
+    nats: torch.Tensor
+    network: torch.Tensor
+    state: RecurrentState
+
+
+def build_count_memory(config) -> CountMemory | None:
+    """The empty count memory that a configuration asks for; None without one."""
+    if not config.count_memory_slots:
+        return None
+    sizes = (getattr(config, f"count_memory_{field}") for field in MemoryShape._fields)
+    return CountMemory(MemoryShape(*sizes))
+
+
+def take_counts(
+    state: RecurrentState | None, memory: CountMemory | None
+) -> tuple[RecurrentState | None, torch.Tensor | None]:
+    """A state without the count memory's part, and that part; None for a zero state or without a memory.
+
+    Raises:
+        ValueError: the part is missing.
+    """
+    if memory is None or not isinstance(state, dict):
+        return state, None
+    if STATE_PART not in state:
+        raise ValueError(f"`state` has no `{STATE_PART}`; it is a state of another model.")
+    return {name: part for name, part in state.items() if name != STATE_PART}, state[STATE_PART]
+
+
+class CountedPredictions:
+    """For a language model with a `count_memory`, None or a [`CountMemory`].
+
+    In evaluation mode, logits are the log probabilities of the mixture. In training mode, as dropout is on only there,
+    they are the network's, since the memory learns separately; the state of the memory is passed on unchanged.
+    """
+
+    count_memory: CountMemory | None
+
+    def mix_counts(
+        self,
+        input_ids: torch.Tensor | None,
+        counts: torch.Tensor | None,
+        logits: torch.Tensor,
+        kept: slice | torch.Tensor,
+        reset_mask: torch.Tensor | None = None,
+        padding: Padding | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mix the network's logits of a block with the predictions of the count memory.
+
+        Args:
+            input_ids: (B, T).
+            counts: state of the count memory; zeros by default.
+            logits: (B, T, V) of the network, of all steps.
+            kept: the steps whose logits are returned.
+            reset_mask: (B, T) bool.
+            padding: None without padding.
+
+        Returns:
+            Log probabilities (B, kept steps, V), whose gradient is passed to the network's logits as it is, and the
+            new state of the count memory.
+
+        Raises:
+            ValueError: there are no `input_ids`, or the state is of another memory.
+        """
+        if input_ids is None:
+            raise ValueError("Give `input_ids`: the count memory cannot read `inputs_embeds`.")
+        if counts is None:
+            counts = torch.zeros(len(input_ids), self.count_memory.state_bytes, dtype=torch.uint8)
+        steps = input_ids.shape[1]
+        first = kept.indices(steps)[0] if isinstance(kept, slice) else 0
+        mask = None if padding is None else ~padding.unpack(padding.mask)
+        _, mixed, counts = self.count_memory.read(
+            input_ids, counts, logits, reset_mask, mask, logits_from=first
+        )
+        if not isinstance(kept, slice):
+            mixed = mixed[:, kept]
+        mixed = mixed.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
+        if logits.requires_grad:
+            network = logits[:, kept].to(mixed.dtype)
+            mixed = mixed + (network - network.detach())
+        return mixed, counts
+
+    @torch.no_grad()
+    def token_losses(
+        self,
+        input_ids: torch.Tensor,
+        shift_labels: torch.Tensor,
+        state: RecurrentState | None = None,
+        reset_mask: torch.Tensor | None = None,
+    ) -> TokenLosses:
+        """Losses of the targets of a block: those of `forward`, at a fraction of the cost of all probabilities.
+
+        Args:
+            input_ids: (B, T).
+            shift_labels: (B, T), the target of every step, -100 for none.
+            state: from an earlier call for these streams; zeros by default.
+            reset_mask: (B, T) bool, true where a byte is the first of its episode.
+        """
+        rest, counts = take_counts(state, self.count_memory)
+        outputs = self.model(input_ids=input_ids, state=rest, reset_mask=reset_mask, use_cache=True, return_dict=True)
+        logits = self.compute_logits(outputs.last_hidden_state)
+        nats = nn.functional.cross_entropy(
+            logits.to(torch.promote_types(logits.dtype, torch.float32)).transpose(1, 2), shift_labels, reduction="none"
+        )
+        if self.count_memory is None:
+            return TokenLosses(nats, nats, outputs.state)
+        if counts is None:
+            counts = torch.zeros(len(input_ids), self.count_memory.state_bytes, dtype=torch.uint8)
+        mixed, _, counts = self.count_memory.read(input_ids, counts, logits, reset_mask, targets=shift_labels)
+        return TokenLosses(mixed, nats, outputs.state | {STATE_PART: counts})
