@@ -64,6 +64,8 @@ _OF_THE_RUN = (
     "max_steps", "num_train_epochs", "trial_name", "trial_params", "is_local_process_zero", "is_world_process_zero",
 )  # fmt: skip
 
+_COUNTS = "count_learning"  # files of what the streams of a count memory carry
+
 
 class Checkpointing:
     """Writes and restores the checkpoints of a trainer.
@@ -128,6 +130,8 @@ class Checkpointing:
             )
             save_tree(self._process_state(), staging, f"process_rank{args.process_index}")
             trainer.progress.save(staging, trainer.state.global_step)
+            if trainer.count_learning.memory is not None and args.should_save:
+                save_tree(trainer.count_learning.state_dict(), staging, _COUNTS)
         if args.should_save:
             self._update_callback_states()
             save_trainer_state(trainer.state, args, staging)
@@ -318,6 +322,8 @@ class Checkpointing:
             counters = sum_of_trees(counts, times=int(same or args.process_index == 0))
             trainer.progress.resets = counters["state_resets"]
             trainer.method.load_counters(counters)
+            if trainer.count_learning.memory is not None:
+                trainer.count_learning.load_state_dict(load_tree(checkpoint, _COUNTS))
             trainer._globalstep_last_logged = tree["last_logged_step"]
             # `train_loss` is the mean over the steps of this call, without the restored losses.
             trainer._total_loss_scalar = -total(float(trainer._tr_loss), args.device) / args.world_size

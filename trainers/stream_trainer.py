@@ -1,6 +1,7 @@
 """`StreamTrainer`: a `Trainer` on blocks of an episode source, put together from parts.
 
-Its `method` (`methods/`) has the loss and says what streams carry, `progress` knows their positions, `checkpointing`
+Its `method` (`methods/`) has the loss and says what streams carry, `count_learning` fills the count memory of a model
+that has one, `progress` knows the streams' positions, `checkpointing`
 writes and resumes, `records` has the record of training, `guard` watches for NaN and infinite values, `signals` for
 Ctrl-C and SIGTERM, and `sharding` says how processes share the model.
 """
@@ -24,7 +25,7 @@ from transformers.utils import logging
 from hf_recurrent.checkpoints.files import remove_staging
 from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.records import Provenance
-from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_window
+from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_sources
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors, frozen
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state
@@ -32,6 +33,7 @@ from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.agreement import check_same_run, same_error, total
 from hf_recurrent.trainers.carried_state import CarriedState
 from hf_recurrent.trainers.checkpointing import Checkpointing
+from hf_recurrent.trainers.count_learning import CountLearning
 from hf_recurrent.trainers.divergence_guard import DivergenceGuard
 from hf_recurrent.trainers.hub import write_model_card
 from hf_recurrent.trainers.methods.training_method import TrainingMethod
@@ -58,9 +60,8 @@ class StreamTrainer(Trainer):
     * Ctrl-C and SIGTERM end training after the current step, with a checkpoint (`save_on_signal`).
     * A run holds a lock of `output_dir`, and an error while saving leaves earlier checkpoints as they are.
     * Models are replicated (DDP) or sharded (FSDP2), as the launcher asks.
-
-    Logs hold `bits_per_byte`, `bytes_per_second`, `state_resets`, `bytes_seen` and the training metrics of the method;
-    `epoch` is bytes seen / bytes of the source. `evaluate()` splits the held-out data between the processes.
+    * Logs hold `bits_per_byte`, `bytes_per_second`, `state_resets`, `bytes_seen` and the metrics of the method;
+      `epoch` is bytes seen / bytes of the source. `evaluate()` splits the held-out data between the processes.
 
     Args:
         model: the model to train; its vocabulary must cover the token ids of the sources.
@@ -100,7 +101,7 @@ class StreamTrainer(Trainer):
         self.sharding = build_sharding(args.device, method.shards_by_layer)
         with same_error():
             trained = method.setup(model, args, train_corpus)
-            _check_sources(trained, args, train_corpus, eval_corpus, method.carries_state)
+            check_sources(trained, args, train_corpus, eval_corpus, method.carries_state)
             if args.sample_every and processing_class is None:
                 raise ValueError(f"`processing_class` is None; `sample_every` {args.sample_every} needs a tokenizer.")
             if self.sharding.is_sharded and optimizers[0] is not None:
@@ -127,6 +128,8 @@ class StreamTrainer(Trainer):
         )
         self.sharding.shard(trained)
         self._add_callbacks()
+        self.count_learning = CountLearning(self)
+        self.count_learning.ignore_in_ddp(trained)
         method.start(self.sharding)
         self.carried = CarriedState(method.zero, args.device) if method.carries_state else None
         self.progress = StreamProgress(args, train_corpus, self.carried)
@@ -273,6 +276,7 @@ class StreamTrainer(Trainer):
     def _begin_run(self, checkpoint: str | None, rate_factor: float) -> None:
         self.progress.reset()
         self.method.reset()
+        self.count_learning.reset()
         self.checkpointing.begin_new()
         if checkpoint is not None:
             self.checkpointing.begin(checkpoint, rate_factor)
@@ -284,6 +288,7 @@ class StreamTrainer(Trainer):
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self.records.return_to(self.state.best_model_checkpoint)
         self.method.finish()
+        self.count_learning.finish()
         self.record()
         self.records.close()
 
@@ -302,9 +307,11 @@ class StreamTrainer(Trainer):
         # Arrays stay on the CPU, where they are read.
         batch = inputs | {name: inputs[name].cpu().numpy() for name in ("stream_indices", "stream_positions")}
         losses = []
+        self.method.block_logits.clear()
         for part in self.method.parts(batch):
             with self.method.learning(self._carried_by(batch)):
                 losses.append(super().training_step(model, part, num_items_in_batch))
+        self.count_learning.add(batch, self.method.block_logits)
         self.progress.advance(inputs)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -329,9 +336,10 @@ class StreamTrainer(Trainer):
         """The estimate of `Trainer`, but with the parameters counted only once: at T = 1 that takes long."""
         if (main_input := inputs.get(getattr(self.model, "main_input_name", "input_ids"))) is None:
             return 0
+        tokens = main_input.numel()
         if self._operations_per_token is None:
-            self._operations_per_token = super().floating_point_ops(inputs) // main_input.numel()
-        return self._operations_per_token * main_input.numel()
+            self._operations_per_token = super().floating_point_ops(inputs) // tokens
+        return self._operations_per_token * tokens
 
     def set_epoch(self) -> None:
         """Set `state.epoch` to the number of passes over the data so far."""
@@ -343,7 +351,7 @@ class StreamTrainer(Trainer):
         self.set_epoch()
         if "loss" in logs:
             sum_up = partial(total, device=self.args.device)
-            logs |= self.method.metrics(logs["loss"], sum_up)
+            logs |= self.method.metrics(logs["loss"], sum_up) | self.count_learning.metrics()
             rate = self.throughput.steps_per_second(self.state.global_step)
             logs["bytes_per_second"] = self.args.step_bytes * rate
             logs["state_resets"] = sum_up(self.progress.resets)
@@ -402,7 +410,7 @@ class StreamTrainer(Trainer):
         """The method of `Trainer`; if the Hub refuses the first process, all raise its sentence as a ValueError."""
         with same_error():
             super().init_hf_repo(*arguments, **options)
-        # Sharded models are saved for the Hub by all processes, so all of them know what it knows.
+        # Sharded models are saved for the Hub by all processes.
         self.push_in_progress = None
         if self.args.world_size > 1:
             self.hub_model_id = broadcast_object_list([self.hub_model_id])[0]
@@ -485,15 +493,3 @@ class StreamTrainer(Trainer):
             sums = source.evaluate(model, share)
         sums = {name: total(value, self.args.device) for name, value in sums.items()}
         return source.evaluation_metrics(sums) | self.method.measure(source)
-
-
-def _check_sources(model: torch.nn.Module, args, train_corpus, eval_corpus, carries_state: bool) -> None:
-    """Raise a ValueError if the model cannot be trained or evaluated on the sources."""
-    if train_corpus is not None:
-        train_corpus.check_training(args, carries_state)
-    evaluated = eval_corpus.values() if isinstance(eval_corpus, dict) else (eval_corpus,)
-    sources = [("train_corpus", train_corpus), *(("eval_corpus", source) for source in evaluated)]
-    for argument, source in sources:
-        if source is not None:
-            source.check_model(argument, model, args.eval_block_size)
-    check_window("block_size", args.block_size, model)

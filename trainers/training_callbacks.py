@@ -88,6 +88,8 @@ class BytesProgressCallback(ProgressCallback):
         if "bits_per_byte" in logs:
             rate = with_unit(logs["bytes_per_second"], "B/s" if self._unit == "byte" else "/s").replace(" /s", "/s")
             text = f"{logs['bits_per_byte']:.3f} bits per {self._unit}, {rate}"
+            if "mixed_bits_per_byte" in logs:
+                text = f"{logs['mixed_bits_per_byte']:.3f} with counts, network {text}"
             self.training_bar.set_postfix_str(text)
             if not self._terminal:
                 rate = (time.perf_counter() - self._begin) / max(state.global_step - self._first_step, 1)

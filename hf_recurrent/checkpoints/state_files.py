@@ -134,6 +134,4 @@ def _check(state: RecurrentState, model: PreTrainedModel) -> None:
     first = next(iter(state.values()), None) if isinstance(state, Mapping) else None
     streams = len(first) if isinstance(first, torch.Tensor) and first.dim() else 1
     zero = model.init_state(max(streams, 1), "meta")
-    check_state(
-        state, {name: tensor.shape for name, tensor in zero.items()}, integer_parts=model.integer_state_parts
-    )
+    check_state(state, {name: tensor.shape for name, tensor in zero.items()}, integer_parts=model.integer_state_parts)

@@ -53,36 +53,39 @@ def _address(array: np.ndarray | None) -> int | None:
     return None if array is None else array.ctypes.data
 
 
-def _memory(arrays: Mapping[str, np.ndarray], shape: MemoryShape) -> ctypes.Structure:
-    sizes = [shape.slots.bit_length() - 1, shape.text.bit_length() - 1, arrays["index"].shape[1].bit_length() - 1]
-    return _Memory(*sizes, shape.window, shape.head_bits, shape.rows, *(arrays[name].ctypes.data for name in _ARRAYS))
+class Memory:
+    """A long-term memory that lies in arrays of [`MemoryShape.buffers`]."""
 
+    def __init__(self, arrays: Mapping[str, np.ndarray], shape: MemoryShape):
+        self._arrays = arrays  # keeps them alive
+        sizes = (shape.slots, shape.text, arrays["index"].shape[1])
+        self._struct = _Memory(
+            *(size.bit_length() - 1 for size in sizes),
+            shape.window,
+            shape.head_bits,
+            shape.rows,
+            *(_address(arrays[name]) for name in _ARRAYS),
+        )
+        self._pointer = ctypes.byref(self._struct)
 
-def begin(arrays: Mapping[str, np.ndarray], shape: MemoryShape) -> None:
-    """Fill the arrays of [`MemoryShape.buffers`], which are zero, with the values before the first byte."""
-    _library.hf_count_memory_begin(ctypes.byref(_memory(arrays, shape)))
+    def begin(self) -> None:
+        """Fill arrays of zeros with the values before the first byte."""
+        _library.hf_count_memory_begin(self._pointer)
 
+    def read(self, states: np.ndarray, rates: Rates, block: Block) -> None:
+        """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""
+        streams, steps = block.tokens.shape
+        width = 0 if block.network is None else block.network.shape[-1]
+        size = 0 if block.pending is None else block.pending.shape[1]
+        mode = _LEARNS * rates.learns + _INSERTS * rates.inserts
+        addresses = [_address(getattr(block, name)) for name in _BLOCK_ARRAYS]
+        _library.hf_count_memory_read(
+            self._pointer,
+            states.ctypes.data,
+            ctypes.byref(_Rates(*rates[:5], mode)),
+            ctypes.byref(_Block(streams, steps, width, block.first, size, *addresses)),
+        )
 
-def read(
-    arrays: Mapping[str, np.ndarray], shape: MemoryShape, states: np.ndarray, rates: Rates, block: Block
-) -> None:
-    """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""
-    streams, steps = block.tokens.shape
-    width = 0 if block.network is None else block.network.shape[-1]
-    size = 0 if block.pending is None else block.pending.shape[1]
-    mode = _LEARNS * rates.learns + _INSERTS * rates.inserts
-    _library.hf_count_memory_read(
-        ctypes.byref(_memory(arrays, shape)),
-        states.ctypes.data,
-        ctypes.byref(_Rates(rates.weights, rates.first_weights, rates.final, rates.rows, rates.least_cell, mode)),
-        ctypes.byref(
-            _Block(
-                streams, steps, width, block.first, size, *(_address(getattr(block, name)) for name in _BLOCK_ARRAYS)
-            )
-        ),
-    )
-
-
-def insert(arrays: Mapping[str, np.ndarray], shape: MemoryShape, document: np.ndarray, end: int = -1) -> None:
-    """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative, in the long-term memory."""
-    _library.hf_count_memory_insert(ctypes.byref(_memory(arrays, shape)), document.ctypes.data, len(document), end)
+    def insert(self, document: np.ndarray, end: int = -1) -> None:
+        """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative."""
+        _library.hf_count_memory_insert(self._pointer, document.ctypes.data, len(document), end)

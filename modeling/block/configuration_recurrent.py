@@ -141,8 +141,8 @@ class RecurrentConfig(ByteConfig):
             may be changed after training.
 
     Raises:
-        ValueError: a size is below 1 or too large, `norm_eps` is negative, `pooling` is unknown, or a size of the count
-            memory is not a power of two.
+        ValueError: a size is below 1 or too large, `norm_eps` is negative, `pooling` is unknown, or a size of the
+            count memory is not a power of two.
     """
 
     keys_to_ignore_at_inference = ["state"]  # noqa: RUF012 (transformers' own name and form)

@@ -79,12 +79,16 @@ class RecurrentCausalLMOutput(RecurrentOutput):
         logits: (B, T, V), or fewer steps with `logits_to_keep`.
         state: the state after the last real step of every row, with `use_cache`.
         hidden_states: N + 1 tensors (B, T, M), with `output_hidden_states`.
+        token_losses: (B, T), nats of every target, with `per_token`.
+        network_losses: (B, T), the same without the count memory.
     """
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     state: RecurrentState | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
+    token_losses: torch.Tensor | None = None
+    network_losses: torch.Tensor | None = None
 
 
 class RecurrentPreTrainedModel(StatefulModel, SavedCode, PreTrainedModel):
@@ -367,7 +371,8 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             logits_to_keep: number of last steps with logits, or their indices; 0 for all.
             kwargs: `shift_labels` (B, T), already the next bytes, so that T = 1 trains too, instead of `labels` (no
                 parameter, since transformers' `Trainer` wants those labels in each batch); `num_items_in_batch`, by
-                which the summed loss is divided; marks of packed documents, whose starts are resets.
+                which the summed loss is divided; marks of packed documents, whose starts are resets. With `per_token`,
+                the output has the losses of all `shift_labels` and no logits ([`token_losses`]).
 
         Raises:
             ValueError: a shape does not match, or a token id is outside the vocabulary.
@@ -376,7 +381,8 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         return_dict = config["return_dict"] if return_dict is None else return_dict
         use_cache = config["use_cache"] if use_cache is None else use_cache
         shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
-        hidden_states = loss = None
+        per_token = kwargs.pop("per_token", False)
+        hidden_states = loss = token_losses = network_losses = None
         given = (attention_mask, reset_mask, inputs_embeds, output_hidden_states, *kwargs.values())
         is_plain = given.count(None) == len(given)
         rest, counts = take_counts(state, self.count_memory)
@@ -391,7 +397,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
                 inputs_embeds=inputs_embeds,
                 use_cache=use_cache,
                 output_hidden_states=output_hidden_states,
-                logits_to_keep=0 if mixes else logits_to_keep,
+                logits_to_keep=0 if mixes or per_token else logits_to_keep,
                 return_dict=True,
                 **kwargs,
             )
@@ -399,14 +405,19 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             new_state, hidden_states = outputs.state, outputs.hidden_states
         else:
             logits, new_state = single_step
-        if mixes:
+        if mixes or per_token:
             masks = (None, None) if is_plain else read_masks(logits.shape[:2], attention_mask, reset_mask, kwargs)
+        if per_token:
+            losses = self.mixed_losses(input_ids, counts, logits, shift_labels, *masks)
+            (token_losses, network_losses, counts), logits, shift_labels = losses, None, None
+        elif mixes:
             logits, counts = self.mix_counts(input_ids, counts, logits, kept_steps(logits_to_keep), *masks)
         if counts is not None and new_state is not None:
             new_state = new_state | {STATE_PART: counts}
         if labels is not None or shift_labels is not None:
             loss = causal_lm_loss(logits, labels, shift_labels, num_items)
-        output = RecurrentCausalLMOutput(loss, logits, new_state if use_cache else None, hidden_states)
+        new_state = new_state if use_cache else None
+        output = RecurrentCausalLMOutput(loss, logits, new_state, hidden_states, token_losses, network_losses)
         return output if return_dict else output.to_tuple()
 
     def compile_step(self, weights: str | None = None) -> None:

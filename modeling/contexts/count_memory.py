@@ -1,14 +1,14 @@
 """Count memory: the bytes that followed the same contexts before, mixed with the network's prediction.
 
-Two levels of memory. The *long-term* memory is in the weights: tables of the bytes that followed each context (orders 2 to
-20, words, indentation, the line above) in the training text, with the text itself for long matches. It is filled in one
-pass and frozen in use. The *short-term* memory is in the state of each stream: the last W bytes, with chains through
-equal contexts, and rows of mixing weights that adapt.
+Two levels of memory. The *long-term* memory is in the weights: tables of the bytes that followed each context (orders
+2 to 20, words, indentation, the line above) in the training text, with the text itself for long matches. It is filled
+in one pass and frozen in use. The *short-term* memory is in the state of each stream: the last W bytes, with chains
+through equal contexts, and rows of mixing weights that adapt.
 
 A byte is eight binary decisions, the nodes of a tree. In each context the counts below a node select an adaptive
-probability (indirect modelling); sets of weights, selected by small contexts, mix the logits of these probabilities and
-of the network; a second layer mixes the sets, and tables refine the result (Mahoney, "Data Compression Explained",
-2013). So the probabilities of all bytes sum to 1.
+probability (indirect modelling); sets of weights, selected by small contexts, mix the logits of these probabilities
+and of the network; a second layer mixes the sets, and tables refine the result (Mahoney, "Data Compression
+Explained", 2013). So the probabilities of all bytes sum to 1.
 
 Shape letters: B streams or batch, T steps, V vocabulary (256).
 """
@@ -16,6 +16,8 @@ Shape letters: B streams or batch, T steps, V vocabulary (256).
 import importlib
 from functools import cache
 from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -26,9 +28,13 @@ from . import count_memory_reference
 from .count_memory_layout import REAL_STEP, RESET_STEP, Block, MemoryShape, Rates
 
 STATE_PART = "count_memory"
+READING = Rates()  # the shared memory stays as it is
 _BYTES = 256
 # Integer tensors, also for floating-point numbers: a model's type does not change them.
 _TENSOR_TYPES = {"u1": torch.uint8, "<u2": torch.int16, "<u4": torch.int32, "<f4": torch.int32, "<i8": torch.int64}
+
+# Outside of the modules, so that these can be copied, saved and sent.
+_memories: WeakKeyDictionary[nn.Module, tuple[list[int], Any]] = WeakKeyDictionary()
 
 
 @cache
@@ -65,7 +71,7 @@ class CountMemory(nn.Module):
         if self.slots.is_meta:
             return
         fresh = {name: np.zeros(size, dtype) for name, (size, dtype) in self.shape.buffers().items()}
-        count_memory_kernel().begin(fresh, self.shape)
+        count_memory_kernel().Memory(fresh, self.shape).begin()
         for name, array in fresh.items():
             buffer = getattr(self, name)
             init.copy_(buffer, torch.from_numpy(array.view(buffer.numpy().dtype).reshape(buffer.shape)))
@@ -81,11 +87,18 @@ class CountMemory(nn.Module):
         """Shape of the state of a stream."""
         return {STATE_PART: (self.state_bytes,)}
 
-    def _arrays(self) -> dict[str, np.ndarray]:
-        return {
-            name: getattr(self, name).numpy().view(dtype).reshape(size)
-            for name, (size, dtype) in self.shape.buffers().items()
-        }
+    def _memory(self) -> Any:
+        """The kernel's view of the tensors as they are now."""
+        tensors = [*self._buffers.values()]
+        known = _memories.get(self)
+        if known is None or known[0] != [tensor.data_ptr() for tensor in tensors]:
+            arrays = {
+                name: tensor.numpy().view(dtype).reshape(size)
+                for tensor, (name, (size, dtype)) in zip(tensors, self.shape.buffers().items(), strict=True)
+            }
+            memory = count_memory_kernel().Memory(arrays, self.shape)
+            _memories[self] = known = [tensor.data_ptr() for tensor in tensors], memory
+        return known[1]
 
     def read(
         self,
@@ -97,7 +110,7 @@ class CountMemory(nn.Module):
         *,
         targets: torch.Tensor | None = None,
         logits_from: int | None = None,
-        rates: Rates = Rates(),
+        rates: Rates = READING,
         pending: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
         """Read a block, and predict.
@@ -125,8 +138,8 @@ class CountMemory(nn.Module):
         shape = input_ids.shape
         if state.dtype != torch.uint8 or state.shape != (shape[0], self.state_bytes):
             raise ValueError(
-                f"`state['{STATE_PART}']` is {state.dtype} of shape {tuple(state.shape)}; the batch and the memory need "
-                f"torch.uint8, {(shape[0], self.state_bytes)}."
+                f"`state['{STATE_PART}']` is {state.dtype} of shape {tuple(state.shape)}; the batch and the memory "
+                f"need torch.uint8, {(shape[0], self.state_bytes)}."
             )
         device = input_ids.device
         flags = np.full(shape, REAL_STEP, np.uint8)
@@ -148,14 +161,22 @@ class CountMemory(nn.Module):
             pending=None if pending is None else pending[0].numpy(),
             pending_used=None if pending is None else pending[1].numpy(),
         )
-        count_memory_kernel().read(self._arrays(), self.shape, new_state.numpy(), rates, block)
+        self._memory().read(new_state.numpy(), rates, block)
+        if rates.learns or rates.inserts:
+            self._note_change()
         results = (None if array is None else torch.from_numpy(array).to(device) for array in (nats, logits))
         return *results, new_state.to(device)
 
     def insert(self, document: torch.Tensor, end_byte: int | None = None) -> None:
         """Count the bytes (T,) uint8 of a document, and its end byte, in the long-term memory."""
         array = _numpy(document, torch.uint8)
-        count_memory_kernel().insert(self._arrays(), self.shape, array, -1 if end_byte is None else end_byte)
+        self._memory().insert(array, -1 if end_byte is None else end_byte)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        """The kernel has written to the tensors, which torch cannot see."""
+        for buffer in self._buffers.values():
+            torch.autograd.graph.increment_version(buffer)
 
 
 def _numpy(tensor: torch.Tensor, dtype: torch.dtype) -> np.ndarray:

@@ -86,15 +86,10 @@ class CountedPredictions:
         Raises:
             ValueError: there are no `input_ids`, or the state is of another memory.
         """
-        if input_ids is None:
-            raise ValueError("Give `input_ids`: the count memory cannot read `inputs_embeds`.")
-        if counts is None:
-            counts = torch.zeros(len(input_ids), self.count_memory.state_bytes, dtype=torch.uint8)
-        steps = input_ids.shape[1]
-        first = kept.indices(steps)[0] if isinstance(kept, slice) else 0
-        mask = None if padding is None else ~padding.unpack(padding.mask)
+        counts = self._counts(input_ids, counts)
+        first = kept.indices(input_ids.shape[1])[0] if isinstance(kept, slice) else 0
         _, mixed, counts = self.count_memory.read(
-            input_ids, counts, logits, reset_mask, mask, logits_from=first
+            input_ids, counts, logits, reset_mask, _real(padding), logits_from=first
         )
         if not isinstance(kept, slice):
             mixed = mixed[:, kept]
@@ -120,15 +115,38 @@ class CountedPredictions:
             state: from an earlier call for these streams; zeros by default.
             reset_mask: (B, T) bool, true where a byte is the first of its episode.
         """
-        rest, counts = take_counts(state, self.count_memory)
-        outputs = self.model(input_ids=input_ids, state=rest, reset_mask=reset_mask, use_cache=True, return_dict=True)
-        logits = self.compute_logits(outputs.last_hidden_state)
-        nats = nn.functional.cross_entropy(
-            logits.to(torch.promote_types(logits.dtype, torch.float32)).transpose(1, 2), shift_labels, reduction="none"
-        )
+        options = {"state": state, "reset_mask": reset_mask, "use_cache": True, "return_dict": True}
+        outputs = self(input_ids, shift_labels=shift_labels, per_token=True, **options)
+        return TokenLosses(outputs.token_losses, outputs.network_losses, outputs.state)
+
+    def mixed_losses(
+        self,
+        input_ids: torch.Tensor,
+        counts: torch.Tensor | None,
+        logits: torch.Tensor,
+        shift_labels: torch.Tensor,
+        reset_mask: torch.Tensor | None,
+        padding: Padding | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Losses (B, T) of the targets by model and by network alone, in nats, and the new state of the count memory.
+
+        Arguments as for [`mix_counts`]; without a memory, both losses are the same tensor.
+        """
+        wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+        network = nn.functional.cross_entropy(wide.transpose(1, 2), shift_labels.to(wide.device), reduction="none")
         if self.count_memory is None:
-            return TokenLosses(nats, nats, outputs.state)
-        if counts is None:
-            counts = torch.zeros(len(input_ids), self.count_memory.state_bytes, dtype=torch.uint8)
-        mixed, _, counts = self.count_memory.read(input_ids, counts, logits, reset_mask, targets=shift_labels)
-        return TokenLosses(mixed, nats, outputs.state | {STATE_PART: counts})
+            return network, network, None
+        nats, _, counts = self.count_memory.read(
+            input_ids, self._counts(input_ids, counts), logits, reset_mask, _real(padding), targets=shift_labels
+        )
+        return nats, network, counts
+
+    def _counts(self, input_ids: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:
+        if input_ids is None:
+            raise ValueError("Give `input_ids`: the count memory cannot read `inputs_embeds`.")
+        size = len(input_ids), self.count_memory.state_bytes
+        return torch.zeros(size, dtype=torch.uint8, device=input_ids.device) if counts is None else counts
+
+
+def _real(padding: Padding | None) -> torch.Tensor | None:
+    return None if padding is None else ~padding.unpack(padding.mask)

@@ -1,0 +1,125 @@
+"""`CountLearning`: fills the count memory of a model in the same pass over the data that trains its network."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.contexts.count_memory import CountMemory
+from hf_recurrent.modeling.contexts.count_memory_layout import Rates
+
+if TYPE_CHECKING:
+    from hf_recurrent.trainers.stream_trainer import StreamTrainer
+
+# Bytes of a running document that wait for its end: before, the memory must not know it, since mixing weights that see
+# a document which is in the memory already learn to trust it too much.
+_MOST_PENDING = 1 << 18
+_RATES = Rates(learns=True)
+
+
+class CountLearning:
+    """The count memory learns from every block right after the network's loss, with the network's predictions.
+
+    All processes gather the blocks of all streams and learn the same, in the order of the streams, so the memory does
+    not depend on the number of processes or micro-batches.
+    """
+
+    def __init__(self, trainer: "StreamTrainer"):
+        self.trainer = trainer
+        self.reset()
+
+    @property
+    def memory(self) -> CountMemory | None:
+        """The memory of the trained model; None if it has none."""
+        return getattr(self.trainer.trained_model, "count_memory", None)
+
+    def reset(self) -> None:
+        """Begin a run: no stream has read anything."""
+        self._blocks: list[dict[str, torch.Tensor]] = []
+        self._state = self._pending = self._used = None
+        self._nats, self._bytes = 0.0, 0
+
+    def ignore_in_ddp(self, model: torch.nn.Module) -> None:
+        """Keep DDP from broadcasting the memory at every step: all processes learn the same."""
+        if self.memory is not None:
+            names = [
+                f"{prefix}.{name}"
+                for prefix, module in model.named_modules()
+                if module is self.memory
+                for name in module._buffers
+            ]
+            model._ddp_params_and_buffers_to_ignore = names
+
+    def add(self, batch: dict[str, Any], logits: list[torch.Tensor]) -> None:
+        """Take a micro-batch and the network's logits (B, T, V) of its parts; learn after the last of a step."""
+        if self.memory is None:
+            return
+        reset_mask = batch["reset_mask"].clone()
+        if self.trainer.args.regime == "iid":
+            reset_mask[:, 0] = True
+        block = {name: batch[name] for name in ("input_ids", "shift_labels")} | {
+            "reset_mask": reset_mask,
+            "streams": torch.as_tensor(batch["stream_indices"], device=reset_mask.device),
+        }
+        if logits:
+            block["network"] = torch.cat(logits, dim=1)[:, -reset_mask.shape[1] :].float()
+        self._blocks.append(block)
+        if len(self._blocks) == self.trainer.args.gradient_accumulation_steps:
+            self._learn()
+
+    def _learn(self) -> None:
+        joined = {name: torch.cat([block[name] for block in self._blocks]) for name in self._blocks[0]}
+        self._blocks.clear()
+        if self.trainer.args.world_size > 1:
+            joined = {name: self.trainer.accelerator.gather(tensor) for name, tensor in joined.items()}
+        order = joined.pop("streams").argsort()
+        block = {name: tensor[order].cpu() for name, tensor in joined.items()}
+        streams = len(order)
+        if self._state is None:
+            self._state = torch.zeros(streams, self.memory.state_bytes, dtype=torch.uint8)
+            self._pending = torch.zeros(streams, _MOST_PENDING, dtype=torch.uint8)
+            self._used = torch.zeros(streams, dtype=torch.int64)
+        labels = block["shift_labels"]
+        nats, _, self._state = self.memory.read(
+            block["input_ids"],
+            self._state,
+            block.get("network"),
+            block["reset_mask"],
+            targets=labels,
+            rates=_RATES,
+            pending=(self._pending, self._used),
+        )
+        self._nats += float(nats.sum(dtype=torch.float64))
+        self._bytes += int((labels != IGNORE_INDEX).sum())
+
+    def metrics(self) -> dict[str, float]:
+        """Bits per byte of network and memory together since the last log; then counting starts again."""
+        if not self._bytes:
+            return {}
+        bits = self._nats / math.log(2) / self._bytes
+        self._nats, self._bytes = 0.0, 0
+        return {"mixed_bits_per_byte": bits}
+
+    def finish(self) -> None:
+        """Count the documents that still run when training ends."""
+        if self.memory is None or self._state is None:
+            return
+        for stream, used in enumerate(self._used.tolist()):
+            self.memory.insert(self._pending[stream, :used])
+        self._used.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What streams carry, and sums since the last log, for a checkpoint: the same in all processes."""
+        return {
+            "state": self._state,
+            "pending": self._pending,
+            "used": self._used,
+            "nats": self._nats,
+            "bytes": self._bytes,
+        }
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """Continue from [`state_dict`]."""
+        self._state, self._pending, self._used = (values[name] for name in ("state", "pending", "used"))
+        self._nats, self._bytes = values["nats"], values["bytes"]
