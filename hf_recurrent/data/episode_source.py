@@ -173,7 +173,7 @@ def with_unit(value: float, unit: str = "") -> str:
     return f"{value:.0f} {unit}".rstrip()
 
 
-def check_sources(model: nn.Module, args: Any, train_corpus: Any, eval_corpus: Any, carries_state: bool) -> None:
+def check_sources(model: torch.nn.Module, args: Any, train_corpus: Any, eval_corpus: Any, carries_state: bool) -> None:
     """Raise a ValueError if the model cannot be trained or evaluated on the sources."""
     if train_corpus is not None:
         train_corpus.check_training(args, carries_state)
