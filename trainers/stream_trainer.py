@@ -24,7 +24,8 @@ from transformers.utils import logging
 from hf_recurrent.checkpoints.files import remove_staging
 from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.records import Provenance
-from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_window
+from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare
+from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors, frozen
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state
@@ -39,8 +40,10 @@ from hf_recurrent.trainers.methods.truncated_bptt import TruncatedBptt
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.phase_records import PhaseRecords
 from hf_recurrent.trainers.sharding import build_sharding, sharding_by_trainer
+from hf_recurrent.trainers.source_checks import check_sources
 from hf_recurrent.trainers.stop_signals import EvaluationStopped, StopSignals, TrainingInterrupted
 from hf_recurrent.trainers.stream_progress import StreamProgress
+from hf_recurrent.trainers.table_gradients import TableGradients
 from hf_recurrent.trainers.training_callbacks import BytesProgressCallback, LoopCallback, SampleCallback, Throughput
 
 logger = logging.get_logger(__name__)
@@ -100,7 +103,7 @@ class StreamTrainer(Trainer):
         self.sharding = build_sharding(args.device, method.shards_by_layer)
         with same_error():
             trained = method.setup(model, args, train_corpus)
-            _check_sources(trained, args, train_corpus, eval_corpus, method.carries_state)
+            check_sources(trained, args, train_corpus, eval_corpus, method.carries_state)
             if args.sample_every and processing_class is None:
                 raise ValueError(f"`processing_class` is None; `sample_every` {args.sample_every} needs a tokenizer.")
             if self.sharding.is_sharded and optimizers[0] is not None:
@@ -126,6 +129,8 @@ class StreamTrainer(Trainer):
             optimizers=optimizers,
         )
         self.sharding.shard(trained)
+        self.tables = TableGradients(trained, args.world_size)
+        self._mixed_mesh_grads = False  # tables are not sharded, and the guard takes them apart
         self._add_callbacks()
         method.start(self.sharding)
         self.carried = CarriedState(method.zero, args.device) if method.carries_state else None
@@ -208,12 +213,14 @@ class StreamTrainer(Trainer):
         return [name for name in super().get_decay_parameter_names(model) if name not in exempt]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer of `Trainer`, with a group for each learning-rate factor of the model."""
-        is_new = self.optimizer is None
+        """Create the optimizer of `Trainer`, joined with those of tables and matrices; rate factors have groups."""
+        is_new, args = self.optimizer is None, self.args
         optimizer = super().create_optimizer(model)
         if is_new:
-            named = dict((self.model if model is None else model).named_parameters())
-            apply_learning_rate_factors(optimizer, self.model, named)
+            trained = self.model if model is None else model
+            settings = args.matrix_optimizer, args.matrix_learning_rate, args.table_learning_rate
+            self.optimizer = optimizer = join_optimizers(optimizer, trained, *settings)
+            apply_learning_rate_factors(optimizer, self.model, dict(trained.named_parameters()))
         return optimizer
 
     def create_scheduler(self, num_training_steps, optimizer=None):
@@ -260,6 +267,7 @@ class StreamTrainer(Trainer):
                 stack.enter_context(output_lock(self.args.output_dir) if self.args.should_save else nullcontext())
             stack.enter_context(self.signals.listening())
             stack.enter_context(frozen(*self.method.frozen_modules))
+            stack.enter_context(self.tables.coalescing())
             try:
                 result = self.guard.run(attempt, resume_from_checkpoint)
                 self._finish_run()
@@ -305,6 +313,8 @@ class StreamTrainer(Trainer):
         for part in self.method.parts(batch):
             with self.method.learning(self._carried_by(batch)):
                 losses.append(super().training_step(model, part, num_items_in_batch))
+        if self.accelerator.sync_gradients:
+            self.tables.average()
         self.progress.advance(inputs)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -485,15 +495,3 @@ class StreamTrainer(Trainer):
             sums = source.evaluate(model, share)
         sums = {name: total(value, self.args.device) for name, value in sums.items()}
         return source.evaluation_metrics(sums) | self.method.measure(source)
-
-
-def _check_sources(model: torch.nn.Module, args, train_corpus, eval_corpus, carries_state: bool) -> None:
-    """Raise a ValueError if the model cannot be trained or evaluated on the sources."""
-    if train_corpus is not None:
-        train_corpus.check_training(args, carries_state)
-    evaluated = eval_corpus.values() if isinstance(eval_corpus, dict) else (eval_corpus,)
-    sources = [("train_corpus", train_corpus), *(("eval_corpus", source) for source in evaluated)]
-    for argument, source in sources:
-        if source is not None:
-            source.check_model(argument, model, args.eval_block_size)
-    check_window("block_size", args.block_size, model)
