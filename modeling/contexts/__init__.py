@@ -1,0 +1,1 @@
+"""Memories of contexts: embeddings of hashed n-grams."""
