@@ -43,6 +43,7 @@ _PUBLIC_NAMES = {
     ),
     "hf_recurrent.modeling.smt.modeling_smt_teacher": ("SmtTeacherModel", "SmtTeacherOutput"),
     "hf_recurrent.modeling.block.recurrent_sequence_classification": ("RecurrentSequenceClassifierOutput",),
+    "hf_recurrent.modeling.contexts.ngram_embedding": ("table_parameters",),
     "hf_recurrent.modeling.block.recurrent_causal_lm": ("RecurrentCausalLMOutput",),
     "hf_recurrent.modeling.block.recurrent_generation": ("RecurrentGenerateBeamOutput", "RecurrentGenerateOutput"),
     "hf_recurrent.modeling.block.recurrent_state": (

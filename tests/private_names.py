@@ -41,6 +41,9 @@ PRIVATE_NAMES = {
     "torch.nn.Module._buffers": "likewise",
     "torch.nn.Module._forward_hooks": "a cached step must not skip hooks; nothing public lists them",
     "torch.nn.Module._forward_pre_hooks": "likewise",
+    "torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model": (
+        "DDP with NCCL reduces no sparse gradients; torch names no public way to leave parameters out"
+    ),
     # torch, in scripts that compare our scan to others
     "torch._higher_order_ops.associative_scan": "the operator under test has no public name yet",
     "torch._dynamo.config.recompile_limit": "each shape compiles anew; torch.compiler has no such setting",
@@ -86,6 +89,7 @@ PRIVATE_NAMES = {
     "transformers.Trainer._tr_loss": "summed in float64, so that logs do not depend on the order of the processes",
     "transformers.Trainer._total_loss_scalar": "part of a run that is resumed bit for bit",
     "transformers.Trainer._globalstep_last_logged": "likewise",
+    "transformers.Trainer._mixed_mesh_grads": "the guard clips sharded gradients, and leaves tables out",
     "transformers.Trainer._memory_tracker": "evaluate() reports memory as the overridden method does",
     "transformers.Trainer._get_output_dir": "the directory of a run, also in a hyperparameter search",
     "transformers.Trainer._save_checkpoint": _CHECKPOINT,

@@ -75,16 +75,21 @@ class DivergenceGuard:
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2) -> torch.Tensor:
         """Replaces `clip_grad_norm_` of the accelerator; checks the gradient first, because clipping spreads a NaN.
 
+        Tables are checked, but are not part of the norm: the steps of row-wise Adagrad do not depend on it.
+
         Raises:
             NonFiniteLossError: the loss or the norm of the gradient is NaN or infinite, in any process.
         """
         trainer = self.trainer
         trainer.accelerator.unscale_gradients()
-        parameters = [parameter for parameter in parameters if parameter.grad is not None]
+        tables = [table for table in trainer.tables if table.grad is not None]
+        parameters = [part for part in parameters if part.grad is not None and part not in trainer.tables]
         norm = whole(get_total_norm([parameter.grad for parameter in parameters], norm_type))
         loss = trainer._tr_loss
         # A gradient scaler skips steps with infinite gradients by itself, as part of finding its scale.
         diverged = not torch.isfinite(loss if trainer.accelerator.scaler is not None else loss + norm)
+        if trainer.accelerator.scaler is None:
+            diverged |= not all(is_finite(table.grad) for table in tables)
         if trainer.args.world_size > 1:
             diverged = total(int(diverged), trainer.args.device) > 0
         if diverged:

@@ -6,6 +6,7 @@ import torch
 from transformers import TrainingArguments
 
 from hf_recurrent.argument_checks import argument
+from hf_recurrent.learning_rules.joint_optimizer import MATRIX_OPTIMIZERS
 from hf_recurrent.trainers.sharding import is_sharding_requested, requested_sharding
 
 REGIMES = ("multi_stream", "iid")
@@ -33,7 +34,10 @@ class MultiStreamTrainingArguments(TrainingArguments):
     `max_steps` takes precedence over `train_bytes`, and `train_bytes` over `num_train_epochs`.
 
     Own fields: `regime`, `streams`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`,
-    `sample_every`, `sample_bytes`, `sample_prompts`, `on_divergence`, `save_on_signal`.
+    `sample_every`, `sample_bytes`, `sample_prompts`, `on_divergence`, `save_on_signal`, `matrix_optimizer`,
+    `matrix_learning_rate`, `table_learning_rate`.
+
+    The schedule multiplies all three learning rates.
 
     Defaults that differ from `TrainingArguments`:
 
@@ -98,6 +102,17 @@ class MultiStreamTrainingArguments(TrainingArguments):
     )
     save_on_signal: bool = argument(
         True, "On Ctrl-C and SIGTERM, save a checkpoint after the current step and end. False: end at once."
+    )
+
+    matrix_optimizer: str = argument(
+        "adamw",
+        "Optimizer of the matrices in layers. adamw: the same as for all other weights (--optim). muon: Muon, while "
+        "embeddings, output head, norms and vectors stay with --optim. Example: --matrix_optimizer muon",
+        choices=MATRIX_OPTIMIZERS,
+    )
+    matrix_learning_rate: float = argument(0.02, "Peak learning rate of --matrix_optimizer muon.")
+    table_learning_rate: float = argument(
+        0.02, "Peak learning rate of n-gram tables, which row-wise Adagrad updates, without weight decay or clipping."
     )
 
     learning_rate: float = argument(3e-4, "Peak learning rate of AdamW. Example: 3e-3")
@@ -167,12 +182,13 @@ class MultiStreamTrainingArguments(TrainingArguments):
     def __post_init__(self):
         self._check_choice("regime", REGIMES)
         self._check_choice("on_divergence", DIVERGENCE_ACTIONS)
+        self._check_choice("matrix_optimizer", MATRIX_OPTIMIZERS)
         for name, reason in _UNSUPPORTED.items():
             if getattr(self, name):
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be off: {reason}.")
         requested_sharding()  # before accelerate acts on it
         self._check_minimum(1, "block_size", "eval_block_size", "sample_bytes", "streams")
-        self._check_minimum(0, "sample_every")
+        self._check_minimum(0, "sample_every", "matrix_learning_rate", "table_learning_rate")
         if self.train_bytes is not None and not self.train_bytes > 0:
             raise ValueError(f"`train_bytes` is {self.train_bytes}; it must be more than 0.")
         if self.bf16 and not torch.accelerator.is_available():

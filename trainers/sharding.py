@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from transformers import PreTrainedModel
 
+from hf_recurrent.learning_rules.rowwise_adagrad import sparse_tables
 from hf_recurrent.trainers.freed_memory import return_freed_memory
 from hf_recurrent.trainers.meta_initialization import initialize_parts
 
@@ -161,11 +162,15 @@ class FullSharding(Replication):
         layers = _layers(model) if self.by_layer else []
         for layer in layers:
             fully_shard(layer, reshard_after_forward=self.settings.reshard_after_forward, **options)
-        fully_shard(model, reshard_after_forward=False, **options)
+        # FSDP2 reduces no sparse gradients: each process keeps the tables whole, and `TableGradients` averages.
+        tables = set(sparse_tables(model).values())
+        fully_shard(model, reshard_after_forward=False, ignored_params=tables, **options)
         self._root = model
         if on_meta:
             kept = torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else self.device
             initialize_parts(model, layers, kept)
+        for table in sparse_tables(model).values():
+            table.data = table.data.to(self.device)
 
     def _take_from_first(self, model: nn.Module) -> None:
         """Give all processes the weights of the first, as DDP does."""

@@ -25,7 +25,8 @@ from transformers.utils import logging
 from hf_recurrent.checkpoints.files import remove_staging
 from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.records import Provenance
-from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, check_sources
+from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare
+from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors, frozen
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state
@@ -41,8 +42,10 @@ from hf_recurrent.trainers.methods.truncated_bptt import TruncatedBptt
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.phase_records import PhaseRecords
 from hf_recurrent.trainers.sharding import build_sharding, sharding_by_trainer
+from hf_recurrent.trainers.source_checks import check_sources
 from hf_recurrent.trainers.stop_signals import EvaluationStopped, StopSignals, TrainingInterrupted
 from hf_recurrent.trainers.stream_progress import StreamProgress
+from hf_recurrent.trainers.table_gradients import TableGradients
 from hf_recurrent.trainers.training_callbacks import BytesProgressCallback, LoopCallback, SampleCallback, Throughput
 
 logger = logging.get_logger(__name__)
@@ -60,8 +63,7 @@ class StreamTrainer(Trainer):
     * Ctrl-C and SIGTERM end training after the current step, with a checkpoint (`save_on_signal`).
     * A run holds a lock of `output_dir`, and an error while saving leaves earlier checkpoints as they are.
     * Models are replicated (DDP) or sharded (FSDP2), as the launcher asks.
-    * Logs hold `bits_per_byte`, `bytes_per_second`, `state_resets`, `bytes_seen` and the metrics of the method;
-      `epoch` is bytes seen / bytes of the source. `evaluate()` splits the held-out data between the processes.
+    * Logs hold `bits_per_byte`, `bytes_per_second`, `state_resets`, `bytes_seen` and the metrics of the method.
 
     Args:
         model: the model to train; its vocabulary must cover the token ids of the sources.
@@ -127,6 +129,8 @@ class StreamTrainer(Trainer):
             optimizers=optimizers,
         )
         self.sharding.shard(trained)
+        self.tables = TableGradients(trained, args.world_size)
+        self._mixed_mesh_grads = False  # tables are not sharded, and the guard takes them apart
         self._add_callbacks()
         self.count_learning = CountLearning(self)
         self.count_learning.ignore_in_ddp(trained)
@@ -211,12 +215,14 @@ class StreamTrainer(Trainer):
         return [name for name in super().get_decay_parameter_names(model) if name not in exempt]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer of `Trainer`, with a group for each learning-rate factor of the model."""
-        is_new = self.optimizer is None
+        """Create the optimizer of `Trainer`, joined with those of tables and matrices; rate factors have groups."""
+        is_new, args = self.optimizer is None, self.args
         optimizer = super().create_optimizer(model)
         if is_new:
-            named = dict((self.model if model is None else model).named_parameters())
-            apply_learning_rate_factors(optimizer, self.model, named)
+            trained = self.model if model is None else model
+            settings = args.matrix_optimizer, args.matrix_learning_rate, args.table_learning_rate
+            self.optimizer = optimizer = join_optimizers(optimizer, trained, *settings)
+            apply_learning_rate_factors(optimizer, self.model, dict(trained.named_parameters()))
         return optimizer
 
     def create_scheduler(self, num_training_steps, optimizer=None):
@@ -263,6 +269,7 @@ class StreamTrainer(Trainer):
                 stack.enter_context(output_lock(self.args.output_dir) if self.args.should_save else nullcontext())
             stack.enter_context(self.signals.listening())
             stack.enter_context(frozen(*self.method.frozen_modules))
+            stack.enter_context(self.tables.coalescing())
             try:
                 result = self.guard.run(attempt, resume_from_checkpoint)
                 self._finish_run()
@@ -311,6 +318,8 @@ class StreamTrainer(Trainer):
         for part in self.method.parts(batch):
             with self.method.learning(self._carried_by(batch)):
                 losses.append(super().training_step(model, part, num_items_in_batch))
+        if self.accelerator.sync_gradients:
+            self.tables.average()
         self.count_learning.add(batch, self.method.block_logits)
         self.progress.advance(inputs)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()

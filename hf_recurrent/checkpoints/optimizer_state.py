@@ -11,6 +11,8 @@ from hf_recurrent.checkpoints.sharded_tensors import is_sharded, own_part
 
 # Optimizers of torch with states of other shapes than their parameters.
 _FACTORED = (torch.optim.Adafactor, torch.optim.LBFGS)
+# Modules of optimizers with states of the shape of their parameters.
+_ELEMENTWISE = ("torch.optim", "hf_recurrent.")
 _LARGEST_TABLE = 4096  # elements of the lookup table of a quantized state
 
 
@@ -50,12 +52,12 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
         for key in group.keys() & other.keys():
             if not _same_kind(group[key], other[key]):
                 raise ValueError(f"The saved optimizer is damaged: its `{key}` is {group[key]!r}.")
-    parameters = [parameter for group in own.param_groups for parameter in group["params"]]
+    parameters = [(parameter, _kind(own, group)) for group in own.param_groups for parameter in group["params"]]
     for number, state in states.items():
         if number not in range(len(parameters)) or not isinstance(state, dict):
             raise ValueError(f"The saved optimizer is damaged: it has a state for the parameter {number!r}.")
         for key, value in state.items():
-            _check_entry(key, value, parameters[number], number, type(own))
+            _check_entry(key, value, *parameters[number], number)
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
@@ -88,7 +90,12 @@ def _same_kind(value: Any, own: Any) -> bool:
     return type(value) is type(own)
 
 
-def _check_entry(key: str, value: Any, parameter: nn.Parameter, number: int, kind: type) -> None:
+def _kind(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> type:
+    """Class of the optimizer that updates a group: of the parts of a joint one, the part that the group names."""
+    return type(getattr(optimizer, "parts", {}).get(group.get("optimizer"), optimizer))
+
+
+def _check_entry(key: str, value: Any, parameter: nn.Parameter, kind: type, number: int) -> None:
     """Raise a ValueError if an entry of a parameter's state cannot belong to the parameter."""
     subject = f"The saved optimizer has a `{key}` of parameter {number}"
     if not isinstance(value, torch.Tensor):
@@ -96,7 +103,9 @@ def _check_entry(key: str, value: Any, parameter: nn.Parameter, number: int, kin
             raise ValueError(f"{subject} that is a {type(value).__name__}; it must be a tensor or a number.")
         return
     is_scalar = key == "step" and value.numel() == 1
-    if kind in _FACTORED or not kind.__module__.startswith("torch.optim"):
+    if key in getattr(kind, "row_states", ()):
+        is_allowed = value.shape == parameter.shape[:1] and value.is_floating_point()
+    elif kind in _FACTORED or not kind.__module__.startswith(_ELEMENTWISE):
         # Sums over rows and columns, or quantized states.
         is_allowed = value.numel() <= max(parameter.numel(), _LARGEST_TABLE)
     else:

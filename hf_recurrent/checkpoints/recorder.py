@@ -14,7 +14,7 @@ from hf_recurrent.checkpoints.records import Phase, Provenance, Rate, Segment
 
 _PACKAGES = ("hf-recurrent", "torch", "transformers", "accelerate", "peft")
 # Hyperparameters of torch's optimizers that are recorded where a group has them.
-_HYPERPARAMETERS = ("weight_decay", "betas", "eps", "alpha", "momentum", "nesterov", "amsgrad")
+_HYPERPARAMETERS = ("optimizer", "weight_decay", "betas", "eps", "alpha", "momentum", "nesterov", "amsgrad")
 
 
 class PhaseRecorder:
@@ -52,8 +52,8 @@ class PhaseRecorder:
 
     @property
     def optimizer_name(self) -> str:
-        """Class of the optimizer."""
-        return type(self.optimizer).__name__
+        """Class of the optimizer, or classes of those that it consists of."""
+        return getattr(self.optimizer, "description", type(self.optimizer).__name__)
 
     def read_rates(self, *_: Any) -> None:
         """Note the present learning rates; called by the optimizer's `step`, and where steps bypass it."""

@@ -12,8 +12,8 @@ from hf_recurrent.checkpoints.training_files import ARGUMENTS_FILE, TRAINER_STAT
 _FIXED = """
     auto_find_batch_size bf16_full_eval block_size context_length data_seed deepspeed fp16_full_eval fsdp
     fsdp_config future_length greater_is_better ignore_data_skip label_names label_smoothing_factor
-    logging_nan_inf_filter method metric_for_best_model optim optim_args optim_target_modules parallelism_config
-    regime rollout_length seed start_share timesteps
+    logging_nan_inf_filter matrix_optimizer method metric_for_best_model optim optim_args optim_target_modules
+    parallelism_config regime rollout_length seed start_share timesteps
 """
 _IGNORED = """
     average_tokens_across_devices batch_eval_metrics dataloader_drop_last dataloader_in_order
@@ -24,7 +24,10 @@ _IGNORED = """
 # All others act from the resumed step on, and are named.
 FIXED, IGNORED = frozenset(_FIXED.split()), frozenset(_IGNORED.split())
 # The learning rate follows the new schedule from the resumed step on.
-_SCHEDULE = frozenset(("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"))
+_SCHEDULE = frozenset((
+    "learning_rate", "matrix_learning_rate", "table_learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs",
+    "warmup_steps", "warmup_ratio",
+))  # fmt: skip
 # Hyperparameters of an optimizer's groups, as the current arguments set them.
 HYPERPARAMETERS = {"weight_decay": "weight_decay", "betas": "adam_beta1 adam_beta2", "eps": "adam_epsilon"}
 # Schedules that do not depend on the number of steps.

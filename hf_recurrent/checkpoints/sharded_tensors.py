@@ -48,6 +48,7 @@ def copy_whole(target: torch.Tensor, value: torch.Tensor) -> None:
 def is_finite(tensor: torch.Tensor) -> bool:
     """True if no value is NaN or infinite, in any process."""
     tensor = tensor.detach()
+    tensor = tensor.coalesce().values() if tensor.is_sparse else tensor
     if not is_sharded(tensor):
         return bool(torch.isfinite(tensor).all())
     finite = torch.isfinite(tensor.to_local()).all().to(tensor.device_mesh.device_type, torch.int32)

@@ -171,15 +171,3 @@ def with_unit(value: float, unit: str = "") -> str:
         if value >= factor:
             return f"{value / factor:.1f} {prefix}{unit}"
     return f"{value:.0f} {unit}".rstrip()
-
-
-def check_sources(model: torch.nn.Module, args: Any, train_corpus: Any, eval_corpus: Any, carries_state: bool) -> None:
-    """Raise a ValueError if the model cannot be trained or evaluated on the sources."""
-    if train_corpus is not None:
-        train_corpus.check_training(args, carries_state)
-    evaluated = eval_corpus.values() if isinstance(eval_corpus, dict) else (eval_corpus,)
-    sources = [("train_corpus", train_corpus), *(("eval_corpus", source) for source in evaluated)]
-    for argument, source in sources:
-        if source is not None:
-            source.check_model(argument, model, args.eval_block_size)
-    check_window("block_size", args.block_size, model)

@@ -16,7 +16,7 @@ from hf_recurrent.export.real_pairs import ComplexOperation, RealModule, has_com
 from hf_recurrent.export.scan_decomposition import LONGEST_BLOCK, scan_decompositions
 from hf_recurrent.export.step_module import StepLoop, StepModule
 from hf_recurrent.export.weight_types import WeightLoader
-from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentModel
+from hf_recurrent.modeling.block.recurrent_backbone import RecurrentModel
 from hf_recurrent.modeling.units.nonlinear_units import SequentialUnit
 
 # Example sizes that represent any size: torch specialises 0 and 1, and small sizes meet sizes of layers.

@@ -8,7 +8,7 @@ from torch import nn
 from torch._higher_order_ops.scan import scan
 from transformers import PreTrainedModel
 
-from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentBackbone, RecurrentPreTrainedModel
+from hf_recurrent.modeling.block.recurrent_backbone import RecurrentBackbone, RecurrentPreTrainedModel
 
 
 class StepModule(nn.Module):

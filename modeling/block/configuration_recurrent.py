@@ -1,23 +1,27 @@
 """Base class of the configurations of all recurrent families, and checks of their fields."""
 
+import dataclasses
 import importlib
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from transformers import PreTrainedConfig
 
 # Widths: torch's kernels count in 32 bits. Parts, such as layers and taps, are made one by one.
 MOST_WIDTH, MOST_PARTS = 2**31 - 1, 2**16
+# N-grams: hashes are sums below 2^63, and states hold ids exactly in float32.
+MOST_ORDER, MOST_NGRAM_ROWS, MOST_NGRAM_IDS = 32, 2**28, 2**24
 _CHECKED_TYPES = {bool, int, float, str, list, type(None)}
 
 
 def check_types(config: PreTrainedConfig) -> None:
     """Raise a ValueError that names the first field that is not of its annotated type, or not finite."""
-    for field in fields(config):
-        kinds = tuple(get_origin(kind) or kind for kind in get_args(field.type) or [field.type])
+    for field in dataclasses.fields(config):
+        allowed = get_args(field.type) if get_origin(field.type) in (Union, UnionType) else [field.type]
+        kinds = tuple(get_origin(kind) or kind for kind in allowed)
         if not _CHECKED_TYPES.issuperset(kinds):
             continue
         value = getattr(config, field.name)
@@ -115,7 +119,43 @@ class ByteConfig(Packaged, PreTrainedConfig):
         super().__post_init__(**kwargs)
 
 
-class RecurrentConfig(ByteConfig):
+class ContextConfig(ByteConfig):
+    """Fields of the memory of contexts, which every recurrent family may have; none by default.
+
+    Args:
+        ngram_orders: ascending lengths of the n-grams whose hashes select rows of a table that are added to the
+            embedding, such as [2, 3, 4, 5, 6]; none if empty.
+        ngram_rows: rows of the table for each order, a power of two.
+        ngram_output: a second table, read at the same rows, is added to the final hidden states before the head.
+
+    Raises:
+        ValueError: the orders are not ascending integers from 2 to 32, the rows are not a power of two, there are
+            orders for real-valued inputs or for a vocabulary above 2^24 - 1, or an output table without orders.
+    """
+
+    ngram_orders: list[int] = dataclasses.field(default_factory=list)
+    ngram_rows: int = 131_072
+    ngram_output: bool = False
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        orders = self.ngram_orders
+        if not all(type(order) is int and 2 <= order <= MOST_ORDER for order in orders):
+            raise ValueError(f"`ngram_orders` is {orders!r}; it must be integers from 2 to {MOST_ORDER}.")
+        if sorted(set(orders)) != orders:
+            raise ValueError(f"`ngram_orders` is {orders!r}; it must be ascending, each order once.")
+        check_positive(self, "ngram_rows", most=MOST_NGRAM_ROWS)
+        if self.ngram_rows & (self.ngram_rows - 1):
+            raise ValueError(f"`ngram_rows` is {self.ngram_rows}; it must be a power of two.")
+        if self.ngram_output and not orders:
+            raise ValueError("`ngram_output` is True, but `ngram_orders` is empty; it must have at least one order.")
+        if orders and self.vocab_size >= MOST_NGRAM_IDS:
+            raise ValueError(f"`vocab_size` is {self.vocab_size}; with `ngram_orders`, it must be below 2^24.")
+        if orders and getattr(self, "input_size", None) is not None:
+            raise ValueError(f"`ngram_orders` is {orders!r}, but `input_size` is set; real values have no n-grams.")
+
+
+class RecurrentConfig(ContextConfig):
     """Base class of the configurations of recurrent byte-level models.
 
     Defaults that differ from transformers' beyond [`ByteConfig`]: the embedding is tied to the head, no biases, no
@@ -139,6 +179,8 @@ class RecurrentConfig(ByteConfig):
             be changed after training.
         count_memory_rows: rows of mixing weights in the state that adapt to the stream, a power of two; 0 for none. It
             may be changed after training.
+
+    The other fields are those of [`ContextConfig`].
 
     Raises:
         ValueError: a size is below 1 or too large, `norm_eps` is negative, `pooling` is unknown, or a size of the

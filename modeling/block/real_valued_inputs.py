@@ -6,7 +6,7 @@ Shape letters: B streams or batch, T steps.
 import torch
 from torch import nn
 
-from .recurrent_causal_lm import RecurrentModelOutput
+from .recurrent_backbone import RecurrentModelOutput
 
 
 class RealValuedInputs:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from .recurrent_causal_lm import RecurrentBackbone, RecurrentPreTrainedModel
+from .recurrent_backbone import RecurrentBackbone, RecurrentPreTrainedModel
 from .recurrent_state import upcast
 from .tensor_checks import has_values
 

@@ -1,1 +1,1 @@
-"""Memory of contexts: counts of the bytes that followed the same contexts, mixed with the network's prediction."""
+"""Memories of contexts: embeddings of hashed n-grams, and counts mixed with the network's prediction."""

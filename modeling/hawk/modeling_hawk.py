@@ -6,14 +6,9 @@ In the sizes of the Memora paper: no biases, dense gates, MLP of width 3 M, embe
 import torch
 from torch import nn
 
+from ..block.recurrent_backbone import LayerInputs, RecurrentLayer, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_blocks import Contraction, TemporalConvolution
-from ..block.recurrent_causal_lm import (
-    LayerInputs,
-    RecurrentForCausalLM,
-    RecurrentLayer,
-    RecurrentModel,
-    RecurrentPreTrainedModel,
-)
+from ..block.recurrent_causal_lm import RecurrentForCausalLM
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
 from ..units.recurrent_units import build_layer_unit

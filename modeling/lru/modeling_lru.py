@@ -9,7 +9,8 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..block.real_valued_inputs import RealValuedInputs
-from ..block.recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
+from ..block.recurrent_backbone import LayerInputs, RecurrentModel, RecurrentPreTrainedModel
+from ..block.recurrent_causal_lm import RecurrentForCausalLM
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState, upcast
 from ..units.recurrent_unit import RecurrentUnit

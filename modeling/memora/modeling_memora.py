@@ -8,14 +8,9 @@ import torch
 from torch import nn
 
 from ..block.gated_norm import gated_norm
+from ..block.recurrent_backbone import LayerInputs, RecurrentLayer, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_blocks import Contraction, layer_norm
-from ..block.recurrent_causal_lm import (
-    LayerInputs,
-    RecurrentForCausalLM,
-    RecurrentLayer,
-    RecurrentModel,
-    RecurrentPreTrainedModel,
-)
+from ..block.recurrent_causal_lm import RecurrentForCausalLM
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
 from ..units.recurrent_units import build_layer_unit

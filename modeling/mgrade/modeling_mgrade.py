@@ -12,7 +12,8 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..block.real_valued_inputs import RealValuedInputs
-from ..block.recurrent_causal_lm import LayerInputs, RecurrentForCausalLM, RecurrentModel, RecurrentPreTrainedModel
+from ..block.recurrent_backbone import LayerInputs, RecurrentModel, RecurrentPreTrainedModel
+from ..block.recurrent_causal_lm import RecurrentForCausalLM
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState
 from ..units.recurrent_units import build_layer_unit

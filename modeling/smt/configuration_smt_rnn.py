@@ -1,12 +1,12 @@
 """Configuration of the RNNs of Supervised Memory Training."""
 
-from ..block.configuration_recurrent import MOST_PARTS, POOLINGS, check_choice, check_positive
+from ..block.configuration_recurrent import MOST_PARTS, POOLINGS, ContextConfig, check_choice, check_positive
 from .configuration_smt import SmtConfig
 
 BACKBONES = ("transformer", "mlp", "gru")
 
 
-class SmtRnnConfig(SmtConfig):
+class SmtRnnConfig(SmtConfig, ContextConfig):
     """Configuration of an RNN with a memory of Z tokens × D; the defaults are the paper's (appendix E).
 
     Args:
@@ -21,8 +21,11 @@ class SmtRnnConfig(SmtConfig):
         pooling: input of a sequence classifier's head, the "mean" over the steps or the "last" step.
         use_cache: return the state from `forward` by default.
 
+    The other fields are those of [`SmtConfig`] and [`ContextConfig`].
+
     Raises:
-        ValueError: as [`SmtConfig`]; `backbone` or `pooling` is unknown, or `memory_norm` is on with "gru".
+        ValueError: as [`SmtConfig`] and [`ContextConfig`]; `backbone` or `pooling` is unknown, or `memory_norm` is on
+            with "gru".
     """
 
     model_type = "smt_rnn"

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..block.block_inputs import Padding
-from ..block.recurrent_causal_lm import RecurrentBackbone, RecurrentForCausalLM, RecurrentPreTrainedModel
+from ..block.recurrent_backbone import NGRAMS, RecurrentBackbone, RecurrentPreTrainedModel
+from ..block.recurrent_causal_lm import RecurrentForCausalLM
 from ..block.recurrent_sequence_classification import RecurrentForSequenceClassification
 from ..block.recurrent_state import RecurrentState, check_state, state_dtype
 from ..block.tensor_checks import check_mask, check_token_ids
@@ -131,13 +132,16 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def state_layout(self) -> dict[str, tuple[int, ...]]:
+    def layer_layout(self) -> dict[str, tuple[int, ...]]:
         return {"memory": (self.config.num_memory_tokens, self.config.memory_size)}
 
-    def update(self, memory: torch.Tensor, input_ids: torch.LongTensor) -> torch.Tensor:
+    def update(
+        self, memory: torch.Tensor, input_ids: torch.LongTensor, ngrams: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """One step for any number of memories: memory (…, Z, D) and input (…) → the next memory (…, Z, D).
 
-        The new memory has the type of states.
+        The new memory has the type of states. `ngrams` (…, largest order - 1) is that part of the states before, for a
+        model with n-grams; by default, the inputs are the first of their episodes.
 
         Raises:
             ValueError: the memory is not (…, Z, D), or there is not one input for each memory.
@@ -147,25 +151,31 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
             raise ValueError(
                 f"`input_ids` has shape {tuple(input_ids.shape)}, but there are {tuple(memory.shape[:-2])} memories."
             )
-        inputs, constants = self.memory_update.prepare(self.embed_tokens(input_ids.flatten()))
+        embedded = self._embed(input_ids.reshape(-1, 1), None if ngrams is None else ngrams.flatten(0, -2))
+        inputs, constants = self.memory_update.prepare(embedded.squeeze(1))
         return self._step(memory.flatten(0, -3), inputs, constants).view(memory.shape)
 
     def unroll(
-        self, memory: torch.Tensor, input_ids: torch.LongTensor, reset_mask: torch.Tensor | None = None
+        self,
+        memory: torch.Tensor,
+        input_ids: torch.LongTensor,
+        reset_mask: torch.Tensor | None = None,
+        ngrams: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Step by step from `memory` (B, Z, D) through `input_ids` (B, T): the memory after each, (B, T, Z, D).
 
-        `reset_mask` (B, T) bool is true where the memory is set to zero first. With gradient checkpointing the steps
-        between √T memories are recomputed in the backward pass.
+        `reset_mask` (B, T) bool is true where the memory is set to zero first; `ngrams` is as for [`update`]. With
+        gradient checkpointing the steps between √T memories are recomputed in the backward pass.
 
         Raises:
             ValueError: a shape does not match.
         """
         check_token_ids("input_ids", input_ids, self.config.vocab_size)
-        check_state(state := {"memory": memory}, self.state_shapes(len(input_ids)))
+        shape = torch.Size((len(input_ids), *self.layer_layout()["memory"]))
+        check_state({"memory": memory}, {"memory": shape})
         if reset_mask is not None:
             reset_mask = check_mask("reset_mask", reset_mask, *input_ids.shape).bool()
-        return self._unroll(memory, self.embed_inputs(input_ids, state), reset_mask, None)[0]
+        return self._unroll(memory, self._embed(input_ids, ngrams, reset_mask), reset_mask, None)[0]
 
     def readout_states(self, memory: torch.Tensor) -> torch.Tensor:
         """The input of the head, (…, M), from memories (…, Z, D)."""
@@ -181,6 +191,17 @@ class SmtRnnModel(SmtRnnPreTrainedModel, RecurrentBackbone):
         outputs = self.decoder(memories.flatten(0, 1), output_hidden_states=True)
         hidden_states = [hidden, *(output.view(*hidden.shape[:2], -1) for output in outputs)]
         return hidden_states[-1][:, kept], new_state, hidden_states
+
+    def _embed(
+        self, input_ids: torch.Tensor, ngrams: torch.Tensor | None, reset_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The inputs (B, T, M) of a block after the last bytes `ngrams`."""
+        state = {}
+        if self.embed_ngrams is not None:
+            zeros = self.init_state(len(input_ids), input_ids.device)[NGRAMS]
+            state[NGRAMS] = zeros if ngrams is None else ngrams
+            check_state(state, {NGRAMS: zeros.shape}, input_ids.device)
+        return self.embed_inputs(input_ids, state, reset_mask).hidden
 
     def _check_memory(self, memory: torch.Tensor) -> None:
         shape = (self.config.num_memory_tokens, self.config.memory_size)
@@ -230,15 +251,21 @@ class SmtRnnForCausalLM(SmtRnnPreTrainedModel, RecurrentForCausalLM):
 
     backbone_class = SmtRnnModel
 
-    def update(self, memory: torch.Tensor, input_ids: torch.LongTensor) -> torch.Tensor:
+    def update(
+        self, memory: torch.Tensor, input_ids: torch.LongTensor, ngrams: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """One step for any number of memories: memory (…, Z, D) and input (…) → the next memory (…, Z, D)."""
-        return self.model.update(memory, input_ids)
+        return self.model.update(memory, input_ids, ngrams)
 
     def unroll(
-        self, memory: torch.Tensor, input_ids: torch.LongTensor, reset_mask: torch.Tensor | None = None
+        self,
+        memory: torch.Tensor,
+        input_ids: torch.LongTensor,
+        reset_mask: torch.Tensor | None = None,
+        ngrams: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The memory (B, T, Z, D) after each of `input_ids` (B, T). See [`SmtRnnModel.unroll`]."""
-        return self.model.unroll(memory, input_ids, reset_mask)
+        return self.model.unroll(memory, input_ids, reset_mask, ngrams)
 
     def readout(self, memory: torch.Tensor) -> torch.Tensor:
         """Logits (…, V) of the output that follows each memory (…, Z, D)."""

@@ -70,7 +70,8 @@ class CapturedStep:
     ) -> tuple[torch.Tensor, RecurrentState] | None:
         """See [`run_single_step`]."""
         # Copies into the graph's inputs would convert what `forward` refuses.
-        check_state(state, model.state_shapes(len(hidden)), hidden.device)
+        shapes = {name: torch.Size((len(hidden), *shape)) for name, shape in model.layer_layout().items()}
+        check_state(state, shapes, hidden.device)
         if any(tensor.device != hidden.device for tensor in state.values()):
             return None
         with self.lock:

@@ -62,7 +62,8 @@ class CompiledStep:
         self.dtype = self.table.dtype if self.reads_tokens else inputs.dtype
         self.width, self.weights = backbone.config.hidden_size, weights
         self.bytes_read = sum(parameter.nbytes for parameter in model.parameters())
-        self.shape_of_state = backbone.state_shapes(1)
+        layout = backbone.layer_layout()
+        self.shape_of_state = {name: torch.Size((1, *shape)) for name, shape in layout.items()}
         self._shapes: dict[int, list[tuple[int, ...]]] = {}  # B → shapes of the parts of a state
         self.problem: str | None = None
         self.waiting = 0
@@ -75,6 +76,8 @@ class CompiledStep:
         if inputs.is_floating_point():
             return kernel_for(inputs.dtype) is not None
         embedding = getattr(model.model, "embed_tokens", None)
+        if model.model.embed_ngrams is not None:
+            return False
         return type(embedding) is nn.Embedding and kernel_for(embedding.weight.dtype) is not None
 
     @staticmethod

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_recurrent import config_from_preset
+from hf_recurrent.modeling.contexts.ngram_embedding import NgramEmbedding
 from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -16,12 +17,14 @@ import leaky_unit  # noqa: F401 (a user's own unit, registered as "leaky", passe
 FAMILIES = ["memora", "hawk", "mgrade", "lru", "smt-rnn"]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 
-# A family, or a family with another unit in its block, or SMT's RNN with another update.
+# A family, or a family with another unit in its block, or SMT's RNN with another update, or a family with n-grams.
 SIGNED = ["memora+glru+signed", "memora+mingru+signed"]
 UNITS = [f"memora+{unit}" for unit in RECURRENT_UNITS if unit not in ("glru", "rg_lru")]
+NGRAMS = [f"{family}+ngrams" for family in FAMILIES]
 VARIANTS = [*FAMILIES, *UNITS, *SIGNED, "smt-rnn+mlp", "smt-rnn+gru"]
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
+each_variant_and_ngrams = pytest.mark.parametrize("variant", [*VARIANTS, *NGRAMS])
 each_family = pytest.mark.parametrize("family", FAMILIES)
 each_family_and_own_unit = pytest.mark.parametrize("family", [*FAMILIES, "memora+leaky"])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -29,6 +32,9 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], id
 
 def tiny_config(variant: str, **overrides):
     family, *options = variant.split("+")
+    if "ngrams" in options:
+        options.remove("ngrams")
+        overrides = {"ngram_orders": [2, 3, 5], "ngram_rows": 64, "ngram_output": True} | overrides
     if family == "smt-rnn":
         return tiny_smt_config(*options, **overrides)
     sizes = {"hidden_size": 16, "state_size": 24, "num_hidden_layers": 2}
@@ -51,7 +57,11 @@ def tiny_smt_config(backbone: str = "transformer", **overrides):
 
 def tiny_model(variant: str, dtype: torch.dtype = torch.float32, **overrides) -> PreTrainedModel:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(tiny_config(variant, **overrides)).to(dtype).eval()
+    model = AutoModelForCausalLM.from_config(tiny_config(variant, **overrides)).to(dtype).eval()
+    for module in model.modules():
+        if isinstance(module, NgramEmbedding):  # zero at first
+            torch.nn.init.normal_(module.weight)
+    return model
 
 
 def read_bytes(model: PreTrainedModel, input_ids: torch.Tensor) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from forked_groups import run_group
 from smt_cases import tiny_pair
-from tiny_run import logged, tiny_corpora, tiny_model, tiny_trainer
+from tiny_run import logged, table_model, tiny_corpora, tiny_model, tiny_trainer
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import (
@@ -52,8 +52,10 @@ def finish(trainer, name, resume=None):
         (FOLDER / f"{name}.json").write_text(json.dumps(result))
 
 
-def next_token(name, batch, resume=None, lora=False, **arguments):
-    model = tiny_model()
+def next_token(name, batch, resume=None, lora=False, tables=False, **arguments):
+    model = table_model() if tables else tiny_model()
+    if tables:
+        arguments |= {"matrix_optimizer": "muon"}
     if lora:
         from peft import LoraConfig, get_peft_model
 
@@ -147,6 +149,15 @@ SCENARIOS = {
     "lora_fsdp": (2, True, lambda _: next_token("lora_fsdp", 2, lora=True, **_SAMPLES), {}),
     "lora_resumed": (2, True, lambda _: next_token("lora_resumed", 2, "lora_fsdp/checkpoint-3", lora=True), {}),
     "lora_one": (1, False, lambda _: next_token("lora_one", 4, "lora_fsdp/checkpoint-3", lora=True), {}),
+    "tables": (1, False, lambda _: next_token("tables", 4, tables=True), {}),
+    "tables_fsdp": (2, True, lambda _: next_token("tables_fsdp", 2, tables=True), {}),
+    "tables_resumed": (
+        2,
+        True,
+        lambda _: next_token("tables_resumed", 2, "tables_fsdp/checkpoint-3", tables=True),
+        {},
+    ),
+    "tables_one": (1, False, lambda _: next_token("tables_one", 4, "tables_fsdp/checkpoint-3", tables=True), {}),
     "compiled_fsdp": (2, True, lambda _: next_token("compiled_fsdp", 2, torch_compile=True), {}),
     "smt": (2, False, lambda _: memories("smt", 2, **_SMT), {}),
     "smt_fsdp": (2, True, lambda _: memories("smt_fsdp", 2, **_SMT), {}),

@@ -212,6 +212,18 @@ def test_number_of_steps(tmp_path):
     assert steps == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(("decay", "factor"), [("linear", lambda x: 1 - x), ("1-sqrt", lambda x: 1 - math.sqrt(x))])
+def test_schedules_that_decay_to_zero(tmp_path, decay, factor):
+    options = {"num_decay_steps": 10, "decay_type": decay}
+    trainer = tiny_trainer(
+        tmp_path, lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=options, warmup_steps=2,
+        logging_steps=1, save_strategy="no",
+    )  # fmt: skip
+    trainer.train()
+    expected = [0, 0.5, *(factor(step / 10) for step in range(10))]
+    assert list(logged(trainer, "learning_rate").values()) == pytest.approx([1e-2 * each for each in expected])
+
+
 def test_rates_and_positions_do_not_decay(tmp_path):
     trainer = tiny_trainer(tmp_path)
     decayed = trainer.get_decay_parameter_names(trainer.model)

@@ -89,6 +89,15 @@ def test_sensitivities_and_weights_built_in_parts_are_those_of_one_process(runs)
     assert runs.read("same_weights") == []
 
 
+def test_tables_beside_sharded_matrices_train_as_in_one_process(tmp_path, environment):
+    runs = run(tmp_path, environment, ["tables", "tables_fsdp+tables_resumed", "tables_one"])
+    one, whole, resumed = (runs.read(name) for name in ("tables", "tables_fsdp", "tables_resumed"))
+    assert_trained_as_one(one, whole)
+    assert resumed.losses == whole.losses and resumed.evaluated == whole.evaluated
+    assert all((resumed.weights[name] == weight).all() for name, weight in whole.weights.items())
+    assert_close(runs.read("tables_one"), whole)
+
+
 def test_processes_that_disagree_end_with_one_sentence(runs):
     expected = "`learning_rate` is 0.1 in process 0 and 0.2 in process 1"
     sentences = [runs.read(f"disagree{rank}") for rank in (0, 1)]

@@ -1,6 +1,6 @@
 """A run of seconds, as a module for tests and as a program for those that need processes of their own.
 
-    python tiny_run.py OUTPUT_DIR BATCH_SIZE ACCUMULATION [--resume PATH|true] [--slow] [--noise] [--online]
+    python tiny_run.py OUTPUT_DIR BATCH_SIZE ACCUMULATION [--resume PATH|true] [--slow] [--noise] [--online] [--tables]
 
 Writes OUTPUT_DIR/record.json: world size, logged losses, evaluation; and OUTPUT_DIR/final.safetensors: the weights.
 """
@@ -41,6 +41,39 @@ def tiny_model(preset="memora-tiny", **overrides):
     if preset.startswith(("memora", "hawk")):
         sizes["state_size"] = 24
     return AutoModelForCausalLM.from_config(config_from_preset(preset, **sizes | overrides))
+
+
+class HashedTable(torch.nn.Module):
+    """Rows of hashed bytes, with sparse gradients."""
+
+    sparse_gradients = True
+
+    def __init__(self, rows, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(rows, width))
+
+    def forward(self, ids):
+        rows = ids * 31 % len(self.weight)
+        return torch.nn.functional.embedding(rows, self.weight, sparse=torch.is_grad_enabled())
+
+
+class EmbeddingWithTable(torch.nn.Embedding):
+    """An embedding to which the rows of a table are added."""
+
+    def forward(self, ids):
+        return super().forward(ids) + self.hashed(ids)
+
+
+def table_model(rows=97, **overrides):
+    """[`tiny_model`] with a table."""
+    model = tiny_model(**overrides)
+    embedding = model.get_input_embeddings()
+    embedding.__class__ = EmbeddingWithTable
+    embedding.hashed = HashedTable(rows, embedding.embedding_dim)
+    return model
+
+
+TABLE = "model.embed_tokens.hashed.weight"
 
 
 def tiny_trainer(output_dir, model=None, callbacks=None, corpora=None, online=False, **arguments):
@@ -106,12 +139,15 @@ def main():
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--noise", action="store_true")
     parser.add_argument("--online", action="store_true")
+    parser.add_argument("--tables", action="store_true", help="a table and Muon")
     parser.add_argument("--save_steps", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     callbacks = [*([Slow()] if options.slow else []), *([Noise()] if options.noise else [])]
     trainer = tiny_trainer(
         options.output_dir,
+        table_model() if options.tables else None,
+        matrix_optimizer="muon" if options.tables else "adamw",
         callbacks=callbacks,
         online=options.online,
         per_device_train_batch_size=options.batch_size,

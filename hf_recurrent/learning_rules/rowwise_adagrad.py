@@ -1,0 +1,106 @@
+"""Row-wise Adagrad: the optimizer of tables of embeddings, of which a step touches few rows."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def sparse_tables(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Tables with sparse gradients, by name: the parameters of modules whose `sparse_gradients` is true."""
+    return {
+        f"{prefix}.{name}".lstrip("."): parameter
+        for prefix, module in model.named_modules()
+        if getattr(module, "sparse_gradients", False)
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+
+
+class RowwiseAdagrad(torch.optim.Optimizer):
+    """Adagrad with one accumulator for each row of a table: a step reads and writes the rows in its gradient only.
+
+    `s[row] += mean(g²)` and `w[row] -= lr · g / (sqrt(s[row]) + eps)`. A constant factor of all gradients changes
+    nothing, so they need no clipping. There is no momentum and no weight decay, which would touch every row. Rows
+    without a gradient keep their bits; a dense gradient gives the same result as a sparse one.
+
+    Source: Adagrad (Duchi et al. 2011), row-wise as in Mudigere et al. 2022, *Software-Hardware Co-design for Fast and
+    Scalable Training of Deep Learning Recommendation Models*.
+
+    Args:
+        params: matrices (rows, width), or groups of them.
+        lr: learning rate.
+        eps: added to the denominator.
+
+    Raises:
+        ValueError: `lr` or `eps` is negative, or a parameter is not a matrix.
+    """
+
+    # Entries of a parameter's state with one number for each row.
+    row_states = ("row_sums",)
+
+    def __init__(
+        self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 0.02, eps: float = 1e-10
+    ):
+        for name, value in (("lr", lr), ("eps", eps)):
+            if not value >= 0:
+                raise ValueError(f"`{name}` is {value}; it must be 0 or more.")
+        super().__init__(params, {"lr": lr, "eps": eps})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of tables; raise a ValueError if a parameter is not a matrix."""
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            if parameter.ndim != 2:
+                raise ValueError(f"`params` has a tensor of shape {tuple(parameter.shape)}; it must be a matrix.")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the rows that have a gradient; returns the result of `closure`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group["lr"], group["eps"])
+        return loss
+
+    def _update(self, table: nn.Parameter, gradient: torch.Tensor, rate: float, eps: float) -> None:
+        state = self.state[table]
+        if not state:
+            # In bfloat16, a sum would soon be too large to grow.
+            state["row_sums"] = torch.zeros(table.shape[0], dtype=_sum_type(table), device=table.device)
+        sums = state["row_sums"]
+        if not gradient.is_sparse:
+            gradient = gradient.to(sums.dtype)
+            sums += gradient.square().mean(1)
+            table -= (gradient * (rate / (sums.sqrt() + eps))[:, None]).to(table.dtype)
+            return
+        gradient = gradient.coalesce()
+        rows, values = gradient.indices()[0], gradient.values().to(sums.dtype)
+        touched = sums[rows] + values.square().mean(1)
+        sums.index_copy_(0, rows, touched)
+        step = values * (rate / (touched.sqrt() + eps))[:, None]
+        table.index_add_(0, rows, step.to(table.dtype), alpha=-1)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state; sums of rows keep their type, whatever the type of the table."""
+        super().load_state_dict(state_dict)
+        restore_row_sums(self, state_dict)
+
+
+def restore_row_sums(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Undo the rounding of `Optimizer.load_state_dict`, which gives states the type of their parameter."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name in RowwiseAdagrad.row_states:
+            if name in (saved := state_dict["state"].get(number, {})):
+                value = saved[name].to(parameter.device, _sum_type(parameter), copy=True)
+                optimizer.state[parameter][name] = value
+
+
+def _sum_type(table: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(table.dtype, torch.float32)

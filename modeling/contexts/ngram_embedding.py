@@ -1,0 +1,130 @@
+"""Embeddings of hashed n-grams: the last 2, 3, … bytes select rows of a table that are added to the byte's embedding.
+
+A row is learned from the few places where its n-gram stands, so the table holds literal strings, and the network is
+left with what generalises. Sources: Pagnoni et al. 2024 (BLT, hash n-gram embeddings), Huang et al. 2025
+(Over-Tokenized Transformer).
+
+The hash of order n is Σ_k A^(k+1) · x_k mod P over the last n bytes x_0, x_1, …, newest first, with P = 2^31 - 1; a
+byte counts as its id + 1, and 0 is "no byte": before the first byte of an episode there is none. All sums stay below
+2^63, so that every runtime computes the same integers.
+
+Shape letters: B streams or batch, T steps, M model width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from ..block.block_inputs import Padding
+from ..block.recurrent_blocks import episode_numbers, last_inputs
+
+# Part of the format of checkpoints: with other numbers, trained tables would be read at other rows.
+NGRAM_MODULUS, NGRAM_BASE = 2**31 - 1, 1_103_515_245
+
+
+class NgramEmbedding(nn.Module):
+    """A table with `config.ngram_rows` rows for each order, zero at first: the model starts as the one without it.
+
+    In training its gradient is sparse: a step costs what the rows that it touches cost, not the table. Trainers find
+    such modules by `sparse_gradients`.
+    """
+
+    sparse_gradients = True
+    no_weight_decay = ("weight",)  # a row that is rarely seen would fade
+
+    def __init__(self, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(len(config.ngram_orders) * config.ngram_rows, config.hidden_size))
+
+    def reset_parameters(self) -> None:
+        init.zeros_(self.weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The sums (B, T, M) of the rows (B, T, orders) of the n-grams that end at each step."""
+        sparse = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return nn.functional.embedding(rows, self.weight, sparse=sparse).sum(-2)
+
+
+def table_parameters(model: nn.Module) -> int:
+    """Number of parameters in tables of which a step reads a few rows; `num_parameters()` counts them too."""
+    tables = {module.weight for module in model.modules() if getattr(module, "sparse_gradients", False)}
+    return sum(table.numel() for table in tables)
+
+
+def read_ngrams(
+    config, input_ids: Tensor, recent: Tensor, reset_mask: Tensor | None = None, padding: Padding | None = None
+) -> tuple[Tensor, Tensor]:
+    """The rows of the n-grams that end at each step of a block.
+
+    Args:
+        config: with `ngram_orders` and `ngram_rows`.
+        input_ids: (B, T).
+        recent: (B, largest order - 1), ids + 1 before the block, oldest first; 0 for no byte.
+        reset_mask: (B, T) bool; n-grams do not reach before a reset.
+        padding: None without padding.
+
+    Returns:
+        The rows (B, T, orders) and `recent` after the last real step of every row.
+    """
+    lengths = None
+    if padding is not None:
+        input_ids, reset_mask = padding.pack(input_ids), padding.pack_resets(reset_mask)
+        lengths = padding.lengths
+    history = recent.shape[1]
+    padded = torch.cat([recent, (input_ids + 1).to(recent.dtype)], dim=1)
+    episode = None if reset_mask is None else episode_numbers(reset_mask, history)
+    windows = padded.unfold(1, history + 1, 1)
+    if episode is not None:
+        episodes = episode.unfold(1, history + 1, 1)
+        windows = windows.masked_fill(episodes != episodes[..., -1:], 0)
+    rows = hashed_rows(windows, config.ngram_orders, config.ngram_rows)
+    new = last_inputs(padded.unsqueeze(-1), history, lengths, episode).squeeze(-1)
+    return (rows if padding is None else padding.unpack(rows)), new
+
+
+def hashed_rows(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
+    """Rows (…, orders) int64 of a table with `rows` rows for each order.
+
+    Args:
+        windows: (…, largest order), ids + 1 of the last bytes, newest last; 0 for no byte.
+        orders: ascending.
+        rows: of each order.
+    """
+    # Exports and recordings see one operator, for which they have code of their own.
+    if torch.compiler.is_exporting() or torch._C._len_torch_dispatch_stack():
+        return torch.ops.hf_recurrent.ngram_rows(windows, list(orders), rows)
+    return ngram_rows(windows, orders, rows)
+
+
+def ngram_rows(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
+    """[`hashed_rows`] in operations of torch."""
+    factors = windows.new_tensor(ngram_factors(windows.shape[-1]), dtype=torch.long)
+    sums = (windows.long().flip(-1) * factors).cumsum(-1)
+    last = windows.new_tensor([order - 1 for order in orders], dtype=torch.long)
+    start = windows.new_tensor([number * rows for number in range(len(orders))], dtype=torch.long)
+    return sums.index_select(-1, last) % NGRAM_MODULUS % rows + start
+
+
+def ngram_factors(length: int) -> list[int]:
+    """The factors of the last `length` bytes in the hash, newest first."""
+    return [pow(NGRAM_BASE, power, NGRAM_MODULUS) for power in range(1, length + 1)]
+
+
+def _operator(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
+    return ngram_rows(windows, orders, rows)
+
+
+def _register_operator() -> None:
+    """Define hf_recurrent::ngram_rows once per process, as `linear_scan` is defined."""
+    if hasattr(torch.ops.hf_recurrent, "ngram_rows"):
+        return
+    operator = torch.library.custom_op("hf_recurrent::ngram_rows", _operator, mutates_args=())
+
+    @operator.register_fake
+    def _(windows, orders, rows):
+        return windows.new_empty((*windows.shape[:-1], len(orders)), dtype=torch.long)
+
+
+_register_operator()
