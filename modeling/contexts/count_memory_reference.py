@@ -75,6 +75,8 @@ class _CountReader:
     ):
         self.arrays, self.shape, self.rates, self.block, self.row = arrays, shape, rates, block, row
         self.stream = CountStream.load(state, shape)
+        if block.pending is not None and not 0 <= block.pending_used[row] <= block.pending.shape[1]:
+            block.pending_used[row] = 0
         self.found: FoundCounts | None = None  # at the current position
         self.path: NodePredictions | None = None  # of the byte `path_byte`
         self.path_byte = -1
@@ -95,7 +97,7 @@ class _CountReader:
         """
         block = self.block
         if self.rates.learns:
-            target = self.stream.target
+            target = self.stream.target if self.stream.target < 256 else -1
             if self.stream.pending and target >= 0:
                 if self.path_byte != target:
                     self.found = None
@@ -156,6 +158,8 @@ class _CountReader:
         stream, block, row = self.stream, self.block, self.row
         stream.pending = 1
         stream.target = -1 if block.targets is None else int(block.targets[row, step])
+        if stream.target > 255:
+            stream.target = -1
         self._read_network(step)
         found = self._find()
         if stream.target >= 0:
@@ -184,7 +188,8 @@ class _CountReader:
         nats = np.float32(0)
         for log in log_positive(probabilities.astype(np.float32) * np.float32(1 / 65536)):
             nats = nats - log
-        self.block.nats[self.row, step] = nats
+        if self.block.nats is not None:
+            self.block.nats[self.row, step] = nats
         if self.block.probabilities is not None:
             self.block.probabilities[self.row, step] = probabilities
 
