@@ -124,8 +124,11 @@ static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const s
             }
             b->pending[number * b->pending_size + b->pending_used[number]++] = (uint8_t)byte;
         }
+        int64_t next = i + 1; /* where the next byte is, if this is not the last one */
+        while (t < last && !(b->flags[next] & REAL_STEP)) next++;
         const int label = b->targets ? b->targets[i] : -1, target = label < 256 ? label : -1;
-        NAME(read_network)(s, b->network ? b->network + i * b->network_width : 0, b->network_width, target, t == last || target < 0 || (b->logits && t >= b->first));
+        NAME(read_network)(s, b->network ? b->network + i * b->network_width : 0, b->network_width, target,
+            t == last || target != b->bytes[next] || (b->logits && t >= b->first));
         find(m, s, &found);
         is_found = 1;
         path.valid = 0;
