@@ -141,7 +141,7 @@ INLINE float log_positive(float x)
 {
     union { float f; int32_t i; } bits = {x};
     const int k = (bits.i - 0x3f3504f3) >> 23; /* mantissa from sqrt(1/2) on */
-    bits.i -= k << 23;
+    bits.i -= k * (1 << 23);
     const float t = bits.f - 1;
     float p = 0.08743945509195328f;
     p = p * t - 0.14377330243587494f; p = p * t + 0.14949095249176025f; p = p * t - 0.16560696065425873f;

@@ -214,16 +214,16 @@ static void find_match(const struct memory *m, struct stream *s, struct found *f
     const uint64_t now = h->position, mask = ring_size(m) - 1, text_mask = (1ULL << m->text_bits) - 1;
     const uint8_t *ring = ring_of(m, s);
     if (!in_text(m, s->long_match)) s->long_length = 0;
-    if (s->long_length < 24)
-        for (int k = 1; k >= 0; k--) {
-            const uint32_t least = k ? LONG_INDEX : SHORT_MATCH;
-            if (now < least) continue;
-            const uint64_t at = m->index[((int64_t)k << m->index_bits) + (f->hashes.text[k] >> (32 - m->index_bits))];
-            if (!in_text(m, at)) continue;
-            uint32_t length = 0;
-            while (length < LONGEST && length < now && length < at && m->text[(at - 1 - length) & text_mask] == back(h, ring, mask, length + 1)) length++;
-            if (length > s->long_length && length >= least - 2) { s->long_length = length; s->long_match = at; break; }
-        }
+    /* The longest one: so another search here, after a break between blocks, finds the same. */
+    for (int k = 1; k >= 0; k--) {
+        const uint32_t least = k ? LONG_INDEX : SHORT_MATCH;
+        if (s->long_length >= 24 || now < least) continue;
+        const uint64_t at = m->index[((int64_t)k << m->index_bits) + (f->hashes.text[k] >> (32 - m->index_bits))];
+        if (!in_text(m, at)) continue;
+        uint32_t length = 0;
+        while (length < LONGEST && length < now && length < at && m->text[(at - 1 - length) & text_mask] == back(h, ring, mask, length + 1)) length++;
+        if (length > s->long_length && length >= least - 2) { s->long_length = length; s->long_match = at; }
+    }
     f->long_symbol = s->long_length ? m->text[s->long_match & text_mask] : -1;
     f->long_length = (int)(s->long_length < 65535 ? s->long_length : 65535);
 }

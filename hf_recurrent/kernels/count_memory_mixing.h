@@ -141,7 +141,7 @@ static TARGET void NAME(update_node)(struct memory *m, struct stream *s, const s
         for (int i = 0; i < SOURCES; i++)
             if (node->cells[i] >= 0) {
                 struct cell *c = m->cells + node->cells[i];
-                const int speed = cell_rate[c->n];
+                const int speed = cell_rate[c->n & 1023];
                 c->p = (uint16_t)limited(c->p + (int)((int64_t)(target - c->p) * (speed > r->least_cell ? speed : r->least_cell) / 65536), 16, 65519);
                 c->n += c->n < 1023;
             }

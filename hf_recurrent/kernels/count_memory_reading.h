@@ -57,7 +57,7 @@ static TARGET void NAME(predict_all)(const struct memory *m, struct stream *s, c
 
 static TARGET void NAME(read_network)(struct stream *s, const float *network, int64_t width, int target, int all)
 {
-    if (!network) { s->network[0] = 0; return; }
+    if (!network || (width != 256 && target < 0)) { s->network[0] = 0; return; }
     if (width == 256) { NAME(network_nodes)(network, all ? -1 : target, s->network); return; }
     s->network[0] = 1;
     for (int depth = 0; depth < 8; depth++) s->network[(256 | target) >> (8 - depth)] = network[depth];
@@ -65,12 +65,13 @@ static TARGET void NAME(read_network)(struct stream *s, const float *network, in
 /* The end of a document whose bytes are learned: of its last label, then of its bytes. */
 static TARGET void NAME(end_document)(struct memory *m, struct stream *s, const struct rates *r, struct path *path, struct found *f, int64_t number, const struct block *b)
 {
-    if (s->pending && s->target >= 0) {
-        if (!path->valid || path->byte != s->target) { find(m, s, f); NAME(predict_path)(m, s, f, s->target, path); }
+    const int target = s->target < 256 ? s->target : -1;
+    if (s->pending && target >= 0) {
+        if (!path->valid || path->byte != target) { find(m, s, f); NAME(predict_path)(m, s, f, target, path); }
         NAME(update_path)(m, s, r, path);
     }
     if (b->pending) {
-        insert_document(m, b->pending + number * b->pending_size, b->pending_used[number], s->history.position ? s->target : -1);
+        insert_document(m, b->pending + number * b->pending_size, b->pending_used[number], s->history.position ? target : -1);
         b->pending_used[number] = 0;
     }
 }
@@ -83,7 +84,7 @@ static TARGET void NAME(write_target)(const struct path *path, int64_t i, const 
         nats -= log_positive((float)p * (1.0f / 65536));
         if (b->probabilities) b->probabilities[i * 8 + depth] = (uint16_t)p;
     }
-    b->nats[i] = nats;
+    if (b->nats) b->nats[i] = nats;
 }
 static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const struct rates *r, int64_t number, const struct block *b)
 {
@@ -91,6 +92,7 @@ static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const s
     struct path path = {0};
     int is_found = 0;
     int64_t last = b->steps - 1;
+    if (b->pending && (b->pending_used[number] < 0 || b->pending_used[number] > b->pending_size)) b->pending_used[number] = 0;
     while (last >= 0 && !(b->flags[number * b->steps + last] & REAL_STEP)) last--;
     for (int64_t t = 0; t <= last; t++) {
         const int64_t i = number * b->steps + t;
@@ -122,8 +124,11 @@ static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const s
             }
             b->pending[number * b->pending_size + b->pending_used[number]++] = (uint8_t)byte;
         }
-        const int target = b->targets ? b->targets[i] : -1;
-        NAME(read_network)(s, b->network ? b->network + i * b->network_width : 0, b->network_width, target, t == last || target < 0 || (b->logits && t >= b->first));
+        int64_t next = i + 1; /* where the next byte is, if this is not the last one */
+        while (t < last && !(b->flags[next] & REAL_STEP)) next++;
+        const int label = b->targets ? b->targets[i] : -1, target = label < 256 ? label : -1;
+        NAME(read_network)(s, b->network ? b->network + i * b->network_width : 0, b->network_width, target,
+            t == last || target != b->bytes[next] || (b->logits && t >= b->first));
         find(m, s, &found);
         is_found = 1;
         path.valid = 0;
