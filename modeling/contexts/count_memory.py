@@ -15,7 +15,6 @@ Shape letters: B streams or batch, T steps, V vocabulary (256).
 
 import importlib
 from functools import cache
-from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,8 +23,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from . import count_memory_reference
 from .count_memory_layout import REAL_STEP, RESET_STEP, Block, MemoryShape, Rates
+from .count_memory_reference import CountMemoryReference
 
 STATE_PART = "count_memory"
 READING = Rates()  # the shared memory stays as it is
@@ -38,12 +37,12 @@ _memories: WeakKeyDictionary[nn.Module, tuple[list[int], Any]] = WeakKeyDictiona
 
 
 @cache
-def count_memory_kernel() -> ModuleType:
-    """The compiled kernel, or the reference where it was not built."""
+def memory_class() -> type:
+    """The class of the compiled kernel, or the reference where it was not built."""
     try:
-        return importlib.import_module("hf_recurrent.kernels.count_memory_cpu")
+        return importlib.import_module("hf_recurrent.kernels.count_memory_cpu").Memory
     except ImportError:
-        return count_memory_reference
+        return CountMemoryReference
 
 
 class CountMemory(nn.Module):
@@ -71,7 +70,7 @@ class CountMemory(nn.Module):
         if self.slots.is_meta:
             return
         fresh = {name: np.zeros(size, dtype) for name, (size, dtype) in self.shape.buffers().items()}
-        count_memory_kernel().Memory(fresh, self.shape).begin()
+        memory_class()(fresh, self.shape).begin()
         for name, array in fresh.items():
             buffer = getattr(self, name)
             init.copy_(buffer, torch.from_numpy(array.view(buffer.numpy().dtype).reshape(buffer.shape)))
@@ -96,7 +95,7 @@ class CountMemory(nn.Module):
                 name: tensor.numpy().view(dtype).reshape(size)
                 for tensor, (name, (size, dtype)) in zip(tensors, self.shape.buffers().items(), strict=True)
             }
-            memory = count_memory_kernel().Memory(arrays, self.shape)
+            memory = memory_class()(arrays, self.shape)
             _memories[self] = known = [tensor.data_ptr() for tensor in tensors], memory
         return known[1]
 

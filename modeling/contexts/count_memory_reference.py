@@ -3,8 +3,6 @@
 `count_memory_contexts.py` finds what both memories know about the next byte, and `count_memory_mixing.py` turns it to
 probabilities and learns; here bytes are read one after another.
 
-The functions are those of `hf_recurrent/kernels/count_memory_cpu.py`.
-
 Shape letters: B streams, T steps.
 """
 
@@ -37,21 +35,25 @@ from .count_memory_mixing import (
 ALL_NODES = np.arange(1, 256)
 
 
-def begin(arrays: Mapping[str, np.ndarray], shape: MemoryShape) -> None:
-    """Fill the arrays of [`MemoryShape.buffers`], which are zero, with the values before the first byte."""
-    begin_mixing(arrays)
+class CountMemoryReference:
+    """A long-term memory that lies in arrays of [`MemoryShape.buffers`]; as `Memory` of the compiled kernel."""
 
+    def __init__(self, arrays: Mapping[str, np.ndarray], shape: MemoryShape):
+        self.arrays, self.shape = arrays, shape
 
-def insert(arrays: Mapping[str, np.ndarray], shape: MemoryShape, document: np.ndarray, end: int = -1) -> None:
-    """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative, in the long-term memory."""
-    count_document(arrays, document, end)
+    def begin(self) -> None:
+        """Fill arrays of zeros with the values before the first byte."""
+        begin_mixing(self.arrays)
 
+    def read(self, states: np.ndarray, rates: Rates, block: Block) -> None:
+        """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""
+        with np.errstate(all="ignore"):
+            for row, state in enumerate(states):
+                _CountReader(self.arrays, self.shape, state, rates, block, row).read()
 
-def read(arrays: Mapping[str, np.ndarray], shape: MemoryShape, states: np.ndarray, rates: Rates, block: Block) -> None:
-    """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""
-    with np.errstate(all="ignore"):
-        for row, state in enumerate(states):
-            _CountReader(arrays, shape, state, rates, block, row).read()
+    def insert(self, document: np.ndarray, end: int = -1) -> None:
+        """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative."""
+        count_document(self.arrays, document, end)
 
 
 class _CountReader:
@@ -192,9 +194,3 @@ class _CountReader:
             self.block.nats[self.row, step] = nats
         if self.block.probabilities is not None:
             self.block.probabilities[self.row, step] = probabilities
-
-
-class CountMemoryReference:
-    """The functions of this module under one name, for code that is gathered in one file."""
-
-    begin, read, insert = staticmethod(begin), staticmethod(read), staticmethod(insert)
