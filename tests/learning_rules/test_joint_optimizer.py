@@ -11,7 +11,7 @@ from hf_recurrent.checkpoints.files import load_tree, save_tree
 from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.joint_optimizer import JointOptimizer, join_optimizers
 from hf_recurrent.learning_rules.muon import Muon, orthogonalized
-from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad, sparse_tables
+from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad, coalesced, sparse_tables
 
 ROWS, WIDTH = 11, 4
 
@@ -72,6 +72,14 @@ def test_dense_gradients_give_the_same_and_untouched_rows_keep_their_bits():
     assert torch.allclose(sparse, dense, rtol=1e-6, atol=1e-7)
     assert torch.equal(sparse[-2:], before[-2:])  # no gradient has these rows
     assert not torch.isclose(sparse[:3], before[:3]).any()
+
+
+def test_coalesced_gradients_are_those_of_torch():
+    for gradient in gradients():
+        found, expected = coalesced(gradient), gradient.coalesce()
+        assert found.is_coalesced() and coalesced(found) is found
+        assert torch.equal(found.indices(), expected.indices()) and torch.equal(found.values(), expected.values())
+    assert coalesced(dense := torch.ones(3, 2)) is dense
 
 
 def test_the_scale_of_gradients_changes_nothing():
