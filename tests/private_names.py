@@ -31,6 +31,8 @@ PRIVATE_NAMES = {
     "torch._inductor.aoti_compile_and_package": "the documented way to AOTInductor has no other name",
     "torch._inductor.aoti_load_package": "likewise",
     "torch.Tensor._base": "a view of a parameter is no kept activation; storages do not tell who owns them",
+    "torch.Tensor._indices": "rows of a gradient that is not coalesced; indices() and values() take coalesced ones",
+    "torch.Tensor._values": "likewise",
     "torch.Tensor._version": "a kept hash ends when a weight changes in place; nothing public counts changes",
     "torch._subclasses.fake_tensor.FakeTensorMode": "tensors without memory; torch documents the mode, at this path",
     "torch.utils._python_dispatch._disable_current_modes": "a unit is examined with values while a model has none",

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_recurrent.learning_rules.rowwise_adagrad import sparse_tables
+from hf_recurrent.learning_rules.rowwise_adagrad import coalesced, sparse_tables
 
 
 class TableGradients:
@@ -42,7 +42,7 @@ class TableGradients:
 
         So micro-batches of one process add up in the same order as those of several processes.
         """
-        handles = [table.register_hook(_coalesced) for table in self.tables]
+        handles = [table.register_hook(coalesced) for table in self.tables]
         try:
             yield
         finally:
@@ -55,7 +55,7 @@ class TableGradients:
             if self.world_size > 1 and table.requires_grad:
                 table.grad = self._averaged(table)
             elif table.grad is not None:
-                table.grad = _coalesced(table.grad)
+                table.grad = coalesced(table.grad)
 
     def _averaged(self, table: nn.Parameter) -> torch.Tensor:
         rows, values = _rows_and_values(table)
@@ -67,7 +67,7 @@ class TableGradients:
             for each in (rows, values)
         ]
         rows, values = map(torch.cat, parts)
-        gradient = torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False).coalesce()
+        gradient = coalesced(torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False))
         gradient.values().div_(self.world_size)
         return gradient
 
@@ -83,7 +83,7 @@ def _rows_and_values(table: nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
     if table.grad is None:  # nothing that this process read touches the table
         return torch.empty(0, dtype=torch.long, device=table.device), table.new_empty(0, table.shape[1])
     if table.grad.is_sparse:
-        gradient = table.grad.coalesce()
+        gradient = coalesced(table.grad)
         return gradient.indices()[0], gradient.values()
     return torch.arange(len(table), device=table.device), table.grad
 
@@ -91,7 +91,3 @@ def _rows_and_values(table: nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
 def _padded(tensor: torch.Tensor, size: int) -> torch.Tensor:
     """The tensor with zeros after it, so that its first dimension is `size`."""
     return torch.cat([tensor, tensor.new_zeros(size - len(tensor), *tensor.shape[1:])])
-
-
-def _coalesced(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.coalesce() if gradient.is_sparse else gradient

@@ -9,8 +9,14 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.sharded_tensors import own_part, whole
 
-# Coefficients of the quintic polynomial of Jordan et al., which bring singular values near 1 within five iterations.
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# Odd polynomials a·x + b·x³ + c·x⁵, applied one after another. Each is the best approximation of 1 on the interval to
+# which the ones before map [0.005, 1] (the construction of Polar Express, Amsel et al. 2025).
+_POLYNOMIALS = (
+    (8.2987, -24.4305, 18.0903),
+    (3.9152, -2.9211, 0.5592),
+    (3.1746, -2.3804, 0.4978),
+    (2.1895, -1.5672, 0.4079),
+)
 
 
 def layer_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -24,29 +30,28 @@ def layer_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def orthogonalized(matrices: torch.Tensor, iterations: int = 5) -> torch.Tensor:
-    """Matrices (..., rows, columns) with singular values between about 0.7 and 1.2 instead of their own.
+def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
+    """Matrices (n, rows, columns) with the same singular vectors, and singular values near 1.
 
-    Newton-Schulz iterations, in float32 on CPUs, where products in bfloat16 can be twenty times slower, and in
-    bfloat16 elsewhere.
+    Values above 0.005 of the Frobenius norm become 0.92 to 1.08, smaller ones grow 200 times. Float32 on CPUs, where
+    products in bfloat16 can be twenty times slower, and bfloat16 elsewhere.
     """
-    a, b, c = _COEFFICIENTS
     x = matrices.float() if matrices.device.type == "cpu" else matrices.bfloat16()
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(iterations):
+    for a, b, c in _POLYNOMIALS:
         gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):
     """Muon for the weights of linear maps: `w -= lr · max(1, rows / columns)^½ · orthogonalized(momentum)`.
 
-    The same steps as `torch.optim.Muon` with its default scaling, but fast on CPUs, with matrices of one shape
-    processed together, and for weights that are sharded by FSDP2: each process orthogonalises the whole matrix, and
-    keeps its part.
+    As `torch.optim.Muon` with its default scaling, but fast on CPUs, in four iterations instead of five, with matrices
+    of one shape processed together, and for weights that are sharded by FSDP2: each process orthogonalises the whole
+    matrix, and keeps its part.
 
     Args:
         params: matrices (rows, columns), or groups of them.
@@ -54,7 +59,6 @@ class Muon(torch.optim.Optimizer):
         weight_decay: decoupled weight decay, relative to `lr`.
         momentum: decay of the mean of past gradients.
         nesterov: look one step ahead.
-        iterations: of Newton-Schulz.
 
     Raises:
         ValueError: a number is not allowed, or a parameter is not a matrix.
@@ -67,19 +71,13 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         momentum: float = 0.95,
         nesterov: bool = True,
-        iterations: int = 5,
     ):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if not value >= 0:
                 raise ValueError(f"`{name}` is {value}; it must be 0 or more.")
         if not 0 <= momentum < 1:
             raise ValueError(f"`momentum` is {momentum}; it must be at least 0 and below 1.")
-        if iterations < 1:
-            raise ValueError(f"`iterations` is {iterations}; it must be 1 or more.")
-        defaults = {
-            "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
-            "iterations": iterations,
-        }  # fmt: skip
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -111,7 +109,7 @@ class Muon(torch.optim.Optimizer):
         directions = torch.stack([whole(self._direction(parameter, group)) for parameter in parameters])
         rows, columns = parameters[0].shape
         rate = group["lr"] * max(1, rows / columns) ** 0.5
-        for parameter, update in zip(parameters, orthogonalized(directions, group["iterations"]), strict=True):
+        for parameter, update in zip(parameters, orthogonalized(directions), strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(own_part(update, parameter), alpha=-rate)
 

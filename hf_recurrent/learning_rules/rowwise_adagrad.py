@@ -17,6 +17,19 @@ def sparse_tables(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
+def coalesced(gradient: torch.Tensor) -> torch.Tensor:
+    """`Tensor.coalesce` for a sparse gradient (rows, width), faster; other gradients are returned as they are."""
+    if not gradient.is_sparse or gradient.is_coalesced() or gradient.sparse_dim() != 1:
+        return gradient
+    indices, values = gradient._indices()[0], gradient._values()
+    if not len(indices):
+        return gradient.coalesce()
+    rows, numbers = torch.unique(indices, return_inverse=True)
+    order, counts = torch.argsort(numbers, stable=True), torch.bincount(numbers, minlength=len(rows))
+    sums = nn.functional.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
+    return torch.sparse_coo_tensor(rows[None], sums, gradient.shape, is_coalesced=True, check_invariants=False)
+
+
 class RowwiseAdagrad(torch.optim.Optimizer):
     """Adagrad with one accumulator for each row of a table: a step reads and writes the rows in its gradient only.
 
@@ -78,7 +91,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
             sums += gradient.square().mean(1)
             table -= (gradient * (rate / (sums.sqrt() + eps))[:, None]).to(table.dtype)
             return
-        gradient = gradient.coalesce()
+        gradient = coalesced(gradient)
         rows, values = gradient.indices()[0], gradient.values().to(sums.dtype)
         touched = sums[rows] + values.square().mean(1)
         sums.index_copy_(0, rows, touched)

@@ -37,6 +37,8 @@ class LiveMemory(TorchDispatchMode):
         return results
 
     def _note(self, tensor: torch.Tensor) -> None:
+        if tensor.is_sparse:  # its rows and values are counted
+            return
         storage = tensor.untyped_storage()
         if storage._cdata not in self._known:
             self._known[storage._cdata] = storage.nbytes()

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
 from hf_recurrent.learning_rules.optimizers import frozen
+from hf_recurrent.learning_rules.rowwise_adagrad import sparse_tables
 from hf_recurrent.planning.fake_tensors import LiveMemory, fake_memory, probes_with_values
 from hf_recurrent.planning.setting import BPTT, DMT, Setting
-from hf_recurrent.planning.training_steps import NextTokenSteps, build_steps
+from hf_recurrent.planning.training_steps import NextTokenSteps, build_optimizer, build_steps
 from hf_recurrent.stock_models.stock_model import StockModelWithState
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
@@ -56,11 +57,14 @@ class _SingleProcess:
     """The memory of a single process, bytes of all its gradients and of its layers, and support of checkpointing.
 
     Attributes:
+        gradients: without those of tables, which are sparse.
+        tables: bytes of tables.
         layers: bytes of each part that FSDP2 gathers one after another; empty if it gathers all of the model at once.
     """
 
     memory: TrainingMemory
     gradients: int
+    tables: int
     layers: list[int]
     can_checkpoint: bool
 
@@ -140,6 +144,7 @@ def _run(
         parameters = sum(parameter.nbytes for parameter in model.parameters())
         with frozen(*(model.frozen_modules if isinstance(model, StudentAndTeacher) else ())):
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            tables = list(sparse_tables(model).values())
             optimizer, optimizer_bytes = _optimizer_with_state(model, trained, arguments, memory)
             steps = build_steps(model, setting)
             _watch_gradients(trained, memory, drop=activations_only)
@@ -148,7 +153,7 @@ def _run(
                 steps.run(group)
             if not activations_only:
                 optimizer.step()
-        gradients = sum(parameter.nbytes for parameter in trained)
+        gradients = sum(parameter.nbytes for parameter in trained) - sum(table.nbytes for table in tables)
         held = parameters + optimizer_bytes + steps.state_bytes + steps.sensitivity_bytes + memory.peak_gradients
     counted = TrainingMemory(
         num_parameters=model.num_parameters(),
@@ -164,15 +169,15 @@ def _run(
     layers = [_parameter_bytes(layer) for layer in _layers(model)] if by_layer else []
     drops_state = isinstance(model, StockModelWithState) and isinstance(steps, NextTokenSteps) and steps.carries_state
     is_rule = isinstance(steps, NextTokenSteps) and steps.rule is not None
-    return _SingleProcess(counted, gradients, layers, can_checkpoint=not drops_state and not is_rule)
+    table_bytes = sum(table.nbytes for table in tables)
+    return _SingleProcess(counted, gradients, table_bytes, layers, can_checkpoint=not drops_state and not is_rule)
 
 
 def _optimizer_with_state(
     model: nn.Module, trained: list[nn.Parameter], arguments: TrainingArguments, memory: LiveMemory
 ) -> tuple[torch.optim.Optimizer, int]:
     """The optimizer of the arguments after a step with zero gradients, and the bytes of the state that it made."""
-    optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
-    optimizer = optimizer_class(trained, **options)
+    optimizer = build_optimizer(model, trained, arguments)
     before = memory.now
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
@@ -186,7 +191,7 @@ def _watch_gradients(trained: list[nn.Parameter], memory: LiveMemory, drop: bool
     seen = set()
 
     def use(parameter: nn.Parameter) -> None:
-        if drop:
+        if drop or parameter.grad.is_sparse:  # of a table: its rows are counted as activations
             parameter.grad = None
         elif id(parameter) not in seen:
             seen.add(id(parameter))
@@ -202,18 +207,22 @@ def _distributed(single: _SingleProcess, setting: Setting) -> TrainingMemory:
     DDP has a copy of all gradients in its buckets. FSDP2 has a share of parameters, gradients and optimizer state; and
     whole, the part of the model that is in no layer, two layers of parameters (one is fetched while the other runs)
     and two of gradients (one is sent while the other is made). Without layers, all parameters and gradients are whole.
+    Tables are whole in every process.
     """
-    counted, gradients, layers = single.memory, single.gradients, single.layers
+    counted, gradients, layers, tables = single.memory, single.gradients, single.layers, single.tables
     if setting.sharding is None:
         return replace(counted, communication=gradients if setting.processes > 1 else 0)
-    whole = counted.parameters - sum(layers) + 4 * max(layers) if layers else counted.parameters + gradients
+    dense = counted.parameters - tables
+    whole = dense - sum(layers) + 4 * max(layers) if layers else dense + gradients
     parts = {
-        "parameters": -(-counted.parameters // setting.processes),
+        "parameters": -(-dense // setting.processes),
         "gradients": -(-gradients // setting.processes),
         "optimizer": -(-counted.optimizer // setting.processes),
     }
     if setting.sharding.offload:
-        return replace(counted, **dict.fromkeys(parts, 0), host=sum(parts.values()), communication=whole)
+        kept = dict.fromkeys(parts, 0) | {"parameters": tables}
+        return replace(counted, **kept, host=sum(parts.values()), communication=whole)
+    parts["parameters"] += tables
     return replace(counted, **parts, communication=whole)
 
 

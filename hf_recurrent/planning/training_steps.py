@@ -5,14 +5,16 @@ from contextlib import nullcontext
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
+from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
 from hf_recurrent.planning.setting import BPTT, Setting
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.methods.next_token_loss import next_token_loss
+from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
 from hf_recurrent.trainers.smt.student_and_teacher import StudentAndTeacher
 
@@ -106,15 +108,23 @@ def _nbytes(tensors: RecurrentState | None) -> int:
     return sum(tensor.nbytes for tensor in (tensors or {}).values())
 
 
-def bytes_per_second(model: nn.Module, arguments: TrainingArguments, setting: Setting, steps: int) -> float:
+def build_optimizer(
+    model: nn.Module, trained: list[nn.Parameter], arguments: MultiStreamTrainingArguments
+) -> torch.optim.Optimizer:
+    """The optimizer that training with `arguments` would use for the parameters `trained`."""
+    optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    rates = arguments.matrix_learning_rate, arguments.table_learning_rate
+    return join_optimizers(optimizer_class(trained, **options), model, arguments.matrix_optimizer, *rates)
+
+
+def bytes_per_second(model: nn.Module, arguments: MultiStreamTrainingArguments, setting: Setting, steps: int) -> float:
     """The rate of one process, from the fastest of `steps` optimizer steps after a first one."""
     model = with_state(model).to(arguments.device).train()
     if setting.checkpointing:
         model.gradient_checkpointing_enable()
-    optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
     seconds = []
     with frozen(*(model.frozen_modules if isinstance(model, StudentAndTeacher) else ())):
-        optimizer = optimizer_class([part for part in model.parameters() if part.requires_grad], **options)
+        optimizer = build_optimizer(model, [part for part in model.parameters() if part.requires_grad], arguments)
         training = build_steps(model, setting)
         for _ in range(steps + 1):
             begin = _now(model)

@@ -52,6 +52,21 @@ def test_parameters_optimizer_and_state_are_exact(arguments):
     assert doubled.state == 2 * memory.state and doubled.optimizer == memory.optimizer
 
 
+def test_tables_cost_one_number_a_row_and_no_gradient(arguments):
+    tables = {"ngram_orders": [2, 3], "ngram_rows": 4096}
+    plain = MemoryCounter(build, arguments).count(SETTING)
+    counter = MemoryCounter(lambda: build(**tables), arguments)
+    memory, doubled = counter.count(SETTING), counter.count(dataclasses.replace(SETTING, accumulation=2))
+    table_bytes = 4 * 2 * 4096 * SIZES["hidden_size"]
+    assert memory.parameters == plain.parameters + table_bytes
+    assert memory.optimizer == plain.optimizer + 4 * 2 * 4096 == doubled.optimizer
+    assert memory.activations < plain.activations + table_bytes / 4
+    sharded = dataclasses.replace(SETTING, processes=4, sharding=ShardingSettings())
+    assert counter.count(sharded).parameters == -(-plain.parameters // 4) + table_bytes
+    muon = dataclasses.replace(arguments, matrix_optimizer="muon")
+    assert MemoryCounter(build, muon).count(SETTING).optimizer < 0.7 * plain.optimizer  # one moment
+
+
 @pytest.mark.parametrize("unit, method", [("glru", "rtrl"), ("gru", "snap1"), ("glru", "truncated")])
 def test_sensitivities_are_those_of_the_rule(arguments, unit, method):
     setting = dataclasses.replace(SETTING, method=method, block_size=8, stride=2)

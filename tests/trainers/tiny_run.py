@@ -43,37 +43,12 @@ def tiny_model(preset="memora-tiny", **overrides):
     return AutoModelForCausalLM.from_config(config_from_preset(preset, **sizes | overrides))
 
 
-class HashedTable(torch.nn.Module):
-    """Rows of hashed bytes, with sparse gradients."""
-
-    sparse_gradients = True
-
-    def __init__(self, rows, width):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(rows, width))
-
-    def forward(self, ids):
-        rows = ids * 31 % len(self.weight)
-        return torch.nn.functional.embedding(rows, self.weight, sparse=torch.is_grad_enabled())
+TABLE = "model.embed_ngrams.weight"
 
 
-class EmbeddingWithTable(torch.nn.Embedding):
-    """An embedding to which the rows of a table are added."""
-
-    def forward(self, ids):
-        return super().forward(ids) + self.hashed(ids)
-
-
-def table_model(rows=97, **overrides):
-    """[`tiny_model`] with a table."""
-    model = tiny_model(**overrides)
-    embedding = model.get_input_embeddings()
-    embedding.__class__ = EmbeddingWithTable
-    embedding.hashed = HashedTable(rows, embedding.embedding_dim)
-    return model
-
-
-TABLE = "model.embed_tokens.hashed.weight"
+def table_model(**overrides):
+    """[`tiny_model`] with tables of n-grams at its input and output."""
+    return tiny_model(ngram_orders=[2, 3], ngram_rows=2048, ngram_output=True, **overrides)
 
 
 def tiny_trainer(output_dir, model=None, callbacks=None, corpora=None, online=False, **arguments):
