@@ -124,7 +124,7 @@ static void make_tables(void)
 }
 INLINE int squash_index(float x) { return (int)clipped(x * 256, 1 - LOGITS, LOGITS - 1); }
 
-/* exp of x <= 0, not below exp(-40); relative error 1e-7. */
+/* exp of x <= 0, not below exp(-40); relative error 2e-6. */
 INLINE float exp_negative(float x)
 {
     const float y = clipped(x, -40, 0) * 1.4426950408889634f;

@@ -102,7 +102,7 @@ def _polynomial(x: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
 
 
 def exp_negative(x: np.ndarray) -> np.ndarray:
-    """exp of x <= 0, not below exp(-40); relative error 1e-7."""
+    """exp of x <= 0, not below exp(-40); relative error 2e-6."""
     y = _clipped(x, -40, 0) * np.float32(1.4426950408889634)
     k = y.astype(np.int32)
     coefficients = (
@@ -318,7 +318,8 @@ def predict_nodes(
     if shape.rows:
         weights = weights + stream["rows"][_row_places(rows, shape)]
     if skips:
-        weights[(cells < 0).all(1), :, :BIAS] = 0
+        is_empty = (cells < 0).all(1)
+        weights[is_empty, :, :BIAS] = weights[is_empty, :, NETWORK_PROBABILITY + 1 :] = 0
     outputs = _clipped(_mixed(weights, inputs), -MOST_LOGIT, MOST_LOGIT)
     final = np.zeros(len(nodes), np.float32)
     for k in range(WEIGHT_SETS):

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
-NAMES = ("context_mixture_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
+NAMES = ("context_mixture_cpu", "count_memory_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
     "-shared", "-D_GNU_SOURCE", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
@@ -79,24 +79,32 @@ def use_libraries(folder: Path) -> None:
 
 def exercise(folder: Path, cases: int) -> None:
     use_libraries(folder)
-    sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+    sys.path[:0] = [str(ROOT), str(Path(__file__).parent), str(ROOT / "tests" / "modeling")]
     import torch
 
-    from hf_recurrent.kernels import block_cpu, context_mixture_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu
+    from hf_recurrent.kernels import (
+        block_cpu,
+        context_mixture_cpu,
+        count_memory_cpu,
+        linear_scan_cpu,
+        sensitivities_cpu,
+        step_cpu,
+    )
 
-    for kernel in (block_cpu, context_mixture_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu):
+    for kernel in (block_cpu, context_mixture_cpu, count_memory_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu):
         assert kernel._library._name.startswith(str(folder)), kernel._library
     torch.manual_seed(0)
     torch.set_num_threads(3)
     counts = scan_everything(linear_scan_cpu), run_programs(step_cpu), advance_everything(sensitivities_cpu)
     torch.set_num_threads(1)
-    counts += (learn_blocks(), mix_contexts(context_mixture_cpu))
+    counts += (learn_blocks(), mix_contexts(context_mixture_cpu), read_counts(count_memory_cpu))
     import fuzz_forward
 
     fuzz_forward.prepare()
     for number in range(cases):
         fuzz_forward.judge(fuzz_forward.case_of(7, number))
-    print("{} scans, {} programs, {} passes, {} blocks, {} mixed steps,".format(*counts), cases, "fuzzed cases")
+    kinds = "{} scans, {} programs, {} passes, {} blocks, {} mixed steps, {} read blocks,"
+    print(kinds.format(*counts), cases, "fuzzed cases")
 
 
 def scan_everything(kernel) -> int:
@@ -236,6 +244,36 @@ def mix_contexts(kernel) -> int:
         for _ in range(200):
             mixture.predict(random.dirichlet(np.ones(256), streams) if random.random() < 0.5 else model)
             mixture.read(random.integers(0, 3, streams))
+            count += 1
+    return count
+
+
+def read_counts(kernel) -> int:
+    """Small and large windows, frozen and learning, with every kind of network; states and arrays of damaged files."""
+    import numpy as np
+    from count_memory_cases import KINDS, hostile_states, new_arrays, new_block, new_states
+
+    from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape, Rates
+
+    count = 0
+    sizes = ((0, 0), (0, 64), (512, 1), (4096, 64), (1 << 17, 16))
+    all_rates = (Rates(), Rates(first_weights=0.02, learns=True), Rates(inserts=True))
+    for (window, rows), rates, network, damaged in itertools.product(sizes, all_rates, (0, 8, 256), range(3)):
+        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows)
+        arrays = new_arrays(kernel.Memory, shape)
+        random = np.random.default_rng(count)
+        if damaged == 2:
+            for name, array in arrays.items():
+                arrays[name] = np.frombuffer(bytearray(random.bytes(array.nbytes)), array.dtype).reshape(array.shape)
+        states = hostile_states(shape, 3, count) if damaged else new_states(shape, 3)
+        for kind in KINDS:
+            pending = 9 * rates.learns
+            block = new_block(
+                3, 40, kind=kind, network=network, targets=count % 4 > 0, first=30, pending=pending, seed=count
+            )
+            if damaged and pending:
+                block.pending_used[:] = random.integers(-20, 20, 3)
+            kernel.Memory(arrays, shape).read(states, rates, block)
             count += 1
     return count
 
