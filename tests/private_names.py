@@ -46,6 +46,7 @@ PRIVATE_NAMES = {
     "torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model": (
         "DDP with NCCL reduces no sparse gradients; torch names no public way to leave parameters out"
     ),
+    "torch.nn.Module._apply": "the count memory stays on the CPU and in its types; nothing public asks a module",
     # torch, in scripts that compare our scan to others
     "torch._higher_order_ops.associative_scan": "the operator under test has no public name yet",
     "torch._dynamo.config.recompile_limit": "each shape compiles anew; torch.compiler has no such setting",
@@ -57,6 +58,7 @@ PRIVATE_NAMES = {
     "accelerate.Accelerator._models": "tells whether training has prepared the model, as Trainer.evaluation_loop asks",
     # Models
     "transformers.PreTrainedModel._init_weights": _HOOK,
+    "transformers.PreTrainedModel._keys_to_ignore_on_load_unexpected": _HOOK,
     "transformers.PreTrainedModel._initialize_weights": "it skips units without vectors; nothing public runs for all",
     "transformers.PreTrainedModel._is_hf_initialized": "weights are initialised after they are sharded",
     "transformers.PreTrainedModel._no_split_modules": _HOOK,

@@ -40,16 +40,10 @@ class CountLearning:
         self._state = self._pending = self._used = None
         self._nats, self._bytes = 0.0, 0
 
-    def ignore_in_ddp(self, model: torch.nn.Module) -> None:
-        """Keep DDP from broadcasting the memory at every step: all processes learn the same."""
-        if self.memory is not None:
-            names = [
-                f"{prefix}.{name}"
-                for prefix, module in model.named_modules()
-                if module is self.memory
-                for name in module._buffers
-            ]
-            model._ddp_params_and_buffers_to_ignore = names
+    def buffer_names(self, model: torch.nn.Module) -> list[str]:
+        """Names of the memory's tensors in the module that is trained."""
+        own = () if self.memory is None else self.memory.buffers()
+        return [name for name, buffer in model.named_buffers() if any(buffer is each for each in own)]
 
     def add(self, batch: dict[str, Any], logits: list[torch.Tensor]) -> None:
         """Take a micro-batch and the network's logits (B, T, V) of its parts; learn after the last of a step."""

@@ -129,11 +129,11 @@ class StreamTrainer(Trainer):
             optimizers=optimizers,
         )
         self.sharding.shard(trained)
-        self.tables = TableGradients(trained, args.world_size)
+        self.count_learning = CountLearning(self)
+        learned_alike = self.count_learning.buffer_names(trained)
+        self.tables = TableGradients(trained, args.world_size, learned_alike)
         self._mixed_mesh_grads = False  # tables are not sharded, and the guard takes them apart
         self._add_callbacks()
-        self.count_learning = CountLearning(self)
-        self.count_learning.ignore_in_ddp(trained)
         method.start(self.sharding)
         self.carried = CarriedState(method.zero, args.device) if method.carries_state else None
         self.progress = StreamProgress(args, train_corpus, self.carried)

@@ -1,6 +1,6 @@
 """`TableGradients`: sparse gradients of tables, averaged over processes without a pass over the tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,13 +20,15 @@ class TableGradients:
     Args:
         model: the module to train, before DDP wraps it.
         world_size: number of processes.
+        learned_alike: names of buffers that all processes change in the same way, which DDP need not broadcast.
     """
 
-    def __init__(self, model: nn.Module, world_size: int):
+    def __init__(self, model: nn.Module, world_size: int, learned_alike: Sequence[str] = ()):
         tables = {name: table for name, table in sparse_tables(model).items() if table.requires_grad}
         self.tables, self.world_size = list(tables.values()), world_size
-        if world_size > 1 and tables:
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(tables))
+        if world_size > 1 and (tables or learned_alike):
+            ignored = [*tables, *learned_alike]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
             for table in self.tables:
                 dist.broadcast(table.data, 0)
 

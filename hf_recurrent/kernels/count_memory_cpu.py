@@ -8,11 +8,14 @@ Shape letters: B streams, T steps.
 
 import ctypes
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 from .compiled import load_library
+
+if TYPE_CHECKING:
+    from hf_recurrent.modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 
 _VERSION = 1  # of the results of count_memory_cpu.c
 _POINTER = ctypes.c_void_p
@@ -56,7 +59,7 @@ def _address(array: np.ndarray | None) -> int | None:
 class Memory:
     """A long-term memory that lies in arrays of [`MemoryShape.buffers`]."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], shape: MemoryShape):
+    def __init__(self, arrays: Mapping[str, np.ndarray], shape: "MemoryShape"):
         self._arrays = arrays  # keeps them alive
         sizes = (shape.slots, shape.text, arrays["index"].shape[1])
         self._struct = _Memory(
@@ -72,7 +75,7 @@ class Memory:
         """Fill arrays of zeros with the values before the first byte."""
         _library.hf_count_memory_begin(self._pointer)
 
-    def read(self, states: np.ndarray, rates: Rates, block: Block) -> None:
+    def read(self, states: np.ndarray, rates: "Rates", block: "Block") -> None:
         """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""
         streams, steps = block.tokens.shape
         width = 0 if block.network is None else block.network.shape[-1]

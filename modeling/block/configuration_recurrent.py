@@ -127,15 +127,27 @@ class ContextConfig(ByteConfig):
             embedding, such as [2, 3, 4, 5, 6]; none if empty.
         ngram_rows: rows of the table for each order, a power of two.
         ngram_output: a second table, read at the same rows, is added to the final hidden states before the head.
+        count_memory_slots: contexts that each table of the count memory holds, a power of two; 0 for a model without
+            it. The papers' models have none.
+        count_memory_text: bytes of training text that the count memory keeps for long matches, a power of two.
+        count_memory_window: W, bytes of the short-term count memory in the state, a power of two; 0 for none. It may
+            be changed after training.
+        count_memory_rows: rows of mixing weights in the state that adapt to the stream, a power of two; 0 for none. It
+            may be changed after training.
 
     Raises:
         ValueError: the orders are not ascending integers from 2 to 32, the rows are not a power of two, there are
-            orders for real-valued inputs or for a vocabulary above 2^24 - 1, or an output table without orders.
+            orders for real-valued inputs or for a vocabulary above 2^24 - 1, there is an output table without orders,
+            a size of the count memory is not a power of two, or it is to read other things than bytes.
     """
 
     ngram_orders: list[int] = dataclasses.field(default_factory=list)
     ngram_rows: int = 131_072
     ngram_output: bool = False
+    count_memory_slots: int = 0
+    count_memory_text: int = 1 << 22
+    count_memory_window: int = 1 << 12
+    count_memory_rows: int = 64
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
@@ -153,6 +165,14 @@ class ContextConfig(ByteConfig):
             raise ValueError(f"`vocab_size` is {self.vocab_size}; with `ngram_orders`, it must be below 2^24.")
         if orders and getattr(self, "input_size", None) is not None:
             raise ValueError(f"`ngram_orders` is {orders!r}, but `input_size` is set; real values have no n-grams.")
+        check_power_of_two(self, "count_memory_slots", 1 << 4, 1 << 26, or_zero=True)
+        check_power_of_two(self, "count_memory_text", 1 << 10, 1 << 30)
+        check_power_of_two(self, "count_memory_window", 1 << 8, 1 << 28, or_zero=True)
+        check_power_of_two(self, "count_memory_rows", 1, 1 << 13, or_zero=True)
+        if self.count_memory_slots and (self.vocab_size != 256 or getattr(self, "input_size", None) is not None):
+            raise ValueError(
+                f"`count_memory_slots` is {self.count_memory_slots}; a count memory reads bytes, of 256 token ids."
+            )
 
 
 class RecurrentConfig(ContextConfig):
@@ -172,19 +192,11 @@ class RecurrentConfig(ContextConfig):
         pooling: input of a sequence classifier's head, the "mean" over the steps or the "last" step.
         norm_eps: added to the variance in every norm.
         use_cache: return the state from `forward` by default.
-        count_memory_slots: contexts that each table of the count memory holds, a power of two; 0 for a model without
-            it. The papers' models have none.
-        count_memory_text: bytes of training text that the count memory keeps for long matches, a power of two.
-        count_memory_window: W, bytes of the short-term count memory in the state, a power of two; 0 for none. It may
-            be changed after training.
-        count_memory_rows: rows of mixing weights in the state that adapt to the stream, a power of two; 0 for none. It
-            may be changed after training.
 
     The other fields are those of [`ContextConfig`].
 
     Raises:
-        ValueError: a size is below 1 or too large, `norm_eps` is negative, `pooling` is unknown, or a size of the
-            count memory is not a power of two.
+        ValueError: a size is below 1 or too large, `norm_eps` is negative, or `pooling` is unknown.
     """
 
     keys_to_ignore_at_inference = ["state"]  # noqa: RUF012 (transformers' own name and form)
@@ -199,10 +211,6 @@ class RecurrentConfig(ContextConfig):
     norm_eps: float = 1e-6
     use_cache: bool = True
     tie_word_embeddings: bool = True
-    count_memory_slots: int = 0
-    count_memory_text: int = 1 << 22
-    count_memory_window: int = 1 << 12
-    count_memory_rows: int = 64
 
     def __post_init__(self, **kwargs):
         check_positive(self, "hidden_size", "state_size")
@@ -212,11 +220,5 @@ class RecurrentConfig(ContextConfig):
         check_positive(self, "intermediate_size")
         check_choice(self, "pooling", POOLINGS)
         super().__post_init__(**kwargs)
-        check_power_of_two(self, "count_memory_slots", 1 << 4, 1 << 26, or_zero=True)
-        check_power_of_two(self, "count_memory_text", 1 << 10, 1 << 30)
-        check_power_of_two(self, "count_memory_window", 1 << 8, 1 << 28, or_zero=True)
-        check_power_of_two(self, "count_memory_rows", 1, 1 << 13, or_zero=True)
-        if self.count_memory_slots and self.vocab_size != 256:
-            raise ValueError(f"`vocab_size` is {self.vocab_size}; a count memory reads bytes, so it must be 256.")
         if self.norm_eps < 0:
             raise ValueError(f"`norm_eps` is {self.norm_eps!r}; it must be at least 0.")
