@@ -13,6 +13,7 @@ from count_memory_cases import (
     SLOTS,
     STEPS,
     TEXT,
+    Outcome,
     bytes_of,
     copied,
     differences,
@@ -224,6 +225,41 @@ def test_every_compiler_gives_the_same_bits(build, tmp_path, monkeypatch):
     Memory(found, SHAPE).begin()
     CountMemoryReference(expected, SHAPE).begin()
     assert [name for name in found if found[name].tobytes() != expected[name].tobytes()] == []
+
+
+def parts_of(outcome, rates):
+    """What `read_one_block.c` reads and writes."""
+    block, sizes = outcome.block, (SHAPE.slots, SHAPE.text, outcome.arrays["index"].shape[1])
+    width = 0 if block.network is None else block.network.shape[2]
+    kept = 0 if block.pending is None else block.pending.shape[1]
+    parts = [
+        np.array([*(size.bit_length() - 1 for size in sizes), SHAPE.window, SHAPE.head_bits, SHAPE.rows]),
+        *(outcome.arrays[name] for name in kernel._ARRAYS),
+        outcome.states,
+        np.frombuffer(kernel._Rates(*rates[:5], rates.learns + 2 * rates.inserts), np.uint8),
+        np.array([*block.tokens.shape, width, block.first, kept]),
+        *(getattr(block, name) for name in kernel._BLOCK_ARRAYS),
+    ]
+    lengths = [np.int64(-1 if part is None else part.nbytes).tobytes() for part in parts]
+    return b"".join(
+        length + (b"" if part is None else part.tobytes()) for length, part in zip(lengths, parts, strict=True)
+    )
+
+
+@needs_kernel
+@pytest.mark.long
+@pytest.mark.parametrize("options", ["-O0", "-O3"])
+def test_arm_gives_the_same_bits(options, tmp_path):
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+    if not (compiler and emulator):
+        pytest.skip("aarch64-linux-gnu-gcc or qemu-aarch64 is not installed")
+    program = tmp_path / "read_one_block"
+    command = [compiler, "-std=c11", "-ffp-contract=off", "-static", options, "-I", Path(kernel.__file__).parent]
+    subprocess.run([*command, Path(__file__).with_name("read_one_block.c"), "-o", program], check=True)
+    for rates, block, expected in recorded():
+        start = Outcome(trained(), new_states(SHAPE, 2), block)
+        found = subprocess.run([emulator, program], input=parts_of(start, rates), capture_output=True, check=True)
+        assert found.stdout == parts_of(expected, rates)
 
 
 # ---- what holds for the kernel and for the reference ---------------------------------------------------------------
