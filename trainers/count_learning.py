@@ -42,7 +42,7 @@ class CountLearning:
 
     def buffer_names(self, model: torch.nn.Module) -> list[str]:
         """Names of the memory's tensors in the module that is trained."""
-        own = () if self.memory is None else self.memory.buffers()
+        own = [] if self.memory is None else [*self.memory.buffers()]
         return [name for name, buffer in model.named_buffers() if any(buffer is each for each in own)]
 
     def add(self, batch: dict[str, Any], logits: list[torch.Tensor]) -> None:

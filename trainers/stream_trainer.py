@@ -1,9 +1,8 @@
 """`StreamTrainer`: a `Trainer` on blocks of an episode source, put together from parts.
 
-Its `method` (`methods/`) has the loss and says what streams carry, `count_learning` fills the count memory of a model
-that has one, `progress` knows the streams' positions, `checkpointing`
-writes and resumes, `records` has the record of training, `guard` watches for NaN and infinite values, `signals` for
-Ctrl-C and SIGTERM, and `sharding` says how processes share the model.
+Its `method` (`methods/`) has the loss and says what streams carry, `count_learning` fills a count memory, `progress`
+knows positions, `checkpointing` writes and resumes, `records` has the record of training, `guard` watches for NaN and
+infinite values, `signals` for Ctrl-C and SIGTERM, and `sharding` says how processes share the model.
 """
 
 import copy
@@ -130,8 +129,7 @@ class StreamTrainer(Trainer):
         )
         self.sharding.shard(trained)
         self.count_learning = CountLearning(self)
-        learned_alike = self.count_learning.buffer_names(trained)
-        self.tables = TableGradients(trained, args.world_size, learned_alike)
+        self.tables = TableGradients(trained, args.world_size, self.count_learning.buffer_names(trained))
         self._mixed_mesh_grads = False  # tables are not sharded, and the guard takes them apart
         self._add_callbacks()
         method.start(self.sharding)

@@ -16,7 +16,7 @@
 enum { ORDERS = 8, WORD = ORDERS, WORDS, INDENT, ABOVE, LONG_CONTEXTS };
 static const uint8_t ORDER[ORDERS] = {2, 3, 4, 5, 6, 8, 12, 20};
 /* Sources of a prediction: the above, then contexts of the short-term memory, then the longest matches in both. */
-enum { RECENT_1 = LONG_CONTEXTS, RECENT_2, RECENT_3, RECENT_4, RECENT_5, RECENT_6, RECENT_8, RECENT_12, RECENT_WORD, RECENT_INDENT,
+enum { RECENT_1 = LONG_CONTEXTS, RECENT_2, RECENT_3, RECENT_4, RECENT_6, RECENT_12, RECENT_WORD, RECENT_INDENT,
        LONG_MATCH, MATCH, SOURCES };
 /* Chains through the window, each through the positions with equal contexts, from the newest. */
 enum { CHAIN_1, CHAIN_2, CHAIN_4, CHAIN_WORD, CHAIN_INDENT, CHAINS };

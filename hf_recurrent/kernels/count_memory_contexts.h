@@ -142,7 +142,7 @@ INLINE int sources_of(int chain, uint32_t length, int *first)
     case CHAIN_1: *first = RECENT_1; return length ? RECENT_1 : -1;
     case CHAIN_2: *first = RECENT_2; return length >= 3 ? RECENT_3 : length == 2 ? RECENT_2 : -1;
     case CHAIN_4: *first = RECENT_4;
-        return length >= 12 ? RECENT_12 : length >= 8 ? RECENT_8 : length >= 6 ? RECENT_6 : length == 5 ? RECENT_5 : length == 4 ? RECENT_4 : -1;
+        return length >= 12 ? RECENT_12 : length >= 6 ? RECENT_6 : length >= 4 ? RECENT_4 : -1;
     case CHAIN_WORD: *first = RECENT_WORD; return RECENT_WORD;
     default: *first = RECENT_INDENT; return RECENT_INDENT;
     }

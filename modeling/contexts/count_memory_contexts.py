@@ -46,7 +46,7 @@ MOST_LENGTH = 65535
 # Chains through the window, and how many positions of each are visited.
 CHAIN_1, CHAIN_2, CHAIN_4, CHAIN_WORD, CHAIN_INDENT = range(CHAINS)
 CANDIDATES = (16, 20, 28, 12, 12)
-CHAIN_ORDERS = {CHAIN_1: (1,), CHAIN_2: (2, 3), CHAIN_4: (4, 5, 6, 8, 12)}
+CHAIN_ORDERS = {CHAIN_1: (1,), CHAIN_2: (2, 3), CHAIN_4: (4, 6, 12)}
 CHAIN_BYTES = {CHAIN_1: 1, CHAIN_2: 3, CHAIN_4: LONGEST_MATCH}  # that are compared
 WORD_BYTES = frozenset(b"_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" + bytes(range(128, 256)))
 

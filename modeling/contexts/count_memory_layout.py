@@ -12,7 +12,7 @@ import numpy as np
 ORDERS = (2, 3, 4, 5, 6, 8, 12, 20)  # bytes of the contexts of the long-term memory
 WORD, WORDS, INDENT, ABOVE = range(len(ORDERS), len(ORDERS) + 4)
 LONG_CONTEXTS = len(ORDERS) + 4
-RECENT_ORDERS = (1, 2, 3, 4, 5, 6, 8, 12)  # of the short-term memory
+RECENT_ORDERS = (1, 2, 3, 4, 6, 12)  # of the short-term memory
 RECENT = LONG_CONTEXTS  # the first source of the short-term memory
 RECENT_WORD = RECENT + len(RECENT_ORDERS)
 RECENT_INDENT, LONG_MATCH, MATCH, SOURCES = range(RECENT_WORD + 1, RECENT_WORD + 5)
