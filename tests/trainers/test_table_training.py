@@ -52,6 +52,9 @@ def test_the_schedule_scales_all_rates(whole):
     (segment,) = whole.provenance.phases[0].segments
     assert segment.settings["optimizer"] == "AdamW, Muon, RowwiseAdagrad"
     assert {rate.settings["optimizer"]: rate.highest for rate in segment.rates}["RowwiseAdagrad"] == 0.02
+    whole.create_model_card()
+    card = Path(whole.args.output_dir, "README.md").read_text(encoding="utf-8")
+    assert "AdamW, Muon, RowwiseAdagrad, β 0.9 and 0.95" in card and "; Muon 0 at first, " in card
 
 
 def test_a_table_learns(whole):
