@@ -184,14 +184,17 @@ def _describe_segment(segment: Segment, unit: str) -> dict[str, str]:
 
 
 def _describe_rate(rate: Rate) -> str:
+    # Of several optimizers that step together, each has its rate.
+    optimizer = f"{rate.settings['optimizer']} " if "optimizer" in rate.settings else ""
     if rate.lowest == rate.highest:
-        return f"{rate.first:.4g}"
-    words = f"{rate.first:.3g} at first, {rate.last:.3g} at last"
+        return f"{optimizer}{rate.first:.4g}"
+    words = f"{optimizer}{rate.first:.3g} at first, {rate.last:.3g} at last"
     return words if rate.highest in (rate.first, rate.last) else f"{words}, {rate.highest:.3g} at most"
 
 
 def _describe_optimizer(settings: dict[str, Any], rates: list[Rate]) -> str:
-    first = rates[0].settings if rates else {}
+    settings_of = [rate.settings for rate in rates]
+    first = next((each for each in settings_of if "betas" in each), settings_of[0] if rates else {})
     parts = [settings.get("optimizer", "")]
     if "betas" in first:
         parts.append(f"β {first['betas'][0]:g} and {first['betas'][1]:g}")

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from smt_cases import tiny_pair
 from test_divergence_guard import Spoil, same, weights
-from tiny_run import TABLE, Noise, logged, table_model, tiny_model, tiny_trainer
+from tiny_run import TABLE, Noise, logged, table_model, tiny_corpora, tiny_model, tiny_trainer
 
+from hf_recurrent import SmtTrainer, SmtTrainingArguments
 from hf_recurrent.learning_rules.joint_optimizer import JointOptimizer
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
 
@@ -50,6 +52,9 @@ def test_the_schedule_scales_all_rates(whole):
     (segment,) = whole.provenance.phases[0].segments
     assert segment.settings["optimizer"] == "AdamW, Muon, RowwiseAdagrad"
     assert {rate.settings["optimizer"]: rate.highest for rate in segment.rates}["RowwiseAdagrad"] == 0.02
+    whole.create_model_card()
+    card = Path(whole.args.output_dir, "README.md").read_text(encoding="utf-8")
+    assert "AdamW, Muon, RowwiseAdagrad, β 0.9 and 0.95" in card and "; Muon 0 at first, " in card
 
 
 def test_a_table_learns(whole):
@@ -134,6 +139,31 @@ def test_tables_are_not_part_of_the_norm(tmp_path):
         each.train()
     assert logged(trainer, "grad_norm") == pytest.approx(logged(plain, "grad_norm"))
     assert math.isfinite(logged(trainer)[1])
+
+
+def test_rate_factors_have_groups_of_their_own(tmp_path):
+    model = tiny_model("lru-tiny", ngram_orders=[2], ngram_rows=64)
+    optimizer = tiny_trainer(tmp_path, model, matrix_optimizer="muon").create_optimizer()
+    rates = {(group["optimizer"], group["lr"]) for group in optimizer.param_groups if group["params"]}
+    assert rates == {("AdamW", 1e-2), ("AdamW", 0.5e-2), ("Muon", 0.02), ("RowwiseAdagrad", 0.02)}
+    slow = next(group for group in optimizer.param_groups if group["lr"] == 0.5e-2)
+    assert len(slow["params"]) == len(model.parameter_learning_rate_factors())
+
+
+def test_memories_of_a_teacher_train_with_muon(tmp_path):
+    student, teacher = tiny_pair(vocab_size=256)
+    args = SmtTrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, block_size=16, context_length=8, future_length=4, use_cpu=True,
+        per_device_train_batch_size=2, save_strategy="no", disable_tqdm=True, eval_windows=0, logging_steps=1,
+        matrix_optimizer="muon",
+    )  # fmt: skip
+    trainer = SmtTrainer(student, teacher, args, *tiny_corpora())
+    trainer.train()
+    names = {parameter: name for name, parameter in trainer.model.named_parameters()}
+    groups = optimizer_of(trainer).param_groups
+    matrices = {names[p] for group in groups if group["optimizer"] == "Muon" for p in group["params"]}
+    assert any(name.startswith("teacher.") for name in matrices) and not any("head" in name for name in matrices)
+    assert math.isfinite(logged(trainer)[4])
 
 
 @pytest.fixture(scope="module")
