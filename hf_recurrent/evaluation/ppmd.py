@@ -51,9 +51,9 @@ def ppmd_bits_per_byte(
         total=corpus.num_bytes * len(orders), unit="B", unit_scale=True, desc="PPMd", disable=not progress, leave=False
     )
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool, bar:
-        largest_first = sorted(orders, reverse=True)  # it takes longest
-        sizes = dict(zip(largest_first, pool.map(lambda order: _size(order, corpus, before, bar), largest_first)))
-    return {order: 8 * sizes[order] / corpus.num_bytes for order in orders}
+        longest_first = sorted(orders, reverse=True)
+        sizes = {order: pool.submit(_size, order, corpus, before, bar) for order in longest_first}
+        return {order: 8 * sizes[order].result() / corpus.num_bytes for order in orders}
 
 
 def _size(order: int, corpus: Corpus, before: bytes, bar: tqdm) -> int:
