@@ -21,7 +21,7 @@ import sys
 OLDEST_PYTHON = (3, 11)
 ROOT = os.path.dirname(os.path.abspath(__file__))
 TORCH = "torch==2.13.0"
-EXTRAS = {"train": "", "test": "dev", "test-oldest": "dev"}
+EXTRAS = {"train": "baselines", "test": "dev", "test-oldest": "dev"}
 ALL_EXTRAS = EXTRAS["test"]
 USAGE = "usage: python3 bootstrap.py [--print] {train,test,test-oldest} [arguments]"
 

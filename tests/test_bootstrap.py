@@ -51,7 +51,7 @@ def test_from_nothing_torch_comes_first_and_the_job_last(bootstrap, capsys):
     create, torch, project, job = printed(bootstrap, capsys, "train", "--max_steps", "5", "--corpus", "my files/*.txt")
     assert create[1:3] == ["-m", "venv"] and create[3] == os.path.join(bootstrap.ROOT, ".venv")
     assert torch[-1] == "torch==2.13.0" and "--index-url" not in torch
-    assert project[-2:] == ["--editable", bootstrap.ROOT]
+    assert project[-2:] == ["--editable", f"{bootstrap.ROOT}[baselines]"]
     assert Path(job[0]).stem == "hf-recurrent"
     assert job[1:] == ["pretrain", "--max_steps", "5", "--corpus", "my files/*.txt"]
     assert not Path(bootstrap.ROOT, ".venv").exists()
@@ -65,7 +65,7 @@ def test_the_tests_need_all_extras(bootstrap, capsys):
 
 def test_what_is_installed_is_not_installed_again(bootstrap, capsys):
     pretend_environment(bootstrap)
-    stamp(bootstrap, "")
+    stamp(bootstrap, "baselines")
     assert len(printed(bootstrap, capsys, "train")) == 1
     assert len(printed(bootstrap, capsys, "test")) > 1  # the extras are missing
     stamp(bootstrap, "dev")

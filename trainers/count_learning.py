@@ -6,16 +6,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.contexts.count_memory import CountMemory
-from hf_recurrent.modeling.contexts.count_memory_layout import Rates
+from hf_recurrent.modeling.contexts.count_memory import LEARNING, MOST_PENDING, CountMemory
 
 if TYPE_CHECKING:
     from hf_recurrent.trainers.stream_trainer import StreamTrainer
-
-# Bytes of a running document that wait for its end: before, the memory must not know it, since mixing weights that see
-# a document which is in the memory already learn to trust it too much.
-_MOST_PENDING = 1 << 18
-_RATES = Rates(learns=True)
 
 
 class CountLearning:
@@ -72,7 +66,7 @@ class CountLearning:
         streams = len(order)
         if self._state is None:
             self._state = torch.zeros(streams, self.memory.state_bytes, dtype=torch.uint8)
-            self._pending = torch.zeros(streams, _MOST_PENDING, dtype=torch.uint8)
+            self._pending = torch.zeros(streams, MOST_PENDING, dtype=torch.uint8)
             self._used = torch.zeros(streams, dtype=torch.int64)
         labels = block["shift_labels"]
         nats, _, self._state = self.memory.read(
@@ -81,7 +75,7 @@ class CountLearning:
             block.get("network"),
             block["reset_mask"],
             targets=labels,
-            rates=_RATES,
+            rates=LEARNING,
             pending=(self._pending, self._used),
         )
         self._nats += float(nats.sum(dtype=torch.float64))

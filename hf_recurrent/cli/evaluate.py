@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import HfArgumentParser
 
-from hf_recurrent.cli.data_arguments import DataArguments, load_evaluation_source, token_vocabulary
+from hf_recurrent.cli.data_arguments import (
+    DataArguments,
+    load_evaluation_source,
+    load_training_sources,
+    token_vocabulary,
+)
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, command, dataclass_of
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
@@ -15,6 +20,7 @@ from hf_recurrent.cli.threads import add_threads_argument, use_threads
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hf_recurrent.data.corpus import Corpus
     from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare
 
 
@@ -47,6 +53,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="round the weights to this type first; both: also without, and print the differences",
     )
     run.add_argument("--no_carry", action="store_true", help="reset the state at each block, as in IID training")
+    run.add_argument(
+        "--frozen",
+        action="store_true",
+        help="measure also without the short-term memory of counts: nothing adapts inside an episode. Example: "
+        "hf-recurrent evaluate runs/memora-tiny-python --frozen",
+    )
+    run.add_argument(
+        "--accounts",
+        action="store_true",
+        help="print a table of counts alone, the network alone and both, adapting inside an episode and frozen, "
+        "next to compressors and PPMd after the same training bytes, which are read again for it",
+    )
     run.add_argument("--no_compressors", action="store_true", help="skip gzip, bz2 and xz")
     run.add_argument("--output", type=Path, help="write the results to this JSON file")
     add_threads_argument(run)
@@ -60,12 +78,17 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     check_at_least(1, arguments, "num_streams", "block_size")
     data = dataclass_of(DataArguments, arguments)
     is_text = token_vocabulary(data.corpus) is None
+    _check_accounts(arguments)
 
     # After the checks, because importing torch takes seconds.
     from hf_recurrent.checkpoints.files import write_json
+    from hf_recurrent.checkpoints.provenance_files import find_provenance
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
+    from hf_recurrent.evaluation.accounts import measure_accounts
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
-    from hf_recurrent.evaluation.tables import bits_table, task_table
+    from hf_recurrent.evaluation.counts_alone import frozen_model
+    from hf_recurrent.evaluation.tables import accounts_table, bits_table, task_table
+    from hf_recurrent.evaluation.training_bytes import bytes_read
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
@@ -75,7 +98,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
             f"`MODEL` is {arguments.model!r}, which has a {type(tokenizer).__name__}; it must have a byte tokenizer. "
             "For other tokenizers, use the metric in metrics/bits_per_byte."
         )
-    source = load_evaluation_source(data, tokenizer, arguments.split)
+    train, source = _load_sources(arguments, data, tokenizer)
     source.check_model("corpus", model)
     use_threads(arguments.threads, quiet=arguments.quiet)
     carries = not arguments.no_carry and supports_recurrent_state(with_state(model))
@@ -85,9 +108,12 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         carry_state=carries,
         progress=not arguments.quiet,
     )
+    frozen = frozen_model(model) if arguments.frozen else None
     if source.episode_length is None:
         check_window("block_size", arguments.block_size, model)
     metrics, measured = _measure_all(source, model, share, arguments.quantize)
+    if arguments.frozen:
+        measured["frozen"] = source.evaluation_metrics(_measure(source, frozen, share, measured["weights"]))
     results = {
         **measured,
         **metrics,
@@ -97,16 +123,39 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         "split": arguments.split,
         "fingerprint": source.fingerprint,
     }
-    if "bits_per_byte" in metrics:
+    if train is not None:
+        read = bytes_read(find_provenance(model), train)
+        results["accounts"] = measure_accounts(model, source, share, metrics, read)
+    elif "bits_per_byte" in metrics:
         results["context"] = "whole episode" if carries else f"windows of {arguments.block_size} bytes"
         compress = not arguments.no_compressors
         results["compressors"] = compressed_bits_per_byte(source, progress=not arguments.quiet) if compress else {}
-        table = bits_table(results)
-    else:
-        table = task_table(source, metrics, results)
     if arguments.output:
         write_json(results, arguments.output)
-    print(table)
+    if train is not None:
+        print(accounts_table(results["accounts"]))
+    else:
+        print(bits_table(results) if "bits_per_byte" in metrics else task_table(source, metrics, results))
+
+
+def _check_accounts(arguments: argparse.Namespace) -> None:
+    """Raise a ValueError if `--accounts` does not go with the other arguments."""
+    if not arguments.accounts:
+        return
+    if token_vocabulary(arguments.corpus) is not None:
+        raise ValueError(f"`--accounts` is for documents; `--corpus` is {', '.join(arguments.corpus)}.")
+    for name, default in (("split", "validation"), ("quantize", None), ("no_carry", False), ("no_compressors", False)):
+        if getattr(arguments, name) != default:
+            raise ValueError(f"`--accounts` cannot be combined with `--{name}`.")
+
+
+def _load_sources(
+    arguments: argparse.Namespace, data: DataArguments, tokenizer: Any
+) -> "tuple[Corpus | None, EpisodeSource]":
+    """The training documents, None without `--accounts`, and the data to evaluate."""
+    if arguments.accounts:
+        return load_training_sources(data, tokenizer)
+    return None, load_evaluation_source(data, tokenizer, arguments.split)
 
 
 def _measure_all(

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.data.block_dataset import BlockDataset
 from hf_recurrent.data.document_order import hash_integers
-from hf_recurrent.data.episode_losses import carried_losses, evaluation_mode, window_losses
+from hf_recurrent.data.episode_losses import carried_losses, evaluation_mode, window_losses, zero_sums
 from hf_recurrent.data.episode_source import (
     EpisodeSource,
     EvaluationShare,
@@ -252,39 +252,43 @@ class Corpus(EpisodeSource):
         return self.select(np.sort(chosen))
 
     def evaluate(self, model: PreTrainedModel, share: EvaluationShare) -> dict[str, float]:
-        """Sum of `nats` over the episodes of a share, see [`evaluate_bits_per_byte`]."""
-        corpus = self
+        """Sum of `nats` over the episodes of a share, see [`evaluate_bits_per_byte`].
+
+        With a count memory also `network_nats`, of the network alone.
+        """
+        corpus, sums = self, zero_sums(model)
         if share.count > 1:
             by_length = np.argsort(self.starts - self.ends, kind="stable")[share.index :: share.count]
             if not len(by_length):
-                return {"nats": 0.0}
+                return sums
             corpus = self.select(np.sort(by_length))
         bar = tqdm(total=corpus.num_bytes, unit="B", unit_scale=True, desc="evaluating", disable=not share.progress)
         carries = share.carry_state and supports_recurrent_state(with_state(model))
         losses = carried_losses if carries else window_losses
-        total, read = 0.0, 0
+        read = 0
         with evaluation_mode(model), torch.inference_mode(), bar:
-            for nats, num_bytes in losses(model, corpus, share.batch_size, share.block_size):
-                total += nats
-                read += num_bytes
-                bar.update(num_bytes)
-                bar.set_postfix_str(f"{total / math.log(2) / max(read, 1):.3f} bits per {self.unit}", refresh=False)
-        return {"nats": total}
+            for block in losses(model, corpus, share.batch_size, share.block_size):
+                sums = {name: sums[name] + value for name, value in block.sums.items()}
+                read += block.num_bytes
+                bar.update(block.num_bytes)
+                bits = sums["nats"] / math.log(2) / max(read, 1)
+                bar.set_postfix_str(f"{bits:.3f} bits per {self.unit}", refresh=False)
+        return sums
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         num_targets = self.num_bytes - (len(self) if self.end_token_id is None else 0)
-        return {
-            "loss": sums["nats"] / max(num_targets, 1),
-            "bits_per_byte": sums["nats"] / math.log(2) / self.num_bytes,
-            "num_bytes": int(self.num_bytes),
-            "num_episodes": len(self),
-        }
+        names = {"bits_per_byte": "nats", "network_bits_per_byte": "network_nats"}
+        bits = {name: sums[part] / math.log(2) / self.num_bytes for name, part in names.items() if part in sums}
+        size = {"num_bytes": int(self.num_bytes), "num_episodes": len(self)}
+        return {"loss": sums["nats"] / max(num_targets, 1)} | bits | size
 
     def describe(self, held_out: bool = False) -> str:
         return f"{count_of(len(self), 'document')}, {with_unit(self.num_bytes, 'B')}"
 
     def describe_result(self, metrics: dict[str, Any]) -> str:
         words = f"{metrics['bits_per_byte']:.3f} bits per {self.unit}"
+        if "network_bits_per_byte" in metrics:
+            words += f" (network alone {metrics['network_bits_per_byte']:.3f})"
         if "num_episodes" not in metrics:
             return words
         documents = count_of(metrics["num_episodes"], "held-out document")

@@ -5,7 +5,7 @@ Shape letters: B streams or batch, T steps, V vocabulary.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -21,28 +21,52 @@ if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus
 
 
+class BlockLosses(NamedTuple):
+    """Losses of the targets of a block in nats, 0 where there is none.
+
+    Args:
+        nats: (B, T), of the model.
+        network: (B, T), of the network without its count memory; None for a model without one.
+        num_bytes: bytes read.
+    """
+
+    nats: torch.Tensor
+    network: torch.Tensor | None
+    num_bytes: int
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """`nats`, and `network_nats` for a model with a count memory."""
+        losses = {"nats": self.nats, "network_nats": self.network}
+        return {name: part.sum(dtype=torch.float64).item() for name, part in losses.items() if part is not None}
+
+
+def has_count_memory(model: nn.Module) -> bool:
+    """True if the model's predictions are mixed with counts."""
+    return getattr(model, "count_memory", None) is not None
+
+
+def zero_sums(model: nn.Module) -> dict[str, float]:
+    """[`BlockLosses.sums`] before the first block."""
+    return dict.fromkeys(("nats", "network_nats") if has_count_memory(model) else ("nats",), 0.0)
+
+
 def carried_losses(
     model: PreTrainedModel, corpus: "Corpus", num_streams: int, block_size: int
-) -> Iterator[tuple[float, int]]:
-    """Yield (nats, bytes read) of every block, with the state carried from block to block."""
-    for losses, num_bytes in carried_token_losses(
-        model, EvaluationStreams(corpus, num_streams, block_size), num_streams
-    ):
-        yield losses.sum(dtype=torch.float64).item(), num_bytes
+) -> Iterator[BlockLosses]:
+    """Yield the losses of every block of a corpus, with the state carried from block to block."""
+    return carried_token_losses(model, EvaluationStreams(corpus, num_streams, block_size), num_streams)
 
 
 def carried_token_losses(
     model: PreTrainedModel, batches: Iterable[dict[str, torch.Tensor]], num_streams: int
-) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield the losses of every target in nats and the bytes read, with the state carried from block to block.
+) -> Iterator[BlockLosses]:
+    """Yield the losses of every block, with the state carried from block to block.
 
     Args:
         model: a recurrent model.
         batches: blocks with the keys of [`EvaluationStreams`]; a stream that has ended does not begin again.
-        num_streams: B.
-
-    Returns:
-        For each block, (streams that have not ended, T), and the number of tokens in them.
+        num_streams: B. The losses of a block are of the streams that have not ended.
     """
     state, reading = model.init_state(num_streams), torch.ones(num_streams, dtype=torch.bool)
     for batch in batches:
@@ -54,20 +78,27 @@ def carried_token_losses(
             batch[name][reading, : int(attended.max())].to(model.device)
             for name in ("input_ids", "shift_labels", "reset_mask")
         )
-        output = model(input_ids=input_ids, reset_mask=reset_mask, state=state, use_cache=True)
-        state = detach_state(output.state)
-        yield _nats(output.logits, labels), int(attended.sum())
+        if has_count_memory(model):
+            nats, network, state = model.token_losses(input_ids, labels, state, reset_mask)
+        else:
+            output = model(input_ids=input_ids, reset_mask=reset_mask, state=state, use_cache=True)
+            nats, network, state = _nats(output.logits, labels), None, output.state
+        state = detach_state(state)
+        yield BlockLosses(nats, network, int(attended.sum()))
 
 
 def window_losses(
     model: PreTrainedModel, corpus: "Corpus", num_windows: int, block_size: int
-) -> Iterator[tuple[float, int]]:
-    """Yield (nats, bytes read) of every batch of independent windows."""
+) -> Iterator[BlockLosses]:
+    """Yield the losses of every batch of independent windows."""
     for inputs, labels, num_bytes in _window_batches(corpus, num_windows, block_size):
         # Causal models need no attention mask for padding on the right.
-        output = model(input_ids=torch.from_numpy(inputs).to(model.device), use_cache=False)
-        losses = _nats(output.logits, torch.from_numpy(labels).to(model.device))
-        yield losses.sum(dtype=torch.float64).item(), num_bytes
+        input_ids, targets = (torch.from_numpy(array).to(model.device) for array in (inputs, labels))
+        if has_count_memory(model):
+            nats, network, _ = model.token_losses(input_ids, targets)
+        else:
+            nats, network = _nats(model(input_ids=input_ids, use_cache=False).logits, targets), None
+        yield BlockLosses(nats, network, num_bytes)
 
 
 def _window_batches(

@@ -44,7 +44,8 @@ def evaluate_bits_per_byte(
         progress: show a progress bar.
 
     Returns:
-        `bits_per_byte`, `nats` (the total), `num_bytes` and `num_episodes`.
+        `bits_per_byte`, `nats` (the total), `num_bytes` and `num_episodes`; for a model with a count memory also
+        `network_bits_per_byte` and `network_nats`, of the network alone.
 
     Raises:
         ValueError: the corpus has ids outside the model's vocabulary, `num_streams` or `block_size` is

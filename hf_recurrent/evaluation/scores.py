@@ -56,8 +56,8 @@ def score_blocks(
             yield block.batch()
 
     with evaluation_mode(model), torch.inference_mode():
-        for losses, _ in carried_token_losses(model, batches(), 1):
-            block, scores = blocks.pop(), -losses[0].double().cpu().numpy()
+        for losses in carried_token_losses(model, batches(), 1):
+            block, scores = blocks.pop(), -losses.nats[0].double().cpu().numpy()
             if not np.isfinite(scores).all():
                 raise ValueError(f"A probability in {block.names[0]} is NaN or 0; the model's logits are not finite.")
             yield block, scores

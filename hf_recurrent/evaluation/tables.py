@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hf_recurrent.data.episode_source import EpisodeSource, count_of
+from hf_recurrent.data.episode_source import EpisodeSource, count_of, with_unit
 
 
 def task_table(source: EpisodeSource, metrics: dict[str, float], results: dict[str, Any]) -> str:
@@ -17,6 +17,10 @@ def bits_table(results: dict[str, Any]) -> str:
     """Bits per byte of a model, with rounded weights, and of compressors."""
     weights = f", {results['weights']} weights" if results["weights"] else ""
     rows = {f"{results['model']} ({results['context']}{weights})": results["bits_per_byte"]}
+    if "frozen" in results:
+        rows["frozen: no short-term memory"] = results["frozen"]["bits_per_byte"]
+    if "network_bits_per_byte" in results:
+        rows["network alone"] = results["network_bits_per_byte"]
     rows |= {f"{kind} weights": found["bits_per_byte"] for kind, found in results["rounded_weights"].items()}
     rows |= {f"{name} (each episode alone)": value for name, value in results["compressors"].items()}
     own = results["bits_per_byte"]
@@ -35,5 +39,24 @@ def bits_table(results: dict[str, Any]) -> str:
         ),
         "",
         f"The first byte of an episode is given; at 8 bits each, this adds {first_bytes:.4f}.",
+    ]
+    return "\n".join(lines)
+
+
+def accounts_table(accounts: dict[str, Any]) -> str:
+    """Table of [`measure_accounts`], and the protocol."""
+    rows = accounts["rows"]
+    width = max(map(len, [*rows, "bits per byte"]))
+    lines = [f"{'bits per byte':{width}}  adapting  frozen"]
+    for method, row in rows.items():
+        adapting, frozen = ("-" if row[name] is None else f"{row[name]:.3f}" for name in ("adapting", "frozen"))
+        lines.append(f"{method:{width}}  {adapting:>8}  {frozen:>6}")
+    amount = f"{count_of(accounts['num_episodes'], 'held-out document')} ({with_unit(accounts['num_bytes'], 'B')})"
+    read = "" if accounts["train_bytes"] is None else f" after the same {with_unit(accounts['train_bytes'], 'B')}"
+    lines += [
+        "",
+        f"{amount}, each read from the same start{read}. Adapting: counts and",
+        "compressors learn inside a document; frozen: nothing does. The network's weights are always frozen.",
+        *accounts["notes"],
     ]
     return "\n".join(lines)

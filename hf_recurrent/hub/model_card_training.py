@@ -24,6 +24,7 @@ _SETTINGS = (
 _REGIMES = {"multi_stream": "continuous streams", "iid": "blocks at random starts (IID)"}
 _METRICS = {
     "bits_per_byte": "Bits per byte",
+    "network_bits_per_byte": "Bits per byte of the network alone, without its count memory",
     "bits_per_symbol": "Bits per symbol",
     "accuracy": "Accuracy",
     "exact_match": "Exact match",

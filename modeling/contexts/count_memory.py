@@ -28,6 +28,10 @@ from .count_memory_reference import CountMemoryReference
 
 STATE_PART = "count_memory"
 READING = Rates()  # the shared memory stays as it is
+LEARNING = Rates(learns=True)
+# Bytes of a running document that wait for its end: before, the memory must not know it, since mixing weights that see
+# a document which is in the memory already learn to trust it too much.
+MOST_PENDING = 1 << 18
 _BYTES = 256
 # Integer tensors, also for floating-point numbers: a model's type does not change them.
 _TENSOR_TYPES = {"u1": torch.uint8, "<u2": torch.int16, "<u4": torch.int32, "<f4": torch.int32, "<i8": torch.int64}

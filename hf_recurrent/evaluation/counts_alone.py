@@ -1,0 +1,98 @@
+"""Count memories without a network, and without their short-term part: what each of them is worth.
+
+Shape letters: B streams or batch, T steps.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from hf_recurrent.evaluation.training_bytes import TrainingBytes
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, StatefulModel
+from hf_recurrent.modeling.contexts.count_memory import LEARNING, MOST_PENDING, STATE_PART, CountMemory
+from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape
+from hf_recurrent.modeling.contexts.counted_predictions import TokenLosses
+
+
+class CountsAlone(StatefulModel, nn.Module):
+    """A count memory that predicts without a network, to be evaluated like a model.
+
+    Args:
+        memory: the memory; its mixing weights should have learned without a network too ([`learn_counts`]).
+    """
+
+    integer_state_parts = frozenset({STATE_PART})
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, memory: CountMemory) -> None:
+        super().__init__()
+        self.count_memory = memory
+
+    def state_layout(self) -> dict[str, tuple[int, ...]]:
+        return self.count_memory.state_layout()
+
+    def token_losses(
+        self,
+        input_ids: torch.Tensor,
+        shift_labels: torch.Tensor,
+        state: RecurrentState | None = None,
+        reset_mask: torch.Tensor | None = None,
+    ) -> TokenLosses:
+        """Losses of the targets of a block; arguments as for the model's `token_losses`."""
+        counts = self.init_state(len(input_ids))[STATE_PART] if state is None else state[STATE_PART]
+        nats, _, counts = self.count_memory.read(input_ids, counts, None, reset_mask, targets=shift_labels)
+        return TokenLosses(nats, nats, {STATE_PART: counts})
+
+
+def learn_counts(shape: MemoryShape, read: TrainingBytes, *, progress: bool = True) -> CountMemory:
+    """A memory that has read the bytes of a run in the run's order, and learned as in the run, but without a network.
+
+    Args:
+        shape: sizes of the memory.
+        read: the bytes.
+        progress: show a progress bar.
+    """
+    memory = CountMemory(shape)
+    state = torch.zeros(read.num_streams, memory.state_bytes, dtype=torch.uint8)
+    pending = torch.zeros(read.num_streams, MOST_PENDING, dtype=torch.uint8)
+    used = torch.zeros(read.num_streams, dtype=torch.int64)
+    bar = tqdm(total=read.num_bytes, unit="B", unit_scale=True, desc="counting", disable=not progress, leave=False)
+    with bar:
+        for block in read.blocks():
+            targets = block["shift_labels"]
+            _, _, state = memory.read(
+                block["input_ids"], state, None, block["reset_mask"],
+                targets=targets, rates=LEARNING, pending=(pending, used),
+            )  # fmt: skip
+            bar.update(targets.numel())
+    for stream, count in enumerate(used.tolist()):
+        memory.insert(pending[stream, :count])
+    return memory
+
+
+def frozen_memory(memory: CountMemory) -> CountMemory:
+    """The same memory, with the same tensors, without its short-term part: it does not adapt to what it reads."""
+    with torch.device("meta"):
+        frozen = CountMemory(memory.shape._replace(window=0, rows=0))
+    for name, tensor in memory.named_buffers():
+        setattr(frozen, name, tensor)
+    return frozen.train(memory.training)
+
+
+def frozen_model(model: Any) -> Any:
+    """A language model with the same weights, and with the [`frozen_memory`] of its count memory.
+
+    Raises:
+        ValueError: the model has no count memory.
+    """
+    if model._modules.get("count_memory") is None:
+        raise ValueError("The model has no count memory, so nothing in it adapts to what it reads.")
+    frozen = copy.copy(model)
+    vars(frozen).pop("forward", None)  # of mixed precision: it would run the other model
+    frozen._modules = {**model._modules, "count_memory": frozen_memory(model.count_memory)}
+    frozen.config = copy.deepcopy(model.config)
+    frozen.config.count_memory_window = frozen.config.count_memory_rows = 0
+    return frozen
