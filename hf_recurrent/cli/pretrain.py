@@ -35,6 +35,7 @@ from hf_recurrent.cli.pretrain_report import (
     describe_result,
     describe_run,
     draw_samples,
+    print_accounts,
     print_samples,
     print_summary,
 )
@@ -136,6 +137,8 @@ def _train(run: Run, begin: float) -> None:
             print_samples(trainer)
             if trainer.train_dataset.unit == "pixel":
                 draw_samples(trainer)
+            if run.arguments.data.accounts:
+                print_accounts(trainer, metrics)
     if trainer.is_world_process_zero():
         Path(output_dir, ARGUMENTS_FILE).write_text(_saved_recipe(run), encoding="utf-8")
         prompt = next(iter(trainer.args.sample_prompts), None)

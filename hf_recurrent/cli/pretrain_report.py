@@ -2,19 +2,28 @@
 
 import os
 import shlex
+import sys
 from pathlib import Path
 
+from hf_recurrent.checkpoints.files import write_json
 from hf_recurrent.cli.pretrain_arguments import PretrainArguments
 from hf_recurrent.cli.user_code import import_flags
-from hf_recurrent.data.episode_source import count_of, with_unit
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.episode_source import EvaluationShare, count_of, with_unit
 from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
+from hf_recurrent.evaluation.accounts import measure_accounts
 from hf_recurrent.evaluation.samples import generate_samples, sample_images
+from hf_recurrent.evaluation.tables import accounts_table
+from hf_recurrent.evaluation.training_bytes import bytes_read
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.stream_trainer import StreamTrainer
 
+# The underscore keeps it from being uploaded with the model.
+ACCOUNTS_FILE = "_accounts.json"
 _SHEET_FILE = "samples.png"
 _IMAGES_DRAWN = 32
+_MOST_ACCOUNTED = 32e6  # bytes that are read again for the accounts
 
 
 def describe_run(model_name: str, trainer: StreamTrainer, checkpoint: str | None = None) -> str:
@@ -85,6 +94,26 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
 def describe_result(trainer: StreamTrainer, metrics: dict[str, float]) -> str:
     """Held-out metrics in words."""
     return trainer.eval_dataset.describe_result({name.removeprefix("eval_"): metrics[name] for name in metrics})
+
+
+def print_accounts(trainer: StreamTrainer, metrics: dict[str, float]) -> None:
+    """Print the accounts of a trained model and save them; for much data, print only the command that does."""
+    train, held_out, args = trainer.train_dataset, trainer.eval_dataset, trainer.args
+    if not isinstance(held_out, Corpus) or held_out.unit != "byte" or not args.eval_carry_state:
+        return
+    read = bytes_read(trainer.provenance, train)
+    if max(held_out.num_bytes, trainer.num_training_steps * args.step_bytes) > _MOST_ACCOUNTED:
+        print(f"For the table of counts, network and compressors: hf-recurrent evaluate {args.output_dir} --accounts")
+        return
+    share = EvaluationShare(
+        batch_size=args.per_device_eval_batch_size,
+        block_size=args.eval_block_size,
+        progress=not args.disable_tqdm and sys.stderr.isatty(),
+    )
+    own = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    accounts = measure_accounts(trainer.trained_model, held_out, share, own, read)
+    write_json(accounts, Path(args.output_dir, ACCOUNTS_FILE))
+    print(accounts_table(accounts), flush=True)
 
 
 def print_summary(arguments: PretrainArguments, result: str, seconds: float, prompt: str | None) -> None:

@@ -11,7 +11,7 @@ from hf_recurrent.data.episode_losses import has_count_memory
 from hf_recurrent.data.episode_source import EvaluationShare
 from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
 from hf_recurrent.evaluation.counts_alone import CountsAlone, frozen_memory, frozen_model, learn_counts
-from hf_recurrent.evaluation.ppmd import MISSING, has_ppmd, ppmd_bits_per_byte
+from hf_recurrent.evaluation.ppmd import ppmd_bits_per_byte
 from hf_recurrent.evaluation.training_bytes import TrainingBytes
 
 Row = dict[str, float | None]
@@ -37,9 +37,8 @@ def measure_accounts(
     """
     known = isinstance(read, TrainingBytes)
     notes = [] if known else [f"Counts and PPMd were not measured {AFTER}: {read}"]
-    notes += [] if has_ppmd() else [f"{MISSING}."]
     with ThreadPoolExecutor(max_workers=1) as pool:  # compressors run while the memory, on one core, counts
-        compressed = pool.submit(_measure_compressors, held_out, b"".join(read.documents()) if known else b"")
+        compressed = pool.submit(_measure_compressors, held_out, b"".join(read.documents()) if known else b"", notes)
         rows = _measure_model(model, held_out, share, metrics, read if known else None)
         others, orders = compressed.result()
     sizes = {name: metrics[name] for name in ("num_bytes", "num_episodes")}
@@ -67,12 +66,16 @@ def _measure_model(
     return rows
 
 
-def _measure_compressors(held_out: Corpus, before: bytes) -> tuple[dict[str, Row], dict[str, dict[int, float]]]:
-    """Rows of compressors, and of PPMd every order."""
+def _measure_compressors(
+    held_out: Corpus, before: bytes, notes: list[str]
+) -> tuple[dict[str, Row], dict[str, dict[int, float]]]:
+    """Rows of compressors, and of PPMd every order; if it is missing or fails, `notes` get the reason."""
     orders = {}
-    if has_ppmd():
-        protocols = ({AFTER: before} if before else {}) | {ALONE: b""}
-        orders = {name: ppmd_bits_per_byte(held_out, data, progress=False) for name, data in protocols.items()}
+    try:
+        for name, data in (((AFTER, before),) if before else ()) + ((ALONE, b""),):
+            orders[name] = ppmd_bits_per_byte(held_out, data, progress=False)
+    except (ImportError, RuntimeError) as error:
+        notes.append(f"{error}")
     best = {name: min(found, key=found.get) for name, found in orders.items()}
     bits = {f"PPMd order {best[name]}, {name}": found[best[name]] for name, found in orders.items()}
     others = compressed_bits_per_byte(held_out, progress=False)

@@ -15,7 +15,6 @@ from tqdm.auto import tqdm
 from hf_recurrent.data.corpus import Corpus
 
 ORDERS = (8, 16, 32)
-MISSING = 'PPMd needs pyppmd: pip install "hf-recurrent[baselines]"'
 _MEMORY = 400 << 20  # bytes of the encoder, of which it uses what it needs
 _PROGRAM = str(Path(__file__).with_name("ppmd_program.py"))
 
@@ -46,7 +45,7 @@ def ppmd_bits_per_byte(
         RuntimeError: the compressor failed.
     """
     if not has_ppmd():
-        raise ImportError(f"{MISSING}.")
+        raise ImportError('PPMd needs pyppmd: pip install "hf-recurrent[baselines]".')
     bar = tqdm(
         total=corpus.num_bytes * len(orders), unit="B", unit_scale=True, desc="PPMd", disable=not progress, leave=False
     )

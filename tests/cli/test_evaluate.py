@@ -57,6 +57,40 @@ def test_table_and_results_are_those_of_the_held_out_files(checkpoint, texts, tm
         assert line.endswith(f"{value:.4f}")
 
 
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    options = {"count_memory_slots": 256, "count_memory_text": 4096, "count_memory_window": 256}
+    config = config_from_preset("memora-tiny", hidden_size=16, state_size=24, num_hidden_layers=1, **options)
+    return save(config, tmp_path_factory.mktemp("counted"))
+
+
+def value_of(table: str, name: str) -> float:
+    return float(next(line for line in table.splitlines() if line.startswith(name)).split()[-1])
+
+
+def test_network_alone_and_frozen_stand_below_the_model(counted, texts, tmp_path, capsys):
+    output = tmp_path / "results.json"
+    table = run(capsys, counted, "--corpus", texts, "--frozen", "--no_compressors", "--output", str(output))
+    results = json.loads(output.read_text())
+    whole, frozen, network = (value_of(table, name) for name in (counted, "frozen: no short", "network alone"))
+    assert whole < frozen and whole < network  # the texts repeat themselves
+    assert results["network_bits_per_byte"] == pytest.approx(network, abs=1e-4)
+    assert results["frozen"]["bits_per_byte"] == pytest.approx(frozen, abs=1e-4)
+    assert "frozen" not in run(capsys, counted, "--corpus", texts, "--no_compressors")
+
+
+def test_accounts_of_a_model_whose_training_is_not_known(counted, texts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("hf_recurrent.evaluation.ppmd.has_ppmd", lambda: False)
+    output = tmp_path / "results.json"
+    table = run(capsys, counted, "--corpus", texts, "--accounts", "--output", str(output))
+    assert "the model was not trained in a single recorded phase." in table and "hf-recurrent[baselines]" in table
+    rows = json.loads(output.read_text())["accounts"]["rows"]
+    assert list(rows) == ["network alone", "both", "xz -9, each file alone", "gzip -9, each file alone"]
+    line = next(line for line in table.splitlines() if line.startswith("both"))
+    assert line.split()[1:] == [f"{rows['both'][name]:.3f}" for name in ("adapting", "frozen")]
+    assert next(line for line in table.splitlines() if line.startswith("gzip")).split()[-1] == "-"
+
+
 def test_without_carry_the_window_is_said(checkpoint, texts, capsys):
     table = run(capsys, checkpoint, "--corpus", texts, "--no_carry", "--block_size", "16", "--no_compressors")
     assert "windows of 16 bytes" in table and "gzip" not in table
@@ -90,6 +124,9 @@ def test_limit_takes_whole_episodes_and_the_same_ones(texts):
         (["--output", "missing/results.json"], "`--output` is 'missing/results.json'; directory 'missing' not found."),
         (["--validation_fraction", "2"], "`--validation_fraction` is 2.0; it must be between 0 and 1"),
         (["--block_size", "0"], "`--block_size` is 0; it must be at least 1."),
+        (["--frozen"], "The model has no count memory"),
+        (["--accounts", "--split", "all"], "`--accounts` cannot be combined with `--split`."),
+        (["--accounts", "--no_carry"], "`--accounts` cannot be combined with `--no_carry`."),
         (["--device", "cuda:99"], "`--device` is 'cuda:99'; it cannot be used"),
     ],
 )

@@ -23,6 +23,7 @@ from hf_recurrent.cli.recipes import load_recipe, recipe_names
 from hf_recurrent.presets import preset_names
 
 SHORT = ["--use_cpu", "--max_steps", "2", "--disable_tqdm", "true", "--sample_every", "0", "--sample_bytes", "8"]
+NO_ACCOUNTS = ["--accounts", "false"]
 SMALL = ["--per_device_train_batch_size", "4", "--block_size", "16", "--per_device_eval_batch_size", "2"]
 TINY = ["--config_overrides", "hidden_size=16", "state_size=16", "num_hidden_layers=1"]
 
@@ -40,7 +41,7 @@ def corpus(tmp_path, monkeypatch):
 
 
 def run(corpus, *arguments):
-    main(["--corpus", corpus, *SHORT, *SMALL, *map(str, arguments)])
+    main(["--corpus", corpus, *SHORT, *SMALL, *NO_ACCOUNTS, *map(str, arguments)])
 
 
 def test_from_files_to_a_model_that_loads(corpus, tmp_path, capsys):
@@ -70,6 +71,40 @@ def test_from_files_to_a_model_that_loads(corpus, tmp_path, capsys):
     second = Path("runs/memora-tiny-notes-2")
     for name, tensor in load_file(directory / "model.safetensors").items():
         assert torch.equal(tensor, load_file(second / "model.safetensors")[name])
+
+
+def test_the_end_is_a_table_of_counts_network_and_compressors(corpus, capsys, monkeypatch):
+    counts = ["count_memory_slots=256", "count_memory_text=4096", "count_memory_window=256"]
+    options = [*TINY, *counts, "--max_steps", 20, "--accounts", "true"]
+    run(corpus, *options, "--output_dir", "whole")
+    out = capsys.readouterr().out
+    accounts = json.loads(Path("whole/_accounts.json").read_text())
+    assert accounts["train_bytes"] == 20 * 4 * 16 and not accounts["notes"]
+    rows = accounts["rows"]
+    names = [name for name in rows if not name.startswith("PPMd")]
+    assert names == ["counts alone", "network alone", "both", "xz -9, each file alone", "gzip -9, each file alone"]
+    protocols = [name.partition(", ")[2] for name in rows if name.startswith("PPMd")]
+    assert protocols == ["after the same bytes", "each file alone"]
+    for name, row in rows.items():
+        line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
+        assert line.split()[-2:] == ["-" if value is None else f"{value:.3f}" for value in row.values()]
+    assert rows["both"]["adapting"] < rows["network alone"]["adapting"]
+    result = json.loads(Path("whole/eval_results.json").read_text())
+    assert rows["both"]["adapting"] == result["eval_bits_per_byte"]
+    assert rows["network alone"]["frozen"] == result["eval_network_bits_per_byte"]
+    assert f"(network alone {result['eval_network_bits_per_byte']:.3f}) on 1 held-out document" in out
+
+    # The command gives the same accounts of the saved model.
+    run_command(["evaluate", "whole", "--corpus", corpus, "--accounts", "--quiet", "--output", "again.json"])
+    again = json.loads(Path("again.json").read_text())["accounts"]
+    for name, row in rows.items():
+        assert again["rows"][name]["adapting"] == pytest.approx(row["adapting"], rel=1e-5)
+        assert (again["rows"][name]["frozen"] or 0) == pytest.approx(row["frozen"] or 0, rel=1e-5)
+
+    monkeypatch.setattr("hf_recurrent.cli.pretrain_report._MOST_ACCOUNTED", 1000)
+    run(corpus, *options, "--output_dir", "large")
+    assert "hf-recurrent evaluate large --accounts" in capsys.readouterr().out
+    assert not Path("large/_accounts.json").exists()
 
 
 def test_resume_and_refusal_to_overwrite(corpus, capsys):

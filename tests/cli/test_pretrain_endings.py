@@ -24,7 +24,7 @@ ARGUMENTS = [
     "--use_cpu", "--disable_tqdm", "true", "--sample_every", "0", "--sample_bytes", "8", "--max_steps", "8",
     "--per_device_train_batch_size", "4", "--block_size", "16", "--per_device_eval_batch_size", "2",
     "--save_steps", "4", "--output_dir", "run", "--logging_steps", "1",
-    "--config_overrides", "hidden_size=16", "state_size=16", "num_hidden_layers=1",
+    "--config_overrides", "hidden_size=16", "state_size=16", "num_hidden_layers=1", "--accounts", "false",
 ]  # fmt: skip
 
 
