@@ -1,0 +1,82 @@
+"""A count memory learns in the pass that trains the network, the same however streams are divided."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_run import logged, tiny_model, tiny_trainer
+
+SIZES = {"count_memory_slots": 1024, "count_memory_text": 16384, "count_memory_window": 256, "count_memory_rows": 16}
+
+
+def counting_trainer(output_dir, **arguments):
+    return tiny_trainer(output_dir, tiny_model(**SIZES), **arguments)
+
+
+def memory_of(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.model.count_memory.named_buffers()}
+
+
+def same_memory(trainer, other):
+    pairs = zip(memory_of(trainer).values(), memory_of(other).values(), strict=True)
+    return all(torch.equal(one, two) for one, two in pairs)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    trainer = counting_trainer(tmp_path_factory.mktemp("whole"))
+    trainer.train()
+    return trainer
+
+
+def test_the_memory_learns_and_helps(whole):
+    memory = whole.model.count_memory
+    assert memory.counters[0] > 0 and memory.slots.any()
+    bits = whole.evaluate()
+    assert bits["eval_bits_per_byte"] < bits["eval_network_bits_per_byte"]
+    mixed, network = logged(whole, "mixed_bits_per_byte"), logged(whole, "bits_per_byte")
+    assert mixed.keys() == network.keys() and mixed[12] < network[12]
+
+
+def test_all_documents_that_were_read_are_in_the_text(whole):
+    text = bytes(whole.model.count_memory.text.tolist())
+    documents = [bytes(whole.train_dataset[index]) for index in range(len(whole.train_dataset))]
+    found = sum(document + b"\0" in text for document in documents)
+    assert found >= 8  # 8 streams × 192 bytes, in documents of up to 300 bytes
+
+
+def test_the_network_learns_as_without_a_memory(whole, tmp_path):
+    plain = tiny_trainer(tmp_path)
+    plain.train()
+    assert logged(plain) == logged(whole)
+    weights = dict(whole.model.named_parameters())
+    assert all(torch.equal(weight, weights[name]) for name, weight in plain.model.named_parameters())
+
+
+def test_accumulation_changes_nothing(whole, tmp_path):
+    trainer = counting_trainer(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    trainer.train()
+    text = whole.model.count_memory.text
+    assert torch.equal(trainer.model.count_memory.text, text)
+    # The network's logits of 4 rows are rounded otherwise than of 8.
+    assert logged(trainer, "mixed_bits_per_byte")[12] == pytest.approx(logged(whole, "mixed_bits_per_byte")[12], 1e-3)
+
+
+def test_resume_is_bit_for_bit(whole, tmp_path):
+    trainer = counting_trainer(tmp_path)
+    trainer.train(str(Path(whole.args.output_dir, "checkpoint-5")))
+    assert same_memory(trainer, whole)
+    for key in ("loss", "mixed_bits_per_byte"):
+        assert logged(trainer, key) == logged(whole, key)
+    files = [Path(part.args.output_dir, "checkpoint-12", "count_learning.safetensors") for part in (trainer, whole)]
+    first, second = map(load_file, files)
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("arguments", [{"regime": "iid"}, {"online": True, "method": "rtrl", "stride": 4}])
+def test_other_methods_fill_the_memory_too(tmp_path, arguments):
+    trainer = counting_trainer(tmp_path, max_steps=6, **arguments)
+    trainer.train()
+    assert trainer.model.count_memory.counters[0] > 0
+    assert logged(trainer, "mixed_bits_per_byte")[6] > 0
