@@ -199,7 +199,7 @@ def test_wrong_states_and_inputs():
         model(tokens, state={name: part for name, part in state.items() if name != STATE_PART})
     with pytest.raises(ValueError, match=r"state\['count_memory'\]` is torch.float32"):
         model(tokens, state=state | {STATE_PART: state[STATE_PART].float()})
-    with pytest.raises(ValueError, match="need torch.uint8"):
+    with pytest.raises(ValueError, match=r"need torch\.uint8"):
         model(tokens, state=state | {STATE_PART: state[STATE_PART][:, 1:]})
     with pytest.raises(ValueError, match="cannot read `inputs_embeds`"):
         model(inputs_embeds=torch.zeros(1, 2, model.config.hidden_size))
