@@ -7,6 +7,7 @@ from operator import attrgetter
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.modeling.contexts.ngram_embedding import dense_bytes
 from hf_recurrent.modeling.step.module_watch import ModuleWatch
 
 try:
@@ -38,7 +39,7 @@ class CompiledProgram:
         self.parameters = dict(model.named_parameters())
         if not block_cpu.is_supported(self.dtype) or model.device.type != "cpu":
             raise Uncompilable(f"the model is {str(self.dtype).removeprefix('torch.')} on {model.device}")
-        self.bytes_read = sum(parameter.nbytes for parameter in self.parameters.values())
+        self.bytes_read = dense_bytes(model)
         self.watch = ModuleWatch(model)
         self.trained = self._trained()
         self.modules = list(model.modules())

@@ -47,10 +47,20 @@ class NgramEmbedding(nn.Module):
         return nn.functional.embedding(rows, self.weight, sparse=sparse).sum(-2)
 
 
+def find_tables(model: nn.Module) -> dict[str, NgramEmbedding]:
+    """Name → module of the tables of which a step reads a few rows."""
+    return {name: module for name, module in model.named_modules() if getattr(module, "sparse_gradients", False)}
+
+
 def table_parameters(model: nn.Module) -> int:
     """Number of parameters in tables of which a step reads a few rows; `num_parameters()` counts them too."""
-    tables = {module.weight for module in model.modules() if getattr(module, "sparse_gradients", False)}
-    return sum(table.numel() for table in tables)
+    return sum(table.weight.numel() for table in find_tables(model).values())
+
+
+def dense_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters that every step reads, which are all but the tables."""
+    tables = sum(table.weight.nbytes for table in find_tables(model).values())
+    return sum(parameter.nbytes for parameter in model.parameters()) - tables
 
 
 def read_ngrams(
@@ -73,7 +83,7 @@ def read_ngrams(
         input_ids, reset_mask = padding.pack(input_ids), padding.pack_resets(reset_mask)
         lengths = padding.lengths
     history = recent.shape[1]
-    padded = torch.cat([recent, (input_ids + 1).to(recent.dtype)], dim=1)
+    padded = torch.cat([recent, input_ids.to(recent.dtype) + 1], dim=1)
     episode = None if reset_mask is None else episode_numbers(reset_mask, history)
     windows = padded.unfold(1, history + 1, 1)
     if episode is not None:
@@ -92,38 +102,29 @@ def hashed_rows(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
         orders: ascending.
         rows: of each order.
     """
+    factors = [pow(NGRAM_BASE, power, NGRAM_MODULUS) for power in range(1, windows.shape[-1] + 1)]
     # Exports and recordings see one operator, for which they have code of their own.
     if torch.compiler.is_exporting() or torch._C._len_torch_dispatch_stack():
-        return torch.ops.hf_recurrent.ngram_rows(windows, list(orders), rows)
-    return ngram_rows(windows, orders, rows)
+        return torch.ops.hf_recurrent.ngram_rows(windows, factors, list(orders), rows)
+    return ngram_rows(windows, factors, orders, rows)
 
 
-def ngram_rows(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
-    """[`hashed_rows`] in operations of torch."""
-    factors = windows.new_tensor(ngram_factors(windows.shape[-1]), dtype=torch.long)
-    sums = (windows.long().flip(-1) * factors).cumsum(-1)
+def ngram_rows(windows: Tensor, factors: Sequence[int], orders: Sequence[int], rows: int) -> Tensor:
+    """[`hashed_rows`] in operations of torch; `factors` of the bytes in the hash, newest first."""
+    sums = (windows.long().flip(-1) * windows.new_tensor(factors, dtype=torch.long)).cumsum(-1)
     last = windows.new_tensor([order - 1 for order in orders], dtype=torch.long)
     start = windows.new_tensor([number * rows for number in range(len(orders))], dtype=torch.long)
     return sums.index_select(-1, last) % NGRAM_MODULUS % rows + start
-
-
-def ngram_factors(length: int) -> list[int]:
-    """The factors of the last `length` bytes in the hash, newest first."""
-    return [pow(NGRAM_BASE, power, NGRAM_MODULUS) for power in range(1, length + 1)]
-
-
-def _operator(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
-    return ngram_rows(windows, orders, rows)
 
 
 def _register_operator() -> None:
     """Define hf_recurrent::ngram_rows once per process, as `linear_scan` is defined."""
     if hasattr(torch.ops.hf_recurrent, "ngram_rows"):
         return
-    operator = torch.library.custom_op("hf_recurrent::ngram_rows", _operator, mutates_args=())
+    operator = torch.library.custom_op("hf_recurrent::ngram_rows", ngram_rows, mutates_args=())
 
     @operator.register_fake
-    def _(windows, orders, rows):
+    def _(windows, factors, orders, rows):
         return windows.new_empty((*windows.shape[:-1], len(orders)), dtype=torch.long)
 
 
