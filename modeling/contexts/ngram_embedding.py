@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.block_inputs import Padding
-from ..block.recurrent_blocks import episode_numbers, last_inputs
+from ..block.recurrent_blocks import delayed, episode_numbers, last_inputs
 
 # Part of the format of checkpoints: with other numbers, trained tables would be read at other rows.
 NGRAM_MODULUS, NGRAM_BASE = 2**31 - 1, 1_103_515_245
@@ -83,14 +83,11 @@ def read_ngrams(
         input_ids, reset_mask = padding.pack(input_ids), padding.pack_resets(reset_mask)
         lengths = padding.lengths
     history = recent.shape[1]
-    padded = torch.cat([recent, input_ids.to(recent.dtype) + 1], dim=1)
+    padded = torch.cat([recent, input_ids.to(recent.dtype) + 1], dim=1).unsqueeze(-1)
     episode = None if reset_mask is None else episode_numbers(reset_mask, history)
-    windows = padded.unfold(1, history + 1, 1)
-    if episode is not None:
-        episodes = episode.unfold(1, history + 1, 1)
-        windows = windows.masked_fill(episodes != episodes[..., -1:], 0)
+    windows = torch.cat([delayed(padded, history, lag, episode) for lag in range(history, -1, -1)], dim=-1)
     rows = hashed_rows(windows, config.ngram_orders, config.ngram_rows)
-    new = last_inputs(padded.unsqueeze(-1), history, lengths, episode).squeeze(-1)
+    new = last_inputs(padded, history, lengths, episode).squeeze(-1)
     return (rows if padding is None else padding.unpack(rows)), new
 
 
@@ -111,10 +108,14 @@ def hashed_rows(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
 
 def ngram_rows(windows: Tensor, factors: Sequence[int], orders: Sequence[int], rows: int) -> Tensor:
     """[`hashed_rows`] in operations of torch; `factors` of the bytes in the hash, newest first."""
-    sums = (windows.long().flip(-1) * windows.new_tensor(factors, dtype=torch.long)).cumsum(-1)
-    last = windows.new_tensor([order - 1 for order in orders], dtype=torch.long)
-    start = windows.new_tensor([number * rows for number in range(len(orders))], dtype=torch.long)
-    return sums.index_select(-1, last) % NGRAM_MODULUS % rows + start
+    newest_first = windows.long().unbind(-1)[::-1]
+    total, added, found = torch.zeros_like(newest_first[0]), 0, []
+    for number, order in enumerate(orders):
+        for lag in range(added, order):
+            total = torch.add(total, newest_first[lag], alpha=factors[lag])
+        found.append(total % NGRAM_MODULUS % rows + number * rows)
+        added = order
+    return torch.stack(found, dim=-1)
 
 
 def _register_operator() -> None:
