@@ -64,6 +64,16 @@ static void NAME_attend(const float *q, const float *k, const float *v, const fl
         for (int j = 0; j < keys; j++) y[i] += scores[j] * v[j * width + i];
     }
 }""",
+    "ngrams": """/* Rows of a table at the hashes of the last bytes: a window of ids + 1, newest last, 0 for none. */
+static void NAME_ngrams(const int8_t *table, const float *scale, const uint32_t *factors, const uint16_t *lengths,
+                        const float *window, float *y, int orders, int rows, int length, int width) {
+    uint64_t sum = 0;
+    for (int order = 0, lag = 0; order < orders; order++) {
+        for (; lag < lengths[order]; lag++) sum += (uint64_t)factors[lag] * (uint64_t)window[length - 1 - lag];
+        const long row = order * (long)rows + (long)(sum % 2147483647u % (uint64_t)rows);
+        for (int i = 0; i < width; i++) y[order * width + i] = scale[row] * (float)table[row * width + i];
+    }
+}""",
     "wide": """/* The float of a half-precision number. */
 static float NAME_wide(uint16_t half) {
     const float sign = half & 0x8000 ? -1.0f : 1.0f;

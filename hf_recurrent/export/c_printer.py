@@ -83,7 +83,10 @@ class CPrinter:
         self.num_outputs = outputs.numel()
         self._assign(self._new_memory(self.num_outputs, "outputs[{}]".format), self._gather(outputs))
         values = [self._gather(index) for index in parts]
-        self.halves = [self._only_keeps(state, part) for state, part in zip(self.states, values, strict=True)]
+        self.halves = [
+            name != "ngrams" and self._only_keeps(state, part)  # ids of large vocabularies are exact in float only
+            for name, state, part in zip(self.fields, self.states, values, strict=True)
+        ]
         # No part may be overwritten before all are read.
         values = [
             part if self._is_shift(state, part) else self._store(part)
@@ -349,6 +352,23 @@ class CPrinter:
         text = f"{memory.access('i')} = {scale}[id] * (float){table}[(long)id * {width} + i];"
         self._state(f"for (int i = 0; i < {width}; i++) {text}", memory, set())
         return memory.expression()
+
+    def _print_token(self, node: Node) -> Expression:
+        if node.operands[0][0].name != "ids" or self.values is not None:
+            raise UnsupportedOp("a conversion of something else than the token")
+        return Expression(torch.Size((1,)), "(float)id")
+
+    def _print_ngrams(self, node: Node) -> Expression:
+        steps, rows, width = (node.fields[name] for name in ("steps", "rows", "width"))
+        factors, orders = (torch.tensor(node.fields[name]) for name in ("factors", "orders"))
+        windows, number = self._contiguous(self._read(node.operands[0], steps * len(factors)))
+        table, scale = self._rows(node.fields["weight"])
+        factors, lengths = self._table("uint32_t", factors), self._table("uint16_t", orders)
+        memory = self._new_scratch(node.output.width)
+        call = f"ngrams({table}, {scale}, {factors}, {lengths}, {windows} + {len(node.fields['factors'])} * row, "
+        call += f"&{memory.access('0')} + {len(orders) * width} * row, "
+        call += f"{len(orders)}, {rows}, {len(node.fields['factors'])}, {width})"
+        return self._rowwise(call, steps, memory, {number})
 
     def _print_linear(self, node: Node) -> Expression:
         count, width, depth = (node.fields[name] for name in ("count", "width", "depth"))

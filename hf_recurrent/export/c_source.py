@@ -78,7 +78,7 @@ def c_source(program: ExportedProgram, name: str, state_names: list[str], note: 
     the second argument is `const float *values`.
 
     Args:
-        program: of [`export_step`], float32.
+        program: of [`export_step`] with `own_operators=True`, float32.
         name: prefix of all names; an identifier of C.
         state_names: of the parts of the state, in the program's order.
         note: lines for the comment at the top.

@@ -149,7 +149,7 @@ def save_exported_step(
     if runtime == "c":
         if weights not in (None, "int8"):
             raise ValueError(f"`weights` is {weights!r}; in C they are always 'int8'.")
-        program, weights = export_step(model), "int8"  # the writer makes its own tables
+        program, weights = export_step(model, own_operators=True), "int8"  # the writer makes its own tables
     else:
         program = export_step(model, weights=weights, max_streams=target.max_streams)
     specification = describe(model, runtime, target.file, weights, target.max_streams)

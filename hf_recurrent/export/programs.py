@@ -17,6 +17,7 @@ from hf_recurrent.export.scan_decomposition import LONGEST_BLOCK, scan_decomposi
 from hf_recurrent.export.step_module import StepLoop, StepModule
 from hf_recurrent.export.weight_types import WeightLoader
 from hf_recurrent.modeling.block.recurrent_backbone import RecurrentModel
+from hf_recurrent.modeling.contexts.ngram_embedding import ngram_rows
 from hf_recurrent.modeling.units.nonlinear_units import SequentialUnit
 
 # Example sizes that represent any size: torch specialises 0 and 1, and small sizes meet sizes of layers.
@@ -27,7 +28,11 @@ _LOCAL_METADATA = ("stack_trace", "from_node", "source_fn_stack")
 
 
 def export_step(
-    model: PreTrainedModel, *, weights: str | None = None, max_streams: int = MAX_STREAMS
+    model: PreTrainedModel,
+    *,
+    weights: str | None = None,
+    max_streams: int = MAX_STREAMS,
+    own_operators: bool = False,
 ) -> ExportedProgram:
     """One step of a model: (token ids (B,), state …) → (logits (B, V), new state …), for any B.
 
@@ -39,12 +44,14 @@ def export_step(
         model: a recurrent model of this package, of any family, with or without a head.
         weights: "int8" or "bfloat16" to store linear maps and the embedding so; by default as they are.
         max_streams: the largest B, for which some runtimes reserve memory.
+        own_operators: keep this package's operator that hashes n-grams, for [`c_source`]; by default it becomes
+            operators of torch.
 
     Raises:
         TypeError: the model is of another kind.
         ValueError: an operation of the model cannot be exported; `weights` is unknown.
     """
-    return _export(StepModule(model), weights, max_streams)
+    return _export(StepModule(model), weights, max_streams, own_operators)
 
 
 def export_block(model: PreTrainedModel, *, weights: str | None = None) -> ExportedProgram:
@@ -78,13 +85,15 @@ def _register_constants(module: nn.Module) -> None:
             part.register_buffer(name, value)
 
 
-def _export(module: StepModule, weights: str | None, max_streams: int = MAX_STREAMS) -> ExportedProgram:
+def _export(
+    module: StepModule, weights: str | None, max_streams: int = MAX_STREAMS, own_operators: bool = False
+) -> ExportedProgram:
     loader = WeightLoader(weights)
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
         with torch.no_grad(), quietly():
-            return _in_real_numbers(module, loader, max_streams)
+            return _in_real_numbers(module, loader, max_streams, own_operators)
     except (ComplexOperation, RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
         name = type(module.backbone).__name__
         what = "a block" if module.takes_blocks else "a step"
@@ -108,9 +117,14 @@ def _place(error: BaseException) -> str:
     return f"`{frame.line}` ({Path(frame.filename).name}, line {frame.lineno}): "
 
 
-def _in_real_numbers(module: StepModule, loader: WeightLoader, max_streams: int) -> ExportedProgram:
+def _in_real_numbers(
+    module: StepModule, loader: WeightLoader, max_streams: int, own_operators: bool
+) -> ExportedProgram:
     examples, blocks = module.example_inputs(_STREAMS, _STEPS), module.takes_blocks
-    program = _trace(module, examples, blocks, max_streams).run_decompositions(scan_decompositions() if blocks else {})
+    decompositions = scan_decompositions() if blocks else {}
+    if not own_operators:
+        decompositions |= {torch.ops.hf_recurrent.ngram_rows.default: ngram_rows}
+    program = _trace(module, examples, blocks, max_streams).run_decompositions(decompositions)
     if loader.type is not None or has_complex(program):
         real = RealModule(program, loader.bind(program))
         program = _trace(real, examples, blocks, max_streams).run_decompositions({})

@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+
+from hf_recurrent.export.weight_types import NarrowWeight
 
 aten = torch.ops.aten
 
@@ -88,7 +91,7 @@ def _holds_pair(value: Any) -> bool:
 class _PairInterpreter(fx.Interpreter):
     """Runs a graph; `weights` replace attributes of the same name."""
 
-    def __init__(self, module: fx.GraphModule, weights: Callable[[str], Tensor]):
+    def __init__(self, module: fx.GraphModule, weights: Callable[[str], Tensor | NarrowWeight]):
         super().__init__(module)
         self.weights = weights
 
@@ -98,6 +101,9 @@ class _PairInterpreter(fx.Interpreter):
     def call_function(self, target, args, kwargs):
         if target is aten._assert_tensor_metadata.default:
             return None
+        if target is aten.embedding.default and isinstance(args[0], NarrowWeight):
+            return args[0](args[1])
+        args = tuple(argument() if isinstance(argument, NarrowWeight) else argument for argument in args)
         if not _holds_pair(args) and target is not aten.complex.default:
             return super().call_function(target, args, kwargs)
         if target in _ARITHMETIC and not kwargs:
@@ -121,10 +127,12 @@ class RealModule(nn.Module):
 
     Args:
         program: of the graph, after decompositions.
-        load: name of a weight → the tensor to compute with; by default the program's own.
+        load: name of a weight → the one to compute with; by default the program's own.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram, load: Callable[[str], Tensor | None] | None = None):
+    def __init__(
+        self, program: torch.export.ExportedProgram, load: Callable[[str], NarrowWeight | None] | None = None
+    ):
         super().__init__()
         graph = program.module(check_guards=False)
         # In a list, so that only the weights that are computed with belong to this module.
@@ -139,14 +147,14 @@ class RealModule(nn.Module):
             self._names[node.target] = f"weight_{len(self._names)}"
             self.register_buffer(self._names[node.target], value.detach())
 
-    def _weight(self, name: str) -> Tensor:
+    def _weight(self, name: str) -> Tensor | NarrowWeight:
         return getattr(self, self._names[name]) if name in self._names else self._load(name)
 
     def forward(self, inputs: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         return tuple(_PairInterpreter(self._graphs[0], self._weight).run(inputs, *state))
 
 
-def has_complex(program: torch.export.ExportedProgram) -> bool:
+def has_complex(program: ExportedProgram) -> bool:
     """True where a value of the graph is complex."""
     values = (node.meta.get("val") for node in program.graph.nodes)
     return any(isinstance(value, Tensor) and value.is_complex() for value in values)

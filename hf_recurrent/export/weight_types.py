@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from hf_recurrent.kernels.weight_rows import quantize_rows
+from hf_recurrent.modeling.contexts.ngram_embedding import NgramEmbedding
 
 WEIGHT_TYPES = ("bfloat16", "int8")
 aten = torch.ops.aten
@@ -29,7 +30,7 @@ def round_weights(model: nn.Module, kind: str) -> None:
     _check_type(kind)
     rounded: set[int] = set()
     for module in model.modules():
-        if not isinstance(module, nn.Linear | nn.Embedding | nn.RNNCellBase):
+        if not isinstance(module, nn.Linear | nn.Embedding | nn.RNNCellBase | NgramEmbedding):
             continue
         for weight in module.parameters(recurse=False):
             if weight.dim() != 2 or weight.data_ptr() in rounded:  # an embedding may be tied to the head
@@ -47,7 +48,7 @@ def _check_type(kind: str) -> None:
         raise ValueError(f"`weights` is {kind!r}; it must be one of {', '.join(map(repr, WEIGHT_TYPES))}, or None.")
 
 
-class _NarrowWeight(nn.Module):
+class NarrowWeight(nn.Module):
     """A weight in a narrow type, computed with in its own."""
 
     def __init__(self, weight: Tensor, kind: str):
@@ -60,9 +61,13 @@ class _NarrowWeight(nn.Module):
         self.register_buffer("values", values)
         self.register_buffer("scale", scale)
 
-    def forward(self) -> Tensor:
-        values = self.values.to(self.dtype)
-        return values if self.scale is None else values * self.scale
+    def forward(self, rows: Tensor | None = None) -> Tensor:
+        """The weight, or some of its rows, of which a step reads few."""
+        values, scale = self.values, self.scale
+        if rows is not None:
+            values, scale = (None if part is None else nn.functional.embedding(rows, part) for part in (values, scale))
+        values = values.to(self.dtype)
+        return values if scale is None else values * scale
 
 
 class WeightLoader(nn.Module):
@@ -80,7 +85,7 @@ class WeightLoader(nn.Module):
         self.narrow = nn.ModuleList()
         self._places: dict[str, int] = {}
 
-    def bind(self, program: ExportedProgram) -> Callable[[str], Tensor | None] | None:
+    def bind(self, program: ExportedProgram) -> Callable[[str], NarrowWeight | None] | None:
         """Make narrow weights of those that linear maps and embeddings of a program read."""
         if self.type is None:
             return None
@@ -93,13 +98,13 @@ class WeightLoader(nn.Module):
                 weight = state[name].detach()
                 if weight.data_ptr() not in by_memory:  # an embedding may be tied to the head
                     by_memory[weight.data_ptr()] = len(self.narrow)
-                    self.narrow.append(_NarrowWeight(weight, self.type))
+                    self.narrow.append(NarrowWeight(weight, self.type))
         # By all names that a weight has.
         places = {name: by_memory.get(weight.data_ptr()) for name, weight in state.items()}
         self._places = {name: place for name, place in places.items() if place is not None}
         return self
 
-    def forward(self, name: str) -> Tensor | None:
-        """The weight of that name in its own type, or None where it is not narrow."""
+    def forward(self, name: str) -> NarrowWeight | None:
+        """The weight of that name, or None where it is not narrow."""
         place = self._places.get(name)
-        return None if place is None else self.narrow[place]()
+        return None if place is None else self.narrow[place]

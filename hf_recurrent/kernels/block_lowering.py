@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .lowering import Lowering, aten
+from .lowering import Lowering, NgramRows, aten
 from .step_graph import Slice, UnsupportedOp, Value
 
 
@@ -71,6 +71,9 @@ class BlockLowering(Lowering):
     def embedding(self, table: Any, ids: Any) -> Value:
         """Rows of a table for token ids in elements of the block's type."""
         height, width = table.shape
+        if isinstance(ids, NgramRows):
+            operands = [ids.windows, self.as_value(table)]
+            return self.graph.add("ngrams", (*ids.shape, width), operands, **ids.fields, width=width)
         fields = {"steps": ids.shape.numel(), "height": height, "width": width}
         return self.graph.add("lookup", (*ids.shape, width), [self.as_value(table), ids], **fields)
 

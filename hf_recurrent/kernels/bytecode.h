@@ -4,10 +4,11 @@
  */
 #include <stdint.h>
 
-#define VERSION 5
+#define VERSION 6
 /* From MATMUL on: of a block of one stream, with its backward pass. */
 enum opcode {
-    LINEAR, NORM, EMBEDDING, COPY, GATHER, MAP, REDUCE, SOFTMAX, ATTENTION, PRODUCT, QUANTIZE, UNCHANGED,
+    LINEAR, NORM, EMBEDDING, COPY, GATHER, MAP, REDUCE, SOFTMAX, ATTENTION, PRODUCT, QUANTIZE, UNCHANGED, TOKEN,
+    NGRAMS,
     MATMUL, BROADCAST, SCAN, SCAN_BACKWARD, NORM_BACKWARD, NLL_LOSS, NLL_LOSS_BACKWARD, LOOKUP, LOOKUP_BACKWARD,
     SENSITIVITIES, FINITE
 };
@@ -74,6 +75,16 @@ struct quantize { /* int16 values with a scale for each of `count` rows */
 struct unchanged {
     int64_t bytes;
     struct operand a, b;
+};
+
+struct token { /* the id as an element */
+    struct operand ids, to;
+};
+/* Rows of a table (orders · rows, width) at the hashes of the last bytes: `steps` windows of `length` ids + 1, newest
+ * last, 0 for none; see modeling/contexts/ngram_embedding.py. */
+struct ngrams {
+    int64_t width, pitch, type, steps, orders, rows, length;
+    struct operand table, scale, factors, lengths, windows, to;
 };
 
 /* ---- Of blocks ---- */

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .functions import FUNCTION_OPCODES
@@ -15,7 +16,7 @@ from .weight_rows import WEIGHT_TYPES, pair_columns, quantize_rows
 # enum opcode in bytecode.h.
 STEP_OPCODES = (
     "linear", "norm", "embedding", "copy", "gather", "map", "reduce", "softmax", "attention", "product", "quantize",
-    "unchanged",
+    "unchanged", "token", "ngrams",
 )  # fmt: skip
 # Of one stream only.
 BLOCK_OPCODES = (
@@ -39,6 +40,7 @@ _FIELDS = {
     "nll_loss": ("steps", "width", "one_grad"),
     "nll_loss_backward": ("steps", "width", "one_grad"),
     "lookup": ("steps", "height", "width"),
+    "token": (),
     "lookup_backward": ("steps", "height", "width"),
     "sensitivities": ("steps", "channels", "rows", "groups", "columns"),
     "finite": (),
@@ -143,8 +145,10 @@ class Bytecode:
     def _emit_node(self, node: Node) -> None:
         if node.kind in BLOCK_OPCODES and not self.is_block:
             raise UnsupportedOp(f"{node.kind} in a single step")
-        if node.kind == "embedding" and (node.operands[0][0].name != "ids" or node.operands[0][0].width != 1):
-            raise UnsupportedOp("aten.embedding of something else than the token")
+        if node.kind in ("embedding", "token") and (
+            node.operands[0][0].name != "ids" or node.operands[0][0].width != 1
+        ):
+            raise UnsupportedOp(f"{node.kind} of something else than the token")
         special = getattr(self, f"_emit_{node.kind}", None)
         if special is not None:
             special(node)
@@ -206,6 +210,17 @@ class Bytecode:
         table, scale = self._weight(node.fields["weight"])
         fields = [node.fields["width"], table.stride(0), WEIGHT_TYPES.index(self.weights)]
         self._emit("embedding", fields, [table, scale, *node.operands], [(node.output, 0)])
+
+    def _emit_ngrams(self, node: Node) -> None:
+        factors, orders = (torch.tensor(node.fields[name]) for name in ("factors", "orders"))
+        windows, *table = node.operands
+        scale, pitch = None, node.fields["width"]
+        if not table:
+            weight, scale = self._weight(node.fields["weight"])
+            table, pitch = [weight], weight.stride(0)
+        fields = [node.fields["width"], pitch, WEIGHT_TYPES.index(self.weights)]
+        fields += [node.fields["steps"], len(orders), node.fields["rows"], len(factors)]
+        self._emit("ngrams", fields, [*table, scale, factors, orders, windows], [(node.output, 0)])
 
     def _weight(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """A weight in the type of the program, and its scale."""

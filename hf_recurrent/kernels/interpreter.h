@@ -33,6 +33,21 @@ INLINE TARGET void NAME(run_embedding)(const struct embedding *one, OF_STREAMS)
             ROW(one->to, stream));
 }
 
+INLINE TARGET void NAME(run_token)(const struct token *one, OF_STREAMS)
+{
+    const int64_t *ids = (const int64_t *)bases[one->ids.base];
+    EACH_STREAM
+        *ROW(one->to, stream) = (REAL)ids[stream];
+}
+
+INLINE TARGET void NAME(run_ngrams)(const struct ngrams *one, OF_STREAMS)
+{
+    EACH_STREAM
+        NAME(ngrams)(
+            one, bases[one->table.base], NAME(at)(&one->scale, streams, bases), bases[one->factors.base],
+            bases[one->lengths.base], ROW(one->windows, stream), ROW(one->to, stream));
+}
+
 INLINE TARGET void NAME(run_copy)(const struct copy *one, OF_STREAMS)
 {
     EACH_STREAM
@@ -157,6 +172,8 @@ TARGET static int64_t NAME(run)(
         case LINEAR: NAME(linear)(fields, streams, first, count, bases); break;
         case NORM: NAME(run_norm)(fields, streams, first, count, bases); break;
         case EMBEDDING: NAME(run_embedding)(fields, streams, first, count, bases); break;
+        case TOKEN: NAME(run_token)(fields, streams, first, count, bases); break;
+        case NGRAMS: NAME(run_ngrams)(fields, streams, first, count, bases); break;
         case COPY: NAME(run_copy)(fields, streams, first, count, bases); break;
         case GATHER: NAME(run_gather)(fields, streams, first, count, bases); break;
         case MAP: NAME(map)(fields, streams, first, count, bases); break;

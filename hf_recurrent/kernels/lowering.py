@@ -40,6 +40,14 @@ def lowers(*overloads: Any) -> Callable[[LoweringRule], LoweringRule]:
     return register
 
 
+class NgramRows(Value):
+    """Rows of hashed n-grams, which the node that reads a table at them computes."""
+
+    def __init__(self, shape: torch.Size, windows: Value, fields: dict[str, Any]):
+        super().__init__(shape)
+        self.windows, self.fields = windows, fields
+
+
 class Lowering:
     """Builds the graph of one step.
 
@@ -198,7 +206,10 @@ class Lowering:
         return self.graph.add("product", (matrices, rows, width), [x, y], **fields)
 
     def embedding(self, table: Any, ids: Any) -> Value:
-        """A row of a constant table (V, M) for one token id, which is an int64 input."""
+        """A row of a constant table (V, M) for one token id, which is an int64 input, or the rows of n-grams."""
+        if isinstance(ids, NgramRows) and isinstance(table, Tensor):
+            fields = ids.fields | {"weight": table.detach(), "width": table.shape[1]}
+            return self.graph.add("ngrams", (*ids.shape, table.shape[1]), [ids.windows], **fields)
         if not isinstance(ids, Value) or not isinstance(table, Tensor) or ids.shape.numel() != 1:
             raise UnsupportedOp("aten.embedding of several tokens")
         width = table.shape[1]
@@ -218,6 +229,8 @@ class Lowering:
         own = self.graph.dtype
         if isinstance(value, ComplexValue):
             own = torch.complex64 if own == torch.float32 else torch.complex128
+        elif dtype == own and value.buffer is not None and value.buffer.name == "ids":
+            return self.graph.add("token", value.shape, [value])  # ids of steps are int64
         if dtype not in (None, own):
             raise UnsupportedOp(f"a conversion to {dtype}")
         return value

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from .lowering import Lowering, LoweringRule, aten, lowers
+from .lowering import Lowering, LoweringRule, NgramRows, aten, lowers
 from .step_graph import ComplexValue, UnsupportedOp, Value
 
 
@@ -329,6 +329,15 @@ def _cumsum(t: Lowering, x, dim, dtype=None):
 @lowers(aten.embedding.default)
 def _embedding(t: Lowering, table, ids, padding=-1, scale_by_frequency=False, sparse=False):
     return t.embedding(table, ids)
+
+
+@lowers("hf_recurrent.ngram_rows.default")
+def _ngram_rows(t: Lowering, windows, factors, orders, rows):
+    if not isinstance(windows, Value):
+        raise UnsupportedOp("n-grams of constants")
+    shape = torch.Size((*windows.shape[:-1], len(orders)))
+    steps = windows.shape[:-1].numel()
+    return NgramRows(shape, windows, {"factors": factors, "orders": orders, "rows": rows, "steps": steps})
 
 
 @lowers(aten._softmax.default)

@@ -205,3 +205,23 @@ TARGET static void NAME(embedding)(const struct embedding *one, const void *tabl
     (void)scale;
     memcpy(to, (const REAL *)table + begin, one->width * sizeof(REAL));
 }
+
+/* The rows of n-grams of several windows, one after another; what is no id counts as no byte. */
+TARGET static void NAME(ngrams)(
+    const struct ngrams *one, const void *table, const REAL *scale, const int64_t *factors, const int64_t *lengths,
+    const REAL *window, REAL *to)
+{
+    const struct embedding row = {one->width, one->pitch, one->type, {0}, {0}, {0}, {0}};
+    for (int64_t step = 0; step < one->steps; step++, window += one->length) {
+        uint64_t sum = 0;
+        int64_t lag = 0;
+        for (int64_t order = 0; order < one->orders; order++, to += one->width) {
+            for (; lag < lengths[order]; lag++) {
+                const REAL id = window[one->length - 1 - lag];
+                if (id >= 1 && id <= MOST_NGRAM_ID)
+                    sum += (uint64_t)factors[lag] * (uint64_t)id;
+            }
+            NAME(embedding)(&row, table, scale, order * one->rows + (int64_t)(sum % NGRAM_MODULUS) % one->rows, to);
+        }
+    }
+}

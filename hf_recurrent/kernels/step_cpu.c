@@ -14,6 +14,8 @@
 
 #define LINE 64 /* bytes of a cache line */
 #define PAIR_BLOCK 32 /* bfloat16 values: 16 words of value i, and value 16 + i in the upper half */
+#define NGRAM_MODULUS 2147483647 /* as in modeling/contexts/ngram_embedding.py */
+#define MOST_NGRAM_ID 16777216
 
 typedef int64_t program(
     int64_t streams, int64_t first, int64_t count, const int64_t *code, const int64_t *end, void *const *bases);

@@ -22,7 +22,7 @@ from .bytecode import Bytecode
 from .compiled import load_library
 from .step_graph import StepGraph, UnsupportedOp, Value
 
-_VERSION = 5  # VERSION in bytecode.h
+_VERSION = 6  # VERSION in bytecode.h
 _TYPES = {torch.float32: 0, torch.float64: 1}
 _VERSION_OF = attrgetter("_version")
 _MOST_IDLE = 64  # calls kept for the next ones, by batch size

@@ -29,13 +29,12 @@ class StepTrace(TorchDispatchMode):
 
     Args:
         dtype: of the step's elements.
-        inputs: name → tensor of one stream.
-        table: (V, M), of an embedding that makes the first input from token ids, which the program then reads.
+        inputs: name → tensor of one stream; token ids have the name "ids".
     """
 
     lowering_class = Lowering
 
-    def __init__(self, dtype: torch.dtype, inputs: Mapping[str, Tensor], table: Tensor | None = None):
+    def __init__(self, dtype: torch.dtype, inputs: Mapping[str, Tensor]):
         super().__init__()
         self.lowering = self.lowering_class(dtype, self._fold, self.is_weight)
         self.graph: StepGraph = self.lowering.graph
@@ -49,14 +48,8 @@ class StepTrace(TorchDispatchMode):
         self._sources_of_storage: dict[int, set[int]] = {}
         self.guards: list[tuple[Tensor, Tensor]] = []  # a weight, and a copy of its values
         self._guarded: set[int] = set()
-        if table is not None:
-            self._run_constant(aten.detach.default, (table,), {})
-            ids, hidden = self.graph.input("ids", torch.Size((1,))), next(iter(inputs.values()))
-            value = self.graph.add("embedding", hidden.shape, [ids], weight=table.detach(), width=table.shape[1])
-            self._remember(hidden, value)
         for name, tensor in inputs.items():
-            if id(tensor) not in self._values:
-                self._remember(tensor, self.graph.input(name, tensor.shape))
+            self._remember(tensor, self.graph.input(name, tensor.shape))
 
     def value(self, tensor: Tensor) -> Any:
         """The value of a tensor of the step; a constant if it does not depend on the inputs."""

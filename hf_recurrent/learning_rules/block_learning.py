@@ -10,6 +10,8 @@ from transformers.utils import logging
 from hf_recurrent.learning_rules.compiled_block import Block, CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.compiled_update import CompiledUpdate, GradientMemory
+from hf_recurrent.learning_rules.joint_optimizer import JointOptimizer
+from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad
 from hf_recurrent.learning_rules.rules import LearningRule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
 
@@ -34,7 +36,13 @@ class BlockLearning:
 
     def __init__(self, rule: LearningRule, optimizer: torch.optim.Optimizer, stride: int, num_targets: int):
         self.rule, self.optimizer, self.stride, self.num_targets = rule, optimizer, stride, num_targets
-        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parts = [*optimizer.parts.values()] if isinstance(optimizer, JointOptimizer) else [optimizer]
+        self._of_tables = [part for part in parts if isinstance(part, RowwiseAdagrad)]
+        (self._dense,) = (part for part in parts if part not in self._of_tables)
+        self.tables, self.parameters = (
+            [parameter for part in some for group in part.param_groups for parameter in group["params"]]
+            for some in (self._of_tables, [self._dense])
+        )
         self.problem: str | None = None
         self._compilations = 0
         self._is_checked = self._is_observed = False
@@ -95,6 +103,8 @@ class BlockLearning:
             The norm of the gradient, before it is clipped.
         """
         bound = max_grad_norm or float("inf")
+        if self._of_tables:
+            self.optimizer.bind_parts()
         if self._update is not None and self._memory.is_attached:
             norm = factor * self._update.norm()
             if norm < float("inf"):
@@ -107,10 +117,23 @@ class BlockLearning:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, bound).item()
             if norm < float("inf"):
                 self.write_steps()
-                self.optimizer.step()
+                self._dense.step()
                 self._update = None if self._memory is None else self._compiled_update()
-        for parameter in self.parameters:
+        norm = self._update_tables(factor, norm)
+        for parameter in (*self.parameters, *self.tables):
             parameter.grad = None
+        return norm
+
+    def _update_tables(self, factor: float, norm: float) -> float:
+        """Change the rows that have a gradient, which is not clipped; returns NaN if it is not finite."""
+        gradients = [table.grad for table in self.tables if table.grad is not None]
+        if not all(bool(gradient.sum().isfinite()) for gradient in gradients):
+            return float("nan")
+        if norm < float("inf"):
+            for gradient in gradients if factor != 1 else ():
+                gradient.mul_(factor)
+            for part in self._of_tables:
+                part.step()
         return norm
 
     def use_plain_torch(self) -> None:
@@ -160,4 +183,4 @@ class BlockLearning:
         self._update = self._compiled_update()
 
     def _compiled_update(self) -> CompiledUpdate | None:
-        return CompiledUpdate(self.optimizer, self._memory) if CompiledUpdate.is_supported(self.optimizer) else None
+        return CompiledUpdate(self._dense, self._memory) if CompiledUpdate.is_supported(self._dense) else None

@@ -6,16 +6,20 @@ unit and rule whose operations the kernel has.
 Shape letters: T steps.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 
 from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncompilable, block_cpu
-from hf_recurrent.learning_rules.optimizers import without_gradients
+from hf_recurrent.learning_rules.optimizers import frozen, without_gradients
 from hf_recurrent.learning_rules.rules import LearningRule, NonFiniteLossError
+from hf_recurrent.learning_rules.traced_unit import shadowed
+from hf_recurrent.modeling.block.recurrent_backbone import NGRAMS
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
+from hf_recurrent.modeling.contexts.ngram_embedding import find_tables, read_ngrams
 
 # Norms and √(1 - a²) amplify rounding, by 1,000 in one of 1,000 small models; a wrong program is wrong by its values.
 _TOLERANCES = {torch.float32: 1e-2, torch.float64: 1e-8}
@@ -33,7 +37,8 @@ class CompiledBlock(CompiledProgram):
         resets: False for blocks without resets only; some models choose by them what they compute.
 
     Attributes:
-        gradients: name → shape of the gradients that a block has.
+        gradients: name → shape of the gradients that a block has; not of tables, whose gradients are sparse.
+        tables: name of the parameter → trained table of n-grams.
 
     Raises:
         Uncompilable: the kernel cannot compute the block, or not for this model as it is.
@@ -42,6 +47,8 @@ class CompiledBlock(CompiledProgram):
     def __init__(self, rule: LearningRule, steps: int, num_targets: int, *, resets: bool = True):
         super().__init__(rule.model)
         self.rule, self.steps, self.num_targets, self.resets = rule, steps, num_targets, resets
+        trained = {n: t for n, t in find_tables(rule.model).items() if t.weight.requires_grad}
+        self.tables = {f"{name}.weight": table for name, table in trained.items()}
         with self._recording():
             self.gradients = self._record()
             self._compare()
@@ -51,10 +58,22 @@ class CompiledBlock(CompiledProgram):
     ) -> tuple[torch.Tensor, RecurrentState]:
         """Read one block as [`BlockLearning.learn`]; `gradients` are name → memory for the gradient of a parameter.
 
+        Gradients of tables are added to theirs.
+
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; `carried` is unchanged, `gradients` are not.
             ValueError: a tensor is not in memory, or of another type or size.
         """
+        nats, new_state, of_tables = self._run(carried, state, block, gradients)
+        for name, gradient in of_tables.items():
+            weight = self.tables[name].weight
+            weight.grad = gradient if weight.grad is None else (weight.grad + gradient).coalesce()
+        return nats, new_state
+
+    def _run(
+        self, carried: RecurrentState, state: RecurrentState, block: Block, gradients: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, RecurrentState, dict[str, torch.Tensor]]:
+        """As `learn`; returns the gradients of tables too."""
         inputs = {name: part.to(self.dtype).contiguous() for name, part in zip(_INPUTS, block, strict=True)}
         outputs = {"nats": torch.empty(self.steps, dtype=self.dtype)}
         for part, tensors in (("state", state), ("carried", carried)):
@@ -62,10 +81,28 @@ class CompiledBlock(CompiledProgram):
         new_state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
         outputs |= {f"state {name}": tensor for name, tensor in new_state.items()}
         outputs |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
+        width = self.model.config.hidden_size
+        of_sums = {name: torch.empty(self.steps, width, dtype=self.dtype) for name in self.tables}
+        outputs |= {f"sums {name}": tensor for name, tensor in of_sums.items()}
         if not self.program.run(inputs, outputs):
             loss = (outputs["nats"].sum() / self.num_targets).item()
             raise NonFiniteLossError(f"The loss is {loss}: nothing was learned from this block.")
-        return outputs["nats"], new_state
+        return outputs["nats"], new_state, self._of_tables(state, block, of_sums)
+
+    def _of_tables(
+        self, state: RecurrentState, block: Block, of_sums: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Sparse gradients of the tables from those of the sums of their rows, (T, M)."""
+        if not of_sums:
+            return {}
+        rows, _ = read_ngrams(self.model.config, block[0], state[NGRAMS], block[2])
+        indices, orders = rows.reshape(1, -1), rows.shape[-1]
+        return {
+            name: torch.sparse_coo_tensor(
+                indices, of_sum.repeat_interleave(orders, 0), self.parameters[name].shape, check_invariants=False
+            ).coalesce()
+            for name, of_sum in of_sums.items()
+        }
 
     def _record(self) -> dict[str, torch.Size]:
         """Write the program; returns the shapes of the gradients."""
@@ -83,10 +120,10 @@ class CompiledBlock(CompiledProgram):
         trace = BlockTrace(self.dtype, inputs, self.parameters)
         engine = getattr(rule, "engine", None)
         recorded = nullcontext() if engine is None else engine.advancing_by(trace.advance_sensitivities)
-        with without_gradients(self.parameters.values()), recorded, trace:
+        with without_gradients(self.parameters.values()), recorded, self._probes() as probes, trace:
             with torch.enable_grad(), rule.block(carried):
-                output = model(
-                    inputs_embeds=model.get_input_embeddings()(ids),
+                output = self._forward(
+                    ids,
                     shift_labels=labels,
                     reset_mask=resets,
                     state=state,
@@ -99,9 +136,22 @@ class CompiledBlock(CompiledProgram):
             gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
             results = {"nats": nats} | {f"state {name}": tensor for name, tensor in output.state.items()}
             results |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
+            results |= {f"sums {name}": probe.grad for name, probe in probes.items()}
         values = {name: trace.value_of(tensor) for name, tensor in results.items()}
         self.program = block_cpu.BlockProgram(trace.graph, values, trace.guards, trace.effects)
         return {name: gradient.shape for name, gradient in gradients.items()}
+
+    @contextmanager
+    def _probes(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Inside, zeros are added to the sums of rows of each table, and get their gradients in place of the table."""
+        shape = 1, self.steps, self.model.config.hidden_size
+        probes = {name: torch.zeros(shape, dtype=self.dtype, requires_grad=True) for name in self.tables}
+        with ExitStack() as stack:
+            for name, table in self.tables.items():
+                stack.enter_context(frozen(table))
+                probed = partial(_probed, table.forward, probes[name])
+                stack.enter_context(shadowed(table, forward=probed))
+            yield probes
 
     def _compare(self) -> None:
         """Raise unless two blocks of the program give what the rule gives."""
@@ -115,11 +165,15 @@ class CompiledBlock(CompiledProgram):
             resets[0, self.steps // 2] = self.resets and number == 0
             block = ids[:, :-1], ids[:, 1:], resets
             gradients = {name: torch.empty(shape, dtype=self.dtype) for name, shape in self.gradients.items()}
-            nats, state = self.learn(carried, state, block, gradients)
+            nats, state, of_tables = self._run(carried, state, block, gradients)
             with without_gradients(self.parameters.values()):
                 output = self.rule.learn(plain_carried, plain_state, *block, self.num_targets)
                 plain_state, losses = output.state, output.loss.detach() * self.num_targets
-                expected = {name: self.parameters[name].grad for name in gradients}
+                expected = {name: self.parameters[name].grad for name in (*gradients, *of_tables)}
+            for name, gradient in of_tables.items():
+                touched, whole = gradient.indices()[0], expected[name]
+                gradients[name] = gradient.values()
+                expected[name] = whole.coalesce().values() if whole.is_sparse else whole[touched]
             pairs = {"loss": (nats.sum(), losses)}
             for part, ours, theirs in (
                 ("gradient of ", gradients, expected),
@@ -133,3 +187,7 @@ class CompiledBlock(CompiledProgram):
                 bound = _TOLERANCES[self.dtype] * wanted.abs().amax().clamp_min(max(smallest, 1e-6))
                 if not bool(((found - wanted).abs() <= bound).all()):
                     raise Uncompilable(f"the program computes another {name}")
+
+
+def _probed(forward: Callable[[torch.Tensor], torch.Tensor], probe: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return forward(rows) + probe

@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
+from hf_recurrent.learning_rules.traced_unit import shadowed
+from hf_recurrent.modeling.contexts.ngram_embedding import dense_bytes
 from hf_recurrent.modeling.step.module_watch import ModuleWatch
 
 try:
@@ -38,7 +42,7 @@ class CompiledProgram:
         self.parameters = dict(model.named_parameters())
         if not block_cpu.is_supported(self.dtype) or model.device.type != "cpu":
             raise Uncompilable(f"the model is {str(self.dtype).removeprefix('torch.')} on {model.device}")
-        self.bytes_read = sum(parameter.nbytes for parameter in self.parameters.values())
+        self.bytes_read = dense_bytes(model)
         self.watch = ModuleWatch(model)
         self.trained = self._trained()
         self.modules = list(model.modules())
@@ -62,6 +66,15 @@ class CompiledProgram:
 
     def _trained(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self.parameters.values()]
+
+    def _forward(self, ids: torch.Tensor, **arguments: Any) -> ModelOutput:
+        """The model's output for recorded ids, whose values nothing may look at."""
+        backbone = getattr(self.model, "model", None)
+        if getattr(backbone, "embed_ngrams", None) is None:
+            return self.model(inputs_embeds=self.model.get_input_embeddings()(ids), **arguments)
+        embed = backbone.embed_inputs
+        with shadowed(backbone, embed_inputs=lambda _, *others: embed(ids, *others)):
+            return self.model(torch.zeros(ids.shape, dtype=torch.long), **arguments)
 
     @staticmethod
     @contextmanager

@@ -39,9 +39,8 @@ class CompiledReading(CompiledProgram):
         ids, state = torch.zeros(1, 1, dtype=torch.long), self.model.init_state(1)
         inputs = {"ids": ids} | {f"state {name}": tensor for name, tensor in state.items()}
         with BlockTrace(self.dtype, inputs, self.parameters) as trace:
-            embedded = self.model.get_input_embeddings()(ids)
             with torch.enable_grad():  # without gradients, the compiled step would run
-                output = self.model(inputs_embeds=embedded, state=state, use_cache=True)
+                output = self._forward(ids, state=state, use_cache=True)
             results = {"logits": output.logits} | {f"state {name}": part for name, part in output.state.items()}
         values = {name: trace.value_of(tensor) for name, tensor in results.items()}
         self.program = block_cpu.BlockProgram(trace.graph, values, trace.guards, trace.effects)

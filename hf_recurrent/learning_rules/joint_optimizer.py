@@ -43,11 +43,16 @@ class JointOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.bind_parts()
+        for part in self.parts.values():
+            part.step()
+        return loss
+
+    def bind_parts(self) -> None:
+        """Give every part its groups and states, which may be new, so that it can step alone."""
         for name, part in self.parts.items():
             part.param_groups = [group for group in self.param_groups if group["optimizer"] == name]
             part.state = self.state
-            part.step()
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state; raise a ValueError if its groups belong to other optimizers."""

@@ -18,6 +18,7 @@ from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.learning_rules.rules import SpatialLearning, build_learning_rule
 from hf_recurrent.learning_rules.snap1 import diagonal_recurrence, states_before
 from hf_recurrent.learning_rules.traced_unit import shadowed
+from hf_recurrent.modeling.block.recurrent_backbone import NGRAMS
 from hf_recurrent.modeling.units.dense_units import DenseUnit
 from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 
@@ -49,7 +50,7 @@ class SequenceRule:
     def __init__(self, name: str, model: PreTrainedModel):
         if name not in SEQUENCE_RULES:
             raise ValueError(f"`name` is {name!r}; it must be one of {', '.join(SEQUENCE_RULES)}.")
-        others = [part for part in model.base_model.init_state(1) if not part.endswith(".recurrent")]
+        others = [part for part in model.base_model.init_state(1) if not part.endswith((".recurrent", NGRAMS))]
         if others and name != "bptt":
             raise ValueError(
                 f"`model` is a {type(model).__name__} that also has the state `{others[0]}`, through which {name!r} "

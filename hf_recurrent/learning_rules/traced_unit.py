@@ -122,7 +122,7 @@ def differentiable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def shadowed(unit: RecurrentUnit, **attributes) -> Iterator[None]:
+def shadowed(unit: nn.Module, **attributes) -> Iterator[None]:
     """Temporarily override attributes; instance attributes take precedence over parameters and methods."""
     before = {name: unit.__dict__[name] for name in attributes if name in unit.__dict__}
     unit.__dict__.update(attributes)

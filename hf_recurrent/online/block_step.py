@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.block_learning import BlockLearning
 from hf_recurrent.learning_rules.compiled_block import Block
+from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
@@ -35,6 +36,7 @@ class BlockStep:
             self.parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
             self.optimizer = settings.build_optimizer(self.parameters.values())
             apply_learning_rate_factors(self.optimizer, model, self.parameters)
+            self.optimizer = join_optimizers(self.optimizer, model, table_learning_rate=settings.table_learning_rate)
             self.optimizer.zero_grad()
             self.learning = BlockLearning(self._rule, self.optimizer, settings.stride, self._num_targets)
 
@@ -97,7 +99,11 @@ class BlockStep:
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         return {
             "summed": (self._summed_blocks, self._summed_bytes),
-            "gradients": {name: gradient for name, gradient in gradients.items() if gradient is not None},
+            "gradients": {
+                name: gradient.to_dense() if gradient.is_sparse else gradient
+                for name, gradient in gradients.items()
+                if gradient is not None
+            },
             "optimizer": None if self.optimizer is None else optimizer_state(self.optimizer),
         }
 
@@ -109,4 +115,6 @@ class BlockStep:
             group["lr"] = rate
         self._summed_blocks, self._summed_bytes = saved["summed"]
         for name, gradient in saved["gradients"].items():
-            self.parameters[name].grad = gradient.to(self.parameters[name])
+            gradient = gradient.to(self.parameters[name])
+            is_table = any(self.parameters[name] is table for table in self.learning.tables)
+            self.parameters[name].grad = gradient.to_sparse(1) if is_table else gradient

@@ -12,6 +12,7 @@ from hf_recurrent.checkpoints.provenance_files import write_provenance
 from hf_recurrent.checkpoints.records import Provenance
 from hf_recurrent.checkpoints.weights import check_weights
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
+from hf_recurrent.modeling.contexts.ngram_embedding import find_tables
 from hf_recurrent.online.block_step import BlockStep
 from hf_recurrent.online.learner_record import LearnerRecord
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
@@ -22,7 +23,7 @@ from hf_recurrent.online.stream import LearnerStream, aligned
 # Bytes that are encoded at a time.
 _PIECE = 1 << 16
 # Settings that may change when a learner is loaded; the others determine the shapes of carried tensors.
-_CHANGEABLE = ("learning_rate", "max_grad_norm", "learn")
+_CHANGEABLE = ("learning_rate", "table_learning_rate", "max_grad_norm", "learn")
 
 
 class OnlineLearner:
@@ -69,6 +70,8 @@ class OnlineLearner:
             raise ValueError(f"`tokenizer` is a {type(tokenizer).__name__}; it must have `encode_bytes`.")
         self.settings = LearnerSettings(**settings)
         self.model, self.tokenizer = model.eval(), tokenizer
+        for table in find_tables(model).values():
+            table.train()  # its gradient is sparse then
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = aligned(tensor.data)
         self._end = None if self.settings.binary else 0 if tokenizer is None else tokenizer.eos_token_id
@@ -262,7 +265,7 @@ class OnlineLearner:
             directory: the saved learner.
             model: the model saved there, if it is already loaded.
             tokenizer: its tokenizer, in the same case.
-            changes: new values of `learning_rate`, `max_grad_norm` and `learn`. If learning was off, sensitivities
+            changes: new values of the learning rates, `max_grad_norm` and `learn`. If learning was off, sensitivities
                 begin at zero.
 
         Raises:

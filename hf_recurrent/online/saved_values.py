@@ -14,6 +14,7 @@ from hf_recurrent.online.settings import LearnerSettings
 
 # 2: with a manifest. Version 1 had neither a manifest nor a version.
 FORMAT = 2
+_LATER_SETTINGS = {"table_learning_rate"}  # learners of earlier versions saved none
 _LARGEST = 2**63 - 1
 _NAMES = {
     "settings", "bytes_read", "updates", "metadata", "meter", "last", "waiting", "state", "carried", "summed",
@@ -30,7 +31,8 @@ def check_values(tree: dict[str, Any]) -> dict[str, Any]:
     """
     if wrong := sorted(map(str, _NAMES ^ (tree.keys() - {"format"}))):
         raise ValueError(f"`{wrong[0]}` is {'missing' if wrong[0] in _NAMES else 'unknown'}.")
-    if tree["settings"].keys() != {field.name for field in dataclasses.fields(LearnerSettings)}:
+    known = {field.name for field in dataclasses.fields(LearnerSettings)}
+    if not known - _LATER_SETTINGS <= tree["settings"].keys() <= known:
         raise ValueError("`settings` lacks a setting, or has an unknown one.")
     settings, read = LearnerSettings(**tree["settings"]), tree["bytes_read"]
     last, waiting = tree["last"], tree["waiting"]

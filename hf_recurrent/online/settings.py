@@ -22,6 +22,7 @@ class LearnerSettings:
         stride: T, bytes that are predicted and backpropagated through together. A block waits until it is full.
         update_every: blocks per update of the weights; their gradients are averaged over all bytes.
         learning_rate: constant.
+        table_learning_rate: learning rate of row-wise Adagrad for tables of n-grams, constant.
         optimizer: `adamw` (β 0.9 and 0.999) or `rmsprop` (α 0.9999), both without weight decay.
         max_grad_norm: gradients are clipped to this norm; 0 for no clipping.
         window: bytes of the windowed bits per byte.
@@ -36,6 +37,7 @@ class LearnerSettings:
     stride: int = 1
     update_every: int = 1
     learning_rate: float = 3e-5
+    table_learning_rate: float = 0.02
     optimizer: str = "adamw"
     max_grad_norm: float = 1.0
     window: int = 10_000
@@ -48,8 +50,9 @@ class LearnerSettings:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
         for name in ("stride", "update_every", "window"):
             check_integer(name, getattr(self, name), 1, _LARGEST_COUNT)
-        if not is_number(self.learning_rate) or not 0 < self.learning_rate < float("inf"):
-            raise ValueError(f"`learning_rate` is {self.learning_rate!r}; it must be finite and more than 0.")
+        for name in ("learning_rate", "table_learning_rate"):
+            if not is_number(rate := getattr(self, name)) or not 0 < rate < float("inf"):
+                raise ValueError(f"`{name}` is {rate!r}; it must be finite and more than 0.")
         if not is_number(self.max_grad_norm) or not self.max_grad_norm >= 0:
             raise ValueError(f"`max_grad_norm` is {self.max_grad_norm!r}; it must be at least 0.")
 

@@ -280,7 +280,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
             return EmbeddedInputs(inputs_embeds) if input_ids is None else self.embed_inputs(input_ids, state)
         if input_ids is None:
             raise ValueError("`inputs_embeds` are given, but this model has n-grams, which need `input_ids`.")
-        check_state(state, self.state_shapes(len(input_ids)), input_ids.device)
+        check_state(state, self.state_shapes(input_ids.shape[0]), input_ids.device)
         return self.embed_inputs(input_ids, state, reset_mask, padding)
 
     def _single_step(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from ..block.block_inputs import Padding
-from ..block.recurrent_blocks import episode_numbers, last_inputs
+from ..block.recurrent_blocks import delayed, episode_numbers, last_inputs
 
 # Part of the format of checkpoints: with other numbers, trained tables would be read at other rows.
 NGRAM_MODULUS, NGRAM_BASE = 2**31 - 1, 1_103_515_245
@@ -47,10 +47,20 @@ class NgramEmbedding(nn.Module):
         return nn.functional.embedding(rows, self.weight, sparse=sparse).sum(-2)
 
 
+def find_tables(model: nn.Module) -> dict[str, NgramEmbedding]:
+    """Name → module of the tables of which a step reads a few rows."""
+    return {name: module for name, module in model.named_modules() if getattr(module, "sparse_gradients", False)}
+
+
 def table_parameters(model: nn.Module) -> int:
     """Number of parameters in tables of which a step reads a few rows; `num_parameters()` counts them too."""
-    tables = {module.weight for module in model.modules() if getattr(module, "sparse_gradients", False)}
-    return sum(table.numel() for table in tables)
+    return sum(table.weight.numel() for table in find_tables(model).values())
+
+
+def dense_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters that every step reads, which are all but the tables."""
+    tables = sum(table.weight.nbytes for table in find_tables(model).values())
+    return sum(parameter.nbytes for parameter in model.parameters()) - tables
 
 
 def read_ngrams(
@@ -73,14 +83,11 @@ def read_ngrams(
         input_ids, reset_mask = padding.pack(input_ids), padding.pack_resets(reset_mask)
         lengths = padding.lengths
     history = recent.shape[1]
-    padded = torch.cat([recent, (input_ids + 1).to(recent.dtype)], dim=1)
+    padded = torch.cat([recent, input_ids.to(recent.dtype) + 1], dim=1).unsqueeze(-1)
     episode = None if reset_mask is None else episode_numbers(reset_mask, history)
-    windows = padded.unfold(1, history + 1, 1)
-    if episode is not None:
-        episodes = episode.unfold(1, history + 1, 1)
-        windows = windows.masked_fill(episodes != episodes[..., -1:], 0)
+    windows = torch.cat([delayed(padded, history, lag, episode) for lag in range(history, -1, -1)], dim=-1)
     rows = hashed_rows(windows, config.ngram_orders, config.ngram_rows)
-    new = last_inputs(padded.unsqueeze(-1), history, lengths, episode).squeeze(-1)
+    new = last_inputs(padded, history, lengths, episode).squeeze(-1)
     return (rows if padding is None else padding.unpack(rows)), new
 
 
@@ -92,38 +99,33 @@ def hashed_rows(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
         orders: ascending.
         rows: of each order.
     """
+    factors = [pow(NGRAM_BASE, power, NGRAM_MODULUS) for power in range(1, windows.shape[-1] + 1)]
     # Exports and recordings see one operator, for which they have code of their own.
     if torch.compiler.is_exporting() or torch._C._len_torch_dispatch_stack():
-        return torch.ops.hf_recurrent.ngram_rows(windows, list(orders), rows)
-    return ngram_rows(windows, orders, rows)
+        return torch.ops.hf_recurrent.ngram_rows(windows, factors, list(orders), rows)
+    return ngram_rows(windows, factors, orders, rows)
 
 
-def ngram_rows(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
-    """[`hashed_rows`] in operations of torch."""
-    factors = windows.new_tensor(ngram_factors(windows.shape[-1]), dtype=torch.long)
-    sums = (windows.long().flip(-1) * factors).cumsum(-1)
-    last = windows.new_tensor([order - 1 for order in orders], dtype=torch.long)
-    start = windows.new_tensor([number * rows for number in range(len(orders))], dtype=torch.long)
-    return sums.index_select(-1, last) % NGRAM_MODULUS % rows + start
-
-
-def ngram_factors(length: int) -> list[int]:
-    """The factors of the last `length` bytes in the hash, newest first."""
-    return [pow(NGRAM_BASE, power, NGRAM_MODULUS) for power in range(1, length + 1)]
-
-
-def _operator(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
-    return ngram_rows(windows, orders, rows)
+def ngram_rows(windows: Tensor, factors: Sequence[int], orders: Sequence[int], rows: int) -> Tensor:
+    """[`hashed_rows`] in operations of torch; `factors` of the bytes in the hash, newest first."""
+    newest_first = windows.long().unbind(-1)[::-1]
+    total, added, found = torch.zeros_like(newest_first[0]), 0, []
+    for number, order in enumerate(orders):
+        for lag in range(added, order):
+            total = torch.add(total, newest_first[lag], alpha=factors[lag])
+        found.append(total % NGRAM_MODULUS % rows + number * rows)
+        added = order
+    return torch.stack(found, dim=-1)
 
 
 def _register_operator() -> None:
     """Define hf_recurrent::ngram_rows once per process, as `linear_scan` is defined."""
     if hasattr(torch.ops.hf_recurrent, "ngram_rows"):
         return
-    operator = torch.library.custom_op("hf_recurrent::ngram_rows", _operator, mutates_args=())
+    operator = torch.library.custom_op("hf_recurrent::ngram_rows", ngram_rows, mutates_args=())
 
     @operator.register_fake
-    def _(windows, orders, rows):
+    def _(windows, factors, orders, rows):
         return windows.new_empty((*windows.shape[:-1], len(orders)), dtype=torch.long)
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from transformers.utils import logging
 
 from ..block.recurrent_state import RecurrentState
+from ..contexts.ngram_embedding import dense_bytes
 
 logger = logging.get_logger(__name__)
 
@@ -58,11 +59,10 @@ class CompiledStep:
     def __init__(self, model: nn.Module, inputs: torch.Tensor, weights: str | None = None):
         self.reads_tokens = not inputs.is_floating_point()
         backbone = model.model if self.reads_tokens else model
-        self.table = backbone.embed_tokens.weight if self.reads_tokens else None
-        self.dtype = self.table.dtype if self.reads_tokens else inputs.dtype
-        self.width, self.weights = backbone.config.hidden_size, weights
-        self.bytes_read = sum(parameter.nbytes for parameter in model.parameters())
-        layout = backbone.layer_layout()
+        self.dtype = backbone.embed_tokens.weight.dtype if self.reads_tokens else inputs.dtype
+        self.config, self.weights = backbone.config, weights
+        self.bytes_read = dense_bytes(model)
+        layout = backbone.state_layout() if self.reads_tokens else backbone.layer_layout()
         self.shape_of_state = {name: torch.Size((1, *shape)) for name, shape in layout.items()}
         self._shapes: dict[int, list[tuple[int, ...]]] = {}  # B → shapes of the parts of a state
         self.problem: str | None = None
@@ -76,8 +76,6 @@ class CompiledStep:
         if inputs.is_floating_point():
             return kernel_for(inputs.dtype) is not None
         embedding = getattr(model.model, "embed_tokens", None)
-        if model.model.embed_ngrams is not None:
-            return False
         return type(embedding) is nn.Embedding and kernel_for(embedding.weight.dtype) is not None
 
     @staticmethod
@@ -160,17 +158,17 @@ class CompiledStep:
         def of_backbone(hidden: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
             return model.read_block(hidden, state, None, None, slice(None), False)[:2]
 
-        def of_language_model(hidden: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
-            output = model.model(inputs_embeds=hidden, state=state, use_cache=True, return_dict=True)
-            return model.lm_head(output.last_hidden_state), output.state
+        def of_language_model(ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+            hidden, state, _ = model.model.read_embedded(model.model.embed_inputs(ids, state), state)
+            return model.lm_head(hidden), state
 
         forward = of_language_model if self.reads_tokens else of_backbone
-        table = None if self.table is None else self.table.detach()
+        vocab_size = self.config.vocab_size if self.reads_tokens else None
         try:
             # Tensors made in inference mode could not be used outside of it.
             with torch.inference_mode(False), torch.no_grad():
                 self.program = compiler.compile_model_step(
-                    forward, self.width, self.dtype, self.shape_of_state, table, self.weights
+                    forward, self.config.hidden_size, self.dtype, self.shape_of_state, vocab_size, self.weights
                 )
         except graph.UnsupportedOp as error:
             self.problem = f"unsupported operator: {str(error).rstrip('.')}"

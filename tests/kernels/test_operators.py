@@ -14,7 +14,8 @@ from hf_recurrent.kernels.functions import FUNCTIONS
 from hf_recurrent.kernels.lowering import OPERATORS
 from hf_recurrent.kernels.step_graph import UnsupportedOp
 from hf_recurrent.kernels.step_trace import StepTrace
-from hf_recurrent.modeling.scan import linear_scan  # noqa: F401 (it defines operators)
+from hf_recurrent.modeling.contexts import ngram_embedding  # noqa: F401 (they define operators)
+from hf_recurrent.modeling.scan import linear_scan  # noqa: F401
 
 step_cpu = pytest.importorskip("hf_recurrent.kernels.step_cpu")
 block_cpu = pytest.importorskip("hf_recurrent.kernels.block_cpu")
@@ -57,6 +58,11 @@ def scan_backward(op, x, y, z, ids):
 def scan(op, x, y, z, ids):
     h, last = op(x.sigmoid().unsqueeze(0), y.unsqueeze(0), z[:1].contiguous(), None, "auto")
     return torch.cat([h.flatten(), last.flatten()])
+
+
+def ngrams(op, x, y, z, ids):
+    rows = op((x.abs() * 50).floor(), [7, 11, 13, 1000003, 17, 19, 2**31 - 2, 23], [2, 5, 8], 3)
+    return torch.ops.aten.embedding.default(CONSTANT.to(x), rows)
 
 
 def attention(op, x, y, z, ids):
@@ -118,6 +124,7 @@ CALLS = {
     "aten._conj_physical.default": lambda op, x, y, z, ids: parts(op(complex_of(x, y))),
     "aten.constant_pad_nd.default": lambda op, x, y, z, ids: op(x, [1, 2], 0.5),
     "hf_recurrent.linear_scan.default": scan,
+    "hf_recurrent.ngram_rows.default": ngrams,
     "hf_recurrent.linear_scan_backward.default": scan_backward,
     "aten.softplus_backward.default": lambda op, x, y, z, ids: op(x, y, 2, 20),
     "aten.threshold_backward.default": lambda op, x, y, z, ids: op(x, y, 0),

@@ -21,10 +21,9 @@ TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 SIGNED = ["memora+glru+signed", "memora+mingru+signed"]
 UNITS = [f"memora+{unit}" for unit in RECURRENT_UNITS if unit not in ("glru", "rg_lru")]
 NGRAMS = [f"{family}+ngrams" for family in FAMILIES]
-VARIANTS = [*FAMILIES, *UNITS, *SIGNED, "smt-rnn+mlp", "smt-rnn+gru"]
+VARIANTS = [*FAMILIES, *UNITS, *SIGNED, "smt-rnn+mlp", "smt-rnn+gru", *NGRAMS]
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
-each_variant_and_ngrams = pytest.mark.parametrize("variant", [*VARIANTS, *NGRAMS])
 each_family = pytest.mark.parametrize("family", FAMILIES)
 each_family_and_own_unit = pytest.mark.parametrize("family", [*FAMILIES, "memora+leaky"])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])

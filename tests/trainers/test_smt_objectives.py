@@ -174,3 +174,35 @@ def test_truncation_through_time(pair):
     parameters = [*student.model.memory_update.parameters(), student.model.embed_tokens.weight]
     single = torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, parameters)])
     torch.testing.assert_close(one, single, rtol=1e-9, atol=1e-12)
+
+
+def test_ngrams_reach_back_inside_an_episode():
+    """Updates at positions and rollouts read the last bytes that `forward` reads."""
+    student, teacher = (model.double() for model in tiny_pair())
+    student = type(student)(
+        type(student.config)(**student.config.to_dict() | {"ngram_orders": [2, 4], "ngram_rows": 32})
+    )
+    torch.nn.init.normal_(student.double().model.embed_ngrams.weight)
+    inputs, labels, resets = random_batch()
+    positions = all_anchors(inputs)
+    objective = DmtObjective(student, teacher, context_length=CONTEXT, gradient_steps=2)
+    starts = torch.tensor([[start for start, _ in episodes(row)] for row in resets])
+    states = [student.init_state(3)]
+    for step in range(inputs.shape[1]):
+        one = slice(step, step + 1)
+        states.append(student(inputs[:, one], state=states[-1], reset_mask=resets[:, one]).state)
+    memories = torch.stack([state["memory"] for state in states[1:]], 1)
+    previous = torch.stack([state["memory"] for state in states[:-1]], 1).masked_fill(resets[..., None, None], 0)
+    torch.testing.assert_close(objective.update(previous, inputs, starts, positions), memories.flatten(0, 1))
+    for start in (0, 3):
+        rolled = objective.roll_out(states[start]["memory"], inputs, resets, start, 2)
+        torch.testing.assert_close(rolled, memories[:, start:])
+    objective(inputs, labels, resets, positions[:, 3:], 3).total.backward()
+    assert student.model.embed_ngrams.weight.grad.to_dense().any()
+
+
+def test_ngrams_at_the_output_are_refused():
+    student, teacher = tiny_pair()
+    student.config.ngram_output = True
+    with pytest.raises(ValueError, match="a readout that has no n-grams"):
+        SmtObjective(student, teacher, context_length=CONTEXT, future_length=FUTURE)

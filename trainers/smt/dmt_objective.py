@@ -74,7 +74,7 @@ class DmtObjective(StudentAndTeacher):
         with torch.no_grad():
             memory = self.encode(input_ids, starts, anchors, self.context_length)
             first = self.encode_before(input_ids, starts, start, self.context_length)
-        rollout = self.roll_out(first, input_ids[:, start:], reset_mask[:, start:], self.gradient_steps)
+        rollout = self.roll_out(first, input_ids, reset_mask, start, self.gradient_steps)
         offsets = (anchors - start)[..., None, None].expand(-1, -1, *memory.shape[2:])
         predicted = rollout.gather(1, offsets)
         logits = self.student.readout(rollout.detach().flatten(0, 1))

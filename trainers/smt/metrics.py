@@ -70,10 +70,10 @@ class _Sums:
         starts, _ = episode_bounds(reset_mask)
         memory, previous = pair.encode_with_previous(input_ids, starts, positions, self.context_length)
         first = pair.encode_before(input_ids, starts, start, self.context_length)
-        rollout = pair.roll_out(first, input_ids[:, start:], reset_mask[:, start:])
+        rollout = pair.roll_out(first, input_ids, reset_mask, start)
         own = rollout.gather(1, (positions - start)[..., None, None].expand_as(memory)).flatten(0, 1)
-        memory, previous = memory.flatten(0, 1), previous.flatten(0, 1)
-        one_step = pair.student.update(previous, input_ids.gather(1, positions).flatten())
+        one_step = pair.update(previous, input_ids, starts, positions)
+        memory = memory.flatten(0, 1)
         labels = shift_labels.gather(1, positions).flatten()
         asked = labels.ne(IGNORE_INDEX)
         labels = labels[asked]

@@ -93,7 +93,7 @@ class SmtObjective(StudentAndTeacher):
         label = memory
         if self.detached:
             label, previous = memory.detach(), previous.detach()
-        predicted = self.student.update(previous.flatten(0, 1), input_ids.gather(1, anchors).flatten())
+        predicted = self.update(previous, input_ids, starts, anchors)
         losses = (
             decoder_loss(logits, targets),
             dynamics_loss(predicted, label.flatten(0, 1)),

@@ -3,19 +3,28 @@
 import torch
 from torch import Tensor, nn
 
+from hf_recurrent.modeling.block.recurrent_state import state_dtype
 from hf_recurrent.modeling.smt.modeling_smt_rnn import SmtRnnForCausalLM
 from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
-from hf_recurrent.trainers.smt.windows import gather_contexts
+from hf_recurrent.trainers.smt.windows import episode_bounds, gather_contexts
 
 
 class StudentAndTeacher(nn.Module):
     """An RNN and its teacher as one module, so that one forward pass covers all trained parameters.
+
+    Raises:
+        ValueError: the RNN has n-grams at the output.
 
     Shape letters: B batch, T steps, Z memory tokens, D width of a memory token, Tc context.
     """
 
     def __init__(self, student: SmtRnnForCausalLM, teacher: SmtTeacherModel):
         super().__init__()
+        if student.config.ngram_output:
+            raise ValueError(
+                "`student` has `ngram_output`, but memories are trained through a readout that has no n-grams; it "
+                "must be False."
+            )
         self.student, self.teacher = student, teacher
 
     @property
@@ -78,16 +87,43 @@ class StudentAndTeacher(nn.Module):
         before = starts.new_full((len(starts), 1), start - 1)
         return self.encode(input_ids, starts, before, context_length)[:, 0]
 
+    def update(self, previous: Tensor, input_ids: Tensor, starts: Tensor, positions: Tensor) -> Tensor:
+        """The RNN's memories of `positions` (B, positions) from those of the positions before, all as one batch."""
+        ngrams = self.ngrams_before(input_ids, starts, positions)
+        ngrams = None if ngrams is None else ngrams.flatten(0, 1)
+        return self.student.update(previous.flatten(0, 1), input_ids.gather(1, positions).flatten(), ngrams)
+
+    def ngrams_before(self, input_ids: Tensor, starts: Tensor, positions: Tensor) -> Tensor | None:
+        """The part `ngrams` (B, positions, …) of the RNN's states before `positions`; None where it has none."""
+        orders = self.student.config.ngram_orders
+        if not orders:
+            return None
+        before = positions.unsqueeze(-1) - torch.arange(orders[-1] - 1, 0, -1, device=positions.device)
+        inside = before >= starts.gather(1, positions).unsqueeze(-1)
+        ids = input_ids.gather(1, before.clamp(min=0).flatten(1)).view(before.shape)
+        return ((ids + 1) * inside).to(state_dtype(self.student.dtype))
+
     def roll_out(
-        self, memory: Tensor, input_ids: Tensor, reset_mask: Tensor, gradient_steps: int | None = None
+        self,
+        memory: Tensor,
+        input_ids: Tensor,
+        reset_mask: Tensor,
+        start: int = 0,
+        gradient_steps: int | None = None,
     ) -> Tensor:
-        """The RNN's own memories after each byte, (B, T, Z, D), from the memory (B, Z, D) before the first.
+        """The RNN's own memories after each byte from `start` on, (B, T - start, Z, D).
 
         Args:
+            memory: (B, Z, D), before position `start`.
+            input_ids, reset_mask: (B, T).
             gradient_steps: steps that gradients flow back: 1 for none, None for all.
         """
-        size, memories = gradient_steps or input_ids.shape[1], []
-        for ids, resets in zip(input_ids.split(size, 1), reset_mask.split(size, 1), strict=True):
-            memories.append(self.student.unroll(memory, ids, resets))
+        starts, _ = episode_bounds(reset_mask)
+        size, memories = gradient_steps or input_ids.shape[1] - start, []
+        for begin in range(start, input_ids.shape[1], size):
+            ngrams = self.ngrams_before(input_ids, starts, starts.new_full((len(starts), 1), begin))
+            ngrams = None if ngrams is None else ngrams[:, 0]
+            block = (part[:, begin : begin + size] for part in (input_ids, reset_mask))
+            memories.append(self.student.unroll(memory, *block, ngrams))
             memory = memories[-1][:, -1].detach()
         return torch.cat(memories, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_cases import TOLERANCES, each_dtype, each_family, each_variant_and_ngrams, relative_difference, tiny_model
+from model_cases import TOLERANCES, each_dtype, each_family, each_variant, relative_difference, tiny_model
 
 STEPS = 24
 # States of alternating sign and real parts of complex products cancel, and rounding shows: factors of the tolerance.
@@ -49,7 +49,7 @@ def assert_same(actual, expected, tolerance):
             assert relative_difference(actual[part][name], tensor) <= tolerance, name
 
 
-@each_variant_and_ngrams
+@each_variant
 @each_dtype
 def test_single_bytes_equal_the_whole(variant, dtype):
     model = tiny_model(variant, dtype)
@@ -67,7 +67,7 @@ def test_any_cut_equals_the_whole(family, cuts, seed):
     assert_same(run_in_chunks(model, cuts, *block(seed)), whole, 1e-10)
 
 
-@each_variant_and_ngrams
+@each_variant
 @pytest.mark.parametrize("streams", [1, 3])
 @torch.no_grad()
 def test_a_state_holds_no_more_than_itself(variant, streams):
@@ -77,7 +77,7 @@ def test_a_state_holds_no_more_than_itself(variant, streams):
         assert tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes, name
 
 
-@each_variant_and_ngrams
+@each_variant
 def test_nothing_crosses_a_reset(variant):
     model = tiny_model(variant, torch.float64)
     input_ids, _, _ = block()
@@ -90,7 +90,7 @@ def test_nothing_crosses_a_reset(variant):
         torch.testing.assert_close(joined.state[name], tensor, rtol=1e-10, atol=1e-10)
 
 
-@each_variant_and_ngrams
+@each_variant
 def test_no_state_zero_state_and_a_reset_are_the_same(variant):
     model = tiny_model(variant, torch.float64)
     input_ids, _, _ = block()
@@ -106,7 +106,7 @@ def test_no_state_zero_state_and_a_reset_are_the_same(variant):
             torch.testing.assert_close(other.state[name], tensor, rtol=1e-12, atol=1e-12)
 
 
-@each_variant_and_ngrams
+@each_variant
 @each_dtype
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_batch_equals_each_alone(variant, dtype, side):

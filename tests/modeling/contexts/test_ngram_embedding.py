@@ -60,9 +60,9 @@ def test_largest_ids_do_not_overflow():
 
 def test_the_operator_is_the_function():
     windows = torch.randint(0, 257, (3, 4, 5)).float()
-    expected = ngram_rows(windows, [2, 5], 64)
-    assert torch.equal(torch.ops.hf_recurrent.ngram_rows(windows, [2, 5], 64), expected)
-    torch.library.opcheck(torch.ops.hf_recurrent.ngram_rows.default, (windows, [2, 5], 64))
+    arguments = (windows, [3, 5, 7, 11, 13], [2, 5], 64)
+    assert torch.equal(torch.ops.hf_recurrent.ngram_rows(*arguments), ngram_rows(*arguments))
+    torch.library.opcheck(torch.ops.hf_recurrent.ngram_rows.default, arguments)
 
 
 @each_family
