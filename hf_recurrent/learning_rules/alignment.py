@@ -9,6 +9,7 @@ from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.learning_rules.optimizers import without_gradients
 from hf_recurrent.learning_rules.rules import RULES, LearningRule, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
+from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 
 REFERENCE = "bptt"
 _LARGEST_STRIDE = 2**31
@@ -76,7 +77,7 @@ def _gradients(model, rule, batch, stride) -> dict[str, torch.Tensor]:
     """Gradient of the mean loss over all targets, computed in blocks."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     input_ids = batch[0]
-    state, carried = model.init_state(len(input_ids), input_ids.device), rule.init_carried(len(input_ids))
+    state, carried = init_network_state(model, len(input_ids), input_ids.device), rule.init_carried(len(input_ids))
     targets = batch[1].ne(-100).sum()
     with without_gradients(parameters.values()):
         for ids, labels, resets in zip(*(tensor.split(stride, 1) for tensor in batch), strict=True):

@@ -19,6 +19,7 @@ from hf_recurrent.learning_rules.rules import LearningRule, NonFiniteLossError
 from hf_recurrent.learning_rules.traced_unit import shadowed
 from hf_recurrent.modeling.block.recurrent_backbone import NGRAMS
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
+from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 from hf_recurrent.modeling.contexts.ngram_embedding import find_tables, read_ngrams
 
 # Norms and √(1 - a²) amplify rounding, by 1,000 in one of 1,000 small models; a wrong program is wrong by its values.
@@ -109,7 +110,7 @@ class CompiledBlock(CompiledProgram):
         from hf_recurrent.kernels.block_trace import BlockTrace
 
         rule, model = self.rule, self.model
-        carried, state = rule.init_carried(1), model.init_state(1)
+        carried, state = rule.init_carried(1), init_network_state(model, 1)
         ids, labels = (torch.zeros(1, self.steps, dtype=torch.long) for _ in range(2))
         resets = torch.zeros(1, self.steps, dtype=torch.bool) if self.resets else None
         inputs = {
@@ -158,7 +159,7 @@ class CompiledBlock(CompiledProgram):
         generator = torch.Generator().manual_seed(0)
         vocab_size, model = self.model.config.vocab_size, self.model
         plain_carried, carried = self.rule.init_carried(1), self.rule.init_carried(1)
-        plain_state, state = model.init_state(1), model.init_state(1)
+        plain_state, state = init_network_state(model, 1), init_network_state(model, 1)
         for number in range(2):
             ids = torch.randint(vocab_size, (1, self.steps + 1), generator=generator)
             resets = torch.zeros(1, self.steps, dtype=torch.bool)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncompilable, block_cpu
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
 
@@ -36,7 +37,7 @@ class CompiledReading(CompiledProgram):
     def _record(self) -> None:
         from hf_recurrent.kernels.block_trace import BlockTrace
 
-        ids, state = torch.zeros(1, 1, dtype=torch.long), self.model.init_state(1)
+        ids, state = torch.zeros(1, 1, dtype=torch.long), init_network_state(self.model, 1)
         inputs = {"ids": ids} | {f"state {name}": tensor for name, tensor in state.items()}
         with BlockTrace(self.dtype, inputs, self.parameters) as trace:
             with torch.enable_grad():  # without gradients, the compiled step would run
@@ -47,7 +48,7 @@ class CompiledReading(CompiledProgram):
 
     def _compare(self) -> None:
         """Raise unless the program gives what the model gives."""
-        state = plain_state = self.model.init_state(1)
+        state = plain_state = init_network_state(self.model, 1)
         for token in range(2):
             logits, state = self.read(token, state)
             with torch.enable_grad():

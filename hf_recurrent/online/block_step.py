@@ -14,6 +14,9 @@ from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
+from hf_recurrent.modeling.contexts.count_memory import READING, STATE_PART
+from hf_recurrent.modeling.contexts.count_memory_layout import Rates
+from hf_recurrent.modeling.contexts.counted_predictions import take_counts
 from hf_recurrent.online.settings import LearnerSettings
 
 
@@ -49,24 +52,46 @@ class BlockStep:
     ) -> tuple[torch.Tensor, RecurrentState]:
         """Predict a block and add its gradient; returns nats (T,), float64, and the state after the block.
 
+        With a count memory, the nats are those of the mixture.
+
         Raises:
             NonFiniteLossError: the loss is NaN or infinite; gradients and `carried` are unchanged.
         """
-        if self.learning is None:
-            nats, state = self._predict(state, block)
-        else:
-            nats, state = self.learning.learn(carried, state, block)
+        rest, counts = take_counts(state, getattr(self._model, "count_memory", None))
+        logits, new_state = None, rest
+        if counts is not None or self.learning is None:
+            logits, new_state = self._predict(rest, block)
+        nats = None if logits is None else F.cross_entropy(logits, block[1][0], reduction="none")
+        if self.learning is not None:
+            nats, new_state = self.learning.learn(carried, rest, block)
+        if counts is not None:
+            nats, counts = self._read_counts(counts, logits, block)
+            new_state = new_state | {STATE_PART: counts}
         nats = nats.double().cpu()
         if not bool(nats.isfinite().all()):
             raise NonFiniteLossError("The loss is NaN or infinite; the model cannot predict this stream.")
-        return nats, state
+        return nats, new_state
+
+    def _read_counts(
+        self, counts: torch.Tensor, logits: torch.Tensor, block: Block
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nats (T,) of network and count memory together, and the new state of the memory, which learns too.
+
+        The network's logits (T, V) are those before it learned from the block.
+        """
+        input_ids, labels, resets = block
+        rates = Rates(learns=True, inserts=True) if self._settings.learn else READING
+        nats, _, counts = self._model.count_memory.read(
+            input_ids, counts, logits.unsqueeze(0), resets, targets=labels, rates=rates
+        )
+        return nats[0], counts
 
     @torch.no_grad()
     def _predict(self, state: RecurrentState, block: Block) -> tuple[torch.Tensor, RecurrentState]:
-        input_ids, labels, resets = block
+        input_ids, _, resets = block
         resets = resets if bool(resets.any()) else None
         output = self._model(input_ids, reset_mask=resets, state=state, use_cache=True)
-        return F.cross_entropy(upcast(output.logits[0]), labels[0], reduction="none"), output.state
+        return upcast(output.logits[0]), output.state
 
     def update(self, carried: RecurrentState, added: int = 0, *, now: bool = False) -> bool:
         """Update the weights when `update_every` blocks were read, or `now`; True if they were updated.

@@ -11,6 +11,7 @@ from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.learning_rules.rules import build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
+from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 from hf_recurrent.planning.setting import BPTT, Setting
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.methods.next_token_loss import next_token_loss
@@ -41,7 +42,7 @@ class NextTokenSteps:
         self._states: list[RecurrentState | None] = [None] * setting.accumulation
         self._sensitivities: list[RecurrentState] = [{}] * setting.accumulation
         if self.carries_state:
-            self._states = [model.init_state(setting.streams) for _ in self._states]
+            self._states = [init_network_state(model, setting.streams) for _ in self._states]
         if self.carries_state and self.rule is not None:
             self._sensitivities = [self.rule.init_carried(setting.streams) for _ in self._sensitivities]
 

@@ -114,7 +114,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         given = (attention_mask, reset_mask, inputs_embeds, output_hidden_states, *kwargs.values())
         is_plain = given.count(None) == len(given)
         rest, counts = take_counts(state, self.count_memory)
-        mixes = self.count_memory is not None and not self.training
+        mixes = self.count_memory is not None and not self.training and (state is None or counts is not None)
         single_step = self._read_token(input_ids, rest, logits_to_keep) if is_plain else None
         if single_step is None:
             outputs = self.model(

@@ -39,23 +39,25 @@ def build_count_memory(config) -> CountMemory | None:
 def take_counts(
     state: RecurrentState | None, memory: CountMemory | None
 ) -> tuple[RecurrentState | None, torch.Tensor | None]:
-    """A state without the count memory's part, and that part; None for a zero state or without a memory.
-
-    Raises:
-        ValueError: the part is missing.
-    """
-    if memory is None or not isinstance(state, dict):
+    """A state without the count memory's part, and that part; None where there is none."""
+    if memory is None or not isinstance(state, dict) or STATE_PART not in state:
         return state, None
-    if STATE_PART not in state:
-        raise ValueError(f"`state` has no `{STATE_PART}`; it is a state of another model.")
     return {name: part for name, part in state.items() if name != STATE_PART}, state[STATE_PART]
+
+
+def init_network_state(model: nn.Module, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
+    """The zero state of a model's network alone, without the part of its count memory."""
+    state = model.init_state(batch_size, device)
+    state.pop(STATE_PART, None)
+    return state
 
 
 class CountedPredictions:
     """For a language model with a `count_memory`, None or a [`CountMemory`].
 
     In evaluation mode, logits are the log probabilities of the mixture. In training mode, as dropout is on only there,
-    they are the network's, since the memory learns separately; the state of the memory is passed on unchanged.
+    they are the network's, since the memory learns separately; the state of the memory is passed on unchanged. A state
+    without the memory's part ([`init_network_state`]) is read by the network alone.
     """
 
     count_memory: CountMemory | None
