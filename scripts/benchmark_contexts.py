@@ -8,6 +8,7 @@ adapt inside each held-out document. The rows go to --output as JSON, the pictur
 
 import argparse
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_recurrent.checkpoints.provenance_files import find_provenance
 from hf_recurrent.cli.data_arguments import DataArguments, load_training_sources
-from hf_recurrent.evaluation.byte_kinds import ALL, CONTEXTS, KINDS, bits_by_kind
+from hf_recurrent.evaluation.byte_kinds import bits_by_kind
 from hf_recurrent.evaluation.counts_alone import CountsAlone, learn_counts
 from hf_recurrent.evaluation.training_bytes import bytes_read
 from hf_recurrent.hub.loading import load_model, load_tokenizer
@@ -23,11 +24,6 @@ from hf_recurrent.plotting import require_pyplot
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 COLOURS = {"counts alone": "#9ca3af", "network alone": "#1f77b4", "both": "#d9480f"}
-# Of names in the picture.
-SHORT = {
-    name: name.replace("context ", "context\n").replace("byte of", "byte\nof").replace(" or ", " or\n")
-    for name in (ALL, *KINDS, *CONTEXTS)
-}
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -50,7 +46,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """A Markdown table with a row for each kind."""
     methods = list(found["bits_per_byte"])
-    lines = [f"| kind of byte | share | {' | '.join(methods)} |", "|---|---|" + "---|" * len(methods)]
+    lines = [f"| kind of byte | share | {' | '.join(methods)} |", f"| --- | --- |{' --- |' * len(methods)}"]
     for kind, share in found["shares"].items():
         cells = (f"{found['bits_per_byte'][method][kind]:.3f}" for method in methods)
         lines.append(f"| {kind} | {share:.1%} | {' | '.join(cells)} |")
@@ -68,7 +64,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         heights = [found["bits_per_byte"][method][kind] for kind in kinds]
         bars = axes.bar(places, heights, 0.25, label=method, color=COLOURS[method])
         axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    labels = [f"{SHORT[kind]}\n{found['shares'][kind]:.0%}" for kind in kinds]
+    labels = [f"{textwrap.fill(kind, 14)}\n{found['shares'][kind]:.0%}" for kind in kinds]
     axes.set_xticks(range(len(kinds)), labels, fontsize=8)
     axes.set_ylabel("held-out bits per byte")
     axes.set_title(f"After {found['train_bytes'] / 1e6:.1f} MB of training bytes", loc="left", fontsize=10)

@@ -17,15 +17,17 @@ from transformers import AutoModelForCausalLM
 from hf_recurrent.checkpoints.provenance_files import find_provenance
 from hf_recurrent.cli.data_arguments import DataArguments, load_training_sources
 from hf_recurrent.evaluation.byte_windows import KnownWindows
+from hf_recurrent.evaluation.counts_alone import frozen_model
 from hf_recurrent.evaluation.python_samples import COPIED, function_headers, measure_samples, sample_continuations
 from hf_recurrent.evaluation.training_bytes import bytes_read
 from hf_recurrent.hub.loading import load_model, load_tokenizer
 
 
 def variants(name: str, model: Any) -> Iterator[tuple[str, Any]]:
-    """The model, and its network alone if it has a count memory."""
+    """The model; if it has a count memory, also without its short-term part, and without all of it."""
     yield name, model
     if getattr(model, "count_memory", None) is not None:
+        yield f"{name}, frozen", frozen_model(model)
         network = copy.deepcopy(model)
         network.count_memory = None
         yield f"{name}, network alone", network
@@ -61,7 +63,7 @@ def main() -> None:
                 f"--- {label}\n{(prompts[i] + samples[i]).decode('utf-8', 'replace')}" for i in range(arguments.show)
             ]
         rows += [(label, len(samples), measure_samples(prompts, samples, known)) for label, samples in measured]
-    print("| model | samples | parses | copied from training | repeats itself |\n|---|---|---|---|---|")
+    print("| model | samples | parses | copied from training | repeats itself |\n| --- | --- | --- | --- | --- |")
     for label, count, row in rows:
         print(f"| {label} | {count} | {row['parses']:.1%} | {row['copied']:.1%} | {row['repeated']:.1%} |")
     print("\n".join(shown))

@@ -59,8 +59,10 @@ def _measure_model(
     rows: dict[str, Row] = {}
     if read is not None:
         memory = learn_counts(model.count_memory.shape, read, progress=share.progress)
-        frozen = CountsAlone(frozen_memory(memory))
-        rows["counts alone"] = {"adapting": bits(CountsAlone(memory)), "frozen": bits(frozen)}
+        rows["counts alone"] = {
+            "adapting": bits(CountsAlone(memory)),
+            "frozen": bits(CountsAlone(frozen_memory(memory))),
+        }
     rows["network alone"] = dict.fromkeys(("adapting", "frozen"), metrics["network_bits_per_byte"])
     rows["both"] = {"adapting": metrics["bits_per_byte"], "frozen": bits(frozen_model(model))}
     return rows

@@ -88,9 +88,7 @@ def measure_samples(prompts: Sequence[bytes], samples: Sequence[bytes], training
     """
     copied = [training.contains(window_hashes(sample, COPIED)) for sample in samples]
     repeated = [is_repeated(window_hashes(sample, REPEATED)) for sample in samples]
-    parsing = [parses(prompt + sample) for prompt, sample in zip(prompts, samples, strict=True)]
-    return {
-        "parses": float(np.mean(parsing)),
-        "copied": float(np.concatenate(copied).mean()),
-        "repeated": float(np.concatenate(repeated).mean()),
-    }
+    parsing = [np.array([parses(prompt + sample)]) for prompt, sample in zip(prompts, samples, strict=True)]
+    measured = {"parses": parsing, "copied": copied, "repeated": repeated}
+    joined = {name: np.concatenate(parts) for name, parts in measured.items()}
+    return {name: float(values.mean()) if len(values) else 0.0 for name, values in joined.items()}
