@@ -10,6 +10,8 @@ from transformers import PreTrainedModel
 from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
 from hf_recurrent.learning_rules.block_learning import BlockLearning
 from hf_recurrent.learning_rules.compiled_block import Block
+from hf_recurrent.learning_rules.compiled_program import Uncompilable
+from hf_recurrent.learning_rules.compiled_reading import CompiledReading
 from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.learning_rules.rules import NonFiniteLossError, build_learning_rule
@@ -17,6 +19,7 @@ from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
 from hf_recurrent.modeling.contexts.count_memory import READING, STATE_PART
 from hf_recurrent.modeling.contexts.count_memory_layout import Rates
 from hf_recurrent.modeling.contexts.counted_predictions import take_counts
+from hf_recurrent.modeling.step.single_step import plain_forward
 from hf_recurrent.online.settings import LearnerSettings
 
 
@@ -33,6 +36,7 @@ class BlockStep:
         self._model, self._settings, self.updates = model, settings, 0
         self._rule, self.optimizer, self.learning, self.parameters = None, None, None, {}
         self._num_targets = settings.stride * settings.update_every
+        self._reading: CompiledReading | bool | None = None  # False: it cannot be compiled
         self._summed_blocks = self._summed_bytes = 0  # in the gradients since the last update
         if settings.learn:
             self._rule = build_learning_rule(settings.rule, model)
@@ -88,10 +92,33 @@ class BlockStep:
 
     @torch.no_grad()
     def _predict(self, state: RecurrentState, block: Block) -> tuple[torch.Tensor, RecurrentState]:
+        """The network's logits (T, V) and the state after the block."""
         input_ids, _, resets = block
-        resets = resets if bool(resets.any()) else None
-        output = self._model(input_ids, reset_mask=resets, state=state, use_cache=True)
-        return upcast(output.logits[0]), output.state
+        has_resets = bool(resets.any())
+        if self.learning is None:
+            output = self._model(input_ids, reset_mask=resets if has_resets else None, state=state, use_cache=True)
+            return upcast(output.logits[0]), output.state
+        reading = None if has_resets else self._compiled_reading()
+        if reading is None:
+            with plain_forward():  # the compiled step of `forward` would be compiled again after every update
+                output = self._model(input_ids, reset_mask=resets if has_resets else None, state=state, use_cache=True)
+            return upcast(output.logits[0]), output.state
+        logits = []
+        for token in input_ids[0].tolist():
+            found, state = reading.read(token, state)
+            logits.append(found)
+        return torch.stack(logits), state
+
+    def _compiled_reading(self) -> CompiledReading | None:
+        """The compiled step of a model that learns, while its blocks are compiled too."""
+        if self.learning.problem is not None:
+            return None
+        if self._reading is None:
+            try:
+                self._reading = CompiledReading(self._model)
+            except Uncompilable:
+                self._reading = False
+        return self._reading or None
 
     def update(self, carried: RecurrentState, added: int = 0, *, now: bool = False) -> bool:
         """Update the weights when `update_every` blocks were read, or `now`; True if they were updated.
