@@ -9,6 +9,7 @@ from hf_recurrent.cli.user_code import import_flags
 from hf_recurrent.data.episode_source import count_of, with_unit
 from hf_recurrent.data.pixel_images import import_pillow, save_image_sheet
 from hf_recurrent.evaluation.samples import generate_samples, sample_images
+from hf_recurrent.hub.model_card import describe_parameters
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.stream_trainer import StreamTrainer
@@ -33,7 +34,7 @@ def describe_run(model_name: str, trainer: StreamTrainer, checkpoint: str | None
     amount = trainer.num_training_steps * args.step_bytes
     size = with_unit(amount, "B") if train.unit == "byte" else f"{with_unit(amount)} {train.unit}s"
     lines = [
-        f"{model_name}: {trainer.model.num_parameters():,} parameters",
+        f"{model_name}: {describe_parameters(trainer.model)}",
         f"{train.name}: {train.describe()} to train on; {held_out.describe(held_out=True)} held out",
         f"{manner}: {streams} on {processes}, {count_of(trainer.num_training_steps, 'step')}, {size}",
         f"saving to {args.output_dir}",
