@@ -62,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     learning.add_argument("--block_size", type=int, help="bytes between two updates (default: --stride)")
     learning.add_argument("--stride", type=int, help="T, bytes per learning step (default: the whole block, or 1)")
     learning.add_argument("--learning_rate", type=float, help="constant (default: 3e-5; for new weights, try 1e-3)")
+    learning.add_argument("--table_learning_rate", type=float, help="constant, of tables of n-grams (default: 0.02)")
     learning.add_argument("--optim", default="adamw", choices=OPTIMIZERS, help="optimizer (default: adamw)")
     learning.add_argument("--no_learn", action="store_true", help="only predict and score")
     learning.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset")
@@ -164,8 +165,8 @@ def _load_learner(arguments: argparse.Namespace, checkpoint: str | None) -> "Onl
         "binary": arguments.binary,
         "learn": not arguments.no_learn,
     }
-    if arguments.learning_rate is not None:
-        settings["learning_rate"] = arguments.learning_rate
+    rates = ("learning_rate", "table_learning_rate")
+    settings |= {name: rate for name in rates if (rate := getattr(arguments, name)) is not None}
     if checkpoint is None:
         return OnlineLearner(*load_or_build(arguments), **settings)
     model, tokenizer = load_saved_model(checkpoint, trust_remote_code=arguments.trust_remote_code)

@@ -15,6 +15,7 @@ from hf_recurrent.evaluation.accounts import measure_accounts
 from hf_recurrent.evaluation.samples import generate_samples, sample_images
 from hf_recurrent.evaluation.tables import accounts_table
 from hf_recurrent.evaluation.training_bytes import bytes_read
+from hf_recurrent.hub.model_card import describe_parameters
 from hf_recurrent.trainers.online_arguments import OnlineTrainingArguments
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.stream_trainer import StreamTrainer
@@ -42,7 +43,7 @@ def describe_run(model_name: str, trainer: StreamTrainer, checkpoint: str | None
     amount = trainer.num_training_steps * args.step_bytes
     size = with_unit(amount, "B") if train.unit == "byte" else f"{with_unit(amount)} {train.unit}s"
     lines = [
-        f"{model_name}: {trainer.model.num_parameters():,} parameters",
+        f"{model_name}: {describe_parameters(trainer.model)}",
         f"{train.name}: {train.describe()} to train on; {held_out.describe(held_out=True)} held out",
         f"{manner}: {streams} on {processes}, {count_of(trainer.num_training_steps, 'step')}, {size}",
         f"saving to {args.output_dir}",

@@ -30,6 +30,7 @@ from hf_recurrent.hub.model_card_training import (
     shown_metrics,
     split_of,
 )
+from hf_recurrent.modeling.contexts.ngram_embedding import table_parameters
 from hf_recurrent.stock_models.stock_model import StockModelWithState
 
 _MODEL_FACTS = {
@@ -134,9 +135,19 @@ def unnamed_repository(model: PreTrainedModel) -> str:
     return f"your-name/{_class_name(model)}"
 
 
+def describe_parameters(model: PreTrainedModel) -> str:
+    """Number of parameters; those in tables, of which a step reads a few rows, are counted apart."""
+    tables = table_parameters(model)
+    text = f"{model.num_parameters() - tables:,} parameters"
+    return f"{text} and {tables / 1e6:,.1f} M in tables" if tables else text
+
+
 def describe_model(model: PreTrainedModel) -> str:
     """Sizes of a model."""
-    facts = [f"Parameters: {model.num_parameters():,}"]
+    tables = table_parameters(model)
+    facts = [f"Parameters: {model.num_parameters() - tables:,}"]
+    if tables:
+        facts.append(f"parameters in tables of n-grams: {tables:,}")
     for attribute, label in _MODEL_FACTS.items():
         if (value := getattr(model.config, attribute, None)) is not None:
             facts.append(f"{label}: {value}")

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from hf_recurrent import config_from_preset
 from hf_recurrent.checkpoints.privacy import REDACTED, redact_secrets
 from hf_recurrent.checkpoints.records import Data, Provenance, Result
-from hf_recurrent.hub.model_card import Statements, create_model_card
+from hf_recurrent.hub.model_card import Statements, create_model_card, describe_parameters
 from hf_recurrent.modeling.units.recurrent_units import RECURRENT_UNITS
 
 
@@ -53,6 +53,21 @@ def test_the_text_says_how_it_was_made_and_how_to_load_it(model):
     ):
         assert part in text, part
     assert "{{" not in text and "{%" not in text and "\n\n\n" not in text
+
+
+def test_tables_are_counted_apart(model):
+    fields = {
+        "hidden_size": 16,
+        "state_size": 24,
+        "num_hidden_layers": 2,
+        "ngram_orders": [2, 3],
+        "ngram_rows": 1 << 15,
+    }
+    with_tables = AutoModelForCausalLM.from_config(config_from_preset("memora-tiny", **fields))
+    text = create_model_card(with_tables).content
+    assert f"Parameters: {model.num_parameters():,}; parameters in tables of n-grams: 1,048,576;" in text
+    assert describe_parameters(with_tables) == f"{model.num_parameters():,} parameters and 1.0 M in tables"
+    assert describe_parameters(model) == f"{model.num_parameters():,} parameters"
 
 
 def test_nothing_is_claimed_that_was_not_measured(model):
