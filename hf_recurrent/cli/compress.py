@@ -1,13 +1,13 @@
-"""`hf-recurrent compress MODEL FILE` and, for `decompress`, what both have in common."""
+"""`hf-recurrent compress [MODEL] FILE` and, for `decompress`, what both have in common."""
 
 import argparse
 import lzma
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build
 from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, command
@@ -23,24 +23,37 @@ SUFFIX = ".hfr"
 _LARGEST_FOR_XZ = 1 << 24
 
 
+class FileParser(CommandParser):
+    """The parser of `[MODEL] FILE`, with flags before, between and after them."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Accept flags between MODEL and FILE, where argparse takes the first word for FILE."""
+        arguments, remaining = super().parse_known_args(args, namespace)
+        if arguments.model is None and len(remaining) == 1 and not remaining[0].startswith("-"):
+            arguments.model, arguments.file = str(arguments.file), Path(remaining.pop())
+        return arguments, remaining
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    parser = CommandParser(
+    parser = FileParser(
         prog="hf-recurrent compress",
-        description="Compress a file with the probabilities that a model gives to its bytes. The\n"
-        "archive needs the same model, version of torch and kind of processor to be\n"
-        "decompressed; it names them, and nothing wrong is ever written.",
+        description="Compress a file with predictions of its next byte: by counts of the bytes that\n"
+        "followed the same contexts before, and with MODEL also by its network. Without\n"
+        "MODEL, every machine can decompress the archive; with it, the same model,\n"
+        "version of torch and kind of processor are needed, which the archive names.",
         epilog="examples:\n"
+        "  hf-recurrent compress server.log\n"
         "  hf-recurrent compress runs/memora-tiny-python argparse.py\n"
-        "  hf-recurrent compress memora-tiny server.log --learn\n"
-        "  hf-recurrent decompress memora-tiny server.log.hfr --output copy.log\n\n"
-        "With --learn, the model learns while it reads, and so does decompress: new\n"
+        "  hf-recurrent compress memora-tiny book.txt --learn\n"
+        "  hf-recurrent decompress memora-tiny book.txt.hfr --output copy.txt\n\n"
+        "With --learn, the network learns while it reads, and so does decompress: new\n"
         "weights are enough then, and the weights of a checkpoint adapt to the file.",
     )
     add_model_arguments(parser)
     parser.add_argument("file", metavar="FILE", type=Path, help="the file; for a directory, make a tar file first")
     parser.add_argument("--output", type=Path, help=f"the archive (default: FILE{SUFFIX})")
-    parser.add_argument("--learn", action="store_true", help="learn from the file while compressing it")
+    parser.add_argument("--learn", action="store_true", help="let the network of MODEL learn from the file")
     learning = parser.add_argument_group("with --learn")
     learning.add_argument("--stride", type=int, help="T, bytes between two updates of the weights (default: 16)")
     learning.add_argument(
@@ -55,8 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no_mix",
         action="store_true",
-        help="use the model's probabilities alone; by default they are mixed with counts of the bytes that followed "
-        "the same bytes before in the file, which makes it smaller",
+        help="use the network's predictions alone; by default they are mixed with counts of the bytes that followed "
+        "the same contexts before, which makes the archive smaller",
     )
     add_writing_arguments(parser)
     return parser
@@ -65,7 +78,10 @@ def build_parser() -> argparse.ArgumentParser:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and how it is built or loaded: the same arguments for both commands give the same weights."""
     add_loading_arguments(parser, takes_presets=True)
-    parser.set_defaults(dtype="float32", device="cpu")
+    model = next(action for action in parser._actions if action.dest == "model")
+    model.nargs, model.required = "?", False
+    model.help += ", or the name of a preset; without it, counts predict alone"
+    parser.set_defaults(dtype="float32", device="cpu", model=None)
     parser.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset (default: 0)")
 
 
@@ -82,6 +98,7 @@ def _compress(arguments: argparse.Namespace) -> None:
     check_parent("--output", output)
     settings = {name: getattr(arguments, name) for name in ("stride", "learning_rate")}
     settings = {name: value for name, value in settings.items() if value is not None}
+    check_model_flags(arguments, "learn", "no_mix", "streams", *settings)
     if settings and not arguments.learn:
         raise ValueError(f"`--{next(iter(settings))}` is given; it is used only with --learn.")
     if arguments.model in preset_names() and not arguments.learn:
@@ -89,23 +106,38 @@ def _compress(arguments: argparse.Namespace) -> None:
             f"`MODEL` is the preset {arguments.model}, whose new weights predict nothing; add --learn, or give a "
             "checkpoint."
         )
-    from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
     from hf_recurrent.compression.agreement import new_header
     from hf_recurrent.compression.files import check_output, compress_file, default_streams
 
     check_output(output, force=arguments.force, resume=arguments.resume)
-    size = arguments.file.stat().st_size
-    adaptive = AdaptiveSettings(**settings) if arguments.learn else None
-    streams = arguments.streams or default_streams(size, adaptive)
-    model = load_byte_model(arguments)
-    with thread_count(1):
-        header = new_header(model, size, adaptive, streams, not arguments.no_mix)
+    size, model, options = arguments.file.stat().st_size, None, {}
+    if arguments.model is not None:
+        from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+
+        adaptive = AdaptiveSettings(**settings) if arguments.learn else None
+        streams = arguments.streams or default_streams(size, adaptive)
+        options = {"adaptive": adaptive, "streams": streams, "mixes": not arguments.no_mix}
+        model = load_byte_model(arguments)
+    with one_thread(model):
+        header = new_header(model, size, **options)
         with progress(arguments, "compressing", size) as report:
             begin = time.perf_counter()
             compress_file(arguments.file, output, model, header, report)
             seconds = time.perf_counter() - begin
     if not arguments.quiet:
         _summarize(arguments.file, output, seconds)
+
+
+def check_model_flags(arguments: argparse.Namespace, *names: str) -> None:
+    """Raise a ValueError that names the first flag of a network that is given without MODEL."""
+    for name in names:
+        if arguments.model is None and getattr(arguments, name):
+            raise ValueError(f"`--{name}` is given without MODEL; it is for the network of a model.")
+
+
+def one_thread(model: "PreTrainedModel | None") -> AbstractContextManager[None]:
+    """One CPU thread for a model; counts alone need no torch."""
+    return nullcontext() if model is None else thread_count(1)
 
 
 def load_byte_model(arguments: argparse.Namespace) -> "PreTrainedModel":

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.argument_checks import check_integer, is_number
 from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
-from hf_recurrent.compression.predictors import Predictor, check_model, softmax
+from hf_recurrent.compression.predictors import Predictor, check_model, finite
 from hf_recurrent.learning_rules.block_learning import BlockLearning
 from hf_recurrent.learning_rules.compiled_reading import CompiledReading
 from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
@@ -89,7 +89,7 @@ class AdaptivePredictor(Predictor):
         if len(self._unlearned) > self._settings.stride:
             self._learn()
         logits, self._state = self._step(self._unlearned[-1], self._state)
-        self.probabilities = softmax(logits.unsqueeze(0))
+        self.logits = finite(logits.unsqueeze(0))
 
     def _step(self, token: int, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
         if self._reading is not None:
@@ -128,7 +128,7 @@ class AdaptivePredictor(Predictor):
             "done": self._done,
             "block_state": dict(self._block_state),
             "state": dict(self._state),
-            "probabilities": torch.from_numpy(self.probabilities),
+            "logits": torch.from_numpy(self.logits),
         }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
@@ -140,4 +140,4 @@ class AdaptivePredictor(Predictor):
             {name: tensor.clone() for name, tensor in values[part].items()}
             for part in ("carried", "block_state", "state")
         )
-        self.probabilities = values["probabilities"].numpy()
+        self.logits = values["logits"].numpy()
