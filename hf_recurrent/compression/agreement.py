@@ -38,7 +38,9 @@ def new_header(
     check_integer("streams", streams, 1, _MOST_STREAMS)
     if model is None:
         if adaptive is not None or streams > 1 or not mixes:
-            raise ValueError("`adaptive`, `streams` and `mixes` are for a network; without `model`, counts predict alone.")
+            raise ValueError(
+                "`adaptive`, `streams` and `mixes` are for a network; without `model`, counts predict alone."
+            )
         return Header(size, counts_version())
     from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
     from hf_recurrent.compression.predictors import check_model

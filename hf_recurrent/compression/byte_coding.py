@@ -27,6 +27,7 @@ _LAYOUT = "modeling/contexts/count_memory_layout.py"
 _LEAST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 20
 _LEAST_TEXT, _MOST_TEXT = 1 << 12, 1 << 24
 _MOST_WINDOW = 1 << 20
+_CHUNK = 512  # steps
 # Tuned on files that no document reports: plays, Python, logs and help texts.
 _RATES = {"weights": 0.006, "first_weights": 0.04, "final": 0.002, "rows": 0.002, "least_cell": 200}
 
@@ -106,7 +107,7 @@ class ByteCoding:
     @property
     def chunk(self) -> int:
         """Steps that are coded in one call; a network reads each byte before it predicts the next."""
-        return 512 if self._predictor is None else 1
+        return _CHUNK if self._predictor is None else 1
 
     def code(self, coder: "Coder", symbols: np.ndarray) -> None:
         """Encode symbols (T, n) uint8 of the first n streams, or decode them in place, and read them.

@@ -251,7 +251,12 @@ class _Saving:
         """Save after a block, with these values of [`_load_progress`]."""
         if time.monotonic() - self._last < _SECONDS_BETWEEN_SAVES:
             return
-        from hf_recurrent.checkpoints.files import list_checkpoints, new_staging_directory, publish_directory, save_tree
+        from hf_recurrent.checkpoints.files import (
+            list_checkpoints,
+            new_staging_directory,
+            publish_directory,
+            save_tree,
+        )
 
         _sync(self._file)
         before = list_checkpoints(self._directory)
