@@ -39,21 +39,23 @@ def build_parser() -> argparse.ArgumentParser:
     parser = FileParser(
         prog="hf-recurrent compress",
         description="Compress a file with predictions of its next byte: by counts of the bytes that\n"
-        "followed the same contexts before, and with MODEL also by its network. Without\n"
-        "MODEL, every machine can decompress the archive; with it, the same model,\n"
-        "version of torch and kind of processor are needed, which the archive names.",
+        "followed the same contexts before, and with MODEL or --learn also by a network.\n"
+        "Every machine can decompress an archive of counts; one of a network needs the\n"
+        "same version of torch, kind of processor and MODEL, which the archive names.",
         epilog="examples:\n"
         "  hf-recurrent compress server.log\n"
+        "  hf-recurrent compress server.log --learn\n"
         "  hf-recurrent compress runs/memora-tiny-python argparse.py\n"
-        "  hf-recurrent compress memora-tiny book.txt --learn\n"
-        "  hf-recurrent decompress memora-tiny book.txt.hfr --output copy.txt\n\n"
+        "  hf-recurrent decompress server.log.hfr --output copy.log\n\n"
         "With --learn, the network learns while it reads, and so does decompress: new\n"
         "weights are enough then, and the weights of a checkpoint adapt to the file.",
     )
     add_model_arguments(parser)
     parser.add_argument("file", metavar="FILE", type=Path, help="the file; for a directory, make a tar file first")
     parser.add_argument("--output", type=Path, help=f"the archive (default: FILE{SUFFIX})")
-    parser.add_argument("--learn", action="store_true", help="let the network of MODEL learn from the file")
+    parser.add_argument(
+        "--learn", action="store_true", help="let a network learn from the file: that of MODEL, or a small new one"
+    )
     learning = parser.add_argument_group("with --learn")
     learning.add_argument("--stride", type=int, help="T, bytes between two updates of the weights (default: 16)")
     learning.add_argument(
@@ -98,7 +100,6 @@ def _compress(arguments: argparse.Namespace) -> None:
     check_parent("--output", output)
     settings = {name: getattr(arguments, name) for name in ("stride", "learning_rate")}
     settings = {name: value for name, value in settings.items() if value is not None}
-    check_model_flags(arguments, "learn", "no_mix", "streams", *settings)
     if settings and not arguments.learn:
         raise ValueError(f"`--{next(iter(settings))}` is given; it is used only with --learn.")
     if arguments.model in preset_names() and not arguments.learn:
@@ -106,18 +107,24 @@ def _compress(arguments: argparse.Namespace) -> None:
             f"`MODEL` is the preset {arguments.model}, whose new weights predict nothing; add --learn, or give a "
             "checkpoint."
         )
+    uses_network = arguments.learn or arguments.model is not None
+    for flag in ("no_mix", "streams"):
+        if getattr(arguments, flag) and not uses_network:
+            raise ValueError(f"`--{flag}` is given without MODEL and --learn; it is for a network.")
     from hf_recurrent.compression.agreement import new_header
     from hf_recurrent.compression.files import check_output, compress_file, default_streams
 
     check_output(output, force=arguments.force, resume=arguments.resume)
     size, model, options = arguments.file.stat().st_size, None, {}
-    if arguments.model is not None:
+    if uses_network:
         from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+        from hf_recurrent.compression.new_network import new_network
 
         adaptive = AdaptiveSettings(**settings) if arguments.learn else None
         streams = arguments.streams or default_streams(size, adaptive)
         options = {"adaptive": adaptive, "streams": streams, "mixes": not arguments.no_mix}
-        model = load_byte_model(arguments)
+        options["is_new"] = arguments.model is None
+        model = new_network() if arguments.model is None else load_byte_model(arguments)
     with one_thread(model):
         header = new_header(model, size, **options)
         with progress(arguments, "compressing", size) as report:
@@ -128,16 +135,9 @@ def _compress(arguments: argparse.Namespace) -> None:
         _summarize(arguments.file, output, seconds)
 
 
-def check_model_flags(arguments: argparse.Namespace, *names: str) -> None:
-    """Raise a ValueError that names the first flag of a network that is given without MODEL."""
-    for name in names:
-        if arguments.model is None and getattr(arguments, name):
-            raise ValueError(f"`--{name}` is given without MODEL; it is for the network of a model.")
-
-
-def one_thread(model: "PreTrainedModel | None") -> AbstractContextManager[None]:
-    """One CPU thread for a model; counts alone need no torch."""
-    return nullcontext() if model is None else thread_count(1)
+def one_thread(network: object) -> AbstractContextManager[None]:
+    """One CPU thread if there is a network; counts alone need no torch."""
+    return nullcontext() if network is None else thread_count(1)
 
 
 def load_byte_model(arguments: argparse.Namespace) -> "PreTrainedModel":

@@ -39,7 +39,6 @@ def _decompress(arguments: argparse.Namespace) -> None:
             raise ValueError(f"`ARCHIVE` is {str(arguments.file)!r}, which does not end in {SUFFIX}; add --output.")
         output = arguments.file.with_suffix("")
     check_parent("--output", output)
-    from hf_recurrent.compression.agreement import check_header
     from hf_recurrent.compression.archive import ArchiveError, read_header
     from hf_recurrent.compression.files import check_output, decompress_file
 
@@ -47,10 +46,8 @@ def _decompress(arguments: argparse.Namespace) -> None:
     try:
         with arguments.file.open("rb") as file:
             header = read_header(file, arguments.file.stat().st_size)
-        if arguments.model is None:
-            check_header(header, None)
         model = None if arguments.model is None else load_byte_model(arguments)
-        with one_thread(model), progress(arguments, "decompressing", header.size) as report:
+        with one_thread(header.network), progress(arguments, "decompressing", header.size) as report:
             decompress_file(arguments.file, output, model, report)
     except ArchiveError as error:
         raise ArchiveError(f"`ARCHIVE` is {str(arguments.file)!r}: {error}") from error

@@ -91,13 +91,13 @@ class AdaptivePredictor(Predictor):
             self._learn()
         if self._reading is not None:
             self._reading.read(token)
-            self.logits = finite(self._reading.logits)
+            self.logits = finite(self._reading.logits.numpy())
             return
         # With gradients: without them, the step would be compiled again after every update.
         with torch.enable_grad():
             output = self._model(torch.tensor([[token]]), state=self._plain_state, use_cache=True)
         self._plain_state = detach_state(output.state)
-        self.logits = finite(output.logits[0])
+        self.logits = finite(output.logits[0].detach().float().numpy())
 
     @property
     def _state(self) -> RecurrentState:

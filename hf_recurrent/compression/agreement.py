@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.compression.archive import ArchiveError, Header, NetworkRecord
 from hf_recurrent.compression.byte_coding import ByteCoding, Counts, counts_version, empty_counts
+from hf_recurrent.compression.new_network import new_network
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hf_recurrent.compression.predictors import Predictor
 
 _MOST_STREAMS = 256
+_NEW = "new"  # key of the JSON settings
 _PROBE_STRIDE = 8  # so that the fingerprint includes updates of the weights
 
 
@@ -29,8 +31,12 @@ def new_header(
     adaptive: "AdaptiveSettings | None" = None,
     streams: int = 1,
     mixes: bool = True,
+    is_new: bool = False,
 ) -> Header:
     """The header of an archive of `size` bytes that is made here; the other arguments are those of [`compress`].
+
+    Args:
+        is_new: `model` is the [`new_network`], which a decoder makes again.
 
     Raises:
         ValueError: the model does not read bytes or is on another device, or another argument is not allowed.
@@ -38,9 +44,7 @@ def new_header(
     check_integer("streams", streams, 1, _MOST_STREAMS)
     if model is None:
         if adaptive is not None or streams > 1 or not mixes:
-            raise ValueError(
-                "`adaptive`, `streams` and `mixes` are for a network; without `model`, counts predict alone."
-            )
+            raise ValueError("`streams` and `mixes` are for a network; without `model`, counts predict alone.")
         return Header(size, counts_version())
     from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
     from hf_recurrent.compression.predictors import check_model
@@ -56,6 +60,8 @@ def new_header(
     if adaptive is not None:
         default = asdict(AdaptiveSettings())
         settings["adaptive"] = {name: value for name, value in asdict(adaptive).items() if value != default[name]}
+    if is_new:
+        settings[_NEW] = 1
     try:
         fingerprint = _fingerprint(model, settings)
     except Uncompilable:  # plain torch on both sides
@@ -63,6 +69,13 @@ def new_header(
         fingerprint = _fingerprint(model, settings)
     network = NetworkRecord(_hash(model), fingerprint, kernel_name())
     return Header(size, counts_version() if mixes else 0, network, settings)
+
+
+def model_of(header: Header, model: "PreTrainedModel | None") -> "PreTrainedModel | None":
+    """The model that was given, or, for an archive that needs no other, the new network."""
+    if model is None and header.network is not None and header.settings.get(_NEW):
+        return new_network()
+    return model
 
 
 @contextmanager
@@ -85,8 +98,8 @@ def check_header(header: Header, model: "PreTrainedModel | None") -> None:
     """Raise an ArchiveError unless this model, on this machine, computes the probabilities of the archive."""
     if header.counts not in (0, counts_version()):
         raise ArchiveError(
-            f"hf-recurrent {header.release} made it, with version {header.counts} of the count memory; this release has "
-            f"version {counts_version()}. Decompress it with the release that made it."
+            f"hf-recurrent {header.release} made it, with version {header.counts} of the count memory; this release "
+            f"has version {counts_version()}. Decompress it with the release that made it."
         )
     network = header.network
     if network is None:

@@ -8,11 +8,10 @@
 If the code of a block would be larger than its data, the block holds the data instead, and the highest bit of the size
 of the code is set.
 
-Integers are little-endian. The code of a block is that of a range coder of bits (`kernels/count_memory_coder.h`), eight for
-each byte, the highest first. The fingerprint is a hash of the network's logits on the machine that compressed the data
-([`arithmetic_fingerprint`]): a decoder has to compute the same ones bit for bit. Counts are integers and floating-point
-numbers in a fixed order, and need none. The CRC of the code detects damage; the CRC of the data detects a decoder that
-computed something else.
+Integers are little-endian. The code of a block is that of a range coder of bits (`kernels/count_memory_coder.h`),
+eight for each byte, the highest first. The fingerprint is a hash of the network's logits on the machine that compressed
+the data ([`arithmetic_fingerprint`]): a decoder has to compute the same ones bit for bit. Counts need none. The CRC of
+the code detects damage; the CRC of the data detects a decoder that computed something else.
 """
 
 import json
@@ -120,8 +119,8 @@ def read_header(file: IO[bytes], length: int) -> Header:
 def _other_version(version: int) -> str:
     if version < VERSION:
         return (
-            f"its format has version {version}, of a development version before hf-recurrent 0.1.0; this release reads "
-            f"version {VERSION}: decompress it with the version that made it."
+            f"its format has version {version}, of a development version before hf-recurrent 0.1.0; this release "
+            f"reads version {VERSION}: decompress it with the version that made it."
         )
     return f"its format has version {version}, of a later release; this release reads version {VERSION}: update it."
 

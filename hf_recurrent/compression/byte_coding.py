@@ -1,7 +1,8 @@
 """Coding of the bytes of B streams: by counts of contexts, by a network's predictions, or by a mixture of both.
 
-Counts are those of a count memory that learns every byte after it was coded. The same bits come from every compiler and
-processor; only a network ties an archive to a machine. Nothing here imports torch, so that counts alone start at once.
+Counts are those of a count memory that learns every byte after it was coded. The same bits come from every compiler
+and processor; only a network ties an archive to a machine. Nothing here imports torch, so that counts alone start at
+once.
 
 Shape letters: B streams, T steps.
 """
@@ -99,6 +100,7 @@ class ByteCoding:
     def __init__(self, streams: int, predictor: "Predictor | None", counts: Counts | None):
         self.streams, self.counts = streams, counts
         self._predictor, self._memory, self._states, self._rates = predictor, None, None, None
+        self._call, self._symbols, self._logits = None, np.zeros((1, 0), np.uint8), None
         if counts is not None:
             self._memory = require_kernel().Memory(counts.arrays, counts.shape)
             self._states = np.zeros((streams, counts.shape.stream.itemsize), np.uint8)
@@ -114,13 +116,19 @@ class ByteCoding:
 
         T is at most `chunk`. The other streams have ended.
         """
-        network = None if self._predictor is None else self._predictor.logits[None, : symbols.shape[1]]
-        coder.code(symbols, network, self._memory, self._states, self._rates)
-        if self._predictor is not None:
-            tokens = symbols[0]
-            if len(tokens) < self.streams:
-                tokens = np.pad(tokens, (0, self.streams - len(tokens)))
-            self._predictor.read(tokens)
+        memory = self._memory, self._states, self._rates
+        if self._predictor is None:
+            coder.code(symbols, None, *memory)
+            return
+        width, call = symbols.shape[1], self._call
+        if call is None or call.coder is not coder or width != self._symbols.shape[1]:
+            self._symbols, self._logits = np.zeros((1, width), np.uint8), np.zeros((1, width, 256), np.float32)
+            self._call = call = require_kernel().CodingCall(coder, self._symbols, self._logits, *memory)
+        self._symbols[:] = symbols
+        self._logits[:] = self._predictor.logits[:width]
+        call.run()
+        symbols[:] = self._symbols
+        self._predictor.read(symbols[0] if width == self.streams else np.pad(symbols[0], (0, self.streams - width)))
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values and tensors for [`load_state_dict`]."""

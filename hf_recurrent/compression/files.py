@@ -16,10 +16,11 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from hf_recurrent.checkpoints.output_lock import output_lock
-from hf_recurrent.compression.agreement import check_header, new_coding, new_header
+from hf_recurrent.compression.agreement import check_header, model_of, new_coding, new_header
 from hf_recurrent.compression.archive import Header, read_header, write_header
 from hf_recurrent.compression.byte_coding import ByteCoding, require_kernel
 from hf_recurrent.compression.coding import Progress, decode, encode, no_progress
+from hf_recurrent.compression.new_network import new_network
 
 if TYPE_CHECKING:  # counts alone need no torch
     from transformers import PreTrainedModel
@@ -45,8 +46,8 @@ def compress(
 
     Args:
         data: the bytes.
-        model: a recurrent byte-level model on the CPU. One that learns is changed. None for counts alone, whose archive
-            every machine can decompress.
+        model: a recurrent byte-level model on the CPU. One that learns is changed. None for counts alone, whose
+            archive every machine can decompress, or, with `adaptive`, for a small network with new weights.
         adaptive: how the network learns from the data; None for fixed weights.
         streams: B, parts of the data that are coded side by side: faster, but each begins without context.
         mixes: mix the network's predictions with counts of the bytes that followed the same contexts, in the model's
@@ -57,7 +58,9 @@ def compress(
         ImportError: the compiled kernel was not built.
     """
     require_kernel()
-    header, archive = new_header(model, len(data), adaptive, streams, mixes), io.BytesIO()
+    if is_new := model is None and adaptive is not None:
+        model = new_network()
+    header, archive = new_header(model, len(data), adaptive, streams, mixes, is_new), io.BytesIO()
     write_header(archive, header)
     with new_coding(header, model) as coding:
         for _ in encode(np.frombuffer(data, np.uint8), archive, coding):
@@ -70,7 +73,7 @@ def decompress(archive: bytes | bytearray | memoryview, model: "PreTrainedModel 
 
     Args:
         archive: its result.
-        model: the same model, with the weights from before; None for an archive of counts alone.
+        model: the same model, with the weights from before; None if none was given.
 
     Raises:
         ArchiveError: it is not an archive or damaged, was made with another model, or needs the arithmetic of another
@@ -80,6 +83,7 @@ def decompress(archive: bytes | bytearray | memoryview, model: "PreTrainedModel 
     require_kernel()
     file, output = io.BytesIO(archive), io.BytesIO()
     header = read_header(file, len(archive))
+    model = model_of(header, model)
     check_header(header, model)
     with new_coding(header, model) as coding:
         for _ in decode(file, header, output, coding):
@@ -172,6 +176,7 @@ def decompress_file(
     """
     with source.open("rb") as archive:
         header = read_header(archive, source.stat().st_size)
+        model = model_of(header, model)
         check_header(header, model)
         identity = {"source": _identity(source)}
         with new_coding(header, model) as coding, _unfinished_file(output) as file:

@@ -60,7 +60,7 @@ class FrozenPredictor(Predictor):
             output = self._model(input_ids, state=self._state, use_cache=True)
             found = output.logits, output.state
         logits, self._state = found
-        self.logits = finite(logits[:, -1].cpu())
+        self.logits = finite(logits[:, -1].float().cpu().numpy())
 
     def state_dict(self) -> dict[str, Any]:
         return {"state": dict(self._state), "logits": torch.from_numpy(self.logits)}
@@ -78,11 +78,12 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError(f"`model` has {model.config.vocab_size} token ids; it must have one for each of 256 bytes.")
 
 
-def finite(logits: torch.Tensor) -> np.ndarray:
+def finite(logits: np.ndarray) -> np.ndarray:
     """Logits (B, V) in float32; zeros in rows where one is NaN or infinite."""
-    values = logits.detach().to(torch.float32).numpy()
-    rows = np.isfinite(values).all(-1, keepdims=True)
-    return np.ascontiguousarray(values if rows.all() else np.where(rows, values, np.float32(0)))
+    values = logits.astype(np.float32, copy=False)
+    if np.isfinite(values).all():
+        return values
+    return np.where(np.isfinite(values).all(-1, keepdims=True), values, np.float32(0))
 
 
 def arithmetic_fingerprint(predictor: Predictor) -> str:

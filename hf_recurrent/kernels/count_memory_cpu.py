@@ -148,18 +148,38 @@ class Coder:
             states: (>= B, bytes) uint8, the memory's states of the streams; changed in place.
             rates: how fast the memory learns.
         """
-        job = _Coding(
-            symbols.shape[1], symbols.shape[0], self._decodes, _address(symbols), _address(network),
-            ctypes.addressof(self._struct),
-        )  # fmt: skip
-        _library.hf_count_memory_code(
-            None if memory is None else memory._pointer,
-            _address(states),
-            None if rates is None else _rates(rates),
-            ctypes.byref(job),
-        )
+        CodingCall(self, symbols, network, memory, states, rates).run()
 
     def finish(self) -> bytes:
         """The code of everything that was encoded."""
         _library.hf_count_memory_finish_coder(self._pointer)
         return self._bytes[: self._struct.used].tobytes()
+
+
+class CodingCall:
+    """A call of [`Coder.code`] that can be repeated: with the same arrays, whose values may change between calls."""
+
+    def __init__(
+        self,
+        coder: Coder,
+        symbols: np.ndarray,
+        network: np.ndarray | None,
+        memory: Memory | None,
+        states: np.ndarray | None,
+        rates: "Rates | None",
+    ):
+        self.coder, self._arrays = coder, (symbols, network, memory, states)  # keeps them alive
+        steps, streams = symbols.shape
+        self._job = _Coding(
+            streams, steps, coder._decodes, _address(symbols), _address(network), ctypes.addressof(coder._struct)
+        )
+        self._arguments = (
+            None if memory is None else memory._pointer,
+            _address(states),
+            None if rates is None else _rates(rates),
+            ctypes.byref(self._job),
+        )
+
+    def run(self) -> None:
+        """Encode or decode the symbols."""
+        _library.hf_count_memory_code(*self._arguments)

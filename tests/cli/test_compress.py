@@ -46,6 +46,13 @@ def test_counts_alone(file, capsys):
     assert file.read_bytes() == TEXT
 
 
+def test_a_new_network_learns(file):
+    main(["compress", str(file), "--learn", "--quiet"])
+    file.unlink()
+    main(["decompress", f"{file}.hfr", "--quiet"])
+    assert file.read_bytes() == TEXT
+
+
 @pytest.mark.parametrize(
     "words", [["--learn", "MODEL", "FILE"], ["MODEL", "--learn", "FILE"], ["MODEL", "FILE", "--learn"]]
 )
@@ -58,9 +65,9 @@ def test_flags_stand_anywhere(words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["FILE", "--learn"], "`--learn` is given without MODEL"),
-        (["FILE", "--stride", "4"], "`--stride` is given without MODEL"),
-        (["FILE", "--streams", "4"], "`--streams` is given without MODEL"),
+        (["FILE", "--no_mix"], "`--no_mix` is given without MODEL and --learn"),
+        (["FILE", "--stride", "4"], "`--stride` is given; it is used only with --learn"),
+        (["FILE", "--streams", "4"], "`--streams` is given without MODEL and --learn"),
         (["memora-tiny", "FILE"], "whose new weights predict nothing; add --learn"),
         (["memora-tiny", "FILE", "--stride", "4"], "`--stride` is given; it is used only with --learn"),
         (["memora-tiny", "missing"], "`FILE` is 'missing'; file not found"),

@@ -210,7 +210,8 @@ def test_counts_alone_import_no_torch(tmp_path):
     (tmp_path / "text").write_bytes(b"abc" * 1000)
     program = (
         "import sys; from hf_recurrent.cli.main import main; name = sys.argv[1]\n"
-        "main(['compress', name, '--quiet']); main(['decompress', name + '.hfr', '--output', name + '.copy', '--quiet'])\n"
+        "main(['compress', name, '--quiet'])\n"
+        "main(['decompress', name + '.hfr', '--output', name + '.copy', '--quiet'])\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     for name in ("empty", "text"):
