@@ -33,7 +33,7 @@ _Memory = _structure("_Memory", dict.fromkeys(_SIZES, ctypes.c_int64) | dict.fro
 _Rates = _structure(
     "_Rates",
     dict.fromkeys(("weights", "first_weights", "final", "rows"), ctypes.c_float)
-    | dict.fromkeys(("least_cell", "mode"), ctypes.c_int32),
+    | dict.fromkeys(("least_cell", "refinement", "mode"), ctypes.c_int32),
 )
 _BLOCK_ARRAYS = (
     "tokens", "flags", "targets", "network", "nats", "probabilities", "logits", "pending", "pending_used",
@@ -71,7 +71,7 @@ def _address(array: np.ndarray | None) -> int | None:
 
 
 def _rates(rates: "Rates"):
-    return ctypes.byref(_Rates(*rates[:5], _LEARNS * rates.learns + _INSERTS * rates.inserts))
+    return ctypes.byref(_Rates(*rates[:6], _LEARNS * rates.learns + _INSERTS * rates.inserts))
 
 
 class Memory:

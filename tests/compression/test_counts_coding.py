@@ -23,7 +23,7 @@ from hf_recurrent.modeling.contexts.count_memory_reference import CountMemoryRef
 
 kernel = pytest.importorskip("hf_recurrent.kernels.count_memory_cpu")
 SHAPE = MemoryShape(1 << 7, 1 << 11, 512, 16)
-LEARNING = Rates(weights=0.006, first_weights=0.04, learns=True, inserts=True)
+LEARNING = Rates(weights=0.006, first_weights=0.04, refinement=15, learns=True, inserts=True)
 RANDOM = np.random.default_rng(0)
 
 
@@ -280,7 +280,7 @@ int main(int count, char **words)
     FILE *const file = fopen(words[17], "rb");
     struct coder coder = {0, 0, 0, (int64_t)fread(code, 1, sizeof code, file), code};
     begin_coder(&coder, 1);
-    struct rates rates = {0.006f, 0.04f, 0.002f, 0.01f, 98, LEARNS | INSERTS};
+    struct rates rates = {0.006f, 0.04f, 0.002f, 0.01f, 98, 15, LEARNS | INSERTS};
     uint8_t *const bytes = calloc((size_t)numbers[15], 1);
     struct coding job = {1, numbers[15], 1, bytes, 0, &coder};
     hf_count_memory_code(&m, state, &rates, &job);
