@@ -19,8 +19,9 @@ class PlatformDistribution(Distribution):
 
 # The source of each extension is of its name; these are the headers that it includes.
 HEADERS = {
-    "count_memory_cpu": ["count_memory", "count_memory_contexts", "count_memory_mixing", "count_memory_reading"],
-    "context_mixture_cpu": ["kernel"],
+    "count_memory_cpu": [
+        f"count_memory{part}" for part in ("", "_contexts", "_mixing", "_reading", "_coder", "_coding")
+    ],
     "linear_scan_cpu": ["kernel", "linear_scan_elements", "linear_scan_levels", "linear_scan_rows", "thread_pool"],
     "sensitivities_cpu": ["kernel"],
     "step_cpu": [

@@ -1,13 +1,13 @@
-"""`hf-recurrent compress MODEL FILE` and, for `decompress`, what both have in common."""
+"""`hf-recurrent compress [MODEL] FILE` and, for `decompress`, what both have in common."""
 
 import argparse
 import lzma
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build
 from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, command
@@ -23,24 +23,39 @@ SUFFIX = ".hfr"
 _LARGEST_FOR_XZ = 1 << 24
 
 
+class FileParser(CommandParser):
+    """The parser of `[MODEL] FILE`, with flags before, between and after them."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Accept flags between MODEL and FILE, where argparse takes the first word for FILE."""
+        arguments, remaining = super().parse_known_args(args, namespace)
+        if arguments.model is None and len(remaining) == 1 and not remaining[0].startswith("-"):
+            arguments.model, arguments.file = str(arguments.file), Path(remaining.pop())
+        return arguments, remaining
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    parser = CommandParser(
+    parser = FileParser(
         prog="hf-recurrent compress",
-        description="Compress a file with the probabilities that a model gives to its bytes. The\n"
-        "archive needs the same model, version of torch and kind of processor to be\n"
-        "decompressed; it names them, and nothing wrong is ever written.",
+        description="Compress a file with predictions of its next byte: by counts of the bytes that\n"
+        "followed the same contexts before, and with MODEL or --learn also by a network.\n"
+        "Every machine can decompress an archive of counts; one of a network needs the\n"
+        "same version of torch, kind of processor and MODEL, which the archive names.",
         epilog="examples:\n"
+        "  hf-recurrent compress server.log\n"
+        "  hf-recurrent compress server.log --learn\n"
         "  hf-recurrent compress runs/memora-tiny-python argparse.py\n"
-        "  hf-recurrent compress memora-tiny server.log --learn\n"
-        "  hf-recurrent decompress memora-tiny server.log.hfr --output copy.log\n\n"
-        "With --learn, the model learns while it reads, and so does decompress: new\n"
+        "  hf-recurrent decompress server.log.hfr --output copy.log\n\n"
+        "With --learn, the network learns while it reads, and so does decompress: new\n"
         "weights are enough then, and the weights of a checkpoint adapt to the file.",
     )
     add_model_arguments(parser)
     parser.add_argument("file", metavar="FILE", type=Path, help="the file; for a directory, make a tar file first")
     parser.add_argument("--output", type=Path, help=f"the archive (default: FILE{SUFFIX})")
-    parser.add_argument("--learn", action="store_true", help="learn from the file while compressing it")
+    parser.add_argument(
+        "--learn", action="store_true", help="let a network learn from the file: that of MODEL, or a small new one"
+    )
     learning = parser.add_argument_group("with --learn")
     learning.add_argument("--stride", type=int, help="T, bytes between two updates of the weights (default: 16)")
     learning.add_argument(
@@ -55,8 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no_mix",
         action="store_true",
-        help="use the model's probabilities alone; by default they are mixed with counts of the bytes that followed "
-        "the same bytes before in the file, which makes it smaller",
+        help="use the network's predictions alone; by default they are mixed with counts of the bytes that followed "
+        "the same contexts before, which makes the archive smaller",
     )
     add_writing_arguments(parser)
     return parser
@@ -65,7 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and how it is built or loaded: the same arguments for both commands give the same weights."""
     add_loading_arguments(parser, takes_presets=True)
-    parser.set_defaults(dtype="float32", device="cpu")
+    model = next(action for action in parser._actions if action.dest == "model")
+    model.nargs, model.required = "?", False
+    model.help += ", or the name of a preset; without it, counts predict alone"
+    parser.set_defaults(dtype="float32", device="cpu", model=None)
     parser.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset (default: 0)")
 
 
@@ -89,23 +107,37 @@ def _compress(arguments: argparse.Namespace) -> None:
             f"`MODEL` is the preset {arguments.model}, whose new weights predict nothing; add --learn, or give a "
             "checkpoint."
         )
-    from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+    uses_network = arguments.learn or arguments.model is not None
+    for flag in ("no_mix", "streams"):
+        if getattr(arguments, flag) and not uses_network:
+            raise ValueError(f"`--{flag}` is given without MODEL and --learn; it is for a network.")
     from hf_recurrent.compression.agreement import new_header
     from hf_recurrent.compression.files import check_output, compress_file, default_streams
 
     check_output(output, force=arguments.force, resume=arguments.resume)
-    size = arguments.file.stat().st_size
-    adaptive = AdaptiveSettings(**settings) if arguments.learn else None
-    streams = arguments.streams or default_streams(size, adaptive)
-    model = load_byte_model(arguments)
-    with thread_count(1):
-        header = new_header(model, size, adaptive, streams, not arguments.no_mix)
+    size, model, options = arguments.file.stat().st_size, None, {}
+    if uses_network:
+        from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+        from hf_recurrent.compression.new_network import new_network
+
+        adaptive = AdaptiveSettings(**settings) if arguments.learn else None
+        streams = arguments.streams or default_streams(size, adaptive)
+        options = {"adaptive": adaptive, "streams": streams, "mixes": not arguments.no_mix}
+        options["is_new"] = arguments.model is None
+        model = new_network() if arguments.model is None else load_byte_model(arguments)
+    with one_thread(model):
+        header = new_header(model, size, **options)
         with progress(arguments, "compressing", size) as report:
             begin = time.perf_counter()
             compress_file(arguments.file, output, model, header, report)
             seconds = time.perf_counter() - begin
     if not arguments.quiet:
         _summarize(arguments.file, output, seconds)
+
+
+def one_thread(network: object) -> AbstractContextManager[None]:
+    """One CPU thread if there is a network; counts alone need no torch."""
+    return nullcontext() if network is None else thread_count(1)
 
 
 def load_byte_model(arguments: argparse.Namespace) -> "PreTrainedModel":

@@ -1,25 +1,27 @@
-"""`hf-recurrent decompress MODEL ARCHIVE`: the file that `compress` was given."""
+"""`hf-recurrent decompress [MODEL] ARCHIVE`: the file that `compress` was given."""
 
 import argparse
 from pathlib import Path
 
 from hf_recurrent.cli.compress import (
     SUFFIX,
+    FileParser,
     add_model_arguments,
     add_writing_arguments,
     load_byte_model,
+    one_thread,
     progress,
 )
-from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, command
-from hf_recurrent.cli.threads import thread_count
+from hf_recurrent.cli.parsing import check_file, check_parent, command
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    parser = CommandParser(
+    parser = FileParser(
         prog="hf-recurrent decompress",
-        description="Decompress an archive of hf-recurrent compress, with the same MODEL.",
-        epilog="examples:\n  hf-recurrent decompress runs/memora-tiny-python argparse.py.hfr\n"
+        description="Decompress an archive of hf-recurrent compress, with the same MODEL, if any.",
+        epilog="examples:\n  hf-recurrent decompress server.log.hfr\n"
+        "  hf-recurrent decompress runs/memora-tiny-python argparse.py.hfr\n"
         "  hf-recurrent decompress memora-tiny server.log.hfr --output copy.log",
     )
     add_model_arguments(parser)
@@ -43,9 +45,9 @@ def _decompress(arguments: argparse.Namespace) -> None:
     check_output(output, force=arguments.force, resume=arguments.resume)
     try:
         with arguments.file.open("rb") as file:
-            size = read_header(file, arguments.file.stat().st_size).size
-        model = load_byte_model(arguments)
-        with thread_count(1), progress(arguments, "decompressing", size) as report:
+            header = read_header(file, arguments.file.stat().st_size)
+        model = None if arguments.model is None else load_byte_model(arguments)
+        with one_thread(header.network), progress(arguments, "decompressing", header.size) as report:
             decompress_file(arguments.file, output, model, report)
     except ArchiveError as error:
         raise ArchiveError(f"`ARCHIVE` is {str(arguments.file)!r}: {error}") from error

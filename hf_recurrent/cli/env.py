@@ -34,7 +34,7 @@ def _print_environment(arguments: argparse.Namespace) -> None:
     }
     in_torch = ("step_cpu", "block_cpu", "sensitivities_cpu")
     lines |= {f"CPU {name.removesuffix('_cpu')} kernel": _kernel(name, "torch is used instead") for name in in_torch}
-    lines["CPU mixture kernel"] = _kernel("context_mixture_cpu", "compress needs --no_mix")
+    lines["CPU count kernel"] = _kernel("count_memory_cpu", "counts are slower, and compress needs it")
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.argument_checks import check_integer, is_number
 from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optimizer_state
-from hf_recurrent.compression.predictors import Predictor, check_model, softmax
+from hf_recurrent.compression.predictors import Predictor, check_model, finite
 from hf_recurrent.learning_rules.block_learning import BlockLearning
-from hf_recurrent.learning_rules.compiled_reading import CompiledReading
+from hf_recurrent.learning_rules.compiled_reading import BufferedReading, CompiledReading
 from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state
 
@@ -72,32 +72,44 @@ class AdaptivePredictor(Predictor):
         self._optimizer = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
         rule = build_learning_rule(settings.rule, model)
         self._learning = BlockLearning(rule, self._optimizer, settings.stride, settings.stride)
-        self._reading: CompiledReading | None = None
+        self._reading: BufferedReading | None = None
         if settings.compiled:
             self._learning.require_compiled()
-            self._reading = CompiledReading(model)
+            self._reading = CompiledReading(model).buffered()
         else:
             self._learning.use_plain_torch()
         self._carried = rule.init_carried(1)
         self._unlearned = bytearray()  # the last byte that was learned from, and all since
         self._done = 0  # bytes learned from
-        # The state before the unlearned bytes, and the state after all bytes.
-        self._block_state = self._state = model.init_state(1)
+        # The state before the unlearned bytes, and, in plain torch, the state after all bytes.
+        self._block_state = self._plain_state = model.init_state(1)
 
     def read(self, tokens: np.ndarray) -> None:
-        self._unlearned.append(int(tokens[0]))
+        token = int(tokens[0])
+        self._unlearned.append(token)
         if len(self._unlearned) > self._settings.stride:
             self._learn()
-        logits, self._state = self._step(self._unlearned[-1], self._state)
-        self.probabilities = softmax(logits.unsqueeze(0))
-
-    def _step(self, token: int, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
         if self._reading is not None:
-            return self._reading.read(token, state)
+            self._reading.read(token)
+            self.logits = finite(self._reading.logits.numpy())
+            return
         # With gradients: without them, the step would be compiled again after every update.
         with torch.enable_grad():
-            output = self._model(torch.tensor([[token]]), state=state, use_cache=True)
-        return output.logits.detach()[0, -1], detach_state(output.state)
+            output = self._model(torch.tensor([[token]]), state=self._plain_state, use_cache=True)
+        self._plain_state = detach_state(output.state)
+        self.logits = finite(output.logits[0].detach().float().numpy())
+
+    @property
+    def _state(self) -> RecurrentState:
+        """After all bytes."""
+        return self._plain_state if self._reading is None else self._reading.state
+
+    @_state.setter
+    def _state(self, state: RecurrentState) -> None:
+        if self._reading is None:
+            self._plain_state = state
+        else:
+            self._reading.state = state
 
     def _learn(self) -> None:
         """Learn to predict the last T bytes, each from the bytes before it."""
@@ -128,7 +140,7 @@ class AdaptivePredictor(Predictor):
             "done": self._done,
             "block_state": dict(self._block_state),
             "state": dict(self._state),
-            "probabilities": torch.from_numpy(self.probabilities),
+            "logits": torch.from_numpy(self.logits),
         }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
@@ -140,4 +152,4 @@ class AdaptivePredictor(Predictor):
             {name: tensor.clone() for name, tensor in values[part].items()}
             for part in ("carried", "block_state", "state")
         )
-        self.probabilities = values["probabilities"].numpy()
+        self.logits = values["logits"].numpy()

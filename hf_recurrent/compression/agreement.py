@@ -1,41 +1,58 @@
-"""Agreement of compressor and decompressor on model, settings and arithmetic, by the header of an archive."""
+"""Agreement of compressor and decompressor on model, settings and arithmetic, by the header of an archive.
+
+Nothing here imports torch before a model is given.
+"""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
-
-import torch
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.argument_checks import check_integer
-from hf_recurrent.checkpoints.weight_hashing import weights_hash
-from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, AdaptiveSettings
-from hf_recurrent.compression.archive import ArchiveError, Header
-from hf_recurrent.compression.mixed_predictor import MixedPredictor, build_mixture, can_mix
-from hf_recurrent.compression.predictors import FrozenPredictor, Predictor, arithmetic_fingerprint, check_model
-from hf_recurrent.learning_rules.compiled_program import Uncompilable
+from hf_recurrent.compression.archive import ArchiveError, Header, NetworkRecord
+from hf_recurrent.compression.byte_coding import ByteCoding, Counts, counts_version, empty_counts
+from hf_recurrent.compression.new_network import new_network
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+    from hf_recurrent.compression.predictors import Predictor
 
 _MOST_STREAMS = 256
+_NEW = "new"  # key of the JSON settings
 _PROBE_STRIDE = 8  # so that the fingerprint includes updates of the weights
-_MIXES = "m"  # key of the JSON settings; short, because the header counts in the size
 
 
 def new_header(
-    model: PreTrainedModel,
+    model: "PreTrainedModel | None",
     size: int,
-    adaptive: AdaptiveSettings | None = None,
+    adaptive: "AdaptiveSettings | None" = None,
     streams: int = 1,
     mixes: bool = True,
+    is_new: bool = False,
 ) -> Header:
     """The header of an archive of `size` bytes that is made here; the other arguments are those of [`compress`].
 
+    Args:
+        is_new: `model` is the [`new_network`], which a decoder makes again.
+
     Raises:
-        ValueError: the model does not read bytes or is on another device, or `streams` is not allowed.
+        ValueError: the model does not read bytes or is on another device, or another argument is not allowed.
     """
+    check_integer("streams", streams, 1, _MOST_STREAMS)
+    if model is None:
+        if adaptive is not None or streams > 1 or not mixes:
+            raise ValueError("`streams` and `mixes` are for a network; without `model`, counts predict alone.")
+        return Header(size, counts_version())
+    from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+    from hf_recurrent.compression.predictors import check_model
+    from hf_recurrent.learning_rules.compiled_program import Uncompilable
+
     check_model(model)
     if model.device.type != "cpu":
         raise ValueError(f"`model` is on {model.device}; compression needs the exact arithmetic of the CPU.")
-    check_integer("streams", streams, 1, _MOST_STREAMS)
     if adaptive is not None and streams > 1:
         raise ValueError(f"`streams` is {streams}; a model that learns reads one stream.")
     # Values that differ from the defaults.
@@ -43,41 +60,62 @@ def new_header(
     if adaptive is not None:
         default = asdict(AdaptiveSettings())
         settings["adaptive"] = {name: value for name, value in asdict(adaptive).items() if value != default[name]}
-    if not (mixes and can_mix()):
-        settings[_MIXES] = 0
+    if is_new:
+        settings[_NEW] = 1
     try:
         fingerprint = _fingerprint(model, settings)
     except Uncompilable:  # plain torch on both sides
         settings["adaptive"]["compiled"] = False
         fingerprint = _fingerprint(model, settings)
-    return Header(size, weights_hash(model)[:16], fingerprint, kernel_name(), settings)
+    network = NetworkRecord(_hash(model), fingerprint, kernel_name())
+    return Header(size, counts_version() if mixes else 0, network, settings)
 
 
-def new_predictor(header: Header, model: PreTrainedModel) -> Predictor:
-    """The predictor of a header that [`new_header`] made or [`check_header`] has checked."""
-    return _new_predictor(header.settings, model, header.size)
+def model_of(header: Header, model: "PreTrainedModel | None") -> "PreTrainedModel | None":
+    """The model that was given, or, for an archive that needs no other, the new network."""
+    if model is None and header.network is not None and header.settings.get(_NEW):
+        return new_network()
+    return model
 
 
-def _new_predictor(settings: dict[str, Any], model: PreTrainedModel, size: int) -> Predictor:
-    streams, adaptive = settings.get("streams", 1), _learning(settings)
-    if adaptive is None:
-        predictor: Predictor = FrozenPredictor(model, streams)
-    else:
-        predictor = AdaptivePredictor(model, size, adaptive)
-    return MixedPredictor(predictor, build_mixture(streams, size)) if settings.get(_MIXES, 1) else predictor
+@contextmanager
+def new_coding(header: Header, model: "PreTrainedModel | None") -> Iterator[ByteCoding]:
+    """The coding of a header that [`new_header`] made or [`check_header`] has checked.
+
+    Inside the block, `model` is without its count memory, which the coding has a copy of.
+    """
+    streams, counts = header.settings.get("streams", 1), None
+    if header.counts:
+        counts = _counts_of(model) or empty_counts(header.size)
+    if model is None:
+        yield ByteCoding(streams, None, counts)
+        return
+    with _network_alone(model):
+        yield ByteCoding(streams, _new_predictor(header.settings, model, header.size), counts)
 
 
-def _learning(settings: dict[str, Any]) -> AdaptiveSettings | None:
-    adaptive = settings.get("adaptive")
-    return None if adaptive is None else AdaptiveSettings(**adaptive)
-
-
-def check_header(header: Header, model: PreTrainedModel) -> None:
+def check_header(header: Header, model: "PreTrainedModel | None") -> None:
     """Raise an ArchiveError unless this model, on this machine, computes the probabilities of the archive."""
+    if header.counts not in (0, counts_version()):
+        raise ArchiveError(
+            f"hf-recurrent {header.release} made it, with version {header.counts} of the count memory; this release "
+            f"has version {counts_version()}. Decompress it with the release that made it."
+        )
+    network = header.network
+    if network is None:
+        if model is not None:
+            raise ArchiveError("it was made by counts alone; decompress it without a model.")
+        if header.settings:
+            raise ArchiveError("its header is damaged.")
+        return
+    if model is None:
+        raise ArchiveError(f"it was made with a model (hash of the weights {network.weights}); give that model too.")
+    from hf_recurrent.compression.predictors import check_model
+    from hf_recurrent.learning_rules.compiled_program import Uncompilable
+
     check_model(model)
-    weights = weights_hash(model)[:16]
-    if weights != header.weights:
-        raise ArchiveError(f"it was made with other weights (hash {header.weights}) than this model's ({weights}).")
+    if (weights := _hash(model)) != network.weights:
+        raise ArchiveError(f"it was made with other weights (hash {network.weights}) than this model's ({weights}).")
     try:
         check_integer("streams", header.settings.get("streams", 1), 1, _MOST_STREAMS)
         _learning(header.settings)
@@ -87,15 +125,17 @@ def check_header(header: Header, model: PreTrainedModel) -> None:
         fingerprint = _fingerprint(model, header.settings)
     except Uncompilable as error:
         raise ArchiveError(f"it was made with a compiled kernel that cannot be used here: {error}.") from error
-    if fingerprint != header.fingerprint:
+    if fingerprint != network.fingerprint:
         raise ArchiveError(
             f"the model computes other probabilities here ({kernel_name()}) than where it was made "
-            f"({header.kernel}); decode it on such a machine, with that version of torch."
+            f"({network.kernel}); decode it on such a machine, with that version of torch."
         )
 
 
 def kernel_name() -> str:
     """Version of torch and instruction set, in a few characters."""
+    import torch
+
     try:
         from hf_recurrent.kernels.linear_scan_cpu import instruction_set
 
@@ -104,8 +144,60 @@ def kernel_name() -> str:
         return torch.__version__.partition("+")[0]
 
 
-def _fingerprint(model: PreTrainedModel, settings: dict[str, Any]) -> str:
-    if settings.get("adaptive") is not None:
-        model = copy.deepcopy(model)
-        settings = settings | {"adaptive": settings["adaptive"] | {"stride": _PROBE_STRIDE}}
-    return arithmetic_fingerprint(_new_predictor(settings, model, 0))
+def _hash(model: "PreTrainedModel") -> str:
+    from hf_recurrent.checkpoints.weight_hashing import weights_hash
+
+    return weights_hash(model)[:16]
+
+
+def _learning(settings: dict[str, Any]) -> "AdaptiveSettings | None":
+    from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+
+    adaptive = settings.get("adaptive")
+    return None if adaptive is None else AdaptiveSettings(**adaptive)
+
+
+def _new_predictor(settings: dict[str, Any], model: "PreTrainedModel", size: int) -> "Predictor":
+    if (adaptive := _learning(settings)) is None:
+        from hf_recurrent.compression.predictors import FrozenPredictor
+
+        return FrozenPredictor(model, settings.get("streams", 1))
+    from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor
+
+    return AdaptivePredictor(model, size, adaptive)
+
+
+def _counts_of(model: "PreTrainedModel | None") -> Counts | None:
+    """A copy of the model's own count memory."""
+    memory = getattr(model, "count_memory", None)
+    if memory is None:
+        return None
+    arrays = {
+        name: memory.get_buffer(name).numpy().view(dtype).reshape(size).copy()
+        for name, (size, dtype) in memory.shape.buffers().items()
+    }
+    return Counts(memory.shape, arrays)
+
+
+@contextmanager
+def _network_alone(model: "PreTrainedModel") -> Iterator[None]:
+    """Inside the block, logits and state of the model are those of its network."""
+    memory = getattr(model, "count_memory", None)
+    if memory is None:
+        yield
+        return
+    model.count_memory = None
+    try:
+        yield
+    finally:
+        model.count_memory = memory
+
+
+def _fingerprint(model: "PreTrainedModel", settings: dict[str, Any]) -> str:
+    from hf_recurrent.compression.predictors import arithmetic_fingerprint
+
+    with _network_alone(model):
+        if settings.get("adaptive") is not None:
+            model = copy.deepcopy(model)
+            settings = settings | {"adaptive": settings["adaptive"] | {"stride": _PROBE_STRIDE}}
+        return arithmetic_fingerprint(_new_predictor(settings, model, 0))

@@ -1,9 +1,9 @@
 """The loop over steps and blocks that compression and decompression share.
 
 The data are cut into B contiguous parts of equal length (the last ones are shorter), and one byte of each is coded at
-every step, because a batch of B rows takes far less time than B single rows.
+every step, because a network takes far less time for a batch of B rows than for B single rows.
 
-Shape letters: B streams (parts), V vocabulary.
+Shape letters: B streams (parts), T steps.
 """
 
 import zlib
@@ -21,12 +21,12 @@ from hf_recurrent.compression.archive import (
     read_block,
     write_block,
 )
-from hf_recurrent.compression.entropy_coder import Decoder, Encoder
-from hf_recurrent.compression.predictors import Predictor
+from hf_recurrent.compression.byte_coding import ByteCoding, require_kernel
 
-# Called with the number of bytes done, after every `_REPORTED_STEPS` steps: a block takes a minute.
+# Called with the number of bytes done, after every `_REPORTED_STEPS` steps: a block of a network takes a minute.
 Progress = Callable[[int], None]
 _REPORTED_STEPS = 512
+_MOST_CODE = 17  # bytes of code that a byte may take
 
 
 def no_progress(done: int) -> None:
@@ -60,29 +60,30 @@ class Parts:
 
 
 def encode(
-    data: np.ndarray, archive: IO[bytes], predictor: Predictor, step: int = 0, progress: Progress = no_progress
+    data: np.ndarray, archive: IO[bytes], coding: ByteCoding, step: int = 0, progress: Progress = no_progress
 ) -> Iterator[tuple[int, int]]:
     """Append the blocks of the data, uint8, to an archive.
 
     Args:
         data: in memory or mapped from a file.
         archive: positioned after its header, or after the block that ended before `step`.
-        predictor: before the byte of `step`.
+        coding: before the byte of `step`.
         step: where to begin.
         progress: called within a block.
 
     Yields:
         The next step and the number of bytes done, after each block.
     """
-    parts, encoder = Parts(len(data), predictor.streams), Encoder()
+    parts = Parts(len(data), coding.streams)
     while step < parts.steps:
-        block = bytearray()
-        while step < parts.steps and len(block) + predictor.streams <= BLOCK_DATA and encoder.size < BLOCK_CODE:
-            symbols = data[parts.offsets(step)]
-            encoder.encode(symbols, predictor.probabilities[: len(symbols)])
-            predictor.read(_filled(symbols, predictor.streams))
+        block, most = bytearray(), coding.chunk * coding.streams
+        encoder = require_kernel().Coder(room=BLOCK_CODE + (most + 1) * _MOST_CODE)
+        while step < parts.steps and len(block) + most <= BLOCK_DATA and encoder.size < BLOCK_CODE:
+            count = min(coding.chunk, parts.steps - step)
+            symbols = data[parts.offsets(step, count)]
+            coding.code(encoder, np.ascontiguousarray(symbols).reshape(count, -1))
             block += symbols.tobytes()
-            step += 1
+            step += count
             _report(progress, parts, step)
         write_block(archive, block, encoder.finish())
         yield step, parts.bytes_before(step)
@@ -92,7 +93,7 @@ def decode(
     archive: IO[bytes],
     header: Header,
     output: IO[bytes],
-    predictor: Predictor,
+    coding: ByteCoding,
     step: int = 0,
     progress: Progress = no_progress,
 ) -> Iterator[tuple[int, int]]:
@@ -103,16 +104,18 @@ def decode(
     Raises:
         ArchiveError: a block is damaged, or decodes to other bytes than were compressed.
     """
-    parts = Parts(header.size, predictor.streams)
+    parts = Parts(header.size, coding.streams)
     while step < parts.steps:
         done = parts.bytes_before(step)
         block = read_block(archive, done)
         decoded = np.empty(block.size, np.uint8)
-        steps = _decode_block(block, decoded, parts, predictor, step, progress)
+        steps = _decode_block(block, decoded, parts, coding, step, progress)
         if steps is None or zlib.crc32(decoded) != block.checksum:
+            network = header.network
+            needs = f"; it needs the arithmetic of the machine that made it ({network.kernel})" if network else ""
             raise ArchiveError(
                 f"the block after {done:,} bytes is decoded to other bytes than were compressed, so nothing of it was "
-                f"written; it needs the arithmetic of the machine that made it ({header.kernel})."
+                f"written{needs}."
             )
         for offset, piece in parts.pieces(decoded, step, steps):
             output.seek(offset)
@@ -124,22 +127,26 @@ def decode(
 
 
 def _decode_block(
-    block: Block, decoded: np.ndarray, parts: Parts, predictor: Predictor, step: int, progress: Progress
+    block: Block, decoded: np.ndarray, parts: Parts, coding: ByteCoding, step: int, progress: Progress
 ) -> int | None:
     """Fill `decoded`, and return the number of steps; None if the block does not end with a step."""
-    decoder = None if block.stored else Decoder(block.content)
+    kernel = require_kernel()
+    # Bytes that are stored are encoded for nothing, so that they are read too.
+    coder = kernel.Coder() if block.stored else kernel.Coder(block.content)
     done, first, before = 0, step, parts.bytes_before(step)
     while done < len(decoded) and step < parts.steps:
-        end = parts.bytes_before(step + 1) - before
+        count = min(coding.chunk, parts.steps - step)
+        end = parts.bytes_before(step + count) - before
+        if end > len(decoded) and coding.streams == 1:
+            count, end = len(decoded) - done, len(decoded)
         if end > len(decoded):
             return None
-        if decoder is None:
-            symbols = np.frombuffer(block.content, np.uint8)[done:end]
-        else:
-            symbols = decoder.decode(predictor.probabilities[: end - done]).astype(np.uint8)
-        decoded[done:end] = symbols
-        predictor.read(_filled(symbols, predictor.streams))
-        done, step = end, step + 1
+        symbols = np.zeros((count, (end - done) // count), np.uint8)
+        if block.stored:
+            symbols.flat = np.frombuffer(block.content, np.uint8)[done:end]
+        coding.code(coder, symbols)
+        decoded[done:end] = symbols.flat
+        done, step = end, step + count
         _report(progress, parts, step)
     return step - first if done == len(decoded) else None
 
@@ -147,8 +154,3 @@ def _decode_block(
 def _report(progress: Progress, parts: Parts, step: int) -> None:
     if step % _REPORTED_STEPS == 0:
         progress(parts.bytes_before(step))
-
-
-def _filled(symbols: np.ndarray, streams: int) -> np.ndarray:
-    """Symbols (B,): parts that have ended read zeros, which are not coded."""
-    return symbols if len(symbols) == streams else np.pad(symbols, (0, streams - len(symbols)))

@@ -6,95 +6,98 @@ Until it is complete, an output is in the directory OUTPUT.partial, with everyth
 import io
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoints.files import (
-    list_checkpoints,
-    load_tree,
-    new_staging_directory,
-    publish_directory,
-    reading_checkpoint,
-    remove_staging,
-    save_tree,
-)
 from hf_recurrent.checkpoints.output_lock import output_lock
-from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
-from hf_recurrent.compression.agreement import check_header, new_header, new_predictor
+from hf_recurrent.compression.agreement import check_header, model_of, new_coding, new_header
 from hf_recurrent.compression.archive import Header, read_header, write_header
+from hf_recurrent.compression.byte_coding import ByteCoding, require_kernel
 from hf_recurrent.compression.coding import Progress, decode, encode, no_progress
-from hf_recurrent.compression.entropy_coder import require_coder
-from hf_recurrent.compression.predictors import Predictor
+from hf_recurrent.compression.new_network import new_network
+
+if TYPE_CHECKING:  # counts alone need no torch
+    from transformers import PreTrainedModel
+
+    from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
 
 # Each part begins without context, which costs some hundred bytes.
 _SMALLEST_PART = 1 << 16
 _MOST_STREAMS = 16
 _PROGRESS = "progress"  # files of a checkpoint in OUTPUT.partial
+_SECONDS_BETWEEN_SAVES = 30.0
 
 
 def compress(
     data: bytes | bytearray | memoryview,
-    model: PreTrainedModel,
+    model: "PreTrainedModel | None" = None,
     *,
-    adaptive: AdaptiveSettings | None = None,
+    adaptive: "AdaptiveSettings | None" = None,
     streams: int = 1,
     mixes: bool = True,
 ) -> bytes:
-    """Compress bytes with the probabilities of a model.
+    """Compress bytes with predictions of the next one: by counts of contexts, and by a model's network.
 
     Args:
         data: the bytes.
-        model: a recurrent byte-level model on the CPU. A model that learns is changed.
-        adaptive: how it learns from the data; None for fixed weights.
+        model: a recurrent byte-level model on the CPU. One that learns is changed. None for counts alone, whose
+            archive every machine can decompress, or, with `adaptive`, for a small network with new weights.
+        adaptive: how the network learns from the data; None for fixed weights.
         streams: B, parts of the data that are coded side by side: faster, but each begins without context.
-        mixes: mix the model's probabilities with counts of the bytes that followed the same contexts in the data.
+        mixes: mix the network's predictions with counts of the bytes that followed the same contexts, in the model's
+            own count memory, if it has one, and in the data.
 
     Raises:
         ValueError: the model does not read bytes, or an argument is not allowed.
-        ImportError: `constriction` is not installed.
+        ImportError: the compiled kernel was not built.
     """
-    require_coder()
-    header, archive = new_header(model, len(data), adaptive, streams, mixes), io.BytesIO()
+    require_kernel()
+    if is_new := model is None and adaptive is not None:
+        model = new_network()
+    header, archive = new_header(model, len(data), adaptive, streams, mixes, is_new), io.BytesIO()
     write_header(archive, header)
-    for _ in encode(np.frombuffer(data, np.uint8), archive, new_predictor(header, model)):
-        pass
+    with new_coding(header, model) as coding:
+        for _ in encode(np.frombuffer(data, np.uint8), archive, coding):
+            pass
     return archive.getvalue()
 
 
-def decompress(archive: bytes | bytearray | memoryview, model: PreTrainedModel) -> bytes:
+def decompress(archive: bytes | bytearray | memoryview, model: "PreTrainedModel | None" = None) -> bytes:
     """The bytes that [`compress`] was given.
 
     Args:
         archive: its result.
-        model: the same model, with the weights from before.
+        model: the same model, with the weights from before; None if none was given.
 
     Raises:
         ArchiveError: it is not an archive or damaged, was made with another model, or needs the arithmetic of another
             machine.
-        ImportError: `constriction` is not installed.
+        ImportError: the compiled kernel was not built.
     """
-    require_coder()
+    require_kernel()
     file, output = io.BytesIO(archive), io.BytesIO()
     header = read_header(file, len(archive))
+    model = model_of(header, model)
     check_header(header, model)
-    for _ in decode(file, header, output, new_predictor(header, model)):
-        pass
+    with new_coding(header, model) as coding:
+        for _ in decode(file, header, output, coding):
+            pass
     return output.getvalue()
 
 
-def default_streams(size: int, adaptive: AdaptiveSettings | None) -> int:
+def default_streams(size: int, adaptive: "AdaptiveSettings | None") -> int:
     """Number of parts of a file: one for each 64 KiB, at most 16; one for a model that learns."""
     return 1 if adaptive else max(1, min(_MOST_STREAMS, size // _SMALLEST_PART))
 
 
 def check_output(output: Path, *, force: bool, resume: bool) -> None:
-    """Check before work begins that the output may be written, and that `constriction` is installed.
+    """Check before work begins that the output may be written, and that the kernel was built.
 
     Args:
         output: the file.
@@ -104,9 +107,9 @@ def check_output(output: Path, *, force: bool, resume: bool) -> None:
     Raises:
         FileExistsError: the file exists, or unfinished work.
         IsADirectoryError: it is a directory.
-        ImportError: `constriction` is not installed.
+        ImportError: the compiled kernel was not built.
     """
-    require_coder()
+    require_kernel()
     if output.is_dir():
         raise IsADirectoryError(f"`--output` is {str(output)!r}; it must be a file, not a directory.")
     if output.exists() and not force:
@@ -119,14 +122,18 @@ def check_output(output: Path, *, force: bool, resume: bool) -> None:
 
 
 def compress_file(
-    source: Path, output: Path, model: PreTrainedModel, header: Header, progress: Progress = no_progress
+    source: Path,
+    output: Path,
+    model: "PreTrainedModel | None",
+    header: Header,
+    progress: Progress = no_progress,
 ) -> None:
     """Compress a file.
 
     Args:
         source: the file.
         output: the archive.
-        model: the model of the header.
+        model: the model of the header; None for counts alone.
         header: [`new_header`].
         progress: called with the number of bytes done, several times in a block and after it; it may raise to stop.
 
@@ -134,30 +141,32 @@ def compress_file(
         ValueError: OUTPUT.partial belongs to another file, model or setting.
         OSError: a file cannot be read or written.
     """
-    predictor = new_predictor(header, model)
     # Mapped, so that bytes are read on access; an empty file cannot be mapped.
     data = np.memmap(source, np.uint8, "r") if source.stat().st_size else np.empty(0, np.uint8)
     identity = {"source": _identity(source), "header": asdict(header)}
-    with _unfinished_file(output) as archive:
-        saved = _load_progress(output, identity, predictor)
+    with new_coding(header, model) as coding, _unfinished_file(output) as archive:
+        saved = _load_progress(output, identity, coding)
         archive.truncate(saved["position"])
         archive.seek(saved["position"])
         if saved["step"]:
             progress(saved["done"])
         else:
             write_header(archive, header)
-        for step, done in encode(data, archive, predictor, saved["step"], progress):
-            _save_progress(output, archive, identity, predictor, step=step, done=done, position=archive.tell())
+        save = _Saving(output, archive, identity, coding)
+        for step, done in encode(data, archive, coding, saved["step"], progress):
+            save(step=step, done=done, position=archive.tell())
             progress(done)
 
 
-def decompress_file(source: Path, output: Path, model: PreTrainedModel, progress: Progress = no_progress) -> None:
+def decompress_file(
+    source: Path, output: Path, model: "PreTrainedModel | None" = None, progress: Progress = no_progress
+) -> None:
     """Decompress an archive.
 
     Args:
         source: the archive.
         output: the file.
-        model: the model that it was made with.
+        model: the model that it was made with; None for counts alone.
         progress: called with the number of bytes done, several times in a block and after it; it may raise to stop.
 
     Raises:
@@ -167,18 +176,19 @@ def decompress_file(source: Path, output: Path, model: PreTrainedModel, progress
     """
     with source.open("rb") as archive:
         header = read_header(archive, source.stat().st_size)
+        model = model_of(header, model)
         check_header(header, model)
-        predictor = new_predictor(header, model)
         identity = {"source": _identity(source)}
-        with _unfinished_file(output) as file:
-            saved = _load_progress(output, identity, predictor)
+        with new_coding(header, model) as coding, _unfinished_file(output) as file:
+            saved = _load_progress(output, identity, coding)
             if saved["step"]:
                 archive.seek(saved["position"])
                 progress(saved["done"])
             else:
                 file.truncate(0)
-            for step, done in decode(archive, header, file, predictor, saved["step"], progress):
-                _save_progress(output, file, identity, predictor, step=step, done=done, position=archive.tell())
+            save = _Saving(output, file, identity, coding)
+            for step, done in decode(archive, header, file, coding, saved["step"], progress):
+                save(step=step, done=done, position=archive.tell())
                 progress(done)
 
 
@@ -203,18 +213,26 @@ def _unfinished_file(output: Path) -> Iterator[IO[bytes]]:
             yield file
             _sync(file)
             os.replace(path, output)
-        for saved in list_checkpoints(directory):
+        for saved in _directories(directory):
             shutil.rmtree(saved)
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _load_progress(output: Path, identity: dict[str, Any], predictor: Predictor) -> dict[str, int]:
-    """Restore the predictor; returns the step, the number of bytes done and the position in the archive.
+def _directories(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.is_dir()]
+
+
+def _load_progress(output: Path, identity: dict[str, Any], coding: ByteCoding) -> dict[str, int]:
+    """Restore the coding; returns the step, the number of bytes done and the position in the archive.
 
     Raises:
         ValueError: OUTPUT.partial belongs to something else, or is damaged.
     """
     directory = _partial_directory(output)
+    if not _directories(directory):
+        return {"step": 0, "done": 0, "position": 0}
+    from hf_recurrent.checkpoints.files import list_checkpoints, load_tree, reading_checkpoint, remove_staging
+
     remove_staging(directory)
     saved = list_checkpoints(directory)
     if not saved:
@@ -223,22 +241,37 @@ def _load_progress(output: Path, identity: dict[str, Any], predictor: Predictor)
         values = load_tree(saved[-1], _PROGRESS)
         if values["identity"] != identity:
             raise ValueError(f"{str(directory)!r} belongs to another file, model or setting; delete it to begin anew.")
-        predictor.load_state_dict(values["predictor"])
+        coding.load_state_dict(values["coding"])
     return values
 
 
-def _save_progress(
-    output: Path, file: IO[bytes], identity: dict[str, Any], predictor: Predictor, **values: int
-) -> None:
-    """Save everything needed to continue after the bytes that were written to the file."""
-    _sync(file)
-    before = list_checkpoints(_partial_directory(output))
-    directory = _partial_directory(output) / f"checkpoint-{values['step']}"
-    staging = new_staging_directory(directory)
-    save_tree({"identity": identity, "predictor": predictor.state_dict(), **values}, staging, _PROGRESS)
-    publish_directory(staging, directory)
-    for path in before:
-        shutil.rmtree(path)
+class _Saving:
+    """Saves everything needed to continue after the bytes that were written to a file, twice a minute at most."""
+
+    def __init__(self, output: Path, file: IO[bytes], identity: dict[str, Any], coding: ByteCoding):
+        self._directory, self._file, self._identity, self._coding = _partial_directory(output), file, identity, coding
+        self._last = time.monotonic()
+
+    def __call__(self, **values: int) -> None:
+        """Save after a block, with these values of [`_load_progress`]."""
+        if time.monotonic() - self._last < _SECONDS_BETWEEN_SAVES:
+            return
+        from hf_recurrent.checkpoints.files import (
+            list_checkpoints,
+            new_staging_directory,
+            publish_directory,
+            save_tree,
+        )
+
+        _sync(self._file)
+        before = list_checkpoints(self._directory)
+        directory = self._directory / f"checkpoint-{values['step']}"
+        staging = new_staging_directory(directory)
+        save_tree({"identity": self._identity, "coding": self._coding.state_dict(), **values}, staging, _PROGRESS)
+        publish_directory(staging, directory)
+        for path in before:
+            shutil.rmtree(path)
+        self._last = time.monotonic()
 
 
 def _sync(file: IO[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Probabilities of the next byte, computed identically by the compressor and the decompressor.
+"""A network's logits of the next byte, computed identically by the compressor and the decompressor.
 
 Shape letters: B streams, V vocabulary.
 """
@@ -23,12 +23,12 @@ class Predictor(ABC):
 
     Attributes:
         streams: B.
-        probabilities: of the next byte, (B, V) float64; rows sum to 1 up to rounding. Uniform before the first byte.
+        logits: of the next byte, (B, V) float32; zeros before the first byte, and where one is NaN or infinite.
     """
 
     def __init__(self, streams: int):
         self.streams = streams
-        self.probabilities = np.full((streams, _BYTES), 1 / _BYTES)
+        self.logits = np.zeros((streams, _BYTES), np.float32)
 
     @abstractmethod
     def read(self, tokens: np.ndarray) -> None:
@@ -60,14 +60,14 @@ class FrozenPredictor(Predictor):
             output = self._model(input_ids, state=self._state, use_cache=True)
             found = output.logits, output.state
         logits, self._state = found
-        self.probabilities = softmax(logits[:, -1].cpu())
+        self.logits = finite(logits[:, -1].float().cpu().numpy())
 
     def state_dict(self) -> dict[str, Any]:
-        return {"state": dict(self._state), "probabilities": torch.from_numpy(self.probabilities)}
+        return {"state": dict(self._state), "logits": torch.from_numpy(self.logits)}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         self._state = {name: values["state"][name].to(tensor) for name, tensor in self._state.items()}
-        self.probabilities = values["probabilities"].numpy()
+        self.logits = values["logits"].numpy()
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -78,19 +78,18 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError(f"`model` has {model.config.vocab_size} token ids; it must have one for each of 256 bytes.")
 
 
-def softmax(logits: torch.Tensor) -> np.ndarray:
-    """Probabilities (B, V) in float64 from logits (B, V); uniform where a logit is NaN or infinite."""
-    values = logits.double().numpy()
-    if not np.isfinite(values).all():
-        values = np.where(np.isfinite(values).all(-1, keepdims=True), values, 0.0)
-    values = np.exp(values - values.max(-1, keepdims=True))
-    return values / values.sum(-1, keepdims=True)
+def finite(logits: np.ndarray) -> np.ndarray:
+    """Logits (B, V) in float32; zeros in rows where one is NaN or infinite."""
+    values = logits.astype(np.float32, copy=False)
+    if np.isfinite(values).all():
+        return values
+    return np.where(np.isfinite(values).all(-1, keepdims=True), values, np.float32(0))
 
 
 def arithmetic_fingerprint(predictor: Predictor) -> str:
-    """Hash (8 hexadecimal digits) of a new predictor's probabilities for a short text, which it reads."""
+    """Hash (8 hexadecimal digits) of a new predictor's logits for a short text, which it reads."""
     digest = hashlib.sha256()
     for byte in _PROBE:
-        digest.update(predictor.probabilities.astype("<f8").tobytes())
+        digest.update(predictor.logits.astype("<f4").tobytes())
         predictor.read(np.full(predictor.streams, byte))
     return digest.hexdigest()[:8]

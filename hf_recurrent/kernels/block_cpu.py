@@ -69,6 +69,15 @@ class BlockProgram(Program):
             raise WeightsChanged
         return outcome != _NOT_FINITE
 
+    def bound_call(self, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> Call:
+        """A call for these tensors, which must stay where they are; its `run` gives 0 if all went well."""
+        call = Call(self, batch_size=1)
+        for tensors, slots, first in ((inputs, self._inputs, 1), (outputs, self._outputs, 1 + len(self._inputs))):
+            call.bases[first : first + len(slots)] = addresses(
+                tensors, [(slot.name, slot.size) for slot in slots], self.dtype
+            )
+        return call
+
     def _bind(self, tensors: dict[str, Tensor], slots: list["_Slot"], first: int) -> None:
         """Write the addresses of tensors; one that was given before, and is where it was, is not checked again."""
         for number, slot in enumerate(slots, first):

@@ -51,7 +51,7 @@ struct memory {
     int64_t *counters;      /* (4,): bytes of text, bytes learned from, documents */
 };
 enum { TEXT_USED, LEARNED, DOCUMENTS };
-struct rates { float weights, first_weights, final, delta; int32_t least_cell, mode; };
+struct rates { float weights, first_weights, final, delta; int32_t least_cell, refinement, mode; };
 
 /* Position in a document, and what its contexts are made from. */
 struct history {

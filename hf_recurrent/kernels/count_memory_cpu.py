@@ -14,12 +14,12 @@ import numpy as np
 
 from .compiled import load_library
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # compression by counts alone starts without transformers
     from hf_recurrent.modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 
-_VERSION = 1  # of the results of count_memory_cpu.c
+VERSION = 2  # of the results of count_memory_cpu.c
 _POINTER = ctypes.c_void_p
-_library = load_library("_count_memory_cpu", "hf_count_memory_version", _VERSION)
+_library = load_library("_count_memory_cpu", "hf_count_memory_version", VERSION)
 _LEARNS, _INSERTS = 1, 2
 
 
@@ -33,7 +33,7 @@ _Memory = _structure("_Memory", dict.fromkeys(_SIZES, ctypes.c_int64) | dict.fro
 _Rates = _structure(
     "_Rates",
     dict.fromkeys(("weights", "first_weights", "final", "rows"), ctypes.c_float)
-    | dict.fromkeys(("least_cell", "mode"), ctypes.c_int32),
+    | dict.fromkeys(("least_cell", "refinement", "mode"), ctypes.c_int32),
 )
 _BLOCK_ARRAYS = (
     "tokens", "flags", "targets", "network", "nats", "probabilities", "logits", "pending", "pending_used",
@@ -43,10 +43,24 @@ _Block = _structure(
     dict.fromkeys(("streams", "steps", "network_width", "first", "pending_size"), ctypes.c_int64)
     | dict.fromkeys(_BLOCK_ARRAYS, _POINTER),
 )
+_Coder = _structure(
+    "_Coder",
+    dict.fromkeys(("low", "range"), ctypes.c_uint32)
+    | dict.fromkeys(("used", "size"), ctypes.c_int64)
+    | {"bytes": _POINTER},
+)
+_Coding = _structure(
+    "_Coding",
+    dict.fromkeys(("streams", "steps", "decodes"), ctypes.c_int64)
+    | dict.fromkeys(("bytes", "network", "coder"), _POINTER),
+)
 for _name, _arguments in (
     ("begin", (_POINTER,)),
     ("read", (_POINTER, _POINTER, _POINTER, _POINTER)),
     ("insert", (_POINTER, _POINTER, ctypes.c_int64, ctypes.c_int32)),
+    ("begin_coder", (_POINTER, ctypes.c_int32)),
+    ("finish_coder", (_POINTER,)),
+    ("code", (_POINTER, _POINTER, _POINTER, _POINTER)),
 ):
     _function = getattr(_library, f"hf_count_memory_{_name}")
     _function.argtypes, _function.restype = _arguments, None
@@ -54,6 +68,10 @@ for _name, _arguments in (
 
 def _address(array: np.ndarray | None) -> int | None:
     return None if array is None else array.ctypes.data
+
+
+def _rates(rates: "Rates"):
+    return ctypes.byref(_Rates(*rates[:6], _LEARNS * rates.learns + _INSERTS * rates.inserts))
 
 
 class Memory:
@@ -80,15 +98,88 @@ class Memory:
         streams, steps = block.tokens.shape
         width = 0 if block.network is None else block.network.shape[-1]
         size = 0 if block.pending is None else block.pending.shape[1]
-        mode = _LEARNS * rates.learns + _INSERTS * rates.inserts
         addresses = [_address(getattr(block, name)) for name in _BLOCK_ARRAYS]
         _library.hf_count_memory_read(
             self._pointer,
             states.ctypes.data,
-            ctypes.byref(_Rates(*rates[:5], mode)),
+            _rates(rates),
             ctypes.byref(_Block(streams, steps, width, block.first, size, *addresses)),
         )
 
     def insert(self, document: np.ndarray, end: int = -1) -> None:
         """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative."""
         _library.hf_count_memory_insert(self._pointer, document.ctypes.data, len(document), end)
+
+
+class Coder:
+    """The range coder of one piece of code: of an encoder, or of a decoder if there is a code.
+
+    Args:
+        code: to be decoded; None for an encoder.
+        room: bytes that an encoder may write; a coded byte takes 17 at most.
+    """
+
+    def __init__(self, code: bytes | None = None, room: int = 0):
+        self._decodes = code is not None
+        self._bytes = np.zeros(room, np.uint8) if code is None else np.frombuffer(code, np.uint8)
+        self._struct = _Coder(0, 0, 0, len(self._bytes), _address(self._bytes))
+        self._pointer = ctypes.byref(self._struct)
+        _library.hf_count_memory_begin_coder(self._pointer, self._decodes)
+
+    @property
+    def size(self) -> int:
+        """Bytes of code so far."""
+        return self._struct.used
+
+    def code(
+        self,
+        symbols: np.ndarray,
+        network: np.ndarray | None = None,
+        memory: Memory | None = None,
+        states: np.ndarray | None = None,
+        rates: "Rates | None" = None,
+    ) -> None:
+        """Encode the symbols of B streams, or decode them in place.
+
+        Args:
+            symbols: (T, B) uint8.
+            network: (T, B, 256) float32, the network's logits; None without a network.
+            memory: mixes in its predictions and learns; None for the network alone.
+            states: (>= B, bytes) uint8, the memory's states of the streams; changed in place.
+            rates: how fast the memory learns.
+        """
+        CodingCall(self, symbols, network, memory, states, rates).run()
+
+    def finish(self) -> bytes:
+        """The code of everything that was encoded."""
+        _library.hf_count_memory_finish_coder(self._pointer)
+        return self._bytes[: self._struct.used].tobytes()
+
+
+class CodingCall:
+    """A call of [`Coder.code`] that can be repeated: with the same arrays, whose values may change between calls."""
+
+    def __init__(
+        self,
+        coder: Coder,
+        symbols: np.ndarray,
+        network: np.ndarray | None,
+        memory: Memory | None,
+        states: np.ndarray | None,
+        rates: "Rates | None",
+    ):
+        self.coder, self._arrays = coder, (symbols, network, memory, states)  # keeps them alive
+        steps, streams = symbols.shape
+        self._job = _Coding(
+            streams, steps, coder._decodes, _address(symbols), _address(network), ctypes.addressof(coder._struct)
+        )
+        self._arguments = (
+            None if memory is None else memory._pointer,
+            _address(states),
+            None if rates is None else _rates(rates),
+            ctypes.byref(self._job),
+        )
+
+    def run(self) -> None:
+        """Encode or decode the symbols."""
+        _library.hf_count_memory_code(*self._arguments)

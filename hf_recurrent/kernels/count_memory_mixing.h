@@ -147,7 +147,7 @@ static TARGET void NAME(update_node)(struct memory *m, struct stream *s, const s
             }
         for (int k = 0; k < REFINEMENTS; k++) {
             uint16_t *q = node->knots[k] + (node->part > 63);
-            *q = (uint16_t)(*q + (target - *q) / 50);
+            *q = (uint16_t)(*q + (target - *q) / r->refinement);
         }
     }
     if (m->rows) {

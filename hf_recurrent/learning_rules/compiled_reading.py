@@ -34,6 +34,10 @@ class CompiledReading(CompiledProgram):
         self.program.run(inputs, {"logits": logits} | {f"state {name}": part for name, part in new_state.items()})
         return logits, new_state
 
+    def buffered(self) -> "BufferedReading":
+        """A stream that this program reads in memory of its own."""
+        return BufferedReading(self)
+
     def _record(self) -> None:
         from hf_recurrent.kernels.block_trace import BlockTrace
 
@@ -59,3 +63,44 @@ class CompiledReading(CompiledProgram):
                 bound = _TOLERANCES[self.dtype] * wanted.detach().abs().amax().clamp_min(1e-6)
                 if not bool(((found - wanted).abs() <= bound).all()):
                     raise Uncompilable("the program computes another step")
+
+
+class BufferedReading:
+    """One stream in memory of its own: a byte costs little more than the kernel's time.
+
+    Attributes:
+        logits: (1, V), of the byte after the last one; written by every call of `read`.
+    """
+
+    def __init__(self, reading: CompiledReading):
+        self._program = reading.program
+        self._token = torch.zeros(1, dtype=reading.dtype)
+        self.logits = torch.zeros(1, reading.model.config.vocab_size, dtype=reading.dtype)
+        zero = reading.model.init_state(1)
+        # A call reads the one state and writes the other.
+        self._states = [{name: tensor.clone() for name, tensor in zero.items()} for _ in range(2)]
+        self._calls = [self._call(*pair) for pair in (self._states, self._states[::-1])]
+        self._token_value = self._token.numpy()
+        self._now = 0
+
+    def _call(self, before: RecurrentState, after: RecurrentState):
+        inputs = {"ids": self._token} | {f"state {name}": tensor for name, tensor in before.items()}
+        outputs = {"logits": self.logits} | {f"state {name}": tensor for name, tensor in after.items()}
+        return self._program.bound_call(inputs, outputs)
+
+    def read(self, token: int) -> None:
+        """Read one byte."""
+        self._token_value[0] = token
+        if self._calls[self._now].run():
+            raise RuntimeError("The program of a step and its model have parted.")
+        self._now = 1 - self._now
+
+    @property
+    def state(self) -> RecurrentState:
+        """A copy of the state after all bytes."""
+        return {name: tensor.clone() for name, tensor in self._states[self._now].items()}
+
+    @state.setter
+    def state(self, state: RecurrentState) -> None:
+        for name, tensor in self._states[self._now].items():
+            tensor.copy_(state[name])

@@ -94,6 +94,7 @@ class Rates(NamedTuple):
         final: learning rate of the second layer.
         rows: learning rate of the rows that adapt in each stream.
         least_cell: the slowest rate of a cell, in 1/65536 of its error.
+        refinement: a refinement moves by its error divided by this number.
         learns: cells, mixing weights and refinements learn.
         inserts: each byte is counted in the long-term memory once it has been read.
     """
@@ -103,6 +104,7 @@ class Rates(NamedTuple):
     final: float = 0.002
     rows: float = 0.01
     least_cell: int = 98
+    refinement: int = 50
     learns: bool = False
     inserts: bool = False
 

@@ -363,7 +363,7 @@ def learn_bits(
         for rows, steps, inputs in zip(path.rows, set_errors * rate, path.inputs, strict=True):
             arrays["weights"][rows] += steps[:, None] * inputs
         _learn_cells(arrays["cells"].reshape(-1, 2), path.cells, targets, rates.least_cell)
-        _learn_refinements(arrays["refinement"].reshape(-1), path, targets)
+        _learn_refinements(arrays["refinement"].reshape(-1), path, targets, rates.refinement)
         arrays["counters"][LEARNED] += 1
     if shape.rows:
         places, steps = _row_places(path.rows, shape), set_errors * np.float32(rates.rows)
@@ -383,12 +383,12 @@ def _learn_cells(all_cells: np.ndarray, cells: np.ndarray, targets: np.ndarray, 
     all_cells[used, 1] = n + (n < MOST_COUNT)
 
 
-def _learn_refinements(knots: np.ndarray, path: NodePredictions, targets: np.ndarray) -> None:
-    """Move the nearer knot of each table by 1/50 toward the bit."""
+def _learn_refinements(knots: np.ndarray, path: NodePredictions, targets: np.ndarray, divisor: int) -> None:
+    """Move the nearer knot of each table toward the bit, by the error divided by `divisor`."""
     for below, part, target in zip(path.knots, path.parts, targets, strict=True):
         for knot in below + (part > 63):
             q = int(knots[knot])
-            knots[knot] = q + _quotient(target - q, 50)
+            knots[knot] = q + _quotient(target - q, divisor)
 
 
 def begin_mixing(arrays: Mapping[str, np.ndarray]) -> None:

@@ -37,9 +37,37 @@ def test_there_and_back(file, capsys):
     assert sorted(path.name for path in file.parent.iterdir()) == ["copy.txt", "notes.txt", "notes.txt.hfr"]
 
 
+def test_counts_alone(file, capsys):
+    main(["compress", str(file)])
+    archive = file.with_name("notes.txt.hfr")
+    assert archive.stat().st_size < len(TEXT) / 2 and "xz -9e: " in capsys.readouterr().err
+    file.unlink()
+    main(["decompress", str(archive), "--quiet"])
+    assert file.read_bytes() == TEXT
+
+
+def test_a_new_network_learns(file):
+    main(["compress", str(file), "--learn", "--quiet"])
+    file.unlink()
+    main(["decompress", f"{file}.hfr", "--quiet"])
+    assert file.read_bytes() == TEXT
+
+
+@pytest.mark.parametrize(
+    "words", [["--learn", "MODEL", "FILE"], ["MODEL", "--learn", "FILE"], ["MODEL", "FILE", "--learn"]]
+)
+def test_flags_stand_anywhere(words):
+    parsed = compress.build_parser().parse_args(words)
+    assert (parsed.model, str(parsed.file), parsed.learn) == ("MODEL", "FILE", True)
+    assert compress.build_parser().parse_args(["--quiet", "FILE"]).model is None
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["FILE", "--no_mix"], "`--no_mix` is given without MODEL and --learn"),
+        (["FILE", "--stride", "4"], "`--stride` is given; it is used only with --learn"),
+        (["FILE", "--streams", "4"], "`--streams` is given without MODEL and --learn"),
         (["memora-tiny", "FILE"], "whose new weights predict nothing; add --learn"),
         (["memora-tiny", "FILE", "--stride", "4"], "`--stride` is given; it is used only with --learn"),
         (["memora-tiny", "missing"], "`FILE` is 'missing'; file not found"),

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
-NAMES = ("context_mixture_cpu", "count_memory_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
+NAMES = ("count_memory_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
     "-shared", "-D_GNU_SOURCE", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
@@ -84,26 +84,25 @@ def exercise(folder: Path, cases: int) -> None:
 
     from hf_recurrent.kernels import (
         block_cpu,
-        context_mixture_cpu,
         count_memory_cpu,
         linear_scan_cpu,
         sensitivities_cpu,
         step_cpu,
     )
 
-    for kernel in (block_cpu, context_mixture_cpu, count_memory_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu):
+    for kernel in (block_cpu, count_memory_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu):
         assert kernel._library._name.startswith(str(folder)), kernel._library
     torch.manual_seed(0)
     torch.set_num_threads(3)
     counts = scan_everything(linear_scan_cpu), run_programs(step_cpu), advance_everything(sensitivities_cpu)
     torch.set_num_threads(1)
-    counts += (learn_blocks(), mix_contexts(context_mixture_cpu), read_counts(count_memory_cpu))
+    counts += (learn_blocks(), read_counts(count_memory_cpu), code_bytes(count_memory_cpu))
     import fuzz_forward
 
     fuzz_forward.prepare()
     for number in range(cases):
         fuzz_forward.judge(fuzz_forward.case_of(7, number))
-    kinds = "{} scans, {} programs, {} passes, {} blocks, {} mixed steps, {} read blocks,"
+    kinds = "{} scans, {} programs, {} passes, {} blocks, {} read blocks, {} coded pieces,"
     print(kinds.format(*counts), cases, "fuzzed cases")
 
 
@@ -226,28 +225,6 @@ def learn_blocks() -> int:
     return count
 
 
-def mix_contexts(kernel) -> int:
-    """Few and many streams, a model that is sure and wrong, and memory of a damaged file."""
-    import numpy as np
-    import torch
-
-    count = 0
-    for streams, line_bits, damages in itertools.product((1, 3, 40), (8, 12), (False, True)):
-        mixture = kernel.ContextMixture(streams, line_bits)
-        random = np.random.default_rng(0)
-        if damages:
-            memory = torch.randint(256, mixture.memory.shape, dtype=torch.uint8)
-            memory[: kernel._FIXED] = mixture.memory[: kernel._FIXED]
-            mixture.load(memory)
-        model = np.zeros((streams, 256))
-        model[:, 0] = 1
-        for _ in range(200):
-            mixture.predict(random.dirichlet(np.ones(256), streams) if random.random() < 0.5 else model)
-            mixture.read(random.integers(0, 3, streams))
-            count += 1
-    return count
-
-
 def read_counts(kernel) -> int:
     """Small and large windows, frozen and learning, with every kind of network; states and arrays of damaged files."""
     import numpy as np
@@ -274,6 +251,41 @@ def read_counts(kernel) -> int:
             if damaged and pending:
                 block.pending_used[:] = random.integers(-20, 20, 3)
             kernel.Memory(arrays, shape).read(states, rates, block)
+            count += 1
+    return count
+
+
+def code_bytes(kernel) -> int:
+    """Encoders, also without room, and decoders of their codes and of random ones; memories and states as above."""
+    import numpy as np
+    from count_memory_cases import KINDS, bytes_of, hostile_states, new_arrays, new_states
+
+    from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape, Rates
+
+    count = 0
+    kinds = itertools.product((0, 512, 1 << 17), (0, 16), (False, True), (False, True), KINDS)
+    for window, rows, learns, damaged, kind in kinds:
+        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows)
+        random = np.random.default_rng(count)
+        symbols = np.ascontiguousarray(bytes_of(kind, 160).reshape(2, 80).T)
+        network = (random.normal(size=(80, 2, 256)) * 5).astype(np.float32) if count % 3 else None
+        if damaged and network is not None:
+            network[::7, :, ::3] = np.nan
+        code = None
+        for given in (None, None, "own", b"", random.bytes(50)):
+            arrays = new_arrays(kernel.Memory, shape)
+            memory, states = kernel.Memory(arrays, shape), new_states(shape, 2)
+            if damaged:
+                states = hostile_states(shape, 2, count)
+            coder = kernel.Coder(code if given == "own" else given, room=0 if code is None else 4000)
+            found = symbols.copy()
+            coder.code(found, network, memory, states, Rates(inserts=learns, learns=learns))
+            if given is None:
+                code = coder.finish()
+            elif given == "own" and not damaged:
+                assert np.array_equal(found, symbols)
+            if network is not None:
+                kernel.Coder(given if isinstance(given, bytes) else None, room=9).code(found, network)
             count += 1
     return count
 

@@ -170,7 +170,7 @@ def use_library(kernel: ModuleType, path: str) -> ctypes.CDLL:
     """Another build of the kernel, with the types of the functions as in the module."""
     library = ctypes.CDLL(path)
     library.hf_count_memory_version()  # makes the tables
-    for name in ("begin", "read", "insert"):
+    for name in ("begin", "read", "insert", "begin_coder", "finish_coder", "code"):
         function = getattr(library, f"hf_count_memory_{name}")
         function.argtypes, function.restype = getattr(kernel._library, function.__name__).argtypes, None
     return library

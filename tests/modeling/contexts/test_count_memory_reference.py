@@ -46,7 +46,7 @@ except ImportError:
 
 needs_kernel = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 SHAPE = MemoryShape(SLOTS, TEXT, 512, 64)
-LEARNING = Rates(first_weights=0.02, learns=True)
+LEARNING = Rates(first_weights=0.02, refinement=30, learns=True)
 WINDOWS = [(0, 0), (0, 64), (512, 0), (512, 64), (4096, 64), (1 << 17, 16)]
 
 
