@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from hf_recurrent.checkpoints.provenance_files import find_provenance
 from hf_recurrent.cli.data_arguments import DataArguments, load_training_sources
 from hf_recurrent.evaluation.byte_windows import KnownWindows
-from hf_recurrent.evaluation.counts_alone import frozen_model
+from hf_recurrent.evaluation.counts_alone import frozen
 from hf_recurrent.evaluation.python_samples import COPIED, function_headers, measure_samples, sample_continuations
 from hf_recurrent.evaluation.training_bytes import bytes_read
 from hf_recurrent.hub.loading import load_model, load_tokenizer
@@ -27,7 +27,8 @@ def variants(name: str, model: Any) -> Iterator[tuple[str, Any]]:
     """The model; if it has a count memory, also without its short-term part, and without all of it."""
     yield name, model
     if getattr(model, "count_memory", None) is not None:
-        yield f"{name}, frozen", frozen_model(model)
+        with frozen(model):
+            yield f"{name}, frozen", model
         network = copy.deepcopy(model)
         network.count_memory = None
         yield f"{name}, network alone", network

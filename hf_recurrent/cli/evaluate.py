@@ -83,10 +83,11 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     # After the checks, because importing torch takes seconds.
     from hf_recurrent.checkpoints.files import write_json
     from hf_recurrent.checkpoints.provenance_files import find_provenance
+    from hf_recurrent.data.episode_losses import has_count_memory
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
     from hf_recurrent.evaluation.accounts import measure_accounts
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
-    from hf_recurrent.evaluation.counts_alone import frozen_model
+    from hf_recurrent.evaluation.counts_alone import frozen
     from hf_recurrent.evaluation.tables import accounts_table, bits_table, task_table
     from hf_recurrent.evaluation.training_bytes import bytes_read
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
@@ -108,12 +109,14 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         carry_state=carries,
         progress=not arguments.quiet,
     )
-    frozen = frozen_model(model) if arguments.frozen else None
+    if arguments.frozen and not has_count_memory(model):
+        raise ValueError(f"`--frozen` needs a count memory; `MODEL` {arguments.model!r} has none.")
     if source.episode_length is None:
         check_window("block_size", arguments.block_size, model)
     metrics, measured = _measure_all(source, model, share, arguments.quantize)
     if arguments.frozen:
-        measured["frozen"] = source.evaluation_metrics(_measure(source, frozen, share, measured["weights"]))
+        with frozen(model):
+            measured["frozen"] = source.evaluation_metrics(_measure(source, model, share, measured["weights"]))
     results = {
         **measured,
         **metrics,

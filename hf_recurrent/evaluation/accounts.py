@@ -10,7 +10,7 @@ from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_losses import has_count_memory
 from hf_recurrent.data.episode_source import EvaluationShare
 from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
-from hf_recurrent.evaluation.counts_alone import CountsAlone, frozen_memory, frozen_model, learn_counts
+from hf_recurrent.evaluation.counts_alone import CountsAlone, frozen, frozen_memory, learn_counts
 from hf_recurrent.evaluation.ppmd import ppmd_bits_per_byte
 from hf_recurrent.evaluation.training_bytes import TrainingBytes
 
@@ -64,7 +64,8 @@ def _measure_model(
             "frozen": bits(CountsAlone(frozen_memory(memory))),
         }
     rows["network alone"] = dict.fromkeys(("adapting", "frozen"), metrics["network_bits_per_byte"])
-    rows["both"] = {"adapting": metrics["bits_per_byte"], "frozen": bits(frozen_model(model))}
+    with frozen(model):
+        rows["both"] = {"adapting": metrics["bits_per_byte"], "frozen": bits(model)}
     return rows
 
 

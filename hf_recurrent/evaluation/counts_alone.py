@@ -3,8 +3,8 @@
 Shape letters: B streams or batch, T steps.
 """
 
-import copy
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -82,17 +82,22 @@ def frozen_memory(memory: CountMemory) -> CountMemory:
     return frozen.train(memory.training)
 
 
-def frozen_model(model: Any) -> Any:
-    """A language model with the same weights, and with the [`frozen_memory`] of its count memory.
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Inside the block, a language model has the [`frozen_memory`] of its count memory; states are of another size.
 
     Raises:
         ValueError: the model has no count memory.
     """
-    if model._modules.get("count_memory") is None:
+    # The model itself is changed: one that is sharded cannot be copied. An adapter's model has the memory further in.
+    holders = [part for part in model.modules() if isinstance(part._modules.get("count_memory"), CountMemory)]
+    if not holders:
         raise ValueError("The model has no count memory, so nothing in it adapts to what it reads.")
-    frozen = copy.copy(model)
-    vars(frozen).pop("forward", None)  # of mixed precision: it would run the other model
-    frozen._modules = {**model._modules, "count_memory": frozen_memory(model.count_memory)}
-    frozen.config = copy.deepcopy(model.config)
-    frozen.config.count_memory_window = frozen.config.count_memory_rows = 0
-    return frozen
+    memories = [holder.count_memory for holder in holders]
+    for holder, memory in zip(holders, memories, strict=True):
+        holder.count_memory = frozen_memory(memory)
+    try:
+        yield
+    finally:
+        for holder, memory in zip(holders, memories, strict=True):
+            holder.count_memory = memory

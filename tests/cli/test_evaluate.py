@@ -124,7 +124,7 @@ def test_limit_takes_whole_episodes_and_the_same_ones(texts):
         (["--output", "missing/results.json"], "`--output` is 'missing/results.json'; directory 'missing' not found."),
         (["--validation_fraction", "2"], "`--validation_fraction` is 2.0; it must be between 0 and 1"),
         (["--block_size", "0"], "`--block_size` is 0; it must be at least 1."),
-        (["--frozen"], "The model has no count memory"),
+        (["--frozen"], "`--frozen` needs a count memory; `MODEL`"),
         (["--accounts", "--split", "all"], "`--accounts` cannot be combined with `--split`."),
         (["--accounts", "--no_carry"], "`--accounts` cannot be combined with `--no_carry`."),
         (["--device", "cuda:99"], "`--device` is 'cuda:99'; it cannot be used"),

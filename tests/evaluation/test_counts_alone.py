@@ -10,7 +10,7 @@ from counted_model import counted_model, word_corpus
 from hf_recurrent import MultiStreamTrainer, MultiStreamTrainingArguments, evaluate_bits_per_byte
 from hf_recurrent.checkpoints.records import Base, Provenance
 from hf_recurrent.data.episode_source import EvaluationShare
-from hf_recurrent.evaluation.counts_alone import CountsAlone, frozen_memory, frozen_model, learn_counts
+from hf_recurrent.evaluation.counts_alone import CountsAlone, frozen, frozen_memory, learn_counts
 from hf_recurrent.evaluation.training_bytes import TrainingBytes, bytes_read
 from hf_recurrent.modeling.contexts.count_memory import STATE_PART
 
@@ -82,33 +82,32 @@ def bits(model, corpus) -> float:
 def test_adapting_and_frozen(trainer, corpus, held_out):
     read = bytes_read(trainer.record(), corpus)
     memory = learn_counts(trainer.model.count_memory.shape, read, progress=False)
-    frozen = frozen_memory(memory)
-    assert frozen.slots.data_ptr() == memory.slots.data_ptr()
-    assert frozen.state_bytes < memory.state_bytes
-    state = torch.zeros(1, frozen.state_bytes, dtype=torch.uint8)
+    rigid = frozen_memory(memory)
+    assert rigid.slots.data_ptr() == memory.slots.data_ptr()
+    assert rigid.state_bytes < memory.state_bytes
+    state = torch.zeros(1, rigid.state_bytes, dtype=torch.uint8)
     ids = torch.from_numpy(held_out[0].astype(np.int64))[None]
-    expected = -float(frozen.read(ids, state, targets=ids.roll(-1))[0].sum())
-    losses = CountsAlone(frozen).token_losses(ids, ids.roll(-1))
+    expected = -float(rigid.read(ids, state, targets=ids.roll(-1))[0].sum())
+    losses = CountsAlone(rigid).token_losses(ids, ids.roll(-1))
     assert -float(losses.nats.sum()) == expected
     assert losses.state[STATE_PART].shape == state.shape
-    assert bits(CountsAlone(memory), held_out) < bits(CountsAlone(frozen), held_out)
+    assert bits(CountsAlone(memory), held_out) < bits(CountsAlone(rigid), held_out)
 
 
 def test_a_frozen_model_is_the_one_loaded_without_short_term_memory(trainer, held_out, tmp_path):
-    model = trainer.model.eval()
-    frozen = frozen_model(model)
+    model, memory = trainer.model.eval(), trainer.model.count_memory
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path, count_memory_window=0, count_memory_rows=0)
-    found, expected, whole = (
-        evaluate_bits_per_byte(each, held_out, progress=False) for each in (frozen, loaded, model)
-    )
+    with frozen(model):
+        found = evaluate_bits_per_byte(model, held_out, progress=False)
+    expected, whole = (evaluate_bits_per_byte(each, held_out, progress=False) for each in (loaded, model))
     assert found == expected
     assert found["network_nats"] == whole["network_nats"] and found["nats"] > whole["nats"]
-    assert frozen.config.count_memory_window == 0 and model.config.count_memory_window == 256
+    assert model.count_memory is memory
 
 
 def test_a_model_without_counts_cannot_be_frozen(corpus):
     model = counted_model(corpus)
     model.count_memory = None
-    with pytest.raises(ValueError, match="no count memory"):
-        frozen_model(model)
+    with pytest.raises(ValueError, match="no count memory"), frozen(model):
+        pass
