@@ -87,8 +87,6 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
     from hf_recurrent.evaluation.accounts import measure_accounts
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
-    from hf_recurrent.evaluation.counts_alone import frozen
-    from hf_recurrent.evaluation.tables import accounts_table, bits_table, task_table
     from hf_recurrent.evaluation.training_bytes import bytes_read
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
@@ -113,10 +111,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         raise ValueError(f"`--frozen` needs a count memory; `MODEL` {arguments.model!r} has none.")
     if source.episode_length is None:
         check_window("block_size", arguments.block_size, model)
-    metrics, measured = _measure_all(source, model, share, arguments.quantize)
-    if arguments.frozen:
-        with frozen(model):
-            measured["frozen"] = source.evaluation_metrics(_measure(source, model, share, measured["weights"]))
+    metrics, measured = _measure_all(source, model, share, arguments)
     results = {
         **measured,
         **metrics,
@@ -135,10 +130,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         results["compressors"] = compressed_bits_per_byte(source, progress=not arguments.quiet) if compress else {}
     if arguments.output:
         write_json(results, arguments.output)
-    if train is not None:
-        print(accounts_table(results["accounts"]))
-    else:
-        print(bits_table(results) if "bits_per_byte" in metrics else task_table(source, metrics, results))
+    print(_table(source, metrics, results))
 
 
 def _check_accounts(arguments: argparse.Namespace) -> None:
@@ -162,13 +154,29 @@ def _load_sources(
 
 
 def _measure_all(
-    source: "EpisodeSource", model: "PreTrainedModel", share: "EvaluationShare", quantize: str | None
+    source: "EpisodeSource", model: "PreTrainedModel", share: "EvaluationShare", arguments: argparse.Namespace
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """The metrics of `source`; and its sums, with the metrics of weights rounded to each type for "both"."""
+    """The metrics of `source`; and its sums, with the metrics of other weights and of the frozen model if wanted."""
+    from hf_recurrent.evaluation.counts_alone import frozen
+
+    quantize = arguments.quantize
     weights, others = (None, ["bfloat16", "int8"]) if quantize == "both" else (quantize, [])
     sums = _measure(source, model, share, weights)
     rounded = {kind: source.evaluation_metrics(_measure(source, model, share, kind)) for kind in others}
-    return source.evaluation_metrics(sums), {**sums, "weights": weights, "rounded_weights": rounded}
+    measured: dict[str, Any] = {**sums, "weights": weights, "rounded_weights": rounded}
+    if arguments.frozen:
+        with frozen(model):
+            measured["frozen"] = source.evaluation_metrics(_measure(source, model, share, weights))
+    return source.evaluation_metrics(sums), measured
+
+
+def _table(source: "EpisodeSource", metrics: dict[str, float], results: dict[str, Any]) -> str:
+    """The results as text."""
+    from hf_recurrent.evaluation.tables import accounts_table, bits_table, task_table
+
+    if "accounts" in results:
+        return accounts_table(results["accounts"])
+    return bits_table(results) if "bits_per_byte" in metrics else task_table(source, metrics, results)
 
 
 def _measure(
