@@ -57,7 +57,7 @@ INLINE TARGET void NAME(add_scaled)(float *w, float e, const float *x)
 }
 INLINE TARGET float *NAME(row_of)(const struct memory *m, struct stream *s, int row)
 {
-    return m->rows ? rows_of(s) + (scrambled((uint32_t)row) & (uint32_t)(m->rows - 1)) * INPUTS : (float *)no_rows;
+    return m->rows && !s->no_recent ? rows_of(s) + (scrambled((uint32_t)row) & (uint32_t)(m->rows - 1)) * INPUTS : (float *)no_rows;
 }
 
 /* Rows of weights and of the tables that refine, at a node; they are fetched from memory while others are computed. */
@@ -150,7 +150,7 @@ static TARGET void NAME(update_node)(struct memory *m, struct stream *s, const s
             *q = (uint16_t)(*q + (target - *q) / r->refinement);
         }
     }
-    if (m->rows) {
+    if (m->rows && !s->no_recent) {
         for (int k = 0; k < SETS; k++) NAME(add_scaled)(NAME(row_of)(m, s, node->row[k]), (float)(target - node->set_p[k]) * scale * r->delta, x);
         for (int k = 0; k < SETS; k++) s->final_delta[k] += error * r->final * node->out[k];
     }

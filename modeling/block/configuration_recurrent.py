@@ -147,7 +147,7 @@ class ContextConfig(ByteConfig):
     count_memory_slots: int = 0
     count_memory_text: int = 1 << 22
     count_memory_window: int = 1 << 12
-    count_memory_rows: int = 64
+    count_memory_rows: int = 32
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

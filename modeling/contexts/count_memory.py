@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from ..block.tensor_checks import has_values
 from .count_memory_layout import REAL_STEP, RESET_STEP, Block, MemoryShape, Rates
 from .count_memory_reference import CountMemoryReference
 
@@ -71,7 +72,7 @@ class CountMemory(nn.Module):
 
     def reset_parameters(self) -> None:
         """Forget everything."""
-        if self.slots.is_meta:
+        if not has_values(self.slots):
             return
         fresh = {name: np.zeros(size, dtype) for name, (size, dtype) in self.shape.buffers().items()}
         memory_class()(fresh, self.shape).begin()

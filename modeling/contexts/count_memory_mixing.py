@@ -315,7 +315,7 @@ def predict_nodes(
     inputs = _inputs_of(cells, arrays["cells"].reshape(-1, 2), network)
     rows, first_knots = _select_rows(stream, found, nodes)
     weights = arrays["weights"][rows]
-    if shape.rows:
+    if shape.rows and not stream.no_recent:
         weights = weights + stream["rows"][_row_places(rows, shape)]
     if skips:
         is_empty = (cells < 0).all(1)
@@ -365,7 +365,7 @@ def learn_bits(
         _learn_cells(arrays["cells"].reshape(-1, 2), path.cells, targets, rates.least_cell)
         _learn_refinements(arrays["refinement"].reshape(-1), path, targets, rates.refinement)
         arrays["counters"][LEARNED] += 1
-    if shape.rows:
+    if shape.rows and not stream.no_recent:
         places, steps = _row_places(path.rows, shape), set_errors * np.float32(rates.rows)
         own_rows, final_rows = stream["rows"], stream["final_rows"]
         for depth, inputs in enumerate(path.inputs):

@@ -95,7 +95,8 @@ class _CountReader:
     def _begin_document(self) -> None:
         """A document that is learned ends: its last label is learned from, then its bytes are counted.
 
-        Every eighth document is read without the short-term memory, so that the weights are also trained for that.
+        Every eighth document is read without the short-term memory and without rows of its own, so that the shared
+        weights are also trained for that.
         """
         block = self.block
         if self.rates.learns:
