@@ -15,8 +15,10 @@ from hf_recurrent.checkpoints.optimizer_state import load_optimizer_state, optim
 from hf_recurrent.compression.predictors import Predictor, check_model, finite
 from hf_recurrent.learning_rules.block_learning import BlockLearning
 from hf_recurrent.learning_rules.compiled_reading import BufferedReading, CompiledReading
+from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state
+from hf_recurrent.modeling.contexts.ngram_embedding import find_tables
 
 _LARGEST_STRIDE = 1 << 16
 _RATES = 100  # different learning rates, from the first to the last
@@ -69,7 +71,11 @@ class AdaptivePredictor(Predictor):
         super().__init__(streams=1)
         self._model, self._size, self._settings = model.eval(), size, settings
         parameters = [weight for weight in model.parameters() if weight.requires_grad]
-        self._optimizer = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+        for table in find_tables(model).values():
+            table.train()  # its gradient is sparse then
+        adamw = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+        self._optimizer = join_optimizers(adamw, model)
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
         rule = build_learning_rule(settings.rule, model)
         self._learning = BlockLearning(rule, self._optimizer, settings.stride, settings.stride)
         self._reading: BufferedReading | None = None
@@ -118,9 +124,9 @@ class AdaptivePredictor(Predictor):
         block = tokens[:, :-1], tokens[:, 1:], torch.zeros(1, settings.stride, dtype=torch.bool)
         self._done += settings.stride
         share = round(_RATES * self._done / max(self._size, 1)) / _RATES
-        rate = settings.learning_rate * (1 - (1 - settings.final_rate) * min(share, 1.0))
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        factor = 1 - (1 - settings.final_rate) * min(share, 1.0)
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
         try:
             _, self._block_state = self._learning.learn(self._carried, self._block_state, block)
             self._learning.update(1.0, settings.max_grad_norm)

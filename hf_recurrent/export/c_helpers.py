@@ -69,7 +69,10 @@ static void NAME_ngrams(const int8_t *table, const float *scale, const uint32_t 
                         const float *window, float *y, int orders, int rows, int length, int width) {
     uint64_t sum = 0;
     for (int order = 0, lag = 0; order < orders; order++) {
-        for (; lag < lengths[order]; lag++) sum += (uint64_t)factors[lag] * (uint64_t)window[length - 1 - lag];
+        for (; lag < lengths[order]; lag++) {
+            const float id = window[length - 1 - lag];
+            if (id >= 1.0f && id <= 16777216.0f) sum += (uint64_t)factors[lag] * (uint64_t)id;
+        }
         const long row = order * (long)rows + (long)(sum % 2147483647u % (uint64_t)rows);
         for (int i = 0; i < width; i++) y[order * width + i] = scale[row] * (float)table[row * width + i];
     }

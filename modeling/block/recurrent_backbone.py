@@ -281,6 +281,7 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if input_ids is None:
             raise ValueError("`inputs_embeds` are given, but this model has n-grams, which need `input_ids`.")
         check_state(state, self.state_shapes(input_ids.shape[0]), input_ids.device)
+        check_weights(self, input_ids.device)
         return self.embed_inputs(input_ids, state, reset_mask, padding)
 
     def _single_step(

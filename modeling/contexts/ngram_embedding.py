@@ -22,6 +22,7 @@ from ..block.recurrent_blocks import delayed, episode_numbers, last_inputs
 
 # Part of the format of checkpoints: with other numbers, trained tables would be read at other rows.
 NGRAM_MODULUS, NGRAM_BASE = 2**31 - 1, 1_103_515_245
+MOST_ID = 2**24  # the largest id + 1; a state may hold any number
 
 
 class NgramEmbedding(nn.Module):
@@ -108,7 +109,7 @@ def hashed_rows(windows: Tensor, orders: Sequence[int], rows: int) -> Tensor:
 
 def ngram_rows(windows: Tensor, factors: Sequence[int], orders: Sequence[int], rows: int) -> Tensor:
     """[`hashed_rows`] in operations of torch; `factors` of the bytes in the hash, newest first."""
-    newest_first = windows.long().unbind(-1)[::-1]
+    newest_first = windows.clamp(0, MOST_ID).long().unbind(-1)[::-1]
     total, added, found = torch.zeros_like(newest_first[0]), 0, []
     for number, order in enumerate(orders):
         for lag in range(added, order):

@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from ..block.recurrent_state import RecurrentState
 from ..contexts.ngram_embedding import dense_bytes
+from .module_watch import check_weights
 
 logger = logging.get_logger(__name__)
 
@@ -30,6 +31,7 @@ _MOST_SHARED_BYTES = 1 << 26
 _STEPS_BEFORE = 2
 WEIGHT_TYPES = ("bfloat16", "int8")
 _SHAPE = attrgetter("shape")
+_TENSORS = {torch.Tensor, nn.Parameter}
 
 
 @cache
@@ -147,9 +149,10 @@ class CompiledStep:
         if shapes is None:
             shapes = self._shapes[streams] = [(streams, *shape[1:]) for shape in self.shape_of_state.values()]
         try:
-            return [*map(_SHAPE, map(state.__getitem__, self.shape_of_state))] == shapes
-        except (KeyError, AttributeError):
+            parts = [*map(state.__getitem__, self.shape_of_state)]
+        except KeyError:
             return False
+        return {*map(type, parts)} <= _TENSORS and [*map(_SHAPE, parts)] == shapes
 
     def _compile(self, model: nn.Module) -> None:
         compiler = importlib.import_module("hf_recurrent.kernels.compiled_model")
@@ -164,6 +167,7 @@ class CompiledStep:
 
         forward = of_language_model if self.reads_tokens else of_backbone
         vocab_size = self.config.vocab_size if self.reads_tokens else None
+        check_weights(model, torch.device("cpu"))
         try:
             # Tensors made in inference mode could not be used outside of it.
             with torch.inference_mode(False), torch.no_grad():

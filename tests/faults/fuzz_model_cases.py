@@ -59,7 +59,7 @@ def draw_state(draw: random.Random, model: PreTrainedModel, batch_size: int) -> 
 def draw_arguments(draw: random.Random, model: PreTrainedModel, batch_size: int, steps: int) -> dict:
     """Valid arguments of `forward`."""
     arguments: dict = {}
-    if draw.random() < 0.3:
+    if draw.random() < 0.3 and not model.config.ngram_orders:
         generator = torch.Generator().manual_seed(draw.randrange(1 << 30))
         embeds = torch.randn(batch_size, steps, model.config.hidden_size, generator=generator)
         arguments["inputs_embeds"] = embeds.to(model.dtype)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from model_cases import tiny_model
 
-from hf_recurrent import OnlineLearner, SequenceRule
+from hf_recurrent import AdaptiveSettings, OnlineLearner, SequenceRule, compress, decompress
 from hf_recurrent.learning_rules.rules import build_learning_rule
 
 TEXT = bytes(range(65, 91)) * 3 + b"\0" + b"abcabc" * 6
@@ -102,3 +102,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     with pytest.raises(ValueError, match="nothing was learned"):
         made.read(b"d")
     assert torch.equal(table, before)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_compression_learns_tables(compiled):
+    if compiled:
+        pytest.importorskip("hf_recurrent.kernels.block_cpu")
+    model, data = tiny_model("memora+ngrams"), b"abc def " * 20
+    before = model.model.embed_ngrams.weight.detach().clone()
+    archive = compress(data, model, adaptive=AdaptiveSettings(stride=4, compiled=compiled))
+    assert not torch.equal(model.model.embed_ngrams.weight, before)
+    assert decompress(archive, tiny_model("memora+ngrams")) == data

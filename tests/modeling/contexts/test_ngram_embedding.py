@@ -58,6 +58,13 @@ def test_largest_ids_do_not_overflow():
     assert hashed_rows(windows, [32], 2**20).item() == expected
 
 
+def test_any_number_in_a_state_selects_rows():
+    windows = torch.tensor([[-1.0, -3e30, 5.0], [0.0, 0.0, 5.9], [torch.inf, 0.0, 5.0]])
+    rows = hashed_rows(windows, [2, 3], 64)
+    assert torch.equal(rows[0], rows[1])
+    assert rows[:, 0].min() >= 0 and rows[:, 0].max() < 64 <= rows[:, 1].min() and rows[:, 1].max() < 128
+
+
 def test_the_operator_is_the_function():
     windows = torch.randint(0, 257, (3, 4, 5)).float()
     arguments = (windows, [3, 5, 7, 11, 13], [2, 5], 64)
