@@ -30,6 +30,7 @@ _LEAST_TEXT, _MOST_TEXT = 1 << 12, 1 << 24
 _MOST_WINDOW = 1 << 20
 _CHUNK = 512  # steps
 # Tuned on files that no document reports: plays, Python, logs and help texts.
+_FIRST_COUNT, _FIRST_WEIGHT = 6, np.float32(0.08)  # of the cells and of the mixing weights
 _RATES = {"weights": 0.006, "first_weights": 0.04, "final": 0.002, "least_cell": 200, "refinement": 10}
 
 
@@ -85,6 +86,9 @@ def empty_counts(size: int) -> Counts:
     shape = memory_layout().MemoryShape(slots, text, min(text, _MOST_WINDOW), 0)
     arrays = {name: np.zeros(size, dtype) for name, (size, dtype) in shape.buffers().items()}
     require_kernel().Memory(arrays, shape).begin()
+    arrays["cells"][..., 1] = _FIRST_COUNT
+    weights = arrays["weights"][:, : memory_layout().BIAS]
+    weights[weights > 0] = _FIRST_WEIGHT
     return Counts(shape, arrays)
 
 

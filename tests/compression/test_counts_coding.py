@@ -15,7 +15,7 @@ from count_memory_cases import KINDS, bytes_of, new_arrays, new_states, use_libr
 from reference_coder import ReferenceDecoder, ReferenceEncoder
 
 from hf_recurrent.compression import byte_coding
-from hf_recurrent.compression.byte_coding import ByteCoding, empty_counts, memory_layout
+from hf_recurrent.compression.byte_coding import ByteCoding, Counts, empty_counts, memory_layout
 from hf_recurrent.modeling.contexts import count_memory_layout
 from hf_recurrent.modeling.contexts import count_memory_mixing as mixing
 from hf_recurrent.modeling.contexts.count_memory_layout import REAL_STEP, Block, MemoryShape, Rates
@@ -231,13 +231,19 @@ BUILDS = [
 ]
 
 
+def fresh() -> Counts:
+    """The memory that the kernel begins with."""
+    shape = empty_counts(3000).shape
+    return Counts(shape, new_arrays(kernel.Memory, shape, 0))
+
+
 @functools.cache
 def recorded() -> tuple[np.ndarray, np.ndarray, bytes, bytes]:
     """Data, a network's logits, and their codes without and with it, by the kernel that is installed."""
     data, network = bytes_of("code", 3000)[:, None].copy(), network_of(3000, scale=1)
     codes = []
     for logits in (None, network):
-        counts = empty_counts(3000)
+        counts = fresh()
         memory, states = kernel.Memory(counts.arrays, counts.shape), new_states(counts.shape, 1)
         codes.append(encoded(data, logits, memory, states, LEARNING))
     return data, network, *codes
@@ -255,7 +261,7 @@ def test_every_build_decodes_the_code_of_another(build, tmp_path, monkeypatch):
     subprocess.run(command, check=True, capture_output=True)
     monkeypatch.setattr(kernel, "_library", use_library(kernel, str(library)))
     for logits, code in zip((None, network), codes, strict=True):
-        counts = empty_counts(3000)
+        counts = fresh()
         memory, states = kernel.Memory(counts.arrays, counts.shape), new_states(counts.shape, 1)
         assert np.array_equal(decoded(code, data.shape, logits, memory, states, LEARNING), data)
 
@@ -302,7 +308,7 @@ def test_another_processor_decodes_the_code(options, tmp_path):
     folder, program = Path(kernel.__file__).parent, tmp_path / "decoder"
     command = [tools[0], *COMMAND, options, "-static", f"-I{folder}", tmp_path / "decoder.c", "-o", program]
     subprocess.run(command, check=True, capture_output=True)
-    counts = empty_counts(3000)
+    counts = fresh()
     shape = counts.shape
     sizes = [size.bit_length() - 1 for size in (shape.slots, shape.text, counts.arrays["index"].shape[1])]
     sizes += [shape.window, shape.head_bits, shape.rows]
