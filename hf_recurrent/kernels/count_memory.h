@@ -31,7 +31,7 @@ enum { WEIGHT_ROWS = 256 + 256 + 12 * 12 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 2
 enum { LEVELS = 11, SYMBOLS = 7, WAYS = 4, CELLS = SOURCES * 3 * 8 * LEVELS * LEVELS };
 enum { REFINEMENTS = 3, KNOTS = 33, REFINEMENT_BITS = 14 };
 enum { SHORT_MATCH = 8, LONG_INDEX = 20, LEAST_RING = 512 };
-enum { REAL_STEP = 1, RESET_STEP = 2 };
+enum { REAL_STEP = 1, RESET_STEP = 2, SAMPLED_STEP = 4 };
 enum { LEARNS = 1, INSERTS = 2 };
 
 struct slot { uint16_t check; uint8_t symbol[SYMBOLS], count[SYMBOLS]; };

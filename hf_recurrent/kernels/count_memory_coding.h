@@ -68,6 +68,6 @@ static TARGET void NAME(code_block)(struct memory *m, uint8_t *states, const str
         if (s->pending) NAME(update_path)(m, s, r, &path); /* nothing is learned from the first byte, as in reading */
         s->pending = 1;
         s->target = -1;
-        NAME(append_byte)(m, s, r, &found, job->bytes[i]);
+        NAME(append_byte)(m, s, r, &found, job->bytes[i], 0);
     }
 }

@@ -86,15 +86,15 @@ static TARGET void NAME(write_target)(const struct path *path, int64_t i, const 
     }
     if (b->nats) b->nats[i] = nats;
 }
-/* After a byte is known: count it, follow the long match, and make it part of the history. */
-static TARGET void NAME(append_byte)(struct memory *m, struct stream *s, const struct rates *r, const struct found *found, int byte)
+/* After a byte is known: count it, follow the long match, and make it part of the history. Chains do not lead to samples. */
+static TARGET void NAME(append_byte)(struct memory *m, struct stream *s, const struct rates *r, const struct found *found, int byte, int is_sampled)
 {
     if (r->mode & INSERTS) insert(m, &found->hashes, s->history.position, byte);
     if (s->long_length) {
         if (in_text(m, s->long_match) && m->text[s->long_match & ((1ULL << m->text_bits) - 1)] == byte) { s->long_match++; s->long_length += s->long_length < 65535; }
         else s->long_length = 0;
     }
-    if (m->window) link_position(m, s, &found->hashes);
+    if (m->window && !is_sampled) link_position(m, s, &found->hashes);
     append(&s->history, ring_of(m, s), ring_size(m) - 1, byte);
 }
 static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const struct rates *r, int64_t number, const struct block *b)
@@ -117,11 +117,12 @@ static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const s
         }
         const int byte = b->bytes[i];
         if (!is_found) find(m, s, &found);
-        if (s->pending) {
+        const int is_sampled = b->flags[i] & SAMPLED_STEP; /* nothing is learned from it */
+        if (s->pending && !is_sampled) {
             if (!path.valid || path.byte != byte) NAME(predict_path)(m, s, &found, byte, &path);
             NAME(update_path)(m, s, r, &path);
         }
-        NAME(append_byte)(m, s, r, &found, byte);
+        NAME(append_byte)(m, s, r, &found, byte, is_sampled);
         if (b->pending) {
             if (b->pending_used[number] == b->pending_size) {
                 insert_document(m, b->pending + number * b->pending_size, b->pending_size, -1);

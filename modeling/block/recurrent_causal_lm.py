@@ -4,6 +4,7 @@ Shape letters: B streams or batch, T steps, M model width, N layers, V vocabular
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -100,7 +101,8 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             kwargs: `shift_labels` (B, T), already the next bytes, so that T = 1 trains too, instead of `labels` (no
                 parameter, since transformers' `Trainer` wants those labels in each batch); `num_items_in_batch`, by
                 which the summed loss is divided; marks of packed documents, whose starts are resets. With `per_token`,
-                the output has the losses of all `shift_labels` and no logits ([`token_losses`]).
+                the output has the losses of all `shift_labels` and no logits ([`token_losses`]); with `sampled`, a
+                count memory does not learn from the bytes, which it would repeat.
 
         Raises:
             ValueError: a shape does not match, or a token id is outside the vocabulary.
@@ -109,37 +111,25 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         return_dict = config["return_dict"] if return_dict is None else return_dict
         use_cache = config["use_cache"] if use_cache is None else use_cache
         shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
-        per_token = kwargs.pop("per_token", False)
-        hidden_states = loss = token_losses = network_losses = None
+        per_token, sampled = kwargs.pop("per_token", False), bool(kwargs.pop("sampled", False))
+        loss = token_losses = network_losses = None
         given = (attention_mask, reset_mask, inputs_embeds, output_hidden_states, *kwargs.values())
         is_plain = given.count(None) == len(given)
         rest, counts = take_counts(state, self.count_memory)
         mixes = self.count_memory is not None and not self.training and (state is None or counts is not None)
-        single_step = self._read_token(input_ids, rest, logits_to_keep) if is_plain else None
-        if single_step is None:
-            outputs = self.model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                state=rest,
-                reset_mask=reset_mask,
-                inputs_embeds=inputs_embeds,
-                use_cache=use_cache,
-                output_hidden_states=output_hidden_states,
-                logits_to_keep=0 if mixes or per_token else logits_to_keep,
-                return_dict=True,
-                **kwargs,
-            )
-            logits = self.compute_logits(outputs.last_hidden_state)
-            new_state, hidden_states = outputs.state, outputs.hidden_states
-        else:
-            logits, new_state = single_step
+        network = {"input_ids": input_ids, "state": rest, "use_cache": use_cache}
+        network["logits_to_keep"] = 0 if mixes or per_token else logits_to_keep
+        if not is_plain:
+            network |= {"attention_mask": attention_mask, "reset_mask": reset_mask, "inputs_embeds": inputs_embeds}
+            network |= {"output_hidden_states": output_hidden_states, **kwargs}
+        logits, new_state, hidden_states = self._read_network(network, is_plain)
         if mixes or per_token:
             masks = (None, None) if is_plain else read_masks(logits.shape[:2], attention_mask, reset_mask, kwargs)
         if per_token:
             losses = self.mixed_losses(input_ids, counts, logits, shift_labels, *masks)
             (token_losses, network_losses, counts), logits, shift_labels = losses, None, None
         elif mixes:
-            logits, counts = self.mix_counts(input_ids, counts, logits, kept_steps(logits_to_keep), *masks)
+            logits, counts = self.mix_counts(input_ids, counts, logits, kept_steps(logits_to_keep), *masks, sampled)
         if counts is not None and new_state is not None:
             new_state = new_state | {STATE_PART: counts}
         if labels is not None or shift_labels is not None:
@@ -147,6 +137,15 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         new_state = new_state if use_cache else None
         output = RecurrentCausalLMOutput(loss, logits, new_state, hidden_states, token_losses, network_losses)
         return output if return_dict else output.to_tuple()
+
+    def _read_network(self, inputs: dict[str, Any], is_plain: bool) -> tuple[torch.Tensor, RecurrentState | None, Any]:
+        """Logits, new state and hidden states of the network, whose arguments are `inputs`."""
+        if is_plain:
+            single_step = self._read_token(inputs["input_ids"], inputs["state"], inputs["logits_to_keep"])
+            if single_step is not None:
+                return *single_step, None
+        outputs = self.model(**inputs, return_dict=True)
+        return self.compute_logits(outputs.last_hidden_state), outputs.state, outputs.hidden_states
 
     def compile_step(self, weights: str | None = None) -> None:
         """Compile the step of single tokens now, with its weights in another type. Blocks and gradients are as before.

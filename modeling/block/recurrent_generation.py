@@ -110,6 +110,8 @@ class StatefulGeneration:
             # The state has read the padding, and no other cache is filled.
             model_kwargs = {name: value for name, value in model_kwargs.items() if name not in CACHE_ARGUMENTS}
             model_kwargs |= {"attention_mask": None, "state": state}
+        if getattr(self, "count_memory", None) is not None:
+            model_kwargs["sampled"] = True  # it would repeat itself if it learned from its own samples
         return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **options)
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):

@@ -24,7 +24,7 @@ from torch import nn
 from transformers import initialization as init
 
 from ..block.tensor_checks import has_values
-from .count_memory_layout import REAL_STEP, RESET_STEP, Block, MemoryShape, Rates
+from .count_memory_layout import REAL_STEP, RESET_STEP, SAMPLED_STEP, Block, MemoryShape, Rates
 from .count_memory_reference import CountMemoryReference
 
 STATE_PART = "count_memory"
@@ -114,6 +114,7 @@ class CountMemory(nn.Module):
         *,
         targets: torch.Tensor | None = None,
         logits_from: int | None = None,
+        sampled: bool = False,
         rates: Rates = READING,
         pending: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
@@ -128,6 +129,7 @@ class CountMemory(nn.Module):
             attention_mask: (B, T), false where a step is padding.
             targets: (B, T), the next bytes, negative for none.
             logits_from: the first step of which the log probabilities of all bytes are returned; None for none.
+            sampled: the model itself has chosen the bytes, so the short-term memory does not learn from them.
             rates: how fast the stream's weights adapt, and whether the memory learns.
             pending: bytes of running documents (B, P) uint8 and their numbers (B,) int64, for a memory that learns
                 documents when they have ended; changed in place.
@@ -139,24 +141,14 @@ class CountMemory(nn.Module):
         Raises:
             ValueError: the state is of another memory.
         """
-        shape = input_ids.shape
-        if state.dtype != torch.uint8 or state.shape != (shape[0], self.state_bytes):
-            raise ValueError(
-                f"`state['{STATE_PART}']` is {state.dtype} of shape {tuple(state.shape)}; the batch and the memory "
-                f"need torch.uint8, {(shape[0], self.state_bytes)}."
-            )
-        device = input_ids.device
-        flags = np.full(shape, REAL_STEP, np.uint8)
-        if attention_mask is not None:
-            flags[attention_mask.cpu().numpy() == 0] = 0
-        if reset_mask is not None:
-            flags += RESET_STEP * reset_mask.cpu().numpy().astype(np.uint8)
+        shape, device = input_ids.shape, input_ids.device
+        self._check_state(state, shape[0])
         new_state = state.cpu().clone(memory_format=torch.contiguous_format)
         nats = None if targets is None else np.zeros(shape, np.float32)
         logits = None if logits_from is None else np.zeros((shape[0], shape[1] - logits_from, _BYTES), np.float32)
         block = Block(
             tokens=_numpy(input_ids, torch.uint8),
-            flags=flags,
+            flags=_flags(shape, reset_mask, attention_mask, sampled),
             targets=None if targets is None else _numpy(targets, torch.int32),
             network=None if network is None else _numpy(network.detach(), torch.float32),
             nats=nats,
@@ -171,6 +163,13 @@ class CountMemory(nn.Module):
         results = (None if array is None else torch.from_numpy(array).to(device) for array in (nats, logits))
         return *results, new_state.to(device)
 
+    def _check_state(self, state: torch.Tensor, streams: int) -> None:
+        if state.dtype != torch.uint8 or state.shape != (streams, self.state_bytes):
+            raise ValueError(
+                f"`state['{STATE_PART}']` is {state.dtype} of shape {tuple(state.shape)}; the batch and the memory "
+                f"need torch.uint8, {(streams, self.state_bytes)}."
+            )
+
     def insert(self, document: torch.Tensor, end_byte: int | None = None) -> None:
         """Count the bytes (T,) uint8 of a document, and its end byte, in the long-term memory."""
         array = _numpy(document, torch.uint8)
@@ -181,6 +180,18 @@ class CountMemory(nn.Module):
         """The kernel has written to the tensors, which torch cannot see."""
         for buffer in self._buffers.values():
             torch.autograd.graph.increment_version(buffer)
+
+
+def _flags(
+    shape: tuple[int, int], reset_mask: torch.Tensor | None, attention_mask: torch.Tensor | None, sampled: bool
+) -> np.ndarray:
+    """Flags of the steps, (B, T) uint8."""
+    flags = np.full(shape, REAL_STEP | SAMPLED_STEP * sampled, np.uint8)
+    if attention_mask is not None:
+        flags[attention_mask.cpu().numpy() == 0] = 0
+    if reset_mask is not None:
+        flags |= RESET_STEP * reset_mask.cpu().numpy().astype(np.uint8)
+    return flags
 
 
 def _numpy(tensor: torch.Tensor, dtype: torch.dtype) -> np.ndarray:

@@ -109,7 +109,7 @@ class Rates(NamedTuple):
     inserts: bool = False
 
 
-REAL_STEP, RESET_STEP = 1, 2  # flags of a step
+REAL_STEP, RESET_STEP, SAMPLED_STEP = 1, 2, 4  # flags of a step
 
 
 class Block(NamedTuple):
@@ -117,7 +117,8 @@ class Block(NamedTuple):
 
     Args:
         tokens: (B, T) uint8.
-        flags: (B, T) uint8, `REAL_STEP` unless a step is padding, plus `RESET_STEP` where a document begins.
+        flags: (B, T) uint8, `REAL_STEP` unless a step is padding, plus `RESET_STEP` where a document begins, and
+            `SAMPLED_STEP` where the model itself has chosen the byte: the short-term memory does not learn from it.
         targets: (B, T) int32, the next bytes, -1 for none; or None.
         network: the network's logits of bytes (B, T, 256), or its logits of the 8 nodes on the way to each target
             (B, T, 8), float32; or None.

@@ -19,7 +19,7 @@ from .count_memory_contexts import (
     follow_long_match,
     link_position,
 )
-from .count_memory_layout import DOCUMENTS, REAL_STEP, RESET_STEP, Block, MemoryShape, Rates
+from .count_memory_layout import DOCUMENTS, REAL_STEP, RESET_STEP, SAMPLED_STEP, Block, MemoryShape, Rates
 from .count_memory_mixing import (
     NodePredictions,
     begin_mixing,
@@ -88,7 +88,7 @@ class _CountReader:
         for step in np.flatnonzero(flags & REAL_STEP).tolist():
             if flags[step] & RESET_STEP:
                 self._begin_document()
-            self._read_byte(int(self.block.tokens[self.row, step]))
+            self._read_byte(int(self.block.tokens[self.row, step]), bool(flags[step] & SAMPLED_STEP))
             self._predict(step)
         self.stream.store()
 
@@ -137,16 +137,16 @@ class _CountReader:
         learn_bits(self.arrays, self.shape, self.stream, self.rates, self._predict_path(byte), byte)
         self.path_byte = -1
 
-    def _read_byte(self, byte: int) -> None:
-        """Learn from the byte, count it, and go on behind it."""
+    def _read_byte(self, byte: int, is_sampled: bool) -> None:
+        """Learn from the byte, unless the model has sampled it, count it, and go on behind it."""
         stream, block, row = self.stream, self.block, self.row
         hashes = self._find().hashes
-        if stream.pending:
+        if stream.pending and not is_sampled:
             self._learn(byte)
         if self.rates.inserts:
             count_byte(self.arrays, hashes, stream.history.position, byte)
         follow_long_match(self.arrays, stream, byte)
-        if self.shape.window:
+        if self.shape.window and not is_sampled:
             link_position(stream, hashes)
         stream.history.append(stream["ring"], byte)
         if block.pending is not None:

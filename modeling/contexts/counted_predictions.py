@@ -70,6 +70,7 @@ class CountedPredictions:
         kept: slice | torch.Tensor,
         reset_mask: torch.Tensor | None = None,
         padding: Padding | None = None,
+        sampled: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Mix the network's logits of a block with the predictions of the count memory.
 
@@ -80,6 +81,7 @@ class CountedPredictions:
             kept: the steps whose logits are returned.
             reset_mask: (B, T) bool.
             padding: None without padding.
+            sampled: the model itself has chosen the bytes.
 
         Returns:
             Log probabilities (B, kept steps, V), whose gradient is passed to the network's logits as it is, and the
@@ -91,7 +93,7 @@ class CountedPredictions:
         counts = self._counts(input_ids, counts)
         first = kept.indices(input_ids.shape[1])[0] if isinstance(kept, slice) else 0
         _, mixed, counts = self.count_memory.read(
-            input_ids, counts, logits, reset_mask, _real(padding), logits_from=first
+            input_ids, counts, logits, reset_mask, _real(padding), logits_from=first, sampled=sampled
         )
         if not isinstance(kept, slice):
             mixed = mixed[:, kept]

@@ -203,3 +203,22 @@ def test_wrong_states_and_inputs():
         model(tokens, state=state | {STATE_PART: state[STATE_PART][:, 1:]})
     with pytest.raises(ValueError, match="cannot read `inputs_embeds`"):
         model(inputs_embeds=torch.zeros(1, 2, model.config.hidden_size))
+
+
+@torch.no_grad()
+def test_samples_are_not_learned_from():
+    model, prompt, sample = counting_model(learned=b""), ids(TEXT[:60]), ids(b"zyxwvuts zyxwvuts zyxwvuts zyxw")
+    state = model(prompt).state
+    read = model(sample, state=state).logits[0, -1].softmax(-1)[ord("v")]
+    sampled = model(sample, state=state, sampled=True).logits[0, -1].softmax(-1)[ord("v")]
+    assert read > 10 * sampled
+    # The text of the prompt is still known after a sample.
+    after = model(sample, state=state, sampled=True).state
+    again = model.token_losses(prompt[:, :-1], prompt[:, 1:], state=after).nats.sum()
+    assert again < 0.5 * model.token_losses(prompt[:, :-1], prompt[:, 1:]).nats.sum()
+    generated = model.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None)
+    by_hand, output = [], model(prompt)
+    for _ in range(30):
+        by_hand.append(output.logits[:, -1].argmax(-1, keepdim=True))
+        output = model(by_hand[-1], state=output.state, sampled=True)
+    assert torch.equal(generated[:, 60:], torch.cat(by_hand, 1))
