@@ -72,12 +72,11 @@ class StreamTrainer(Trainer):
         processing_class: the tokenizer; saved with the model, and required for samples.
         callbacks: additional callbacks.
         optimizers: a custom optimizer and learning rate schedule.
-        method: how a block is learned from; by default [`TruncatedBptt`], or the `method_class` of the subclass.
+        method: how a block is learned from; by default the `method_class`.
 
     Raises:
-        ValueError: a source is empty, has no end without a given number of steps, or has more token ids than the
-            model; a block is longer than the model's positions; `sample_every` is set without a tokenizer; or the
-            method cannot train the model.
+        ValueError: a source is empty, has no end and no number of steps, or more token ids than the model; a block is
+            longer than the model's positions; `sample_every` lacks a tokenizer; or the method cannot train the model.
     """
 
     args: MultiStreamTrainingArguments
