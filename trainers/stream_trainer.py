@@ -175,7 +175,7 @@ class StreamTrainer(Trainer):
         return passes, steps, steps * rows, steps * rows, rows, steps * args.gradient_accumulation_steps, steps
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches of this process's streams; not prepared by accelerate, which would redistribute the streams."""
+        """Batches of this process's streams; not prepared by accelerate, which would redistribute them."""
         args, start = self.args, self.progress.start_positions
         blocks = self.train_dataset.blocks(
             args.num_streams,
@@ -194,7 +194,7 @@ class StreamTrainer(Trainer):
             pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
             prefetch_factor=args.dataloader_prefetch_factor if workers else None,
             persistent_workers=args.dataloader_persistent_workers and workers > 0,
-            # Starting a loader draws a random number; from the global generator it would change dropout.
+            # Starting a loader draws a random number, which would change dropout.
             generator=torch.Generator().manual_seed(args.stream_seed),
         )
 
@@ -310,8 +310,7 @@ class StreamTrainer(Trainer):
         self.records.tokens_read += inputs["input_ids"].numel() * self.args.world_size
         # Arrays stay on the CPU, where they are read.
         batch = inputs | {name: inputs[name].cpu().numpy() for name in ("stream_indices", "stream_positions")}
-        losses = []
-        self.method.block_logits.clear()
+        losses, self.method.block_logits = [], []
         for part in self.method.parts(batch):
             with self.method.learning(self._carried_by(batch)):
                 losses.append(super().training_step(model, part, num_items_in_batch))
