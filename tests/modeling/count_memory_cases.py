@@ -7,7 +7,14 @@ from types import ModuleType
 
 import numpy as np
 
-from hf_recurrent.modeling.contexts.count_memory_layout import REAL_STEP, RESET_STEP, Block, MemoryShape, Rates
+from hf_recurrent.modeling.contexts.count_memory_layout import (
+    REAL_STEP,
+    RESET_STEP,
+    SAMPLED_STEP,
+    Block,
+    MemoryShape,
+    Rates,
+)
 
 SLOTS, TEXT = 1 << 7, 1 << 11  # so few that slots are replaced and the text wraps around
 KINDS = ("code", "random", "runs")
@@ -76,6 +83,7 @@ def new_block(
     pending: int = 0,
     resets: float = 0.05,
     padding: float = 0.15,
+    sampled: float = 0.15,
     odd: bool = True,
     seed: int = 0,
 ) -> Block:
@@ -85,13 +93,14 @@ def new_block(
         network: width of the network's logits; 0 for none.
         first: the first step of which all log probabilities are wanted; None for no step.
         pending: bytes of documents that are kept until they end; 0 for none.
-        resets, padding: share of steps where a document begins, and of padding.
+        resets, padding, sampled: share of steps where a document begins, of padding, and of samples of the model.
         odd: some of the targets are no next bytes, and some logits are infinite or NaN.
     """
     random = np.random.default_rng(seed)
     tokens = np.stack([bytes_of(kind, steps, 100 + seed + row) for row in range(streams)])
     flags = np.where(random.random(tokens.shape) < padding, 0, REAL_STEP).astype(np.uint8)
     flags += RESET_STEP * (random.random(tokens.shape) < resets).astype(np.uint8)
+    flags += SAMPLED_STEP * (random.random(tokens.shape) < sampled).astype(np.uint8)
     logits = (random.normal(size=(streams, steps, network)) * 3).astype(np.float32) if network else None
     following = np.full(tokens.shape, -1, np.int32)
     for row in range(streams):
