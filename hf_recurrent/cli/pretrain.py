@@ -181,17 +181,21 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
     checkpoint = _choose_output(arguments)
     set_seed(training.seed)
     kind = _TRAINERS[type(training)]
+    typed = normalize(sys.argv[1:] if argv is None else argv, None)[1]
     with same_error():
         vocab_size = token_vocabulary(arguments.data.corpus)
         if vocab_size is not None:
             training.sample_every, training.sample_prompts = 0, []  # the tokens are not text
+        own = arguments.model
+        if "config_overrides" not in typed and (vocab_size is not None or own.tokenizer not in (None, "byte")):
+            # The recipe's count memory reads bytes.
+            own.config_overrides = [part for part in own.config_overrides if not part.startswith("count_memory")]
         on_meta = kind in (MultiStreamTrainer, OnlineTrainer) and is_sharding_requested()
         model, tokenizer = build_model(arguments.model, vocab_size, on_meta=on_meta)
         check_prompts(training.sample_prompts, tokenizer)
     with same_error(), training.main_process_first(desc="packing the corpus"):
         data = arguments.data
         train_corpus, eval_corpus = load_training_sources(data, tokenizer, data.validation_corpus)
-    typed = normalize(sys.argv[1:] if argv is None else argv, None)[1]
     # The prompts of a recipe suit its own corpus.
     if "corpus" in typed and "sample_prompts" not in typed and training.sample_prompts and data.corpus != ["python"]:
         prompt = prompt_from(eval_corpus, tokenizer) if isinstance(eval_corpus, Corpus) else None

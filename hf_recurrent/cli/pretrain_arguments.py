@@ -13,7 +13,7 @@ from transformers import HfArgumentParser
 from hf_recurrent.argument_checks import argument, check_numbers
 from hf_recurrent.cli import pretrain_help as texts
 from hf_recurrent.cli.data_arguments import DataArguments
-from hf_recurrent.cli.flags import check_recognized, did_you_mean, unrecognized
+from hf_recurrent.cli.flags import check_recognized, did_you_mean, normalize, unrecognized
 from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least
 from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT, chosen_recipe, recipe_help
 from hf_recurrent.cli.recipes import recipe_flags
@@ -43,7 +43,9 @@ class ModelArguments:
         "name of a model to train further. Example: --model runs/memora-tiny-python",
     )
     config_overrides: list[str] = argument(
-        [], "Change a preset. Example: --config_overrides hidden_size=192 num_hidden_layers=4"
+        [],
+        "Change a preset, in place of the changes of the recipe, which are also left out with another --model. "
+        "Example: --config_overrides hidden_size=192 num_hidden_layers=4",
     )
     tokenizer: str | None = argument(
         None, "byte, dna, or a directory; by default byte for presets, else the tokenizer of the model."
@@ -143,6 +145,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> PretrainArguments:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     method, name, recipe = chosen_recipe(argv)
+    if "model" in normalize(argv, None)[1]:
+        recipe = {
+            key: value for key, value in recipe.items() if key != "config_overrides"
+        }  # of the recipe's own model
     parser = build_parser(method)
     check_recognized(parser, argv)
     fields = {f.name for part in parser.dataclass_types for f in dataclasses.fields(part) if f.init} | {"method"}
