@@ -1,8 +1,11 @@
 """Results of `hf-recurrent evaluate` as text."""
 
+import textwrap
 from typing import Any
 
 from hf_recurrent.data.episode_source import EpisodeSource, count_of, with_unit
+
+_COLUMNS = 80
 
 
 def task_table(source: EpisodeSource, metrics: dict[str, float], results: dict[str, Any]) -> str:
@@ -53,10 +56,9 @@ def accounts_table(accounts: dict[str, Any]) -> str:
         lines.append(f"{method:{width}}  {adapting:>8}  {frozen:>6}")
     amount = f"{count_of(accounts['num_episodes'], 'held-out document')} ({with_unit(accounts['num_bytes'], 'B')})"
     read = "" if accounts["train_bytes"] is None else f" after the same {with_unit(accounts['train_bytes'], 'B')}"
-    lines += [
-        "",
-        f"{amount}, each read from the same start{read}. Adapting: counts and",
-        "compressors learn inside a document; frozen: nothing does. The network's weights are always frozen.",
-        *accounts["notes"],
-    ]
-    return "\n".join(lines)
+    protocol = (
+        f"{amount}, each read from the same start{read}. Adapting: counts and compressors learn inside a document; "
+        "frozen: nothing does. The network's weights are always frozen."
+    )
+    notes = [line for note in (protocol, *accounts["notes"]) for line in textwrap.wrap(note, _COLUMNS)]
+    return "\n".join([*lines, "", *notes])

@@ -131,8 +131,8 @@ def test_a_perfect_student_has_no_drift():
     """The teacher is asked for contexts of one byte, which the student can be made to know."""
     student, teacher = tiny_pair(vocab_size=8)
     inputs = torch.randint(8, (6, 9), generator=torch.Generator().manual_seed(0))
-    student.model.update = lambda memory, ids: teacher.encode(ids.reshape(-1, 1)).view(*ids.shape, 3, 16)
-    student.model.unroll = lambda memory, ids, resets: student.model.update(None, ids)
+    student.model.update = lambda memory, ids, *_: teacher.encode(ids.reshape(-1, 1)).view(*ids.shape, 3, 16)
+    student.model.unroll = lambda memory, ids, *_: student.model.update(None, ids)
     student.load_readout(teacher)
     resets = torch.zeros_like(inputs, dtype=torch.bool)
     resets[:, 0] = True
