@@ -236,7 +236,7 @@ def parts_of(outcome, rates):
         np.array([*(size.bit_length() - 1 for size in sizes), SHAPE.window, SHAPE.head_bits, SHAPE.rows]),
         *(outcome.arrays[name] for name in kernel._ARRAYS),
         outcome.states,
-        np.frombuffer(kernel._Rates(*rates[:5], rates.learns + 2 * rates.inserts), np.uint8),
+        np.frombuffer(kernel._Rates(*rates[:6], rates.learns + 2 * rates.inserts), np.uint8),
         np.array([*block.tokens.shape, width, block.first, kept]),
         *(getattr(block, name) for name in kernel._BLOCK_ARRAYS),
     ]
