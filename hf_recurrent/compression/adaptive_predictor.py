@@ -16,9 +16,9 @@ from hf_recurrent.compression.predictors import Predictor, check_model, finite
 from hf_recurrent.learning_rules.block_learning import BlockLearning
 from hf_recurrent.learning_rules.compiled_reading import BufferedReading, CompiledReading
 from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
+from hf_recurrent.learning_rules.rowwise_adagrad import use_sparse_gradients
 from hf_recurrent.learning_rules.rules import RULES, NonFiniteLossError, build_learning_rule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, detach_state
-from hf_recurrent.modeling.contexts.ngram_embedding import find_tables
 
 _LARGEST_STRIDE = 1 << 16
 _RATES = 100  # different learning rates, from the first to the last
@@ -71,8 +71,7 @@ class AdaptivePredictor(Predictor):
         super().__init__(streams=1)
         self._model, self._size, self._settings = model.eval(), size, settings
         parameters = [weight for weight in model.parameters() if weight.requires_grad]
-        for table in find_tables(model).values():
-            table.train()  # its gradient is sparse then
+        use_sparse_gradients(model)
         adamw = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
         self._optimizer = join_optimizers(adamw, model)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_recurrent.learning_rules.matrix_optimizer import result_of
 from hf_recurrent.learning_rules.muon import Muon, layer_matrices
 from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad, restore_row_sums, sparse_tables
 
@@ -39,10 +40,7 @@ class JointOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of every optimizer; returns the result of `closure`."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = result_of(closure)
         self.bind_parts()
         for part in self.parts.values():
             part.step()

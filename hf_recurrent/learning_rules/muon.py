@@ -1,6 +1,6 @@
 """Muon: momentum whose update of a matrix is orthogonalised (Jordan et al. 2024)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.sharded_tensors import own_part, whole
+from hf_recurrent.learning_rules.matrix_optimizer import MatrixOptimizer, check_not_negative
 
 # Odd polynomials a·x + b·x³ + c·x⁵, applied one after another. Each is the best approximation of 1 on the interval to
 # which the ones before map [0.005, 1] (the construction of Polar Express, Amsel et al. 2025).
@@ -46,7 +47,7 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(MatrixOptimizer):
     """Muon for the weights of linear maps: `w -= lr · max(1, rows / columns)^½ · orthogonalized(momentum)`.
 
     As `torch.optim.Muon` with its default scaling, but fast on CPUs, in four iterations instead of five, with matrices
@@ -72,37 +73,20 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         nesterov: bool = True,
     ):
-        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ValueError(f"`{name}` is {value}; it must be 0 or more.")
+        check_not_negative(lr=lr, weight_decay=weight_decay)
         if not 0 <= momentum < 1:
             raise ValueError(f"`momentum` is {momentum}; it must be at least 0 and below 1.")
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of matrices; raise a ValueError if a parameter is not a matrix."""
-        super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
-            if parameter.ndim != 2:
-                raise ValueError(f"`params` has a tensor of shape {tuple(parameter.shape)}; it must be a matrix.")
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all matrices with a gradient; returns the result of `closure`."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            by_shape: dict[tuple, list[nn.Parameter]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    key = (*parameter.shape, parameter.dtype, parameter.device)
-                    by_shape.setdefault(key, []).append(parameter)
-            for parameters in by_shape.values():
-                self._update(parameters, group)
-        return loss
+    def update_group(self, group: dict[str, Any]) -> None:
+        by_shape: dict[tuple, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                key = (*parameter.shape, parameter.dtype, parameter.device)
+                by_shape.setdefault(key, []).append(parameter)
+        for parameters in by_shape.values():
+            self._update(parameters, group)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Update matrices of one shape."""

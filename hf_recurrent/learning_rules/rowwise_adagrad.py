@@ -1,20 +1,28 @@
 """Row-wise Adagrad: the optimizer of tables of embeddings, of which a step touches few rows."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+
+from hf_recurrent.learning_rules.matrix_optimizer import MatrixOptimizer, check_not_negative
+from hf_recurrent.modeling.contexts.ngram_embedding import find_tables
 
 
 def sparse_tables(model: nn.Module) -> dict[str, nn.Parameter]:
     """Tables with sparse gradients, by name: the parameters of modules whose `sparse_gradients` is true."""
     return {
         f"{prefix}.{name}".lstrip("."): parameter
-        for prefix, module in model.named_modules()
-        if getattr(module, "sparse_gradients", False)
+        for prefix, module in find_tables(model).items()
         for name, parameter in module.named_parameters(recurse=False)
     }
+
+
+def use_sparse_gradients(model: nn.Module) -> None:
+    """Put tables in training mode, in which their gradients are sparse; the rest of the model stays as it is."""
+    for table in find_tables(model).values():
+        table.train()
 
 
 def coalesced(gradient: torch.Tensor) -> torch.Tensor:
@@ -30,7 +38,7 @@ def coalesced(gradient: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(rows[None], sums, gradient.shape, is_coalesced=True, check_invariants=False)
 
 
-class RowwiseAdagrad(torch.optim.Optimizer):
+class RowwiseAdagrad(MatrixOptimizer):
     """Adagrad with one accumulator for each row of a table: a step reads and writes the rows in its gradient only.
 
     `s[row] += mean(g²)` and `w[row] -= lr · g / (sqrt(s[row]) + eps)`. A constant factor of all gradients changes
@@ -55,30 +63,13 @@ class RowwiseAdagrad(torch.optim.Optimizer):
     def __init__(
         self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 0.02, eps: float = 1e-10
     ):
-        for name, value in (("lr", lr), ("eps", eps)):
-            if not value >= 0:
-                raise ValueError(f"`{name}` is {value}; it must be 0 or more.")
+        check_not_negative(lr=lr, eps=eps)
         super().__init__(params, {"lr": lr, "eps": eps})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of tables; raise a ValueError if a parameter is not a matrix."""
-        super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
-            if parameter.ndim != 2:
-                raise ValueError(f"`params` has a tensor of shape {tuple(parameter.shape)}; it must be a matrix.")
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the rows that have a gradient; returns the result of `closure`."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group["lr"], group["eps"])
-        return loss
+    def update_group(self, group: dict[str, Any]) -> None:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                self._update(parameter, parameter.grad, group["lr"], group["eps"])
 
     def _update(self, table: nn.Parameter, gradient: torch.Tensor, rate: float, eps: float) -> None:
         state = self.state[table]

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from hf_recurrent.checkpoints.provenance_files import write_provenance
 from hf_recurrent.checkpoints.records import Provenance
 from hf_recurrent.checkpoints.weights import check_weights
+from hf_recurrent.learning_rules.rowwise_adagrad import use_sparse_gradients
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
-from hf_recurrent.modeling.contexts.ngram_embedding import find_tables
 from hf_recurrent.online.block_step import BlockStep
 from hf_recurrent.online.learner_record import LearnerRecord
 from hf_recurrent.online.prequential import PrequentialMeter, PrequentialRecord
@@ -70,8 +70,7 @@ class OnlineLearner:
             raise ValueError(f"`tokenizer` is a {type(tokenizer).__name__}; it must have `encode_bytes`.")
         self.settings = LearnerSettings(**settings)
         self.model, self.tokenizer = model.eval(), tokenizer
-        for table in find_tables(model).values():
-            table.train()  # its gradient is sparse then
+        use_sparse_gradients(model)
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = aligned(tensor.data)
         self._end = None if self.settings.binary else 0 if tokenizer is None else tokenizer.eos_token_id
