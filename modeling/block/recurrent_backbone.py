@@ -22,7 +22,7 @@ from ..step.module_watch import check_weights
 from ..step.single_step import run_single_step
 from ..units.recurrent_unit import RecurrentUnit, lecun_std
 from .block_inputs import Padding, check_arguments, read_masks
-from .recurrent_blocks import Contraction
+from .recurrent_blocks import Contraction, resets_itself
 from .recurrent_state import RecurrentState, StatefulModel, check_state
 from .saved_code import SavedCode
 from .tensor_checks import check_embeddings, check_token_ids, kept_steps
@@ -93,7 +93,7 @@ class RecurrentPreTrainedModel(StatefulModel, SavedCode, PreTrainedModel):
             for parameter, fill in ((module.weight, init.ones_), (getattr(module, "bias", None), init.zeros_)):
                 if parameter is not None:
                     fill(parameter)
-        elif hasattr(module, "reset_parameters") and not type(module).__module__.startswith("torch.nn."):
+        elif resets_itself(module):
             module.reset_parameters()
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:

@@ -15,6 +15,11 @@ def layer_norm(hidden: torch.Tensor, eps: float) -> torch.Tensor:
     return nn.functional.layer_norm(hidden, hidden.shape[-1:], eps=eps)
 
 
+def resets_itself(module: nn.Module) -> bool:
+    """True for modules of ours that initialise their own tensors."""
+    return hasattr(module, "reset_parameters") and not type(module).__module__.startswith("torch.nn.")
+
+
 class Contraction(nn.Linear):
     """The map of a block back to the residual stream, without bias: its initialisation knows the model's depth."""
 

@@ -11,9 +11,8 @@ from torch import nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..block.recurrent_blocks import Contraction
+from ..block.recurrent_blocks import Contraction, resets_itself
 from ..block.recurrent_state import state_dtype, upcast
-from ..contexts.ngram_embedding import NgramEmbedding
 from ..units.recurrent_unit import lecun_std
 from .configuration_smt import SmtConfig
 
@@ -225,5 +224,5 @@ def init_memory_weights(module: nn.Module, config: SmtConfig) -> None:
         init.zeros_(module.bias_hh)
     elif isinstance(module, nn.RMSNorm):
         init.ones_(module.weight)
-    elif isinstance(module, NgramEmbedding):
+    elif resets_itself(module):
         module.reset_parameters()

@@ -222,3 +222,12 @@ def test_samples_are_not_learned_from():
         by_hand.append(output.logits[:, -1].argmax(-1, keepdim=True))
         output = model(by_hand[-1], state=output.state, sampled=True)
     assert torch.equal(generated[:, 60:], torch.cat(by_hand, 1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_without_a_memory_gets_an_empty_one(family, tmp_path):
+    tiny_model(family).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, **SIZES).count_memory
+    fresh = counting_model(family, learned=b"").count_memory
+    pairs = zip(loaded.named_buffers(), fresh.named_buffers(), strict=True)
+    assert all(torch.equal(one, two) for (_, one), (_, two) in pairs)
