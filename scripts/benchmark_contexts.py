@@ -1,4 +1,4 @@
-"""What the network adds to counts, and counts to the network: bits per byte by kind of byte, with a picture.
+"""Bits per byte of counts, network and both by kind of byte, with a picture.
 
     python scripts/benchmark_contexts.py runs/memora-tiny-python
 
@@ -12,14 +12,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM
+from benchmarking import load_with_training_bytes
 
-from hf_recurrent.checkpoints.provenance_files import find_provenance
-from hf_recurrent.cli.data_arguments import DataArguments, load_training_sources
 from hf_recurrent.evaluation.byte_kinds import bits_by_kind
 from hf_recurrent.evaluation.counts_alone import CountsAlone, learn_counts
-from hf_recurrent.evaluation.training_bytes import bytes_read
-from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.plotting import require_pyplot
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -28,13 +24,9 @@ COLOURS = {"counts alone": "#9ca3af", "network alone": "#1f77b4", "both": "#d948
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Bits per byte by kind of byte of counts alone, network alone and both."""
-    options = {"argument": "MODEL", "trust_remote_code": False}
-    model = load_model(AutoModelForCausalLM, arguments.model, **options).eval()
-    data = DataArguments(arguments.corpus, split_seed=arguments.split_seed, max_eval_bytes=arguments.max_eval_bytes)
-    train, held_out = load_training_sources(data, load_tokenizer(arguments.model, **options))
-    read = bytes_read(find_provenance(model), train)
-    if isinstance(read, str):
-        raise SystemExit(f"benchmark_contexts.py: the training bytes of MODEL are not known: {read}")
+    model, held_out, read = load_with_training_bytes(
+        arguments.model, arguments.corpus, arguments.split_seed, arguments.max_eval_bytes
+    )
     counts = CountsAlone(learn_counts(model.count_memory.shape, read))
     found = bits_by_kind({"both": model, "counts alone": counts}, held_out, b"".join(read.documents()))
     bits = found["bits_per_byte"]

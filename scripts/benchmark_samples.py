@@ -8,19 +8,14 @@ occur in the documents that the model was trained on. Repeated: windows of 20 by
 """
 
 import argparse
-import copy
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import AutoModelForCausalLM
+from benchmarking import load_with_training_bytes
 
-from hf_recurrent.checkpoints.provenance_files import find_provenance
-from hf_recurrent.cli.data_arguments import DataArguments, load_training_sources
 from hf_recurrent.evaluation.byte_windows import KnownWindows
-from hf_recurrent.evaluation.counts_alone import frozen
+from hf_recurrent.evaluation.counts_alone import frozen, network_alone
 from hf_recurrent.evaluation.python_samples import COPIED, function_headers, measure_samples, sample_continuations
-from hf_recurrent.evaluation.training_bytes import bytes_read
-from hf_recurrent.hub.loading import load_model, load_tokenizer
 
 
 def variants(name: str, model: Any) -> Iterator[tuple[str, Any]]:
@@ -29,9 +24,8 @@ def variants(name: str, model: Any) -> Iterator[tuple[str, Any]]:
     if getattr(model, "count_memory", None) is not None:
         with frozen(model):
             yield f"{name}, frozen", model
-        network = copy.deepcopy(model)
-        network.count_memory = None
-        yield f"{name}, network alone", network
+        with network_alone(model):
+            yield f"{name}, network alone", model
 
 
 def main() -> None:
@@ -46,13 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows, shown = [], []
     for name in arguments.models:
-        options = {"argument": "MODEL", "trust_remote_code": False}
-        model = load_model(AutoModelForCausalLM, name, **options).eval()
-        data = DataArguments(arguments.corpus, split_seed=arguments.split_seed)
-        train, held_out = load_training_sources(data, load_tokenizer(name, **options))
-        read = bytes_read(find_provenance(model), train)
-        if isinstance(read, str):
-            raise SystemExit(f"benchmark_samples.py: the training bytes of {name} are not known: {read}")
+        model, held_out, read = load_with_training_bytes(name, arguments.corpus, arguments.split_seed)
         known = KnownWindows(b"\0".join(read.documents()), COPIED)
         prompts = function_headers(held_out, arguments.samples)
         originals = [_following(held_out, prompt, arguments.length) for prompt in prompts]

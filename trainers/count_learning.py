@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
-from hf_recurrent.modeling.contexts.count_memory import LEARNING, MOST_PENDING, CountMemory
+from hf_recurrent.modeling.contexts.count_memory import CountMemory
+from hf_recurrent.modeling.contexts.document_learning import DocumentLearning
 
 if TYPE_CHECKING:
     from hf_recurrent.trainers.stream_trainer import StreamTrainer
@@ -31,7 +32,7 @@ class CountLearning:
     def reset(self) -> None:
         """Begin a run: no stream has read anything."""
         self._blocks: list[dict[str, torch.Tensor]] = []
-        self._state = self._pending = self._used = None
+        self._documents: DocumentLearning | None = None  # until the first block
         self._nats, self._bytes = 0.0, 0
 
     def buffer_names(self, model: torch.nn.Module) -> list[str]:
@@ -39,7 +40,7 @@ class CountLearning:
         own = [] if self.memory is None else [*self.memory.buffers()]
         return [name for name, buffer in model.named_buffers() if any(buffer is each for each in own)]
 
-    def add(self, batch: dict[str, Any], logits: list[torch.Tensor]) -> None:
+    def add(self, batch: dict[str, Any], logits: list[torch.Tensor] | None) -> None:
         """Take a micro-batch and the network's logits (B, T, V) of its parts; learn after the last of a step."""
         if self.memory is None:
             return
@@ -63,23 +64,11 @@ class CountLearning:
             joined = {name: self.trainer.accelerator.gather(tensor) for name, tensor in joined.items()}
         order = joined.pop("streams").argsort()
         block = {name: tensor[order].cpu() for name, tensor in joined.items()}
-        streams = len(order)
-        if self._state is None:
-            self._state = torch.zeros(streams, self.memory.state_bytes, dtype=torch.uint8)
-            self._pending = torch.zeros(streams, MOST_PENDING, dtype=torch.uint8)
-            self._used = torch.zeros(streams, dtype=torch.int64)
-        labels = block["shift_labels"]
-        nats, _, self._state = self.memory.read(
-            block["input_ids"],
-            self._state,
-            block.get("network"),
-            block["reset_mask"],
-            targets=labels,
-            rates=LEARNING,
-            pending=(self._pending, self._used),
-        )
+        if self._documents is None:
+            self._documents = DocumentLearning(self.memory, len(order))
+        nats = self._documents.read(block, block.get("network"))
         self._nats += float(nats.sum(dtype=torch.float64))
-        self._bytes += int((labels != IGNORE_INDEX).sum())
+        self._bytes += int((block["shift_labels"] != IGNORE_INDEX).sum())
 
     def metrics(self) -> dict[str, float]:
         """Bits per byte of network and memory together since the last log; then counting starts again."""
@@ -91,23 +80,17 @@ class CountLearning:
 
     def finish(self) -> None:
         """Count the documents that still run when training ends."""
-        if self.memory is None or self._state is None:
-            return
-        for stream, used in enumerate(self._used.tolist()):
-            self.memory.insert(self._pending[stream, :used])
-        self._used.zero_()
+        if self._documents is not None:
+            self._documents.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """What streams carry, and sums since the last log, for a checkpoint: the same in all processes."""
-        return {
-            "state": self._state,
-            "pending": self._pending,
-            "used": self._used,
-            "nats": self._nats,
-            "bytes": self._bytes,
-        }
+        """Tensors that streams carry, and sums since the last log, for a checkpoint: the same in all processes."""
+        tensors = {} if self._documents is None else self._documents.tensors
+        return {**tensors, "nats": self._nats, "bytes": self._bytes}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Continue from [`state_dict`]."""
-        self._state, self._pending, self._used = (values[name] for name in ("state", "pending", "used"))
+        if "state" in values:
+            self._documents = DocumentLearning(self.memory, len(values["state"]))
+            self._documents.tensors = {name: values[name] for name in self._documents.tensors}
         self._nats, self._bytes = values["nats"], values["bytes"]

@@ -62,7 +62,8 @@ class StreamTrainer(Trainer):
     * Ctrl-C and SIGTERM end training after the current step, with a checkpoint (`save_on_signal`).
     * A run holds a lock of `output_dir`, and an error while saving leaves earlier checkpoints as they are.
     * Models are replicated (DDP) or sharded (FSDP2), as the launcher asks.
-    * Logs hold `bits_per_byte`, `bytes_per_second`, `state_resets`, `bytes_seen` and the metrics of the method.
+    * Logs hold `bits_per_byte`, `bytes_per_second`, `state_resets`, `bytes_seen` and the metrics of the method;
+      `epoch` is bytes seen / bytes of the source. `evaluate()` splits the held-out data between the processes.
 
     Args:
         model: the model to train; its vocabulary must cover the token ids of the sources.
@@ -194,7 +195,7 @@ class StreamTrainer(Trainer):
             pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
             prefetch_factor=args.dataloader_prefetch_factor if workers else None,
             persistent_workers=args.dataloader_persistent_workers and workers > 0,
-            # Starting a loader draws a random number, which would change dropout.
+            # Starting a loader draws a random number; from the global generator it would change dropout.
             generator=torch.Generator().manual_seed(args.stream_seed),
         )
 
@@ -310,7 +311,7 @@ class StreamTrainer(Trainer):
         self.records.tokens_read += inputs["input_ids"].numel() * self.args.world_size
         # Arrays stay on the CPU, where they are read.
         batch = inputs | {name: inputs[name].cpu().numpy() for name in ("stream_indices", "stream_positions")}
-        losses, self.method.block_logits = [], []
+        losses, self.method.block_logits = [], None if self.count_learning.memory is None else []
         for part in self.method.parts(batch):
             with self.method.learning(self._carried_by(batch)):
                 losses.append(super().training_step(model, part, num_items_in_batch))
@@ -341,10 +342,9 @@ class StreamTrainer(Trainer):
         """The estimate of `Trainer`, but with the parameters counted only once: at T = 1 that takes long."""
         if (main_input := inputs.get(getattr(self.model, "main_input_name", "input_ids"))) is None:
             return 0
-        tokens = main_input.numel()
         if self._operations_per_token is None:
-            self._operations_per_token = super().floating_point_ops(inputs) // tokens
-        return self._operations_per_token * tokens
+            self._operations_per_token = super().floating_point_ops(inputs) // main_input.numel()
+        return self._operations_per_token * main_input.numel()
 
     def set_epoch(self) -> None:
         """Set `state.epoch` to the number of passes over the data so far."""
@@ -415,7 +415,7 @@ class StreamTrainer(Trainer):
         """The method of `Trainer`; if the Hub refuses the first process, all raise its sentence as a ValueError."""
         with same_error():
             super().init_hf_repo(*arguments, **options)
-        # Sharded models are saved for the Hub by all processes.
+        # Sharded models are saved for the Hub by all processes, so all of them know what it knows.
         self.push_in_progress = None
         if self.args.world_size > 1:
             self.hub_model_id = broadcast_object_list([self.hub_model_id])[0]

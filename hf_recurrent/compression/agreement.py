@@ -90,7 +90,9 @@ def new_coding(header: Header, model: "PreTrainedModel | None") -> Iterator[Byte
     if model is None:
         yield ByteCoding(streams, None, counts)
         return
-    with _network_alone(model):
+    from hf_recurrent.evaluation.counts_alone import network_alone
+
+    with network_alone(model):
         yield ByteCoding(streams, _new_predictor(header.settings, model, header.size), counts)
 
 
@@ -172,31 +174,14 @@ def _counts_of(model: "PreTrainedModel | None") -> Counts | None:
     memory = getattr(model, "count_memory", None)
     if memory is None:
         return None
-    arrays = {
-        name: memory.get_buffer(name).numpy().view(dtype).reshape(size).copy()
-        for name, (size, dtype) in memory.shape.buffers().items()
-    }
-    return Counts(memory.shape, arrays)
-
-
-@contextmanager
-def _network_alone(model: "PreTrainedModel") -> Iterator[None]:
-    """Inside the block, logits and state of the model are those of its network."""
-    memory = getattr(model, "count_memory", None)
-    if memory is None:
-        yield
-        return
-    model.count_memory = None
-    try:
-        yield
-    finally:
-        model.count_memory = memory
+    return Counts(memory.shape, {name: array.copy() for name, array in memory.arrays().items()})
 
 
 def _fingerprint(model: "PreTrainedModel", settings: dict[str, Any]) -> str:
     from hf_recurrent.compression.predictors import arithmetic_fingerprint
+    from hf_recurrent.evaluation.counts_alone import network_alone
 
-    with _network_alone(model):
+    with network_alone(model):
         if settings.get("adaptive") is not None:
             model = copy.deepcopy(model)
             settings = settings | {"adaptive": settings["adaptive"] | {"stride": _PROBE_STRIDE}}

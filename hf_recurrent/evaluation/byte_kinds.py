@@ -14,6 +14,7 @@ from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.episode_losses import carried_token_losses, evaluation_mode, has_count_memory
 from hf_recurrent.data.streams import EvaluationStreams
 from hf_recurrent.evaluation.byte_windows import KnownWindows, is_repeated, window_hashes
+from hf_recurrent.modeling.contexts.count_memory_contexts import WORD_BYTES
 
 CONTEXT = 12  # bytes before a byte that make its context known
 ALL = "all bytes"
@@ -26,7 +27,7 @@ def byte_kinds(document: bytes) -> np.ndarray:
     """Index in [`KINDS`] of the bytes from the second on: (T - 1,)."""
     values = np.frombuffer(document, np.uint8)
     letters = np.zeros(256, dtype=bool)
-    letters[[*b"_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", *range(128, 256)]] = True
+    letters[[*WORD_BYTES]] = True
     in_word = letters[values]
     is_space = np.isin(values, np.frombuffer(b" \t\r\n", np.uint8))
     others = np.where(is_space, 2, 3)

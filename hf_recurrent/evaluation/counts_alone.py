@@ -3,8 +3,8 @@
 Shape letters: B streams or batch, T steps.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
@@ -12,9 +12,10 @@ from tqdm.auto import tqdm
 
 from hf_recurrent.evaluation.training_bytes import TrainingBytes
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, StatefulModel
-from hf_recurrent.modeling.contexts.count_memory import LEARNING, MOST_PENDING, STATE_PART, CountMemory
+from hf_recurrent.modeling.contexts.count_memory import STATE_PART, CountMemory
 from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape
 from hf_recurrent.modeling.contexts.counted_predictions import TokenLosses
+from hf_recurrent.modeling.contexts.document_learning import DocumentLearning
 
 
 class CountsAlone(StatefulModel, nn.Module):
@@ -56,20 +57,13 @@ def learn_counts(shape: MemoryShape, read: TrainingBytes, *, progress: bool = Tr
         progress: show a progress bar.
     """
     memory = CountMemory(shape)
-    state = torch.zeros(read.num_streams, memory.state_bytes, dtype=torch.uint8)
-    pending = torch.zeros(read.num_streams, MOST_PENDING, dtype=torch.uint8)
-    used = torch.zeros(read.num_streams, dtype=torch.int64)
+    documents = DocumentLearning(memory, read.num_streams)
     bar = tqdm(total=read.num_bytes, unit="B", unit_scale=True, desc="counting", disable=not progress, leave=False)
     with bar:
         for block in read.blocks():
-            targets = block["shift_labels"]
-            _, _, state = memory.read(
-                block["input_ids"], state, None, block["reset_mask"],
-                targets=targets, rates=LEARNING, pending=(pending, used),
-            )  # fmt: skip
-            bar.update(targets.numel())
-    for stream, count in enumerate(used.tolist()):
-        memory.insert(pending[stream, :count])
+            documents.read(block)
+            bar.update(block["input_ids"].numel())
+    documents.finish()
     return memory
 
 
@@ -83,21 +77,33 @@ def frozen_memory(memory: CountMemory) -> CountMemory:
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Inside the block, a language model has the [`frozen_memory`] of its count memory; states are of another size.
+def replaced_memory(model: nn.Module, replacement: Callable[[CountMemory], CountMemory | None]) -> Iterator[None]:
+    """Inside the block, a language model has the replacement of its count memory, or none; states are of another size.
 
-    Raises:
-        ValueError: the model has no count memory.
+    The model itself is changed: one that is sharded cannot be copied. An adapter's model has the memory further in.
     """
-    # The model itself is changed: one that is sharded cannot be copied. An adapter's model has the memory further in.
     holders = [part for part in model.modules() if isinstance(part._modules.get("count_memory"), CountMemory)]
-    if not holders:
-        raise ValueError("The model has no count memory, so nothing in it adapts to what it reads.")
     memories = [holder.count_memory for holder in holders]
     for holder, memory in zip(holders, memories, strict=True):
-        holder.count_memory = frozen_memory(memory)
+        holder.count_memory = replacement(memory)
     try:
         yield
     finally:
         for holder, memory in zip(holders, memories, strict=True):
             holder.count_memory = memory
+
+
+def frozen(model: nn.Module) -> AbstractContextManager[None]:
+    """Inside the block, a language model has the [`frozen_memory`] of its count memory.
+
+    Raises:
+        ValueError: the model has no count memory.
+    """
+    if not any(isinstance(part, CountMemory) for part in model.modules()):
+        raise ValueError("The model has no count memory, so nothing in it adapts to what it reads.")
+    return replaced_memory(model, frozen_memory)
+
+
+def network_alone(model: nn.Module) -> AbstractContextManager[None]:
+    """Inside the block, logits and state of the model are those of its network."""
+    return replaced_memory(model, lambda memory: None)

@@ -76,7 +76,7 @@ class BufferedReading:
         self._program = reading.program
         self._token = torch.zeros(1, dtype=reading.dtype)
         self.logits = torch.zeros(1, reading.model.config.vocab_size, dtype=reading.dtype)
-        zero = reading.model.init_state(1)
+        zero = init_network_state(reading.model, 1)
         # A call reads the one state and writes the other.
         self._states = [{name: tensor.clone() for name, tensor in zero.items()} for _ in range(2)]
         self._calls = [self._call(*pair) for pair in (self._states, self._states[::-1])]

@@ -1,6 +1,8 @@
 """The step of an online learner for one block of T bytes: predict it, and learn from it."""
 
 import math
+from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,7 +38,6 @@ class BlockStep:
         self._model, self._settings, self.updates = model, settings, 0
         self._rule, self.optimizer, self.learning, self.parameters = None, None, None, {}
         self._num_targets = settings.stride * settings.update_every
-        self._reading: CompiledReading | bool | None = None  # False: it cannot be compiled
         self._summed_blocks = self._summed_bytes = 0  # in the gradients since the last update
         if settings.learn:
             self._rule = build_learning_rule(settings.rule, model)
@@ -62,15 +63,15 @@ class BlockStep:
             NonFiniteLossError: the loss is NaN or infinite; gradients and `carried` are unchanged.
         """
         rest, counts = take_counts(state, getattr(self._model, "count_memory", None))
-        logits, new_state = None, rest
         if counts is not None or self.learning is None:
             logits, new_state = self._predict(rest, block)
-        nats = None if logits is None else F.cross_entropy(logits, block[1][0], reduction="none")
         if self.learning is not None:
             nats, new_state = self.learning.learn(carried, rest, block)
         if counts is not None:
             nats, counts = self._read_counts(counts, logits, block)
             new_state = new_state | {STATE_PART: counts}
+        elif self.learning is None:
+            nats = F.cross_entropy(logits, block[1][0], reduction="none")
         nats = nats.double().cpu()
         if not bool(nats.isfinite().all()):
             raise NonFiniteLossError("The loss is NaN or infinite; the model cannot predict this stream.")
@@ -94,14 +95,13 @@ class BlockStep:
     def _predict(self, state: RecurrentState, block: Block) -> tuple[torch.Tensor, RecurrentState]:
         """The network's logits (T, V) and the state after the block."""
         input_ids, _, resets = block
-        has_resets = bool(resets.any())
-        if self.learning is None:
-            output = self._model(input_ids, reset_mask=resets if has_resets else None, state=state, use_cache=True)
-            return upcast(output.logits[0]), output.state
-        reading = None if has_resets else self._compiled_reading()
+        resets = resets if bool(resets.any()) else None
+        learns = self.learning is not None
+        reading = self._reading if learns and resets is None and self.learning.problem is None else None
         if reading is None:
-            with plain_forward():  # the compiled step of `forward` would be compiled again after every update
-                output = self._model(input_ids, reset_mask=resets if has_resets else None, state=state, use_cache=True)
+            # The compiled step of `forward` would be compiled again after every update.
+            with plain_forward() if learns else nullcontext():
+                output = self._model(input_ids, reset_mask=resets, state=state, use_cache=True)
             return upcast(output.logits[0]), output.state
         logits = []
         for token in input_ids[0].tolist():
@@ -109,16 +109,13 @@ class BlockStep:
             logits.append(found)
         return torch.stack(logits), state
 
-    def _compiled_reading(self) -> CompiledReading | None:
-        """The compiled step of a model that learns, while its blocks are compiled too."""
-        if self.learning.problem is not None:
+    @cached_property
+    def _reading(self) -> CompiledReading | None:
+        """The compiled step of a model that learns; None if it cannot be compiled."""
+        try:
+            return CompiledReading(self._model)
+        except Uncompilable:
             return None
-        if self._reading is None:
-            try:
-                self._reading = CompiledReading(self._model)
-            except Uncompilable:
-                self._reading = False
-        return self._reading or None
 
     def update(self, carried: RecurrentState, added: int = 0, *, now: bool = False) -> bool:
         """Update the weights when `update_every` blocks were read, or `now`; True if they were updated.

@@ -29,10 +29,6 @@ from .count_memory_reference import CountMemoryReference
 
 STATE_PART = "count_memory"
 READING = Rates()  # the shared memory stays as it is
-LEARNING = Rates(learns=True)
-# Bytes of a running document that wait for its end: before, the memory must not know it, since mixing weights that see
-# a document which is in the memory already learn to trust it too much.
-MOST_PENDING = 1 << 18
 _BYTES = 256
 # Integer tensors, also for floating-point numbers: a model's type does not change them.
 _TENSOR_TYPES = {"u1": torch.uint8, "<u2": torch.int16, "<u4": torch.int32, "<f4": torch.int32, "<i8": torch.int64}
@@ -91,17 +87,23 @@ class CountMemory(nn.Module):
         """Shape of the state of a stream."""
         return {STATE_PART: (self.state_bytes,)}
 
+    def init_state(self, streams: int, device: torch.device | str | None = None) -> torch.Tensor:
+        """The states (B, bytes) of streams at the start of a document."""
+        return torch.zeros(streams, self.state_bytes, dtype=torch.uint8, device=device)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The tensors as the arrays of [`MemoryShape.buffers`], in the same memory."""
+        return {
+            name: self.get_buffer(name).numpy().view(dtype).reshape(size)
+            for name, (size, dtype) in self.shape.buffers().items()
+        }
+
     def _memory(self) -> Any:
         """The kernel's view of the tensors as they are now."""
-        tensors = [*self._buffers.values()]
+        places = [tensor.data_ptr() for tensor in self._buffers.values()]
         known = _memories.get(self)
-        if known is None or known[0] != [tensor.data_ptr() for tensor in tensors]:
-            arrays = {
-                name: tensor.numpy().view(dtype).reshape(size)
-                for tensor, (name, (size, dtype)) in zip(tensors, self.shape.buffers().items(), strict=True)
-            }
-            memory = memory_class()(arrays, self.shape)
-            _memories[self] = known = [tensor.data_ptr() for tensor in tensors], memory
+        if known is None or known[0] != places:
+            _memories[self] = known = places, memory_class()(self.arrays(), self.shape)
         return known[1]
 
     def read(

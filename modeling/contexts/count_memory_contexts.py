@@ -222,7 +222,7 @@ def count_document(arrays: Mapping[str, np.ndarray], document: np.ndarray, end: 
 
 
 def is_in_text(arrays: Mapping[str, np.ndarray], at: int) -> bool:
-    """Whether the text still holds position `at` and the bytes that are compared before it."""
+    """True if the text still holds position `at` and the bytes that are compared before it."""
     used, size = int(arrays["counters"][TEXT_USED]) & LOW_64, len(arrays["text"])
     return bool(at) and at < used and (at + size) & LOW_64 > (used + LONGEST_MATCH + 8) & LOW_64
 
@@ -287,7 +287,7 @@ class CountStream:
 
 @dataclass
 class FoundCounts:
-    """What both memories know about the next byte.
+    """Counts and matches of both memories for the next byte.
 
     Args:
         hashes: of the contexts here.

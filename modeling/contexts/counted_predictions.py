@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..block.block_inputs import Padding
-from ..block.recurrent_state import RecurrentState
+from ..block.recurrent_state import RecurrentState, state_dtype, upcast
 from .count_memory import STATE_PART, CountMemory
 from .count_memory_layout import MemoryShape
 
@@ -97,7 +97,7 @@ class CountedPredictions:
         )
         if not isinstance(kept, slice):
             mixed = mixed[:, kept]
-        mixed = mixed.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
+        mixed = mixed.to(logits.device, state_dtype(logits.dtype))
         if logits.requires_grad:
             network = logits[:, kept].to(mixed.dtype)
             mixed = mixed + (network - network.detach())
@@ -136,7 +136,7 @@ class CountedPredictions:
 
         Arguments as for [`mix_counts`]; without a memory, both losses are the same tensor.
         """
-        wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+        wide = upcast(logits.detach())
         network = nn.functional.cross_entropy(wide.transpose(1, 2), shift_labels.to(wide.device), reduction="none")
         if self.count_memory is None:
             return network, network, None
@@ -148,8 +148,7 @@ class CountedPredictions:
     def _counts(self, input_ids: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:
         if input_ids is None:
             raise ValueError("Give `input_ids`: the count memory cannot read `inputs_embeds`.")
-        size = len(input_ids), self.count_memory.state_bytes
-        return torch.zeros(size, dtype=torch.uint8, device=input_ids.device) if counts is None else counts
+        return self.count_memory.init_state(len(input_ids), input_ids.device) if counts is None else counts
 
 
 def _real(padding: Padding | None) -> torch.Tensor | None:

@@ -95,9 +95,10 @@ class TrainingMethod:
     def count_answers(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Add a block to the training metrics of the source: logits (B, T, V), labels (B, T).
 
-        [`CountLearning`] reads the logits too.
+        [`CountLearning`] reads the logits too, if there is a count memory.
         """
-        self.block_logits.append(logits.detach())
+        if self.block_logits is not None:
+            self.block_logits.append(logits.detach())
         counts = self.source.count_training(logits.detach(), labels)
         if counts is not None:  # stays on the device: reading it would synchronize every step
             self.counts = counts if self.counts is None else self.counts + counts
@@ -118,7 +119,7 @@ class TrainingMethod:
     def reset(self) -> None:
         """Forget what was counted in an earlier run."""
         self.counts: torch.Tensor | None = None
-        self.block_logits: list[torch.Tensor] = []  # of the parts of the current micro-batch
+        self.block_logits: list[torch.Tensor] | None = None  # of the parts of a micro-batch; None if nobody reads them
 
     def counters(self) -> dict[str, Any]:
         """Counts since the last log, for a checkpoint: numbers, tensors and dictionaries of them."""
