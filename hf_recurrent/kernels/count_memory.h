@@ -15,22 +15,23 @@
 /* Contexts of the long-term memory. */
 enum { ORDERS = 8, WORD = ORDERS, WORDS, INDENT, ABOVE, LONG_CONTEXTS };
 static const uint8_t ORDER[ORDERS] = {2, 3, 4, 5, 6, 8, 12, 20};
-/* Sources of a prediction: the above, then contexts of the short-term memory, then the longest matches in both. */
-enum { RECENT_1 = LONG_CONTEXTS, RECENT_2, RECENT_3, RECENT_4, RECENT_6, RECENT_12, RECENT_WORD, RECENT_INDENT,
-       LONG_MATCH, MATCH, SOURCES };
-/* Chains through the window, each through the positions with equal contexts, from the newest. */
-enum { CHAIN_1, CHAIN_2, CHAIN_4, CHAIN_WORD, CHAIN_INDENT, CHAINS };
-static const uint8_t CANDIDATES[CHAINS] = {16, 20, 28, 12, 12};
-enum { MOST_CANDIDATES = 88, LONGEST = 40 };
+/* Sources of a prediction: the above, then contexts of the short-term memory, then the matches in both. */
+enum { RECENT_1 = LONG_CONTEXTS, RECENT_2, RECENT_3, RECENT_4, RECENT_WORD, RECENT_INDENT, LONG_MATCH, MATCH, SOURCES };
+enum { RECENT_CONTEXTS = LONG_MATCH - RECENT_1, LONGEST = 40 };
+/* Slots of the table of order 1, and binary logarithms of W / slots of the others. */
+enum { FIRST_SLOTS = 256 };
+static const uint8_t WINDOW_SHARE[RECENT_CONTEXTS] = {0, 3, 4, 5, 5, 5};
 /* Inputs of the mixer: logit and probability of every source, a constant, logit and probability of the network. */
 enum { BIAS = 2 * SOURCES, NETWORK, NETWORK_P, USED_INPUTS, LANES = 8, INPUTS = (USED_INPUTS + LANES - 1) / LANES * LANES };
 /* Sets of weights; a small context selects one row of each. */
 enum { SETS = 7 };
-static const int SET_SIZE[SETS] = {256, 256, 12 * 12, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8};
-enum { WEIGHT_ROWS = 256 + 256 + 12 * 12 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 };
+static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8};
+enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 };
 enum { LEVELS = 11, SYMBOLS = 7, WAYS = 4, CELLS = SOURCES * 3 * 8 * LEVELS * LEVELS };
 enum { REFINEMENTS = 3, KNOTS = 33, REFINEMENT_BITS = 14 };
 enum { SHORT_MATCH = 8, LONG_INDEX = 20, LEAST_RING = 512 };
+/* The index of matches in the window has contexts of order 6; a little less must be equal. */
+enum { MATCH_CONTEXT = 4, SHORTEST = 4 };
 enum { REAL_STEP = 1, RESET_STEP = 2, SAMPLED_STEP = 4 };
 enum { LEARNS = 1, INSERTS = 2 };
 
@@ -39,8 +40,8 @@ struct cell { uint16_t p, n; };
 
 /* Of one model, frozen in use. */
 struct memory {
-    int64_t slot_bits, text_bits, index_bits; /* binary logarithms of sizes */
-    int64_t window, head_bits, rows;          /* of the states: bytes, heads of a chain, adaptive rows of weights */
+    int64_t slot_bits, text_bits, index_bits, match_bits; /* binary logarithms of sizes */
+    int64_t window, rows;   /* of the states: bytes, adaptive rows of weights */
     struct slot *slots;     /* (LONG_CONTEXTS, 2^slot_bits) */
     uint8_t *text;          /* (2^text_bits,), a ring */
     uint32_t *index;        /* (2, 2^index_bits), ends of contexts in the text */
@@ -58,27 +59,42 @@ struct history {
     uint64_t position, line, last_line, last8;
     uint32_t word, last_word, column, indent, first, above;
 };
-/* Beginning of the state of a stream; then rows (rows, INPUTS) float, the ring, the heads and links of the chains. */
+/* Beginning of the state of a stream; then rows (rows, INPUTS) float, the ring, the tables, the index of matches. */
 struct stream {
     struct history history;
-    uint64_t long_match;
-    uint32_t long_length;
+    uint64_t long_match, match;
+    uint32_t long_length, match_length;
     uint32_t pending;       /* 1 after a prediction of which the byte has not been seen */
     int32_t target;         /* label of the last step; -1 without one */
     uint32_t no_recent;     /* 1 in a document that is read without the short-term memory */
-    float final_delta[SETS + 1];
+    float final_delta[SETS];
     float network[256];     /* logits of the nodes; [0] is 1 if there is a network */
 };
 
 INLINE uint64_t ring_size(const struct memory *m) { return m->window > LEAST_RING ? (uint64_t)m->window : LEAST_RING; }
-INLINE int wide_links(const struct memory *m) { return m->window > 65536; }
+INLINE int without_recent(const struct memory *m, const struct stream *s) { return !m->window || s->no_recent; }
+INLINE int wide_positions(const struct memory *m) { return m->window > 65536; }
 INLINE float *rows_of(struct stream *s) { return (float *)(s + 1); }
 INLINE uint8_t *ring_of(const struct memory *m, struct stream *s) { return (uint8_t *)(rows_of(s) + m->rows * INPUTS); }
-INLINE uint8_t *chains_of(const struct memory *m, struct stream *s) { return ring_of(m, s) + ring_size(m); }
+/* Tables of the short-term memory, one after another, then the index of its matches. */
+INLINE int64_t recent_slots(const struct memory *m, int table)
+{
+    const int64_t slots = table ? m->window >> WINDOW_SHARE[table] : FIRST_SLOTS;
+    return slots > WAYS ? slots : WAYS;
+}
+INLINE int64_t first_slot(const struct memory *m, int table)
+{
+    int64_t first = 0;
+    for (int k = 0; k < table; k++) first += recent_slots(m, k);
+    return first;
+}
+INLINE struct slot *recent_of(const struct memory *m, struct stream *s) { return (struct slot *)(ring_of(m, s) + ring_size(m)); }
+INLINE void *match_index_of(const struct memory *m, struct stream *s) { return recent_of(m, s) + first_slot(m, RECENT_CONTEXTS); }
 INLINE int64_t state_size(const struct memory *m)
 {
-    const int64_t link = wide_links(m) ? 4 : 2, chains = m->window ? CHAINS * ((1LL << m->head_bits) + m->window) * link : 0;
-    return ((int64_t)sizeof(struct stream) + m->rows * INPUTS * 4 + (int64_t)ring_size(m) + chains + 15) / 16 * 16;
+    const int64_t slots = m->window ? first_slot(m, RECENT_CONTEXTS) * (int64_t)sizeof(struct slot) : 0;
+    const int64_t index = m->window ? (wide_positions(m) ? 4LL : 2LL) << m->match_bits : 0;
+    return ((int64_t)sizeof(struct stream) + m->rows * INPUTS * 4 + (int64_t)ring_size(m) + slots + index + 15) / 16 * 16;
 }
 
 /* ---- arithmetic ---- */

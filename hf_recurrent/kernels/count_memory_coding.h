@@ -12,7 +12,7 @@ static TARGET int NAME(expected_byte)(const struct found *f, int tree, int depth
             if (slot->count[i] > most && (slot->symbol[i] | 256) >> (8 - depth) == tree) { most = slot->count[i]; byte = slot->symbol[i]; }
         if (most) return byte;
     }
-    for (int s = RECENT_12; s >= RECENT_1; s--) if (match_bit(f->recent[s], tree, depth)) return f->recent[s];
+    for (int s = RECENT_4; s >= RECENT_1; s--) if (f->slots[s] && match_bit(f->slots[s]->symbol[0], tree, depth)) return f->slots[s]->symbol[0];
     return (tree << (8 - depth)) & 255;
 }
 /* Code a byte, which a decoder finds out, and return it; `path` is then ready for learning from it.

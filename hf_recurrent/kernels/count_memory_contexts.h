@@ -1,11 +1,11 @@
-/* Contexts of a position, the tables of the long-term memory, and the chains of the short-term memory. */
+/* Contexts of a position, and what each memory knows of them. */
 INLINE uint8_t back(const struct history *h, const uint8_t *ring, uint64_t mask, uint64_t distance)
 {
     return ring[(h->position - distance) & mask];
 }
 INLINE int is_word(int c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c >= 128; }
 
-struct hashes { uint32_t context[LONG_CONTEXTS], text[2]; };
+struct hashes { uint32_t context[LONG_CONTEXTS], text[2], last; };
 
 static void find_hashes(const struct history *h, const uint8_t *ring, uint64_t mask, struct hashes *found)
 {
@@ -13,6 +13,7 @@ static void find_hashes(const struct history *h, const uint8_t *ring, uint64_t m
     int k = 0;
     for (uint32_t order = 1; order <= LONG_INDEX; order++) {
         hash = hash2(hash, order <= h->position ? back(h, ring, mask, order) + 1u : 0);
+        if (order == 1) found->last = hash2(hash, order);
         if (order == SHORT_MATCH) found->text[0] = hash;
         if (order == ORDER[k]) found->context[k++] = hash2(hash, order);
     }
@@ -112,101 +113,88 @@ INLINE int in_text(const struct memory *m, uint64_t at)
     return at && at < used && at + size > used + LONGEST + 8;
 }
 
+/* ---- short-term memory ---- */
+INLINE uint32_t recent_hash(const struct hashes *h, int table)
+{
+    switch (RECENT_1 + table) {
+    case RECENT_1: return h->last;
+    case RECENT_WORD: return h->context[WORD];
+    case RECENT_INDENT: return h->context[INDENT];
+    default: return h->context[table - 1]; /* orders 2, 3, 4 */
+    }
+}
+INLINE struct slot *recent_bucket(const struct memory *m, struct stream *s, int table, uint32_t hash)
+{
+    const uint64_t slots = (uint64_t)recent_slots(m, table);
+    return recent_of(m, s) + first_slot(m, table) + ((hash * slots >> 32) & ~(uint64_t)(WAYS - 1));
+}
+/* Count `symbol` after a context. The newest slot of a bucket and the newest symbol of a slot come first; the oldest are
+ * replaced. Symbols that have come since this one last did lose half of what they have above two. */
+static void count_recent(struct slot *bucket, uint32_t hash, int symbol)
+{
+    const uint16_t check = (uint16_t)(hash | 1);
+    int way = 0, i = 0;
+    while (way < WAYS - 1 && bucket[way].check != check) way++;
+    struct slot slot = bucket[way];
+    if (slot.check != check) { memset(&slot, 0, sizeof slot); slot.check = check; }
+    for (; way; way--) bucket[way] = bucket[way - 1];
+    while (i < SYMBOLS - 1 && slot.count[i] && slot.symbol[i] != symbol) i++;
+    const int counted = slot.symbol[i] == symbol ? slot.count[i] : 0;
+    for (; i; i--) {
+        const int before = slot.count[i - 1];
+        slot.symbol[i] = slot.symbol[i - 1];
+        slot.count[i] = (uint8_t)(before > 2 ? before - (before - 1) / 2 : before);
+    }
+    slot.symbol[0] = (uint8_t)symbol;
+    slot.count[0] = (uint8_t)(counted < 255 ? counted + 1 : counted);
+    bucket[0] = slot;
+}
+INLINE uint64_t match_place(const struct memory *m, const struct hashes *h) { return h->context[MATCH_CONTEXT] >> (32 - m->match_bits); }
+/* Before the byte at the current position is appended: later contexts find it. */
+static void remember(const struct memory *m, struct stream *s, const struct hashes *h, int byte)
+{
+    const uint32_t next = (uint32_t)s->history.position + 1;
+    for (int k = 0; k < RECENT_CONTEXTS; k++) {
+        const uint32_t hash = recent_hash(h, k);
+        count_recent(recent_bucket(m, s, k, hash), hash, byte);
+    }
+    if (wide_positions(m)) ((uint32_t *)match_index_of(m, s))[match_place(m, h)] = next;
+    else ((uint16_t *)match_index_of(m, s))[match_place(m, h)] = (uint16_t)next;
+}
+INLINE void follow_match(const struct memory *m, struct stream *s, int byte)
+{
+    if (!s->match_length) return;
+    if (ring_of(m, s)[s->match & (ring_size(m) - 1)] == byte) { s->match++; s->match_length += s->match_length < 65535; }
+    else s->match_length = 0;
+}
+
 /* ---- what is known at a position ---- */
 struct found {
     struct hashes hashes;
-    const struct slot *slots[LONG_CONTEXTS]; /* null without counts */
-    uint8_t symbol[MOST_CANDIDATES], first[MOST_CANDIDATES], last[MOST_CANDIDATES]; /* sources [first, last] */
-    int candidates;
-    int16_t recent[SOURCES];                 /* newest symbol of a source; -1 without one */
+    const struct slot *slots[LONG_MATCH]; /* of both memories; null without counts */
     int order, recent_order, match_length, match_symbol, long_symbol, long_length;
 };
-INLINE uint32_t head_of(const struct memory *m, uint8_t *chains, int chain, uint32_t key, int64_t *head)
-{
-    *head = ((int64_t)chain << m->head_bits) + (scrambled(key + (uint32_t)chain) >> (32 - m->head_bits));
-    return wide_links(m) ? ((uint32_t *)chains)[*head] : ((uint16_t *)chains)[*head];
-}
-INLINE int64_t link_of(const struct memory *m, int chain, uint64_t at)
-{
-    return ((int64_t)CHAINS << m->head_bits) + chain * m->window + (int64_t)(at & (uint64_t)(m->window - 1));
-}
-INLINE void chain_keys(const struct history *h, const struct hashes *hashes, uint32_t *key)
-{
-    key[CHAIN_1] = h->last8 & 255; key[CHAIN_2] = h->last8 & 0xffff; key[CHAIN_4] = (uint32_t)h->last8;
-    key[CHAIN_WORD] = hashes->context[WORD]; key[CHAIN_INDENT] = hashes->context[INDENT];
-}
-/* Sources of a candidate whose last `length` bytes are the current ones. */
-INLINE int sources_of(int chain, uint32_t length, int *first)
-{
-    switch (chain) {
-    case CHAIN_1: *first = RECENT_1; return length ? RECENT_1 : -1;
-    case CHAIN_2: *first = RECENT_2; return length >= 3 ? RECENT_3 : length == 2 ? RECENT_2 : -1;
-    case CHAIN_4: *first = RECENT_4;
-        return length >= 12 ? RECENT_12 : length >= 6 ? RECENT_6 : length >= 4 ? RECENT_4 : -1;
-    case CHAIN_WORD: *first = RECENT_WORD; return RECENT_WORD;
-    default: *first = RECENT_INDENT; return RECENT_INDENT;
-    }
-}
-/* Number of bytes before `at`, at most 8, that equal the newest ones. */
-INLINE uint32_t equal_bytes(const uint8_t *ring, uint64_t mask, uint64_t at, uint64_t newest)
-{
-    uint64_t found = 0;
-    if ((at & mask) >= 8) memcpy(&found, ring + (at & mask) - 8, 8);
-    else for (int i = 8; i > 0; i--) found = found >> 8 | (uint64_t)ring[(at - (uint64_t)i) & mask] << 56;
-    found ^= newest;
-    return found ? (uint32_t)__builtin_clzll(found) / 8 : 8;
-}
 static void find_recent(const struct memory *m, struct stream *s, struct found *f)
 {
-    static const uint8_t MOST[CHAINS] = {1, 3, LONGEST, 0, 0};
-    const struct history *h = &s->history;
-    const uint64_t now = h->position, mask = ring_size(m) - 1, window = (uint64_t)m->window;
-    const uint32_t low = wide_links(m) ? UINT32_MAX : 65535;
+    for (int k = 0; k < RECENT_CONTEXTS; k++) {
+        const uint32_t hash = recent_hash(&f->hashes, k);
+        f->slots[RECENT_1 + k] = find_slot(recent_bucket(m, s, k, hash), hash);
+        if (f->slots[RECENT_1 + k] && k < RECENT_WORD - RECENT_1) f->recent_order = k + 1;
+    }
+    const uint64_t now = s->history.position, mask = ring_size(m) - 1, window = (uint64_t)m->window;
     const uint8_t *ring = ring_of(m, s);
-    uint8_t *chains = chains_of(m, s);
-    const uint64_t newest = __builtin_bswap64(h->last8); /* as in the ring */
-    uint32_t key[CHAINS];
-    chain_keys(h, &f->hashes, key);
-    for (int c = 0; c < CHAINS; c++) {
-        int64_t place;
-        uint32_t stored = head_of(m, chains, c, key[c], &place);
-        uint64_t age = ((uint32_t)now + 1 - stored) & low, last = 0;
-        for (int n = 0; n < CANDIDATES[c] && age > last && age < window && age <= now; n++) {
-            const uint64_t at = now - age;
-            uint32_t length = MOST[c] ? equal_bytes(ring, mask, at, newest) : 0;
-            if (length > MOST[c]) length = MOST[c];
-            if (length > at) length = (uint32_t)at;
-            if (length + age > window) length = (uint32_t)(window - age);
-            if (length == 8) while (length < MOST[c] && length < at && length + age < window && ring[(at - 1 - length) & mask] == ring[(now - 1 - length) & mask]) length++;
-            int first;
-            const int source = sources_of(c, length, &first), symbol = ring[at & mask];
-            if (source >= 0) {
-                for (int o = first; o <= source; o++) if (f->recent[o] < 0) f->recent[o] = (int16_t)symbol;
-                f->symbol[f->candidates] = (uint8_t)symbol; f->first[f->candidates] = (uint8_t)first; f->last[f->candidates++] = (uint8_t)source;
-                if (c == CHAIN_4 && (int)length > f->match_length) { f->match_length = (int)length; f->match_symbol = symbol; }
-            }
-            last = age;
-            const int64_t link = link_of(m, c, at);
-            stored = wide_links(m) ? ((uint32_t *)chains)[link] : ((uint16_t *)chains)[link];
-            age = ((uint32_t)now + 1 - stored) & low;
-        }
+    if (s->match_length < 24) {
+        const uint64_t place = match_place(m, &f->hashes);
+        const uint32_t low = wide_positions(m) ? UINT32_MAX : 65535;
+        const uint32_t stored = wide_positions(m) ? ((uint32_t *)match_index_of(m, s))[place] : ((uint16_t *)match_index_of(m, s))[place];
+        const uint64_t age = ((uint32_t)now + 1 - stored) & low, at = now - age;
+        uint32_t length = 0;
+        if (age && age < window && age <= now)
+            while (length < LONGEST && length < at && length + age < window && ring[(at - 1 - length) & mask] == ring[(now - 1 - length) & mask]) length++;
+        if (length > s->match_length && length >= SHORTEST) { s->match_length = length; s->match = at; }
     }
-    for (int o = RECENT_2; o <= RECENT_12; o++) if (f->recent[o] >= 0) f->recent_order = o - RECENT_1;
-}
-/* Before the byte at the current position is appended: later contexts find it. */
-static void link_position(const struct memory *m, struct stream *s, const struct hashes *hashes)
-{
-    uint8_t *chains = chains_of(m, s);
-    const uint64_t now = s->history.position;
-    uint32_t key[CHAINS];
-    chain_keys(&s->history, hashes, key);
-    for (int c = 0; c < CHAINS; c++) {
-        int64_t head;
-        const uint32_t stored = head_of(m, chains, c, key[c], &head);
-        const int64_t link = link_of(m, c, now);
-        if (wide_links(m)) { ((uint32_t *)chains)[link] = stored; ((uint32_t *)chains)[head] = (uint32_t)now + 1; }
-        else { ((uint16_t *)chains)[link] = (uint16_t)stored; ((uint16_t *)chains)[head] = (uint16_t)(now + 1); }
-    }
+    f->match_length = (int)(s->match_length < 65535 ? s->match_length : 65535);
+    if (f->match_length) f->match_symbol = ring[s->match & mask];
 }
 static void find_match(const struct memory *m, struct stream *s, struct found *f)
 {
@@ -231,10 +219,10 @@ static void find(const struct memory *m, struct stream *s, struct found *f)
 {
     find_hashes(&s->history, ring_of(m, s), ring_size(m) - 1, &f->hashes);
     for (int c = 0; c < LONG_CONTEXTS; c++) __builtin_prefetch(bucket_of(m, c, f->hashes.context[c]));
-    for (int i = 0; i < SOURCES; i++) f->recent[i] = -1;
-    f->candidates = f->recent_order = f->match_length = 0;
+    for (int k = RECENT_1; k < LONG_MATCH; k++) f->slots[k] = 0;
+    f->recent_order = f->match_length = 0;
     f->match_symbol = -1;
-    if (m->window && !s->no_recent) find_recent(m, s, f);
+    if (!without_recent(m, s)) find_recent(m, s, f);
     find_match(m, s, f);
     f->order = 0;
     for (int c = 0; c < LONG_CONTEXTS; c++) {

@@ -17,7 +17,7 @@ from .compiled import load_library
 if TYPE_CHECKING:  # compression by counts alone starts without transformers
     from hf_recurrent.modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 
-VERSION = 2  # of the results of count_memory_cpu.c
+VERSION = 3  # of the results of count_memory_cpu.c
 _POINTER = ctypes.c_void_p
 _library = load_library("_count_memory_cpu", "hf_count_memory_version", VERSION)
 _LEARNS, _INSERTS = 1, 2
@@ -28,7 +28,7 @@ def _structure(name: str, fields: Mapping[str, type]) -> type[ctypes.Structure]:
 
 
 _ARRAYS = ("slots", "text", "index", "cells", "weights", "final_weights", "refinement", "counters")
-_SIZES = ("slot_bits", "text_bits", "index_bits", "window", "head_bits", "rows")
+_SIZES = ("slot_bits", "text_bits", "index_bits", "match_bits", "window", "rows")
 _Memory = _structure("_Memory", dict.fromkeys(_SIZES, ctypes.c_int64) | dict.fromkeys(_ARRAYS, _POINTER))
 _Rates = _structure(
     "_Rates",
@@ -82,8 +82,8 @@ class Memory:
         sizes = (shape.slots, shape.text, arrays["index"].shape[1])
         self._struct = _Memory(
             *(size.bit_length() - 1 for size in sizes),
+            shape.match_bits,
             shape.window,
-            shape.head_bits,
             shape.rows,
             *(_address(arrays[name]) for name in _ARRAYS),
         )

@@ -17,16 +17,12 @@ static TARGET void NAME(find_cells)(const struct memory *m, const struct found *
     memset(other, 0, sizeof other);
     memset(path->x[from], 0, (size_t)(8 - from) * sizeof path->x[0]);
     for (int d = from; d < 8; d++) for (int s = 0; s < SOURCES; s++) path->nodes[d].cells[s] = -1;
-    for (int c = 0; c < LONG_CONTEXTS; c++)
+    for (int c = 0; c < LONG_MATCH; c++)
         if (f->slots[c])
             for (int i = 0; i < SYMBOLS && f->slots[c]->count[i]; i++) other[c][parting(f->slots[c]->symbol[i], byte)] += f->slots[c]->count[i];
-    for (int i = 0; i < f->candidates; i++) {
-        const int d = parting(f->symbol[i], byte);
-        for (int s = f->first[i]; s <= f->last[i]; s++) other[s][d]++;
-    }
     for (int s = 0; s < LONG_MATCH; s++) {
-        if (s < LONG_CONTEXTS ? !f->slots[s] : f->recent[s] < 0) continue;
-        const int leaves = s < LONG_CONTEXTS ? -1 : parting(f->recent[s], byte);
+        if (!f->slots[s]) continue;
+        const int leaves = s < LONG_CONTEXTS ? -1 : parting(f->slots[s]->symbol[0], byte);
         int same = other[s][8];
         for (int depth = 7; depth >= from; depth--) {
             const int bit = byte >> (7 - depth) & 1, differ = other[s][depth], zeros = bit ? differ : same, ones = bit ? same : differ;
@@ -70,7 +66,7 @@ INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream
     const int l_level = !l_bit ? 0 : ll < 16 ? 1 : ll < 32 ? 2 : 3;
     const int agree = m_bit && l_bit ? m_bit == l_bit ? 1 : 2 : 0;
     const int network = s->network[0] > 0 ? 12 + (int)(clipped(s->network[tree], -5.5f, 5.5f) * 2) : 0;
-    const int row[SETS] = {tree, last, f->order * 12 + f->recent_order, ((depth * 8 + m_level) * 4 + l_level) * 3 + agree,
+    const int row[SETS] = {tree, last, f->order * 5 + f->recent_order, ((depth * 8 + m_level) * 4 + l_level) * 3 + agree,
         (h->column < 23 ? (int)h->column : 23) * 24 + (h->indent < 23 ? (int)h->indent : 23), last * 8 + depth, network * 8 + m_level};
     for (int k = 0, first = 0; k < SETS; first += SET_SIZE[k++]) {
         node->row[k] = row[k] + first;

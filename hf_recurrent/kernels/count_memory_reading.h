@@ -20,9 +20,9 @@ static TARGET void NAME(predict_all)(const struct memory *m, struct stream *s, c
     int refined[256];
     struct path path;
     struct node node;
-    for (int c = 0; c < LONG_CONTEXTS; c++)
+    for (int c = 0; c < LONG_MATCH; c++)
         if (f->slots[c]) for (int i = 0; i < SYMBOLS && f->slots[c]->count[i]; i++) listed[f->slots[c]->symbol[i]] = 1;
-    for (int i = 0; i < f->candidates; i++) listed[f->symbol[i]] = 1;
+    if (f->match_symbol >= 0) listed[f->match_symbol] = 1;
     if (f->long_symbol >= 0) listed[f->long_symbol] = 1;
     for (int byte = 0; byte < 256; byte++) {
         int from = 0;
@@ -86,7 +86,7 @@ static TARGET void NAME(write_target)(const struct path *path, int64_t i, const 
     }
     if (b->nats) b->nats[i] = nats;
 }
-/* After a byte is known: count it, follow the long match, and make it part of the history. Chains do not lead to samples. */
+/* After a byte is known: count it, follow the long match, and make it part of the history. The short-term memory does not know samples. */
 static TARGET void NAME(append_byte)(struct memory *m, struct stream *s, const struct rates *r, const struct found *found, int byte, int is_sampled)
 {
     if (r->mode & INSERTS) insert(m, &found->hashes, s->history.position, byte);
@@ -94,7 +94,11 @@ static TARGET void NAME(append_byte)(struct memory *m, struct stream *s, const s
         if (in_text(m, s->long_match) && m->text[s->long_match & ((1ULL << m->text_bits) - 1)] == byte) { s->long_match++; s->long_length += s->long_length < 65535; }
         else s->long_length = 0;
     }
-    if (m->window && !is_sampled) link_position(m, s, &found->hashes);
+    if (is_sampled) s->match_length = 0; /* it could go on into samples */
+    else if (!without_recent(m, s)) {
+        remember(m, s, &found->hashes, byte);
+        follow_match(m, s, byte);
+    }
     append(&s->history, ring_of(m, s), ring_size(m) - 1, byte);
 }
 static TARGET void NAME(read_stream)(struct memory *m, struct stream *s, const struct rates *r, int64_t number, const struct block *b)

@@ -146,8 +146,8 @@ class ContextConfig(ByteConfig):
     ngram_output: bool = False
     count_memory_slots: int = 0
     count_memory_text: int = 1 << 22
-    count_memory_window: int = 1 << 12
-    count_memory_rows: int = 32
+    count_memory_window: int = 1 << 13
+    count_memory_rows: int = 64
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

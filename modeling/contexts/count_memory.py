@@ -2,8 +2,8 @@
 
 Two levels of memory. The *long-term* memory is in the weights: tables of the bytes that followed each context (orders
 2 to 20, words, indentation, the line above) in the training text, with the text itself for long matches. It is filled
-in one pass and frozen in use. The *short-term* memory is in the state of each stream: the last W bytes, with chains
-through equal contexts, and rows of mixing weights that adapt.
+in one pass and frozen in use. The *short-term* memory is in the state of each stream: small tables of the contexts
+that came last, the last W bytes for matches, and rows of mixing weights that adapt.
 
 A byte is eight binary decisions, the nodes of a tree. In each context the counts below a node select an adaptive
 probability (indirect modelling); sets of weights, selected by small contexts, mix the logits of these probabilities

@@ -1,9 +1,9 @@
-"""Contexts of a position, the tables of the long-term memory, and the chains of the short-term memory.
+"""Contexts of a position, and what each memory knows of them.
 
 A context is a hash of the last bytes (an order), of the current word, or of the place in a line. The *long-term*
-memory keeps, for each context, the bytes that followed it and how often. The *short-term* memory is a window of the
-stream itself; chains lead from a position to earlier ones with an equal context, as in LZ77. In both, the longest
-match predicts the byte after it. Source: Mahoney, "Data Compression Explained" (2013), sections on context models,
+memory keeps, for each context, the bytes that followed it and how often. The *short-term* memory keeps the same of
+the stream, in small tables that forget the oldest contexts. In both, a long match with earlier text predicts the byte
+after it. Source: Mahoney, "Data Compression Explained" (2013), sections on context models,
 hash tables and match models.
 
 Integers as in `hf_recurrent/kernels/count_memory_contexts.h`, with the same wrap-around. An index that comes from a
@@ -20,15 +20,13 @@ import numpy as np
 
 from .count_memory_layout import (
     ABOVE,
-    CHAINS,
     INDENT,
     LEAST_RING,
     LONG_CONTEXTS,
     ORDERS,
     RECENT,
-    RECENT_INDENT,
     RECENT_ORDERS,
-    RECENT_WORD,
+    SLOT,
     SOURCES,
     SYMBOLS,
     TEXT_USED,
@@ -41,13 +39,11 @@ from .count_memory_layout import (
 LOW_32, LOW_64 = (1 << 32) - 1, (1 << 64) - 1
 SHORT_MATCH, LONG_INDEX = 8, 20  # bytes of the contexts whose ends in the text are indexed
 LONGEST_MATCH = 40  # bytes that are compared
-LONG_ENOUGH = 24  # a match of the text that is not given up for another one
+LONG_ENOUGH = 24  # a match that is not given up for another one
 MOST_LENGTH = 65535
-# Chains through the window, and how many positions of each are visited.
-CHAIN_1, CHAIN_2, CHAIN_4, CHAIN_WORD, CHAIN_INDENT = range(CHAINS)
-CANDIDATES = (16, 20, 28, 12, 12)
-CHAIN_ORDERS = {CHAIN_1: (1,), CHAIN_2: (2, 3), CHAIN_4: (4, 6, 12)}
-CHAIN_BYTES = {CHAIN_1: 1, CHAIN_2: 3, CHAIN_4: LONGEST_MATCH}  # that are compared
+# The window's index of matches has contexts of order 6; a little less must be equal.
+MATCH_CONTEXT, SHORTEST_MATCH = ORDERS.index(6), 4
+MOST_COUNT = 255
 WORD_BYTES = frozenset(b"_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" + bytes(range(128, 256)))
 
 Hashed = TypeVar("Hashed", int, np.ndarray)
@@ -133,10 +129,18 @@ class ContextHashes:
     Args:
         contexts: of the long-term memory, LONG_CONTEXTS of them.
         text: of the last SHORT_MATCH and of the last LONG_INDEX bytes.
+        last: of the last byte.
     """
 
     contexts: list[int]
     text: tuple[int, int]
+    last: int
+
+    @property
+    def recent(self) -> list[int]:
+        """Of the contexts of the short-term memory."""
+        orders = [self.contexts[ORDERS.index(order)] for order in RECENT_ORDERS[1:]]
+        return [self.last, *orders, self.contexts[WORD], self.contexts[INDENT]]
 
 
 def hashes_at(history: ByteHistory, ring: np.ndarray) -> ContextHashes:
@@ -151,7 +155,7 @@ def hashes_at(history: ByteHistory, ring: np.ndarray) -> ContextHashes:
     place = (history.indent * 256 + history.first) & LOW_32
     contexts[INDENT] = hash_of_two(hash_of_two(place, history.word), last + 7007)
     contexts[ABOVE] = hash_of_two(hash_of_two(history.above, last), 8008)
-    return ContextHashes(contexts, (orders[SHORT_MATCH], orders[LONG_INDEX]))
+    return ContextHashes(contexts, (orders[SHORT_MATCH], orders[LONG_INDEX]), hash_of_two(orders[1], 1))
 
 
 # ---- long-term memory ----------------------------------------------------------------------------------------------
@@ -159,15 +163,14 @@ def hashes_at(history: ByteHistory, ring: np.ndarray) -> ContextHashes:
 # bits tells its slot from others. A full bucket loses the slot with the fewest counts: the memory never grows.
 
 
-def _first_way(slots: np.ndarray, hashed: int) -> int:
-    bits = slots.shape[1].bit_length() - 1
-    return hashed >> (32 - bits) & ~(WAYS - 1)
+def _bucket(table: np.ndarray, hashed: int) -> np.ndarray:
+    first = hashed >> (33 - len(table).bit_length()) & ~(WAYS - 1)
+    return table[first : first + WAYS]
 
 
 def _slot_to_count_in(slots: np.ndarray, context: int, hashed: int) -> np.void:
     """The slot of a context, in place of the one with the fewest counts if it has none."""
-    first = _first_way(slots, hashed)
-    bucket = slots[context, first : first + WAYS]
+    bucket = _bucket(slots[context], hashed)
     check = hashed & 0xFFFF | 1
     (equal,) = np.nonzero(bucket["check"] == check)
     if len(equal):
@@ -230,7 +233,7 @@ def is_in_text(arrays: Mapping[str, np.ndarray], at: int) -> bool:
 # ---- state of a stream ---------------------------------------------------------------------------------------------
 
 
-STREAM_NUMBERS = ("long_match", "long_length", "pending", "target", "no_recent")
+STREAM_NUMBERS = ("long_match", "match", "long_length", "match_length", "pending", "target", "no_recent")
 
 
 @dataclass
@@ -239,20 +242,26 @@ class CountStream:
 
     Args:
         state: its bytes, uint8.
+        shape: sizes of the memory.
         fields: the same memory, one element of `MemoryShape.stream`.
         history: position, and what its contexts are made from.
         long_match: position in the text of the byte that the match there predicts.
-        long_length: bytes of that match; 0 without one.
+        match: position in the document of the byte that the match in the window predicts.
+        long_length: bytes of the match in the text; 0 without one.
+        match_length: bytes of the match in the window; 0 without one.
         pending: 1 after a prediction of which the byte has not been seen.
         target: the label of the last step; -1 without one.
         no_recent: 1 in a document that is read without the short-term memory.
     """
 
     state: np.ndarray
+    shape: MemoryShape
     fields: np.void
     history: ByteHistory = field(default_factory=ByteHistory)
     long_match: int = 0
+    match: int = 0
     long_length: int = 0
+    match_length: int = 0
     pending: int = 0
     target: int = 0
     no_recent: int = 0
@@ -262,7 +271,7 @@ class CountStream:
         """From a state (bytes,) uint8, of which the stream changes the arrays at once, and the numbers in `store`."""
         fields = state.view(shape.stream)[0]
         history = ByteHistory(**{name: int(fields[name]) for name in ByteHistory.__dataclass_fields__})
-        return cls(state, fields, history, **{name: int(fields[name]) for name in STREAM_NUMBERS})
+        return cls(state, shape, fields, history, **{name: int(fields[name]) for name in STREAM_NUMBERS})
 
     def store(self) -> None:
         for name, value in vars(self.history).items():
@@ -292,10 +301,10 @@ class FoundCounts:
     Args:
         hashes: of the contexts here.
         counts: (SOURCES, 256) int64, how often each byte followed, by source; zeros for the sources of matches.
-        recent: (SOURCES,) int64, the newest byte that followed in the window; -1 without one.
+        recent: (SOURCES,) int64, the newest byte that followed, for contexts of the short-term memory; else -1.
         order: number of the longest order with counts in the long-term memory, from 1; 0 without one.
-        recent_order: number of the longest order with a position in the window, from 0.
-        match_byte: the byte after the longest match in the window; -1 without one.
+        recent_order: the same in the short-term memory.
+        match_byte: the byte after the match in the window; -1 without one.
         match_length: its bytes.
         long_byte: the byte after the match in the text; -1 without one.
         long_length: its bytes.
@@ -313,94 +322,117 @@ class FoundCounts:
 
 
 def find_counts(arrays: Mapping[str, np.ndarray], shape: MemoryShape, stream: CountStream) -> FoundCounts:
-    """Look up all contexts of the current position; the stream's match in the text may change."""
+    """Look up all contexts of the current position; the stream's matches may change."""
     hashes = hashes_at(stream.history, stream["ring"])
     found = FoundCounts(hashes, np.zeros((SOURCES, 256), np.int64), np.full(SOURCES, -1, np.int64))
     if shape.window and not stream.no_recent:
         _find_recent(stream, found)
+        _find_match(stream, found)
     _find_long_match(arrays, stream, found)
     slots = arrays["slots"]
     for context, hashed in enumerate(hashes.contexts):
-        first = _first_way(slots, hashed)
-        bucket = slots[context, first : first + WAYS]
-        (equal,) = np.nonzero(bucket["check"] == (hashed & 0xFFFF | 1))
-        if not len(equal):
-            continue
-        symbols, counts = (bucket[equal[0]][name].tolist() for name in ("symbol", "count"))
-        for symbol, count in zip(symbols, counts, strict=True):
-            if not count:
-                break
-            found.counts[context, symbol] += count
-        if context < len(ORDERS):
+        if _count_symbols(_bucket(slots[context], hashed), hashed, found.counts[context]) and context < len(ORDERS):
             found.order = context + 1
     return found
 
 
-def _chain_keys(history: ByteHistory, hashes: ContextHashes) -> list[int]:
-    """The context of each chain: the last 1, 2 and 4 bytes, the word, the indentation with the word."""
-    last = history.last8
-    return [last & 0xFF, last & 0xFFFF, last & LOW_32, hashes.contexts[WORD], hashes.contexts[INDENT]]
-
-
-def _head_of_chain(heads: np.ndarray, chain: int, key: int) -> int:
-    """Where the head of a chain is kept: the newest position with a context, plus 1."""
-    bits = heads.shape[1].bit_length() - 1
-    return scrambled((key + chain) & LOW_32) >> (32 - bits)
-
-
-def _sources_of(chain: int, length: int) -> range:
-    """The sources that count a position of a chain, of which `length` bytes before it equal the last ones."""
-    if chain not in CHAIN_ORDERS:
-        source = RECENT_WORD if chain == CHAIN_WORD else RECENT_INDENT
-        return range(source, source + 1)
-    first = RECENT + RECENT_ORDERS.index(CHAIN_ORDERS[chain][0])
-    return range(first, first + sum(order <= length for order in CHAIN_ORDERS[chain]))
-
-
-def _equal_bytes(ring: np.ndarray, at: int, history: ByteHistory, most: int) -> int:
-    """Number of bytes before position `at` that equal the last ones, at most `most`."""
-    mask, length = len(ring) - 1, 0
-    while length < most:
-        newest = history.last8 >> 8 * length & 255 if length < 8 else ring[(history.position - 1 - length) & mask]
-        if ring[(at - 1 - length) & mask] != newest:
+def _count_symbols(bucket: np.ndarray, hashed: int, counts: np.ndarray) -> np.void | None:
+    """Add the counts of a context to counts (256,), and return its slot; None without one."""
+    (equal,) = np.nonzero(bucket["check"] == (hashed & 0xFFFF | 1))
+    if not len(equal):
+        return None
+    slot = bucket[equal[0]]
+    for symbol, count in zip(slot["symbol"].tolist(), slot["count"].tolist(), strict=True):
+        if not count:
             break
-        length += 1
-    return length
+        counts[symbol] += count
+    return slot
+
+
+# ---- short-term memory ---------------------------------------------------------------------------------------------
+# Its slots are those of the long-term memory, but the newest slot of a bucket and the newest symbol of a slot come
+# first, and the oldest are replaced.
 
 
 def _find_recent(stream: CountStream, found: FoundCounts) -> None:
-    """Count the bytes after earlier positions in the window, from the newest on each chain."""
-    ring, heads, links, now = stream["ring"], stream["heads"], stream["links"], stream.history.position
-    mask, window, low = len(ring) - 1, links.shape[1], int(np.iinfo(links.dtype).max)
-    for chain, key in enumerate(_chain_keys(stream.history, found.hashes)):
-        stored, last = int(heads[chain, _head_of_chain(heads, chain, key)]), 0
-        for _ in range(CANDIDATES[chain]):
-            age = (now + 1 - stored) & low
-            # Older than the one before, in the window and in the document; else the chain has been overwritten.
-            if not (last < age < window and age <= now):
-                break
-            at = now - age
-            length = _equal_bytes(ring, at, stream.history, min(CHAIN_BYTES.get(chain, 0), at, window - age))
-            sources, byte = _sources_of(chain, length), int(ring[at & mask])
-            for source in sources:
-                found.counts[source, byte] += 1
-                if found.recent[source] < 0:
-                    found.recent[source] = byte
-            if chain == CHAIN_4 and sources and length > found.match_length:
-                found.match_length, found.match_byte = length, byte
-            last, stored = age, int(links[chain, at & (window - 1)])
-    known = np.nonzero(found.recent[RECENT : RECENT + len(RECENT_ORDERS)] >= 0)[0]
-    found.recent_order = int(known[-1]) if len(known) else 0
+    for number, (table, hashed) in enumerate(zip(_recent_tables(stream), found.hashes.recent, strict=True)):
+        slot = _count_symbols(_recent_bucket(table, hashed), hashed, found.counts[RECENT + number])
+        if slot is not None:
+            found.recent[RECENT + number] = slot["symbol"][0]
+            if number < len(RECENT_ORDERS):
+                found.recent_order = number + 1
 
 
-def link_position(stream: CountStream, hashes: ContextHashes) -> None:
-    """Put the current position at the head of its chains, before its byte is appended."""
-    heads, links, now = stream["heads"], stream["links"], stream.history.position
-    low = int(np.iinfo(links.dtype).max)
-    for chain, key in enumerate(_chain_keys(stream.history, hashes)):
-        head = _head_of_chain(heads, chain, key)
-        links[chain, now & (links.shape[1] - 1)] = heads[chain, head]
-        heads[chain, head] = (now + 1) & low
+def _recent_tables(stream: CountStream) -> list[np.ndarray]:
+    """The slots of each context."""
+    return np.split(stream["recent"], np.cumsum(stream.shape.recent_slots[:-1]))
+
+
+def _recent_bucket(table: np.ndarray, hashed: int) -> np.ndarray:
+    first = hashed * len(table) >> 32 & ~(WAYS - 1)
+    return table[first : first + WAYS]
+
+
+def remember(stream: CountStream, hashes: ContextHashes, byte: int) -> None:
+    """Count a byte after the contexts of the current position, before it is appended; later contexts find it."""
+    for table, hashed in zip(_recent_tables(stream), hashes.recent, strict=True):
+        _count_recent(_recent_bucket(table, hashed), hashed, byte)
+    index = stream["match_index"]
+    index[_match_place(index, hashes)] = (stream.history.position + 1) & int(np.iinfo(index.dtype).max)
+
+
+def _count_recent(bucket: np.ndarray, hashed: int, byte: int) -> None:
+    """Count a byte in the slot of a context. Bytes that have come since it last did lose half of what exceeds two."""
+    check = hashed & 0xFFFF | 1
+    way = next((way for way in range(WAYS - 1) if bucket["check"][way] == check), WAYS - 1)
+    slot = bucket[way].copy() if bucket["check"][way] == check else np.zeros((), SLOT)
+    symbols, counts = slot["symbol"].tolist(), slot["count"].tolist()
+    known = (i for i in range(SYMBOLS - 1) if not counts[i] or symbols[i] == byte)
+    place = next(known, SYMBOLS - 1)
+    counted = counts[place] if symbols[place] == byte else 0
+    newer = [count - (count - 1) // 2 if count > 2 else count for count in counts[:place]]
+    slot["symbol"] = [byte, *symbols[:place], *symbols[place + 1 :]]
+    slot["count"] = [min(counted + 1, MOST_COUNT), *newer, *counts[place + 1 :]]
+    slot["check"] = check
+    bucket[1 : way + 1] = bucket[:way].copy()
+    bucket[0] = slot
+
+
+def _match_place(index: np.ndarray, hashes: ContextHashes) -> int:
+    return hashes.contexts[MATCH_CONTEXT] >> (33 - len(index).bit_length())
+
+
+def _find_match(stream: CountStream, found: FoundCounts) -> None:
+    """Keep the stream's match in the window, or look for a longer one."""
+    ring, index, now = stream["ring"], stream["match_index"], stream.history.position
+    mask, window = len(ring) - 1, stream.shape.window
+    if stream.match_length < LONG_ENOUGH:
+        age = (now + 1 - int(index[_match_place(index, found.hashes)])) & int(np.iinfo(index.dtype).max)
+        at, length = now - age, 0
+        if 0 < age < window and age <= now:
+            most = min(LONGEST_MATCH, at, window - age)
+            while length < most and ring[(at - 1 - length) & mask] == ring[(now - 1 - length) & mask]:
+                length += 1
+        if length > stream.match_length and length >= SHORTEST_MATCH:
+            stream.match_length, stream.match = length, at
+    found.match_length = min(stream.match_length, MOST_LENGTH)
+    if found.match_length:
+        found.match_byte = int(ring[stream.match & mask])
+
+
+def follow_match(stream: CountStream, byte: int) -> None:
+    """Move the stream's match in the window behind the byte that was read, or give it up."""
+    if not stream.match_length:
+        return
+    ring = stream["ring"]
+    if ring[stream.match & (len(ring) - 1)] == byte:
+        stream.match = (stream.match + 1) & LOW_64
+        stream.match_length += stream.match_length < MOST_LENGTH
+    else:
+        stream.match_length = 0
+
+
+# ---- matches in the text of the long-term memory -------------------------------------------------------------------
 
 
 def _find_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, found: FoundCounts) -> None:

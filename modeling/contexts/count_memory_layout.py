@@ -12,15 +12,16 @@ import numpy as np
 ORDERS = (2, 3, 4, 5, 6, 8, 12, 20)  # bytes of the contexts of the long-term memory
 WORD, WORDS, INDENT, ABOVE = range(len(ORDERS), len(ORDERS) + 4)
 LONG_CONTEXTS = len(ORDERS) + 4
-RECENT_ORDERS = (1, 2, 3, 4, 6, 12)  # of the short-term memory
+RECENT_ORDERS = (1, 2, 3, 4)  # of the short-term memory
 RECENT = LONG_CONTEXTS  # the first source of the short-term memory
 RECENT_WORD = RECENT + len(RECENT_ORDERS)
 RECENT_INDENT, LONG_MATCH, MATCH, SOURCES = range(RECENT_WORD + 1, RECENT_WORD + 5)
-CHAINS = 5
+RECENT_CONTEXTS = LONG_MATCH - RECENT
+FIRST_SLOTS, WINDOW_SHARES = 256, (8, 16, 32, 32, 32)  # slots of order 1; W / slots of the other tables
 LANES = 8
 BIAS, NETWORK, NETWORK_PROBABILITY = range(2 * SOURCES, 2 * SOURCES + 3)
 INPUTS = -(-(2 * SOURCES + 3) // LANES) * LANES
-SET_SIZES = (256, 256, 12 * 12, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8)
+SET_SIZES = (256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8)
 LEVELS, SYMBOLS, WAYS = 11, 7, 4
 REFINEMENTS, REFINEMENT_BITS, KNOTS = 3, 14, 33
 LEAST_RING = 512
@@ -44,30 +45,37 @@ class MemoryShape(NamedTuple):
     rows: int
 
     @property
-    def head_bits(self) -> int:
-        """Binary logarithm of the heads of each chain of the short-term memory."""
-        return min(max(self.window.bit_length() - 3, 4), 16)
+    def match_bits(self) -> int:
+        """Binary logarithm of the index of matches in the window."""
+        return max(self.window.bit_length() - 4, 4)
+
+    @property
+    def recent_slots(self) -> tuple[int, ...]:
+        """Slots of each table of the short-term memory."""
+        return FIRST_SLOTS, *(max(self.window // share, WAYS) for share in WINDOW_SHARES)
 
     @property
     def stream(self) -> np.dtype:
         """State of a stream. Zeros are the start of a document."""
-        link = "<u4" if self.window > 1 << 16 else "<u2"
+        position = "<u4" if self.window > 1 << 16 else "<u2"
         ring = max(self.window, LEAST_RING)
         fields: list[Any] = [
             *((name, "<u8") for name in ("position", "line", "last_line", "last8")),
             *((name, "<u4") for name in ("word", "last_word", "column", "indent", "first", "above")),
             ("long_match", "<u8"),
+            ("match", "<u8"),
             ("long_length", "<u4"),
+            ("match_length", "<u4"),
             ("pending", "<u4"),
             ("target", "<i4"),
             ("no_recent", "<u4"),
-            ("final_rows", "<f4", len(SET_SIZES) + 1),
+            ("final_rows", "<f4", len(SET_SIZES)),
             ("network", "<f4", 256),
             ("rows", "<f4", (self.rows, INPUTS)),
             ("ring", "u1", ring),
         ]
         if self.window:
-            fields += [("heads", link, (CHAINS, 1 << self.head_bits)), ("links", link, (CHAINS, self.window))]
+            fields += [("recent", SLOT, sum(self.recent_slots)), ("match_index", position, 1 << self.match_bits)]
         used = np.dtype(fields).itemsize
         return np.dtype([*fields, ("padding", "u1", -used % 16)])
 
@@ -101,7 +109,7 @@ class Rates(NamedTuple):
 
     weights: float = 0.003
     first_weights: float = 0.0
-    final: float = 0.002
+    final: float = 0.0005
     rows: float = 0.01
     least_cell: int = 98
     refinement: int = 50

@@ -268,7 +268,7 @@ def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> 
     selected = (
         nodes,
         history.last,
-        found.order * 12 + found.recent_order,
+        found.order * 5 + found.recent_order,
         ((depths * 8 + match_levels) * 4 + long_levels) * 3 + agreement,
         min(history.column, 23) * 24 + min(history.indent, 23),
         history.last * 8 + depths,

@@ -17,7 +17,8 @@ from .count_memory_contexts import (
     count_document,
     find_counts,
     follow_long_match,
-    link_position,
+    follow_match,
+    remember,
 )
 from .count_memory_layout import DOCUMENTS, REAL_STEP, RESET_STEP, SAMPLED_STEP, Block, MemoryShape, Rates
 from .count_memory_mixing import (
@@ -146,8 +147,11 @@ class _CountReader:
         if self.rates.inserts:
             count_byte(self.arrays, hashes, stream.history.position, byte)
         follow_long_match(self.arrays, stream, byte)
-        if self.shape.window and not is_sampled:
-            link_position(stream, hashes)
+        if is_sampled:
+            stream.match_length = 0  # it could go on into samples
+        elif self.shape.window and not stream.no_recent:
+            remember(stream, hashes, byte)
+            follow_match(stream, byte)
         stream.history.append(stream["ring"], byte)
         if block.pending is not None:
             if block.pending_used[row] == block.pending.shape[1]:
