@@ -4,6 +4,7 @@ Every method is measured on the same held-out documents. Counts and PPMd read th
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from hf_recurrent.data.corpus import Corpus
@@ -13,6 +14,7 @@ from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
 from hf_recurrent.evaluation.counts_alone import CountsAlone, frozen, frozen_memory, learn_counts
 from hf_recurrent.evaluation.ppmd import ppmd_bits_per_byte
 from hf_recurrent.evaluation.training_bytes import TrainingBytes
+from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape
 
 Row = dict[str, float | None]
 ALONE, AFTER = "each file alone", "after the same bytes"
@@ -37,36 +39,39 @@ def measure_accounts(
     """
     known = isinstance(read, TrainingBytes)
     notes = [] if known else [f"Counts and PPMd were not measured {AFTER}: {read}"]
-    with ThreadPoolExecutor(max_workers=1) as pool:  # compressors run while the memory, on one core, counts
+    with ThreadPoolExecutor(max_workers=2) as pool:  # counts and compressors take one core each
         compressed = pool.submit(_measure_compressors, held_out, b"".join(read.documents()) if known else b"", notes)
-        rows = _measure_model(model, held_out, share, metrics, read if known else None)
+        counted = None
+        if known and has_count_memory(model):
+            counted = pool.submit(_measure_counts, model.count_memory.shape, held_out, share, read)
+        rows = _measure_model(model, held_out, share, metrics)
+        if counted is not None:
+            rows = {"counts alone": counted.result()} | rows
         others, orders = compressed.result()
     sizes = {name: metrics[name] for name in ("num_bytes", "num_episodes")}
     train_bytes = read.num_bytes if known else None
     return {"rows": rows | others, "ppmd_orders": orders, "notes": notes, "train_bytes": train_bytes} | sizes
 
 
-def _measure_model(
-    model: Any, held_out: Corpus, share: EvaluationShare, metrics: dict[str, float], read: TrainingBytes | None
-) -> dict[str, Row]:
-    """Rows of counts, network and both."""
+def _measure_counts(shape: MemoryShape, held_out: Corpus, share: EvaluationShare, read: TrainingBytes) -> Row:
+    """Counts alone."""
+    memory = learn_counts(shape, read, progress=False)
+    alone = {"adapting": CountsAlone(memory), "frozen": CountsAlone(frozen_memory(memory))}
+    silent = replace(share, progress=False)
+    return {name: _bits(counts, held_out, silent) for name, counts in alone.items()}
 
-    def bits(measured: Any) -> float:
-        return held_out.evaluation_metrics(held_out.evaluate(measured, share))["bits_per_byte"]
 
+def _measure_model(model: Any, held_out: Corpus, share: EvaluationShare, metrics: dict[str, float]) -> dict[str, Row]:
+    """Rows of the network and of both."""
     if not has_count_memory(model):
         return {"network": dict.fromkeys(("adapting", "frozen"), metrics["bits_per_byte"])}
-    rows: dict[str, Row] = {}
-    if read is not None:
-        memory = learn_counts(model.count_memory.shape, read, progress=share.progress)
-        rows["counts alone"] = {
-            "adapting": bits(CountsAlone(memory)),
-            "frozen": bits(CountsAlone(frozen_memory(memory))),
-        }
-    rows["network alone"] = dict.fromkeys(("adapting", "frozen"), metrics["network_bits_per_byte"])
     with frozen(model):
-        rows["both"] = {"adapting": metrics["bits_per_byte"], "frozen": bits(model)}
-    return rows
+        both = {"adapting": metrics["bits_per_byte"], "frozen": _bits(model, held_out, share)}
+    return {"network alone": dict.fromkeys(("adapting", "frozen"), metrics["network_bits_per_byte"]), "both": both}
+
+
+def _bits(model: Any, held_out: Corpus, share: EvaluationShare) -> float:
+    return held_out.evaluation_metrics(held_out.evaluate(model, share))["bits_per_byte"]
 
 
 def _measure_compressors(
