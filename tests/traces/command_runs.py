@@ -20,7 +20,7 @@ from hf_recurrent.cli.main import main
 SHORT = ["--use_cpu", "--max_steps", "6", "--logging_steps", "2", "--disable_tqdm", "true", "--report_to", "none"]
 SAMPLES = ["--sample_every", "0", "--sample_bytes", "16", "--sample_prompts", "def ", "class "]
 STREAMS = ["--per_device_train_batch_size", "4", "--save_steps", "4", "--validation_fraction", "0.2"]
-SMALL = [*STREAMS, "--block_size", "16"]
+SMALL = [*STREAMS, "--block_size", "16", "--lr_scheduler_type", "cosine"]
 TINY = ["--config_overrides", "hidden_size=16", "state_size=16", "num_hidden_layers=1"]
 TINY_SMT = ["--config_overrides", "hidden_size=16", "num_attention_heads=2", "num_memory_tokens=2"]
 LENGTHS = ["--context_length", "8", "--future_length", "4", "--max_eval_bytes", "120", "--eval_windows", "4"]
