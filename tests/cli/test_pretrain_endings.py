@@ -169,7 +169,7 @@ def test_an_argument_whose_package_is_missing(capsys):
 def test_an_option_that_the_scheduler_does_not_take(capsys):
     status, error = run(capsys, "--lr_scheduler_kwargs", '{"no_such_option": 1}')
     assert status == 2 and error.count("\n") == 1
-    assert "`--lr_scheduler_kwargs` is {" in error and "'cosine'" in error
+    assert "`--lr_scheduler_kwargs` is {" in error and "'linear'" in error
 
 
 @pytest.mark.parametrize("error", [MemoryError("Unable to allocate 4.00 GiB"), RuntimeError("alloc_cpu: no")])

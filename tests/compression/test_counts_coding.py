@@ -286,7 +286,7 @@ int main(int count, char **words)
     FILE *const file = fopen(words[17], "rb");
     struct coder coder = {0, 0, 0, (int64_t)fread(code, 1, sizeof code, file), code};
     begin_coder(&coder, 1);
-    struct rates rates = {0.006f, 0.04f, 0.002f, 0.01f, 98, 15, LEARNS | INSERTS};
+    struct rates rates = {0.006f, 0.04f, 0.0005f, 0.01f, 98, 15, LEARNS | INSERTS};
     uint8_t *const bytes = calloc((size_t)numbers[15], 1);
     struct coding job = {1, numbers[15], 1, bytes, 0, &coder};
     hf_count_memory_code(&m, state, &rates, &job);
@@ -311,7 +311,7 @@ def test_another_processor_decodes_the_code(options, tmp_path):
     counts = fresh()
     shape = counts.shape
     sizes = [size.bit_length() - 1 for size in (shape.slots, shape.text, counts.arrays["index"].shape[1])]
-    sizes += [shape.window, shape.head_bits, shape.rows]
+    sizes += [shape.match_bits, shape.window, shape.rows]
     sizes += [counts.arrays[name].nbytes for name in kernel._ARRAYS]
     sizes += [shape.stream.itemsize, len(data)]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

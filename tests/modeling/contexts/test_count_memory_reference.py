@@ -233,7 +233,7 @@ def parts_of(outcome, rates):
     width = 0 if block.network is None else block.network.shape[2]
     kept = 0 if block.pending is None else block.pending.shape[1]
     parts = [
-        np.array([*(size.bit_length() - 1 for size in sizes), SHAPE.window, SHAPE.head_bits, SHAPE.rows]),
+        np.array([*(size.bit_length() - 1 for size in sizes), SHAPE.match_bits, SHAPE.window, SHAPE.rows]),
         *(outcome.arrays[name] for name in kernel._ARRAYS),
         outcome.states,
         np.frombuffer(kernel._Rates(*rates[:6], rates.learns + 2 * rates.inserts), np.uint8),
