@@ -43,7 +43,7 @@ LONG_ENOUGH = 24  # a match that is not given up for another one
 MOST_LENGTH = 65535
 # The window's index of matches has contexts of order 6; a little less must be equal.
 MATCH_CONTEXT, SHORTEST_MATCH = ORDERS.index(6), 4
-MOST_COUNT = 255
+MOST_COUNTED = 255
 WORD_BYTES = frozenset(b"_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" + bytes(range(128, 256)))
 
 Hashed = TypeVar("Hashed", int, np.ndarray)
@@ -392,7 +392,7 @@ def _count_recent(bucket: np.ndarray, hashed: int, byte: int) -> None:
     counted = counts[place] if symbols[place] == byte else 0
     newer = [count - (count - 1) // 2 if count > 2 else count for count in counts[:place]]
     slot["symbol"] = [byte, *symbols[:place], *symbols[place + 1 :]]
-    slot["count"] = [min(counted + 1, MOST_COUNT), *newer, *counts[place + 1 :]]
+    slot["count"] = [min(counted + 1, MOST_COUNTED), *newer, *counts[place + 1 :]]
     slot["check"] = check
     bucket[1 : way + 1] = bucket[:way].copy()
     bucket[0] = slot
