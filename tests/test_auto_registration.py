@@ -61,6 +61,7 @@ def test_auto_classes_know_our_families(order, tmp_path):
     assert "registered" in result.stdout, result.stderr
 
 
+@pytest.mark.long
 def test_auto_classes_know_our_families_where_torch_is_imported(tmp_path):
     programs = {
         order: PROGRAM.format(imports=imports, folder=tmp_path / order) for order, imports in WITH_TORCH.items()

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from breadth import some_of
 from command_server import CommandServer
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +46,9 @@ def commands(page: str) -> list[list[str]]:
     return result
 
 
-QUICK = ("docs/quick_start.md", "docs/tasks/evaluate.md", "docs/tasks/generate.md", "docs/tasks/watching_logs.md")
+QUICK = ("docs/quick_start.md", "docs/tasks/generate.md")
 COMMANDS = {page: commands(page) for page in PAGES}
-RUN = [pytest.param(page, marks=[pytest.mark.long] * (page not in QUICK)) for page in PAGES if COMMANDS[page]]
+RUN = some_of([page for page in PAGES if COMMANDS[page]], QUICK)
 
 
 def test_the_pages_have_commands():

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 import torch
+from breadth import some_of
 from export_cases import BYTES, CASES
 from export_cases import build as build_case
 from torch import fx
@@ -160,7 +161,13 @@ def run(command: list[str], folder, **options) -> str:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CASES)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *some_of(MODELS, ("memora", "hawk", "mgrade")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CASES),
+    ],
+)
 def test_c_equals_the_emulation(name, tmp_path):
     write(name, tmp_path)
     run([COMPILER, *STRICT, *SANITIZERS, "main.c", "-o", "main", "-lm"], tmp_path)

@@ -120,6 +120,7 @@ def test_the_model_knows_python(repository, model):
     assert loss / torch.log(torch.tensor(2.0)) < 3.2  # a first guess has 8
 
 
+@pytest.mark.long
 def test_an_upload_of_each_loads_without_the_package_and_computes_the_same_bits(tmp_path):
     for repository in REPOSITORIES:
         model, tokenizer = (kind.from_pretrained(repository) for kind in (AutoModelForCausalLM, AutoTokenizer))

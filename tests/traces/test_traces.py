@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from breadth import some_of
 from saved_runs import extract
 from trace_machine import machine_facts
 from trace_values import count_compared, differences
@@ -43,7 +44,14 @@ def assert_same(name, trace, expected):
     assert not found, f"{name} ({how}): {len(found)} of {len(expected)} differ\n" + "\n".join(found[:20])
 
 
-@pytest.mark.parametrize("name", RUNS)
+QUICK = (
+    "streams memora", "streams hawk", "streams samples", "online rtrl", "online truncated", "smt", "dmt",
+    "learner rtrl", "learner stride 4", "bits per byte", "tasks", "corpora", "pretrain", "pretrain smt", "evaluate",
+    "generate", "learn",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", some_of(RUNS, QUICK))
 def test_run_is_as_recorded(name, tmp_path):
     expected = RECORDING["traces"][name]
     whole = tmp_path / "whole"

@@ -74,9 +74,12 @@ def whole(request, tmp_path_factory):
     ("kind", "factor", "words"),
     [
         ("loss", math.nan, "in step 8: the loss is nan and the gradient of"),
-        ("loss", math.inf, "in step 8: the loss is inf and the gradient of"),
+        pytest.param("loss", math.inf, "in step 8: the loss is inf and the gradient of", marks=pytest.mark.long),
         ("gradient", math.nan, f"in step 8: the gradient of `{PARAMETER}` is NaN or infinite"),
-        ("gradient", math.inf, f"in step 8: the gradient of `{PARAMETER}` is NaN or infinite"),
+        pytest.param(
+            *("gradient", math.inf, f"in step 8: the gradient of `{PARAMETER}` is NaN or infinite"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_training_stops_before_the_weights_change(whole, tmp_path, kind, factor, words):
@@ -121,7 +124,7 @@ def test_bad_weights_are_never_saved_and_replace_no_good_ones(tmp_path, last):
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_rollback_continues_with_half_the_rate(tmp_path, kind, times):
     trainer = tiny_trainer(tmp_path, callbacks=[Spoil(8, kind, times=times)], on_divergence="rollback")
     trainer.train()

@@ -102,6 +102,7 @@ def test_training_in_another_thread_leaves_signals_alone(tmp_path):
     assert trainer.state.global_step == 2
 
 
+@pytest.mark.long
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path, environment):
     def attempt():
         return subprocess.run(
