@@ -50,6 +50,7 @@ def test_accumulation_is_another_group_of_streams(eight_streams, tmp_path):
         assert logged(trainer, "state_resets") == logged(eight_streams, "state_resets")
 
 
+@pytest.mark.long
 def test_two_processes_train_as_one(two_processes, tmp_path):
     trainer = tiny_trainer(tmp_path)
     trainer.train()
