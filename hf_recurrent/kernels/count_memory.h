@@ -17,7 +17,7 @@ enum { ORDERS = 8, WORD = ORDERS, WORDS, INDENT, ABOVE, LONG_CONTEXTS };
 static const uint8_t ORDER[ORDERS] = {2, 3, 4, 5, 6, 8, 12, 20};
 /* Sources of a prediction: the above, then contexts of the short-term memory, then the matches in both. */
 enum { RECENT_1 = LONG_CONTEXTS, RECENT_2, RECENT_3, RECENT_4, RECENT_WORD, RECENT_INDENT, LONG_MATCH, MATCH, SOURCES };
-enum { RECENT_CONTEXTS = LONG_MATCH - RECENT_1, LONGEST = 40 };
+enum { RECENT_CONTEXTS = LONG_MATCH - RECENT_1 };
 /* Slots of the table of order 1, and binary logarithms of W / slots of the others. */
 enum { FIRST_SLOTS = 256 };
 static const uint8_t WINDOW_SHARE[RECENT_CONTEXTS] = {0, 3, 4, 5, 5, 5};
@@ -30,6 +30,8 @@ enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 
 enum { LEVELS = 11, SYMBOLS = 7, WAYS = 4, CELLS = SOURCES * 3 * 8 * LEVELS * LEVELS };
 enum { REFINEMENTS = 3, KNOTS = 33, REFINEMENT_BITS = 14 };
 enum { SHORT_MATCH = 8, LONG_INDEX = 20, LEAST_RING = 512 };
+/* Matches: bytes that are compared, the length that is not given up for another one, the greatest length. */
+enum { LONGEST = 40, LONG_ENOUGH = 24, MOST_LENGTH = 65535 };
 /* The index of matches in the window has contexts of order 6; a little less must be equal. */
 enum { MATCH_CONTEXT = 4, SHORTEST = 4 };
 enum { REAL_STEP = 1, RESET_STEP = 2, SAMPLED_STEP = 4 };

@@ -43,14 +43,16 @@ static void append(struct history *h, uint8_t *ring, uint64_t mask, int c)
 }
 
 /* ---- long-term memory ---- */
+/* A context's bucket, among slots of which the number is a power of two, and what tells its slot from others in it. */
+INLINE uint64_t first_way(uint32_t hash, uint64_t slots) { return (hash * slots >> 32) & ~(uint64_t)(WAYS - 1); }
+INLINE uint16_t check_of(uint32_t hash) { return (uint16_t)(hash | 1); }
 INLINE struct slot *bucket_of(const struct memory *m, int context, uint32_t hash)
 {
-    return m->slots + ((int64_t)context << m->slot_bits) + ((hash >> (32 - m->slot_bits)) & ~(uint32_t)(WAYS - 1));
+    return m->slots + ((int64_t)context << m->slot_bits) + first_way(hash, 1ULL << m->slot_bits);
 }
 INLINE struct slot *find_slot(struct slot *bucket, uint32_t hash)
 {
-    const uint16_t check = (uint16_t)(hash | 1);
-    for (int way = 0; way < WAYS; way++) if (bucket[way].check == check) return bucket + way;
+    for (int way = 0; way < WAYS; way++) if (bucket[way].check == check_of(hash)) return bucket + way;
     return 0;
 }
 /* The slot of a context, in place of the one with the fewest counts if it has none. */
@@ -65,7 +67,7 @@ static struct slot *add_slot(struct slot *bucket, uint32_t hash)
         if (total < fewest) { fewest = total; least = bucket + way; }
     }
     memset(least, 0, sizeof *least);
-    least->check = (uint16_t)(hash | 1);
+    least->check = check_of(hash);
     return least;
 }
 static void count(struct slot *slot, int symbol)
@@ -125,14 +127,13 @@ INLINE uint32_t recent_hash(const struct hashes *h, int table)
 }
 INLINE struct slot *recent_bucket(const struct memory *m, struct stream *s, int table, uint32_t hash)
 {
-    const uint64_t slots = (uint64_t)recent_slots(m, table);
-    return recent_of(m, s) + first_slot(m, table) + ((hash * slots >> 32) & ~(uint64_t)(WAYS - 1));
+    return recent_of(m, s) + first_slot(m, table) + first_way(hash, (uint64_t)recent_slots(m, table));
 }
 /* Count `symbol` after a context. The newest slot of a bucket and the newest symbol of a slot come first; the oldest are
  * replaced. Symbols that have come since this one last did lose half of what they have above two. */
 static void count_recent(struct slot *bucket, uint32_t hash, int symbol)
 {
-    const uint16_t check = (uint16_t)(hash | 1);
+    const uint16_t check = check_of(hash);
     int way = 0, i = 0;
     while (way < WAYS - 1 && bucket[way].check != check) way++;
     struct slot slot = bucket[way];
@@ -161,12 +162,6 @@ static void remember(const struct memory *m, struct stream *s, const struct hash
     if (wide_positions(m)) ((uint32_t *)match_index_of(m, s))[match_place(m, h)] = next;
     else ((uint16_t *)match_index_of(m, s))[match_place(m, h)] = (uint16_t)next;
 }
-INLINE void follow_match(const struct memory *m, struct stream *s, int byte)
-{
-    if (!s->match_length) return;
-    if (ring_of(m, s)[s->match & (ring_size(m) - 1)] == byte) { s->match++; s->match_length += s->match_length < 65535; }
-    else s->match_length = 0;
-}
 
 /* ---- what is known at a position ---- */
 struct found {
@@ -174,6 +169,20 @@ struct found {
     const struct slot *slots[LONG_MATCH]; /* of both memories; null without counts */
     int order, recent_order, match_length, match_symbol, long_symbol, long_length;
 };
+/* Bytes before `at` in one ring that equal the bytes before `now` in another, at most `most` and LONGEST. */
+INLINE uint32_t equal_before(const uint8_t *ring, uint64_t mask, uint64_t at, const uint8_t *newest, uint64_t newest_mask, uint64_t now, uint64_t most)
+{
+    uint32_t length = 0;
+    while (length < LONGEST && length < most && ring[(at - 1 - length) & mask] == newest[(now - 1 - length) & newest_mask]) length++;
+    return length;
+}
+INLINE int limited_length(uint32_t length) { return length < MOST_LENGTH ? (int)length : MOST_LENGTH; }
+/* A match goes on behind the byte that was read, or is given up. */
+INLINE void follow(uint64_t *match, uint32_t *length, int is_equal)
+{
+    if (is_equal) { ++*match; *length += *length < MOST_LENGTH; }
+    else *length = 0;
+}
 static void find_recent(const struct memory *m, struct stream *s, struct found *f)
 {
     for (int k = 0; k < RECENT_CONTEXTS; k++) {
@@ -181,39 +190,40 @@ static void find_recent(const struct memory *m, struct stream *s, struct found *
         f->slots[RECENT_1 + k] = find_slot(recent_bucket(m, s, k, hash), hash);
         if (f->slots[RECENT_1 + k] && k < RECENT_WORD - RECENT_1) f->recent_order = k + 1;
     }
-    const uint64_t now = s->history.position, mask = ring_size(m) - 1, window = (uint64_t)m->window;
-    const uint8_t *ring = ring_of(m, s);
-    if (s->match_length < 24) {
-        const uint64_t place = match_place(m, &f->hashes);
-        const uint32_t low = wide_positions(m) ? UINT32_MAX : 65535;
-        const uint32_t stored = wide_positions(m) ? ((uint32_t *)match_index_of(m, s))[place] : ((uint16_t *)match_index_of(m, s))[place];
-        const uint64_t age = ((uint32_t)now + 1 - stored) & low, at = now - age;
-        uint32_t length = 0;
-        if (age && age < window && age <= now)
-            while (length < LONGEST && length < at && length + age < window && ring[(at - 1 - length) & mask] == ring[(now - 1 - length) & mask]) length++;
-        if (length > s->match_length && length >= SHORTEST) { s->match_length = length; s->match = at; }
-    }
-    f->match_length = (int)(s->match_length < 65535 ? s->match_length : 65535);
-    if (f->match_length) f->match_symbol = ring[s->match & mask];
 }
+/* Keep the match in the window, or look for a longer one. */
 static void find_match(const struct memory *m, struct stream *s, struct found *f)
 {
-    const struct history *h = &s->history;
-    const uint64_t now = h->position, mask = ring_size(m) - 1, text_mask = (1ULL << m->text_bits) - 1;
+    const uint64_t now = s->history.position, mask = ring_size(m) - 1, window = (uint64_t)m->window;
     const uint8_t *ring = ring_of(m, s);
+    if (s->match_length < LONG_ENOUGH) {
+        const uint64_t place = match_place(m, &f->hashes);
+        const uint32_t low = wide_positions(m) ? UINT32_MAX : UINT16_MAX;
+        const uint32_t stored = wide_positions(m) ? ((uint32_t *)match_index_of(m, s))[place] : ((uint16_t *)match_index_of(m, s))[place];
+        const uint64_t age = ((uint32_t)now + 1 - stored) & low, at = now - age;
+        const int is_there = age && age < window && age <= now;
+        const uint32_t length = is_there ? equal_before(ring, mask, at, ring, mask, now, at < window - age ? at : window - age) : 0;
+        if (length > s->match_length && length >= SHORTEST) { s->match_length = length; s->match = at; }
+    }
+    f->match_length = limited_length(s->match_length);
+    if (f->match_length) f->match_symbol = ring[s->match & mask];
+}
+/* The same in the text. */
+static void find_long_match(const struct memory *m, struct stream *s, struct found *f)
+{
+    const uint64_t now = s->history.position, mask = ring_size(m) - 1, text_mask = (1ULL << m->text_bits) - 1;
     if (!in_text(m, s->long_match)) s->long_length = 0;
     /* The longest one: so another search here, after a break between blocks, finds the same. */
     for (int k = 1; k >= 0; k--) {
         const uint32_t least = k ? LONG_INDEX : SHORT_MATCH;
-        if (s->long_length >= 24 || now < least) continue;
+        if (s->long_length >= LONG_ENOUGH || now < least) continue;
         const uint64_t at = m->index[((int64_t)k << m->index_bits) + (f->hashes.text[k] >> (32 - m->index_bits))];
         if (!in_text(m, at)) continue;
-        uint32_t length = 0;
-        while (length < LONGEST && length < now && length < at && m->text[(at - 1 - length) & text_mask] == back(h, ring, mask, length + 1)) length++;
+        const uint32_t length = equal_before(m->text, text_mask, at, ring_of(m, s), mask, now, now < at ? now : at);
         if (length > s->long_length && length >= least - 2) { s->long_length = length; s->long_match = at; }
     }
     f->long_symbol = s->long_length ? m->text[s->long_match & text_mask] : -1;
-    f->long_length = (int)(s->long_length < 65535 ? s->long_length : 65535);
+    f->long_length = limited_length(s->long_length);
 }
 static void find(const struct memory *m, struct stream *s, struct found *f)
 {
@@ -222,8 +232,8 @@ static void find(const struct memory *m, struct stream *s, struct found *f)
     for (int k = RECENT_1; k < LONG_MATCH; k++) f->slots[k] = 0;
     f->recent_order = f->match_length = 0;
     f->match_symbol = -1;
-    if (!without_recent(m, s)) find_recent(m, s, f);
-    find_match(m, s, f);
+    if (!without_recent(m, s)) { find_recent(m, s, f); find_match(m, s, f); }
+    find_long_match(m, s, f);
     f->order = 0;
     for (int c = 0; c < LONG_CONTEXTS; c++) {
         f->slots[c] = find_slot(bucket_of(m, c, f->hashes.context[c]), f->hashes.context[c]);

@@ -90,14 +90,12 @@ static TARGET void NAME(write_target)(const struct path *path, int64_t i, const 
 static TARGET void NAME(append_byte)(struct memory *m, struct stream *s, const struct rates *r, const struct found *found, int byte, int is_sampled)
 {
     if (r->mode & INSERTS) insert(m, &found->hashes, s->history.position, byte);
-    if (s->long_length) {
-        if (in_text(m, s->long_match) && m->text[s->long_match & ((1ULL << m->text_bits) - 1)] == byte) { s->long_match++; s->long_length += s->long_length < 65535; }
-        else s->long_length = 0;
-    }
+    if (s->long_length)
+        follow(&s->long_match, &s->long_length, in_text(m, s->long_match) && m->text[s->long_match & ((1ULL << m->text_bits) - 1)] == byte);
     if (is_sampled) s->match_length = 0; /* it could go on into samples */
     else if (!without_recent(m, s)) {
         remember(m, s, &found->hashes, byte);
-        follow_match(m, s, byte);
+        if (s->match_length) follow(&s->match, &s->match_length, ring_of(m, s)[s->match & (ring_size(m) - 1)] == byte);
     }
     append(&s->history, ring_of(m, s), ring_size(m) - 1, byte);
 }

@@ -168,10 +168,13 @@ def _bucket(table: np.ndarray, hashed: int) -> np.ndarray:
     return table[first : first + WAYS]
 
 
+def _check(hashed: int) -> int:
+    return hashed & 0xFFFF | 1
+
+
 def _slot_to_count_in(slots: np.ndarray, context: int, hashed: int) -> np.void:
     """The slot of a context, in place of the one with the fewest counts if it has none."""
-    bucket = _bucket(slots[context], hashed)
-    check = hashed & 0xFFFF | 1
+    bucket, check = _bucket(slots[context], hashed), _check(hashed)
     (equal,) = np.nonzero(bucket["check"] == check)
     if len(equal):
         return bucket[equal[0]]
@@ -331,14 +334,15 @@ def find_counts(arrays: Mapping[str, np.ndarray], shape: MemoryShape, stream: Co
     _find_long_match(arrays, stream, found)
     slots = arrays["slots"]
     for context, hashed in enumerate(hashes.contexts):
-        if _count_symbols(_bucket(slots[context], hashed), hashed, found.counts[context]) and context < len(ORDERS):
+        slot = _count_symbols(_bucket(slots[context], hashed), hashed, found.counts[context])
+        if slot is not None and context < len(ORDERS):
             found.order = context + 1
     return found
 
 
 def _count_symbols(bucket: np.ndarray, hashed: int, counts: np.ndarray) -> np.void | None:
     """Add the counts of a context to counts (256,), and return its slot; None without one."""
-    (equal,) = np.nonzero(bucket["check"] == (hashed & 0xFFFF | 1))
+    (equal,) = np.nonzero(bucket["check"] == _check(hashed))
     if not len(equal):
         return None
     slot = bucket[equal[0]]
@@ -349,6 +353,26 @@ def _count_symbols(bucket: np.ndarray, hashed: int, counts: np.ndarray) -> np.vo
     return slot
 
 
+# ---- matches -------------------------------------------------------------------------------------------------------
+
+
+def _byte_at(ring: np.ndarray, at: int) -> int:
+    return int(ring[at & (len(ring) - 1)])
+
+
+def _equal_before(ring: np.ndarray, at: int, newest: np.ndarray, now: int, most: int) -> int:
+    """Number of bytes before `at` in a ring that equal the bytes before `now` in another, at most `most`."""
+    length, most = 0, min(most, LONGEST_MATCH)
+    while length < most and _byte_at(ring, at - 1 - length) == _byte_at(newest, now - 1 - length):
+        length += 1
+    return length
+
+
+def _followed(match: int, length: int, is_equal: bool) -> tuple[int, int]:
+    """A match behind the byte that was read, and its length, 0 if another byte came."""
+    return ((match + 1) & LOW_64, length + (length < MOST_LENGTH)) if is_equal else (match, 0)
+
+
 # ---- short-term memory ---------------------------------------------------------------------------------------------
 # Its slots are those of the long-term memory, but the newest slot of a bucket and the newest symbol of a slot come
 # first, and the oldest are replaced.
@@ -356,7 +380,7 @@ def _count_symbols(bucket: np.ndarray, hashed: int, counts: np.ndarray) -> np.vo
 
 def _find_recent(stream: CountStream, found: FoundCounts) -> None:
     for number, (table, hashed) in enumerate(zip(_recent_tables(stream), found.hashes.recent, strict=True)):
-        slot = _count_symbols(_recent_bucket(table, hashed), hashed, found.counts[RECENT + number])
+        slot = _count_symbols(_bucket(table, hashed), hashed, found.counts[RECENT + number])
         if slot is not None:
             found.recent[RECENT + number] = slot["symbol"][0]
             if number < len(RECENT_ORDERS):
@@ -368,22 +392,17 @@ def _recent_tables(stream: CountStream) -> list[np.ndarray]:
     return np.split(stream["recent"], np.cumsum(stream.shape.recent_slots[:-1]))
 
 
-def _recent_bucket(table: np.ndarray, hashed: int) -> np.ndarray:
-    first = hashed * len(table) >> 32 & ~(WAYS - 1)
-    return table[first : first + WAYS]
-
-
 def remember(stream: CountStream, hashes: ContextHashes, byte: int) -> None:
     """Count a byte after the contexts of the current position, before it is appended; later contexts find it."""
     for table, hashed in zip(_recent_tables(stream), hashes.recent, strict=True):
-        _count_recent(_recent_bucket(table, hashed), hashed, byte)
+        _count_recent(_bucket(table, hashed), hashed, byte)
     index = stream["match_index"]
     index[_match_place(index, hashes)] = (stream.history.position + 1) & int(np.iinfo(index.dtype).max)
 
 
 def _count_recent(bucket: np.ndarray, hashed: int, byte: int) -> None:
     """Count a byte in the slot of a context. Bytes that have come since it last did lose half of what exceeds two."""
-    check = hashed & 0xFFFF | 1
+    check = _check(hashed)
     way = next((way for way in range(WAYS - 1) if bucket["check"][way] == check), WAYS - 1)
     slot = bucket[way].copy() if bucket["check"][way] == check else np.zeros((), SLOT)
     symbols, counts = slot["symbol"].tolist(), slot["count"].tolist()
@@ -405,31 +424,24 @@ def _match_place(index: np.ndarray, hashes: ContextHashes) -> int:
 def _find_match(stream: CountStream, found: FoundCounts) -> None:
     """Keep the stream's match in the window, or look for a longer one."""
     ring, index, now = stream["ring"], stream["match_index"], stream.history.position
-    mask, window = len(ring) - 1, stream.shape.window
+    window = stream.shape.window
     if stream.match_length < LONG_ENOUGH:
         age = (now + 1 - int(index[_match_place(index, found.hashes)])) & int(np.iinfo(index.dtype).max)
         at, length = now - age, 0
         if 0 < age < window and age <= now:
-            most = min(LONGEST_MATCH, at, window - age)
-            while length < most and ring[(at - 1 - length) & mask] == ring[(now - 1 - length) & mask]:
-                length += 1
+            length = _equal_before(ring, at, ring, now, min(at, window - age))
         if length > stream.match_length and length >= SHORTEST_MATCH:
             stream.match_length, stream.match = length, at
     found.match_length = min(stream.match_length, MOST_LENGTH)
     if found.match_length:
-        found.match_byte = int(ring[stream.match & mask])
+        found.match_byte = _byte_at(ring, stream.match)
 
 
 def follow_match(stream: CountStream, byte: int) -> None:
     """Move the stream's match in the window behind the byte that was read, or give it up."""
-    if not stream.match_length:
-        return
-    ring = stream["ring"]
-    if ring[stream.match & (len(ring) - 1)] == byte:
-        stream.match = (stream.match + 1) & LOW_64
-        stream.match_length += stream.match_length < MOST_LENGTH
-    else:
-        stream.match_length = 0
+    if stream.match_length:
+        is_equal = _byte_at(stream["ring"], stream.match) == byte
+        stream.match, stream.match_length = _followed(stream.match, stream.match_length, is_equal)
 
 
 # ---- matches in the text of the long-term memory -------------------------------------------------------------------
@@ -438,7 +450,7 @@ def follow_match(stream: CountStream, byte: int) -> None:
 def _find_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, found: FoundCounts) -> None:
     """Keep the stream's match in the text, or look for a longer one at the ends of equal contexts."""
     text, index, ring, now = arrays["text"], arrays["index"], stream["ring"], stream.history.position
-    text_mask, mask, index_bits = len(text) - 1, len(ring) - 1, index.shape[1].bit_length() - 1
+    index_bits = index.shape[1].bit_length() - 1
     if not is_in_text(arrays, stream.long_match):
         stream.long_length = 0
     for k, least in ((1, LONG_INDEX), (0, SHORT_MATCH)):
@@ -447,24 +459,17 @@ def _find_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, foun
         at = int(index[k, found.hashes.text[k] >> (32 - index_bits)])
         if not is_in_text(arrays, at):
             continue
-        length, most = 0, min(LONGEST_MATCH, now, at)
-        while length < most and text[(at - 1 - length) & text_mask] == ring[(now - 1 - length) & mask]:
-            length += 1
+        length = _equal_before(text, at, ring, now, min(now, at))
         # The index holds hashes of the context; a little less than the context must be equal.
         if length > stream.long_length and length >= least - 2:
             stream.long_length, stream.long_match = length, at
     if stream.long_length:
-        found.long_byte = int(text[stream.long_match & text_mask])
+        found.long_byte = _byte_at(text, stream.long_match)
     found.long_length = min(stream.long_length, MOST_LENGTH)
 
 
 def follow_long_match(arrays: Mapping[str, np.ndarray], stream: CountStream, byte: int) -> None:
     """Move the stream's match in the text behind the byte that was read, or give it up."""
-    if not stream.long_length:
-        return
-    text, at = arrays["text"], stream.long_match
-    if is_in_text(arrays, at) and text[at & (len(text) - 1)] == byte:
-        stream.long_match = (at + 1) & LOW_64
-        stream.long_length += stream.long_length < MOST_LENGTH
-    else:
-        stream.long_length = 0
+    if stream.long_length:
+        is_equal = is_in_text(arrays, stream.long_match) and _byte_at(arrays["text"], stream.long_match) == byte
+        stream.long_match, stream.long_length = _followed(stream.long_match, stream.long_length, is_equal)

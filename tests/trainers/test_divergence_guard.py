@@ -77,7 +77,9 @@ def whole(request, tmp_path_factory):
         pytest.param("loss", math.inf, "in step 8: the loss is inf and the gradient of", marks=pytest.mark.long),
         ("gradient", math.nan, f"in step 8: the gradient of `{PARAMETER}` is NaN or infinite"),
         pytest.param(
-            *("gradient", math.inf, f"in step 8: the gradient of `{PARAMETER}` is NaN or infinite"),
+            "gradient",
+            math.inf,
+            f"in step 8: the gradient of `{PARAMETER}` is NaN or infinite",
             marks=pytest.mark.long,
         ),
     ],

@@ -18,7 +18,7 @@ TEXT = (
     * 3
 )
 # Logits of the network are rounded otherwise in a block than step by step, and probabilities are multiples of 2^-16.
-TOLERANCE = 0.05
+TOLERANCE = 0.02
 SIZES = {"count_memory_slots": 256, "count_memory_text": 4096, "count_memory_window": 256, "count_memory_rows": 16}
 
 
@@ -46,6 +46,7 @@ def test_probabilities_sum_to_one(model):
 
 @torch.no_grad()
 def test_a_block_is_its_chunks_and_its_bytes(model):
+    model = copy.deepcopy(model).double()  # the network's rounding is below that of the count memory's inputs
     tokens = torch.stack([ids(TEXT[:90])[0], ids(TEXT[30:120])[0].flip(0)])
     reset_mask = torch.zeros(2, 90, dtype=torch.bool)
     reset_mask[0, 41] = reset_mask[1, 60] = True
@@ -56,10 +57,10 @@ def test_a_block_is_its_chunks_and_its_bytes(model):
             output = model(tokens[:, begin:end], reset_mask=reset_mask[:, begin:end], state=state)
             state = output.state
             logits.append(output.logits)
-        assert (torch.cat(logits, 1) - whole.logits).abs().max() < TOLERANCE
-        assert (state[STATE_PART] != whole.state[STATE_PART]).float().mean() < 0.1
+        assert torch.equal(torch.cat(logits, 1), whole.logits)
+        assert torch.equal(state[STATE_PART], whole.state[STATE_PART])
     alone = model(tokens[:1, 41:])
-    assert (alone.logits - whole.logits[:1, 41:]).abs().max() < TOLERANCE
+    assert torch.equal(alone.logits, whole.logits[:1, 41:])
 
 
 @torch.no_grad()
