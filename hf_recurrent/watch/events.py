@@ -1,0 +1,243 @@
+"""`EventGrouper`: flagged lines become events, one for a burst of alike ones, and sentences that say why."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_recurrent.watch.line_judge import (
+    FREQUENT_HERE,
+    NEW,
+    ORDER,
+    REASONS,
+    REPEATED,
+    SEVERITY,
+    SILENCE,
+    VALUE,
+    LineJudge,
+    LineReport,
+)
+from hf_recurrent.watch.session_tracker import EndedSession
+from hf_recurrent.watch.severity import LEVELS
+from hf_recurrent.watch.templates import Template
+
+# Open events, and lines and seconds without an alike line after which one ends.
+_MOST_OPEN, _QUIET_LINES, _QUIET_SECONDS = 256, 1000, 600.0
+_LONGEST_NAME = 100
+
+
+@dataclass(slots=True)
+class Event:
+    """Flagged lines of a template for one reason.
+
+    Args:
+        id: hash of reason and template: the same in every run, for `watch ignore`.
+        reason: one of `REASONS`, or `session`.
+        summary: a sentence that says what is unusual.
+        score: of the first line.
+        first_line, last_line: numbers.
+        first_time, last_time: seconds since 1970, or None.
+        text: the first line.
+        span: begin and end of the rare value in it, or None.
+        nearest: line of the nearest kind that came before, or None.
+        count: lines.
+    """
+
+    id: str
+    reason: str
+    summary: str
+    score: float
+    first_line: int
+    last_line: int
+    first_time: float | None
+    last_time: float | None
+    text: bytes
+    span: tuple[int, int] | None = None
+    nearest: bytes | None = None
+    count: int = 1
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def state(self) -> list[Any]:
+        """JSON for [`load`]."""
+        nearest = None if self.nearest is None else self.nearest.decode("latin-1")
+        head = [self.id, self.reason, self.summary, self.score, self.first_line, self.last_line]
+        times = [self.first_time, self.last_time]
+        return [*head, *times, self.text.decode("latin-1"), self.span, nearest, self.count, self.details]
+
+    @classmethod
+    def load(cls, state: list[Any]) -> "Event":
+        """The event of a [`state`]."""
+        event = cls(*state)
+        event.text = state[8].encode("latin-1")
+        event.span = None if state[9] is None else tuple(state[9])
+        event.nearest = None if state[10] is None else state[10].encode("latin-1")
+        return event
+
+
+class EventGrouper:
+    """Groups flagged lines of a log.
+
+    Args:
+        judge: of the log.
+
+    Attributes:
+        events: number of events so far.
+    """
+
+    def __init__(self, judge: LineJudge):
+        self.judge = judge
+        self.events = 0
+        self._open: OrderedDict[str, Event] = OrderedDict()
+
+    def add(self, line: bytes, number: int, report: LineReport, ignored: Container[str]) -> Event | None:
+        """An event that begins with a line just judged; None if it is ignored or belongs to an open one."""
+        judge, template = self.judge, report.layout.template
+        about = self._silent(template) if report.reason == SILENCE else template
+        name = event_id(REASONS[report.reason], about)
+        if name in ignored:
+            return None
+        known = self._open.get(name)
+        time = judge.time
+        if known is not None:
+            known.count += 1
+            known.last_line, known.last_time = number, time
+            self._open.move_to_end(name)
+            return None
+        summary, nearest = self._summary(line, report, about), self._nearest(template, report.reason)
+        event = Event(name, REASONS[report.reason], summary, report.score, number, number, time, time, line)
+        event.span, event.nearest = report.span, nearest
+        self._open[name] = event
+        self.events += 1
+        return event
+
+    def ended(self, number: int, *, everything: bool = False) -> list[Event]:
+        """Events of several lines to which none was added for long."""
+        found, time = [], self.judge.time
+        while self._open:
+            event = next(iter(self._open.values()))
+            is_quiet = number - event.last_line > _QUIET_LINES or (
+                time is not None and event.last_time is not None and time - event.last_time > _QUIET_SECONDS
+            )
+            if not (is_quiet or everything or len(self._open) > _MOST_OPEN):
+                break
+            self._open.popitem(last=False)
+            if event.count > 1:
+                found.append(event)
+        return found
+
+    # ---- Sentences ----
+
+    def _silent(self, template: Template) -> Template:
+        silence = self.judge.silence
+        return template if silence is None else self.judge.miner.templates.get(silence[0], template)
+
+    def _summary(self, line: bytes, report: LineReport, about: Template) -> str:
+        template, reason = report.layout.template, report.reason
+        if reason == NEW:
+            return "new template" if template.count == 1 else f"new words in a known line: {shown(about)}"
+        if reason == VALUE:
+            begin, end = report.span or (0, len(line))
+            return f"rare value {line[begin:end].decode('utf-8', 'replace')[:_LONGEST_NAME]} in {shown(about)}"
+        if reason == ORDER:
+            return self._order(template)
+        if reason == REPEATED:
+            return f"the same line again and again: {shown(about)}"
+        if reason == FREQUENT_HERE:
+            return f"more often than usual: {shown(about)}"
+        if reason == SEVERITY:
+            return f"{LEVELS[template.severity]}, which is rare here: {shown(about)}"
+        lines, times = (self.judge.silence or (0, 0.0, 0.0))[1:]
+        return f"silent for {lines * times:,.0f} lines, usually at most {lines:,.0f}: {shown(about)}"
+
+    def _order(self, template: Template) -> str:
+        """Expected X after Y, got Z: in the session of the line, or in the whole log."""
+        judge, tracker = self.judge, self.judge.sessions
+        templates = judge.miner.templates
+        if tracker is not None and tracker.last is not None and judge.session_is_rarer:
+            name, before = tracker.last
+            place = f"in session {name.decode('utf-8', 'replace')[:_LONGEST_NAME]}, "
+            usual = tracker.usual_after(before)
+            last = templates.get(before)
+            after = "at its beginning" if last is None else f"after {shown(last)}"
+        else:
+            place, last = "", judge.previous.template if judge.previous is not None else None
+            usual, after = (None, "") if last is None else (_usual(last), f"after {shown(last)}")
+        if usual is None or usual[0] not in templates or usual[0] == template.number:
+            return f"{place}unexpected {after}: {shown(template)}"
+        expected = shown(templates[usual[0]])
+        return f"{place}{after} expected {expected} ({usual[1]:.0%}), got {shown(template)}"
+
+    def _nearest(self, template: Template, reason: int) -> bytes | None:
+        """The last line of the template before this one; for a new one, of the template that shares most words."""
+        if template.example is not None:
+            return template.example
+        words, best, most = set(template.tokens), None, 0
+        for other in self.judge.miner.templates.values():
+            if other is not template and other.example is not None:
+                shared = len(words.intersection(other.tokens))
+                if shared > most:
+                    best, most = other, shared
+        return None if best is None else best.example
+
+    def state(self) -> dict[str, Any]:
+        """JSON for [`load`]."""
+        return {"events": self.events, "open": [event.state() for event in self._open.values()]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from [`state`]."""
+        self.events = state["events"]
+        self._open = OrderedDict((event[0], Event.load(event)) for event in state["open"])
+
+
+def session_event(ended: EndedSession, templates: dict[int, Template], time: float | None) -> Event:
+    """The event of an unusual session."""
+    report, session = ended.report, ended.session
+    template = templates.get(report.template)
+    name = "a template that is forgotten" if template is None else shown(template)
+    what = {
+        "lines": f"{report.count} times {name}",
+        "missing": f"no {name}",
+        "end": f"ends with {name}",
+        "order": f"unusual order at {name}",
+    }[report.kind]
+    identifier = ended.name.decode("utf-8", "replace")
+    lines = sum(session.counts.values())
+    summary = f"session {identifier[:_LONGEST_NAME]}, {lines} lines: {what}"
+    event = Event(
+        _hash("session", report.kind, "" if template is None else template.text()),
+        "session",
+        summary,
+        report.score,
+        session.first_line,
+        session.last_line,
+        time,
+        time,
+        ended.name,
+    )
+    event.count, event.details = lines, {"session": identifier}
+    return event
+
+
+def event_id(reason: str, template: Template) -> str:
+    """Eight hexadecimal digits that name a reason and a template."""
+    return _hash(reason, template.text())
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+
+
+def shown(template: Template) -> str:
+    """A template in quotes, shortened."""
+    text = template.text()
+    return f"`{text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + '…'}`"
+
+
+def _usual(last: Template) -> tuple[int, float] | None:
+    """The template that came most often after another one, and its share."""
+    after = last.order.after
+    if not after:
+        return None
+    best = max(after, key=after.__getitem__)
+    return best, min(after[best] / max(last.count, 1), 1.0)

@@ -1,0 +1,47 @@
+"""Parts of a line that may name a session: a request, a block, a process, a container."""
+
+import re
+
+from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, UUID, Masked
+
+_MOST = 8
+_FEWEST_BYTES = 2
+_VARIABLES = ADDRESS + HEX + NUMBER + UUID
+# A variable with the letters, signs and variables that it hangs together with.
+_PIECE = re.compile(rb"[\w.-]*[\x02-\x05][\w\x02-\x05.-]*")
+_RUN = re.compile(rb"([\x02-\x05])\1*")
+# The word and the sign before a piece, which tell `pid=` from `uid=`.
+_BEFORE = re.compile(rb"[A-Za-z_]{0,24}[=\[(#:@]\Z")
+_LETTERS = re.compile(rb"[A-Za-z]")
+
+
+def identifiers_of(line: bytes, masked: Masked) -> list[tuple[int, int, bytes]]:
+    """Begin, end and kind of the parts of a line that may be identifiers, at most 8.
+
+    Parts of a kind have the same letters and signs in the same order, and the same word before them.
+    """
+    filled = masked.filled
+    found = []
+    for match in _PIECE.finditer(filled):
+        begin, end = match.span()
+        while begin < end and filled[begin : begin + 1] in (b".", b"-"):
+            begin += 1
+        while end > begin and filled[end - 1 : end] in (b".", b"-"):
+            end -= 1
+        piece = filled[begin:end]
+        if piece[:1] == ADDRESS and (port := line.find(b":", begin, end)) > 0:
+            end = port
+        if sum(piece.count(kind) for kind in (ADDRESS, HEX, NUMBER, UUID)) < _FEWEST_BYTES:
+            continue
+        kind = _RUN.sub(rb"\1", piece)
+        if not _LETTERS.search(kind):
+            before = _BEFORE.search(filled, max(begin - 26, 0), begin)
+            kind = (before.group() if before else b"#%d" % _word_index(masked, begin)) + kind
+        found.append((begin, end, kind))
+        if len(found) == _MOST:
+            break
+    return found
+
+
+def _word_index(masked: Masked, begin: int) -> int:
+    return sum(span[0] <= begin for span in masked.spans)

@@ -1,0 +1,350 @@
+"""`LineJudge`: how unusual each line of a log is, given the lines before it."""
+
+import math
+from collections import deque
+from typing import Any
+
+from hf_recurrent.watch.regularity import Regularity
+from hf_recurrent.watch.session_tracker import SessionTracker
+from hf_recurrent.watch.slots import BUCKETS, CONFIRMED, FREQUENT, Order
+from hf_recurrent.watch.tail_histogram import WINDOW, AdaptiveThreshold, TailHistogram
+from hf_recurrent.watch.templates import Layout, Template, TemplateMiner, Variant
+from hf_recurrent.watch.timestamps import LogClock
+from hf_recurrent.watch.variables import digits_masked
+
+# Measures that are ranked among the recent lines, and their weights. Those of a group tell the same, so that the
+# highest one counts.
+_WEIGHTS = {
+    "new_template": 0.2,
+    "new_variant": 1.1,
+    "new_words": 1.35,
+    "shape": 1.0,
+    "value": 0.6,
+    "after": 0.6,
+    "after_template": 0.95,
+    "before": 1.3,
+    "before_template": 0.7,
+    "session_after": 0.8,
+    "repeated": 1.3,
+    "frequent": 0.35,
+    "severity": 1.1,
+    "silence": 1.0,
+}
+# Power of the norm that joins the groups: a single high rarity counts nearly alone.
+_NORM = 6
+# Lines among which repetitions are counted.
+_NEAR = 16
+# Bits of shape for each digit beyond one that a number has more than all before it.
+_DIGIT_BITS = 4.0
+# Pseudo-counts: of all slots for the values of a slot, of all lines for the successors of one.
+_SLOT_PRIOR, _ORDER_PRIOR = 8.0, 1.0
+# Lines of a slot before its values are compared.
+_LEAST_SEEN = 8
+# New lines often come together, as at a start: how fast that is forgotten, and what counts as new.
+_NOVEL_DECAY, _NOVEL_BITS, _NOVEL_WORDS = 0.8, 2.5, 3.0
+# Weight of each rank of severity, and lines of each rank that are taken to have come before.
+_SEVERITY_WEIGHTS = (0.0, 0.8, 0.8, 0.8, 1.3, 2.5, 2.5)
+_SEVERITY_PRIOR = (50.0, 5.0, 1.5, 0.0, 0.5, 0.25, 0.25)
+REASONS = ("new", "value", "order", "repeated", "frequent", "severity", "silence")
+NEW, VALUE, ORDER, REPEATED, FREQUENT_HERE, SEVERITY, SILENCE = range(len(REASONS))
+
+
+class LineReport:
+    """How unusual a line is.
+
+    Attributes:
+        score: norm of order 6 of the rarities, in bits; 0 for a line like many others.
+        reason: index in `REASONS` of the highest rarity.
+        span: begin and end of the rare value in the line, or None.
+        layout: of the line.
+        is_unusual: the score exceeds the threshold.
+    """
+
+    __slots__ = ("is_unusual", "layout", "reason", "score", "span")
+
+    def __init__(self, score: float, reason: int, span: tuple[int, int] | None, layout: Layout, is_unusual: bool):
+        self.score, self.reason, self.span, self.layout, self.is_unusual = score, reason, span, layout, is_unusual
+
+
+def _first(rarity: tuple[float, int, Any]) -> float:
+    return rarity[0]
+
+
+class LineJudge:
+    """Judges the lines of one log and learns from them; nothing needs to be known of the log.
+
+    Each measure of a line is a probability that was counted in this log: of a template, a value, or a successor that
+    has come so rarely. Its rarity is its rank among the measures of the recent lines, so that a log in which rare
+    things are usual has no alarm at each. Memory is bounded; the time of a line does not grow with the log.
+
+    Args:
+        rate: share of the lines to flag while nothing is wrong.
+        sessions: of the log, whose order of lines is judged too; None for a log without.
+
+    Attributes:
+        number: lines so far.
+        time: of the judged line or the last one that has a time, in seconds since 1970, or None.
+        previous: the variant of the line before the judged one, or None.
+        session_is_rarer: the line is less expected in its session than in the log.
+        silence: template that is silent at the judged line, its longest gap in lines and how many times that, or None.
+    """
+
+    def __init__(self, rate: float = 0.01, sessions: SessionTracker | None = None):
+        self.miner, self.sessions = TemplateMiner(), sessions
+        self.regularity, self.clock = Regularity(), LogClock()
+        self.time: float | None = None
+        self.session_is_rarer = False
+        self.number = 0
+        self.previous: Variant | None = None
+        self.silence: tuple[int, float, float] | None = None
+        self.threshold = AdaptiveThreshold(rate)
+        self.lines = 0.0  # halved together with all counts of measures
+        self._ranks = {name: TailHistogram() for name in _WEIGHTS}
+        self._low = {
+            name: [0.0] * BUCKETS for name in ("template", "variant", "value", "shape", "after", "after_template")
+        }
+        self._values = 0.0
+        self._severities = [*_SEVERITY_PRIOR]
+        self._last: Variant | None = None
+        self._texts: deque[bytes] = deque(maxlen=_NEAR)
+        self._numbers: deque[int] = deque(maxlen=_NEAR)
+        self._novel = 0.0
+
+    def judge(self, line: bytes, time: float | None = None) -> LineReport:
+        """Score a line and learn from it.
+
+        Args:
+            line: its bytes, without the line end.
+            time: of the line, in seconds since 1970; None to look for it in the line.
+        """
+        key = digits_masked(line)
+        layout = self.miner.layouts.get(key)
+        words = 0
+        if layout is None:
+            layout, words = self.miner.new_layout(line, key)
+        variant, template = layout.variant, layout.template
+        self.number += 1
+        if time is None and layout.clock is not None:
+            time = self.clock.time(line[layout.clock[0] : layout.clock[1]])
+        if time is not None:
+            self.time = time
+        self._novel *= _NOVEL_DECAY
+        rarities: list[tuple[float, int, tuple[int, int] | None]] = []
+        if words or variant.count < FREQUENT:
+            rarities.append((self._novelty(variant, template, words), NEW, None))
+        if layout.checks or layout.shapes:
+            value, span = self._value(line, layout)
+            rarities.append((value, VALUE, span))
+        order = self._order(self._last, variant) if self._last is not None else 0.0
+        if self.sessions is not None:
+            bits = self.sessions.read(line, layout, self.number, self.number if self.time is None else self.time)
+            if bits:
+                rank = self._rank("session_after", bits)
+                self.session_is_rarer = rank > order
+                order = max(order, rank)
+        if order:
+            rarities.append((order, ORDER, None))
+        self._repetition(line, layout, template, rarities)
+        if template.severity:
+            rarities.append((self._severity(template.severity), SEVERITY, None))
+        self._severities[template.severity] += 1
+        self._silence(template, rarities)
+        template.count += 1
+        variant.count += 1
+        self.previous, self._last = self._last, variant
+        self.lines += 1
+        if self.lines >= WINDOW:
+            self._halve()
+        if not rarities:
+            return LineReport(0.0, 0, None, layout, self.threshold.add(0.0))
+        total = 0.0
+        for rarity in rarities:
+            total += rarity[0] ** _NORM
+        _, reason, span = max(rarities, key=_first)
+        score = total ** (1 / _NORM)
+        return LineReport(score, reason, span, layout, self.threshold.add(score))
+
+    # ---- Measures ----
+
+    def _rank(self, name: str, value: float) -> float:
+        return self._ranks[name].rarity(value, self.lines) * _WEIGHTS[name]
+
+    def _novelty(self, variant: Variant, template: Template, words: int) -> float:
+        """New templates, words and combinations of words; less so if new lines have just come."""
+        highest = 0.0
+        is_novel = False
+        for name, count in (("template", template.count), ("variant", variant.count)):
+            if count < FREQUENT:
+                low, bucket = self._low[name], count.bit_length()
+                value = math.log2((self.lines + 1) / (sum(low[: bucket + 1]) + 0.5))
+                low[bucket] += 1
+                rank = self._rank(f"new_{name}", value) if value > 0 else 0.0
+                is_novel |= name == "template" and rank > _NOVEL_BITS * _WEIGHTS["new_template"]
+                highest = max(highest, rank)
+        if words:
+            rank = self._rank("new_words", words)
+            is_novel |= rank > _NOVEL_WORDS * _WEIGHTS["new_words"]
+            highest = max(highest, rank)
+        highest -= math.log2(1 + self._novel)
+        self._novel += is_novel
+        return max(highest, 0.0)
+
+    def _value(self, line: bytes, layout: Layout) -> tuple[float, tuple[int, int] | None]:
+        """Values that came rarely at their place, or have a rare shape or more digits than usual; and where."""
+        highest, span = 0.0, None
+        if layout.shapes:
+            highest, span = self._shape(layout)
+        lowest, where, has_identifiers = 1.0, None, False
+        everywhere, lines = self._low["value"], layout.template.count
+        for begin, end, slot in layout.checks:
+            values = slot.values
+            if values is None:
+                has_identifiers = True
+                continue
+            value = line[begin:end]
+            count = values.get(value, 0)
+            if count < FREQUENT:
+                bucket, seen = count.bit_length(), lines - slot.born
+                share = self._share(slot.low, everywhere, bucket, seen)
+                if seen >= _LEAST_SEEN and share < lowest:
+                    lowest, where = share, (begin, end)
+                slot.low[bucket] += 1
+                everywhere[bucket] += 1
+                slot.add(value, count, seen)
+            else:
+                values[value] = count + 1
+            self._values += 1
+        if has_identifiers:
+            layout.checks = [check for check in layout.checks if check[2].values is not None]
+        if lowest < 1 and (rank := self._rank("value", -math.log2(lowest))) > highest:
+            highest, span = rank, where
+        return highest, span
+
+    def _shape(self, layout: Layout) -> tuple[float, tuple[int, int] | None]:
+        """The rarest shape of a value, and where."""
+        highest, span, has_frequent = 0.0, None, False
+        everywhere, lines = self._low["shape"], layout.template.count
+        for begin, end, slot, shape, excess in layout.shapes:
+            if shape.count >= FREQUENT:
+                has_frequent = True
+                continue
+            bucket, seen = shape.count.bit_length(), lines - slot.born
+            bits = -math.log2(min(self._share(slot.shapes_low, everywhere, bucket, seen), 1.0))
+            if excess > 1 and shape.count < CONFIRMED and seen >= 4:
+                bits += _DIGIT_BITS * (excess - 1)
+            if bits > highest and seen:
+                highest, span = bits, (begin, end)
+            slot.add_shape(shape)
+            everywhere[bucket] += 1
+        if has_frequent:
+            layout.shapes = [entry for entry in layout.shapes if entry[3].count < FREQUENT]
+        return (self._rank("shape", highest) if highest else 0.0), span
+
+    def _share(self, low: list[int], everywhere: list[float], bucket: int, seen: int) -> float:
+        """Share of the values of a slot that had at most as high a count, with all slots as prior."""
+        prior = (sum(everywhere[: bucket + 1]) + 1) / (self._values + 1)
+        return (sum(low[: bucket + 1]) + _SLOT_PRIOR * prior) / (seen + _SLOT_PRIOR)
+
+    def _order(self, last: Variant, variant: Variant) -> float:
+        """Successors and predecessors that came rarely, of equal lines and of templates."""
+        after, before = self._pair(last, variant, "after", "before")
+        template, last_template = variant.template, last.template
+        if template is not variant or last_template is not last:
+            pair = self._pair(last_template, template, "after_template", "before_template")
+            after, before = max(after, pair[0]), max(before, pair[1])
+        return 0.5 * (after + before)
+
+    def _pair(self, last: Any, this: Any, after: str, before: str) -> tuple[float, float]:
+        order: Order = last.order
+        count = order.after.get(this.number, 0)
+        if count >= FREQUENT:
+            order.after[this.number] = count + 1
+            return 0.0, 0.0
+        bucket, everywhere = count.bit_length(), self._low[after]
+        ranks = 0.0, 0.0
+        if last.count and this.count:
+            prior = _ORDER_PRIOR * (sum(everywhere[: bucket + 1]) + 1) / (self.lines + 1)
+            forward = (sum(order.after_low[: bucket + 1]) + prior) / (last.count + _ORDER_PRIOR)
+            backward = (sum(this.order.before_low[: bucket + 1]) + prior) / (this.count + _ORDER_PRIOR)
+            ranks = (
+                self._rank(after, -math.log2(forward)) if forward < 1 else 0.0,
+                self._rank(before, -math.log2(backward)) if backward < 1 else 0.0,
+            )
+        order.after_low[bucket] += 1
+        this.order.before_low[bucket] += 1
+        everywhere[bucket] += 1
+        order.add(this.number, count)
+        return ranks
+
+    def _repetition(self, line: bytes, layout: Layout, template: Template, rarities: list[Any]) -> None:
+        """Equal lines, times apart, among the last 16, and lines of the template if there were seldom so many."""
+        text = line[: layout.prefix] + line[layout.suffix :] if layout.clock else line
+        repeated = self._texts.count(text)
+        if repeated:
+            rarities.append((self._rank("repeated", repeated), REPEATED, None))
+        near = self._numbers.count(template.number)
+        if near > 1:
+            share = (sum(template.near[near:]) + 0.5) / (template.count + 1)
+            if share < 1:
+                rarities.append((self._rank("frequent", -math.log2(share)), FREQUENT_HERE, None))
+        template.near[near] += 1
+        self._numbers.append(template.number)
+        self._texts.append(text)
+
+    def _silence(self, template: Template, rarities: list[Any]) -> None:
+        """Templates that came regularly and have not come for too long."""
+        self.silence = self.regularity.silent(self.number, self.time)
+        if self.silence is not None:
+            rarities.append((self._rank("silence", math.log2(self.silence[2])), SILENCE, None))
+        self.regularity.add(template.number, self.number, self.time)
+
+    def _severity(self, severity: int) -> float:
+        counts = self._severities
+        value = math.log2(sum(counts) / (sum(counts[severity:]) + 1e-9))
+        return self._rank("severity", value) * _SEVERITY_WEIGHTS[severity] if value > 0 else 0.0
+
+    def _halve(self) -> None:
+        self.lines /= 2
+        self._values /= 2
+        for ranks in self._ranks.values():
+            ranks.halve()
+        for name, low in self._low.items():
+            self._low[name] = [count / 2 for count in low]
+        self._severities = [count / 2 for count in self._severities]
+
+    # ---- Saving ----
+
+    def state(self) -> dict[str, Any]:
+        """JSON for [`load`]."""
+        return {
+            "miner": self.miner.state(),
+            "threshold": self.threshold.state(),
+            "regularity": self.regularity.state(),
+            "sessions": None if self.sessions is None else self.sessions.state(),
+            "ranks": {name: ranks.counts for name, ranks in self._ranks.items()},
+            "low": self._low,
+            "numbers": [self.number, self.lines, self._values, self.time, self._novel],
+            "severities": self._severities,
+            "last": None if self._last is None else self._last.number,
+            "texts": [text.decode("latin-1") for text in self._texts],
+            "near": [*self._numbers],
+            "clock": self.clock.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from [`state`]; a KeyError, TypeError, ValueError or IndexError if it is damaged."""
+        self.miner.load(state["miner"])
+        self.threshold.load(state["threshold"])
+        self.regularity.load(state["regularity"])
+        if self.sessions is not None and state["sessions"] is not None:
+            self.sessions.load(state["sessions"])
+        for name, ranks in self._ranks.items():
+            ranks.counts = state["ranks"][name]
+        self._low = {name: state["low"][name] for name in self._low}
+        self.number, self.lines, self._values, self.time, self._novel = state["numbers"]
+        self._severities = state["severities"]
+        numbers = {variant.number: variant for variant in self.miner.variants.values()}
+        self._last = numbers.get(state["last"])
+        self._texts = deque((text.encode("latin-1") for text in state["texts"]), maxlen=_NEAR)
+        self._numbers = deque(state["near"], maxlen=_NEAR)
+        self.clock.load(state["clock"])

@@ -1,0 +1,113 @@
+"""Which identifier of a log makes its sessions: the one that best explains which line comes next."""
+
+import math
+from typing import Any
+
+# Lines after which the kinds are compared, and at most how many identifiers of a kind are followed.
+_DECISIONS = (1000, 2000, 4000, 8000, 16000, 32000)
+_MOST_KINDS, _MOST_IDENTIFIERS = 32, 20_000
+# A kind needs this share of the lines, identifiers, lines for each, and bits gained for each line.
+_LEAST_SHARE, _LEAST_IDENTIFIERS, _LEAST_LINES, _LEAST_GAIN = 0.25, 8, 1.5, 0.1
+_PRIOR = 0.5
+_START = -1
+
+
+class _Counts:
+    """Successors of symbols, which predict the next symbol."""
+
+    __slots__ = ("pairs", "totals")
+
+    def __init__(self) -> None:
+        self.pairs: dict[tuple[int, int], int] = {}
+        self.totals: dict[int, int] = {}
+
+    def bits(self, before: int, symbol: int, prior: float) -> float:
+        """Bits of a symbol after another, and count it."""
+        pair, total = self.pairs.get((before, symbol), 0), self.totals.get(before, 0)
+        self.pairs[before, symbol], self.totals[before] = pair + 1, total + 1
+        return math.log2((total + _PRIOR) / (pair + _PRIOR * prior))
+
+
+class _Kind:
+    """How well the identifiers of a kind explain which template comes next."""
+
+    def __init__(self) -> None:
+        self.lines = self.identifiers = 0
+        self.gain = 0.0
+        self.last: dict[bytes, int] = {}
+        self.within, self.across = _Counts(), _Counts()
+        self.before = _START
+
+    def add(self, identifier: bytes, template: int, prior: float) -> None:
+        self.lines += 1
+        last = self.last.pop(identifier, None)
+        if last is None:
+            self.identifiers += 1
+            last = _START
+            if len(self.last) >= _MOST_IDENTIFIERS:
+                del self.last[next(iter(self.last))]
+        self.last[identifier] = template
+        self.gain += self.across.bits(self.before, template, prior) - self.within.bits(last, template, prior)
+        self.before = template
+
+
+class SessionFinder:
+    """Chooses the kind of identifier whose lines follow each other most regularly, if there is one.
+
+    A kind gains, for each of its lines, the bits by which the line before it with the same identifier predicts its
+    template better than the line before it with any identifier of the kind. Numbers that only look like identifiers
+    gain nothing.
+
+    Attributes:
+        kind: the chosen kind, or None.
+        is_decided: no further line changes it.
+    """
+
+    def __init__(self) -> None:
+        self.kind: bytes | None = None
+        self.is_decided = False
+        self._kinds: dict[bytes, _Kind] = {}
+        self._templates: set[int] = set()
+        self._lines = 0
+
+    def add(self, identifiers: dict[bytes, bytes], template: int) -> bool:
+        """Consider a line, given as kind → identifier; True if a kind is chosen now."""
+        self._lines += 1
+        self._templates.add(template)
+        prior = 1 / len(self._templates)
+        for kind, identifier in identifiers.items():
+            found = self._kinds.get(kind)
+            if found is None:
+                if len(self._kinds) >= _MOST_KINDS:
+                    continue
+                found = self._kinds[kind] = _Kind()
+            found.add(identifier, template, prior)
+        return self._lines in _DECISIONS and self.decide(is_last=self._lines == _DECISIONS[-1])
+
+    def decide(self, *, is_last: bool = False) -> bool:
+        """Choose a kind if one is good enough; with `is_last`, no more are considered."""
+        good = {kind: found.gain for kind, found in self._kinds.items() if self._is_good(found)}
+        if good:
+            self.kind = max(good, key=good.__getitem__)
+        if good or is_last:
+            self.is_decided = True
+            self._kinds.clear()
+        return bool(good)
+
+    def _is_good(self, found: _Kind) -> bool:
+        return (
+            found.lines >= _LEAST_SHARE * self._lines
+            and found.identifiers >= _LEAST_IDENTIFIERS
+            and found.lines >= _LEAST_LINES * found.identifiers
+            and found.gain >= _LEAST_GAIN * found.lines
+        )
+
+    def state(self) -> dict[str, Any]:
+        """JSON for [`load`]; kinds that are being compared begin anew."""
+        kind = None if self.kind is None else self.kind.decode("latin-1")
+        return {"kind": kind, "is_decided": self.is_decided}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from [`state`]."""
+        self.kind = None if state["kind"] is None else state["kind"].encode("latin-1")
+        self.is_decided = state["is_decided"]

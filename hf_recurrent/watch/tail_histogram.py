@@ -1,0 +1,117 @@
+"""How rare a value is among the recent ones, and the threshold that a stated share of them exceeds."""
+
+import math
+from typing import Any
+
+# Lines after which all counts are halved, so that old ones count less.
+WINDOW = 1 << 14
+# Fewest lines that have rarities and thresholds.
+_LEAST = 50
+# Step size of the adaptation of a threshold, and bounds of its share, as multiples of the rate.
+_GAIN = 0.2
+_LOWEST, _HIGHEST = 0.1, 10.0
+_BETWEEN_UPDATES = 32
+
+
+class TailHistogram:
+    """Counts of positive values in steps; values of zero are not added, but the caller counts their lines.
+
+    Args:
+        step: width of a bin.
+        bins: their number; the last one has all higher values.
+    """
+
+    __slots__ = ("counts", "step")
+
+    def __init__(self, step: float = 0.25, bins: int = 128):
+        self.step, self.counts = step, [0.0] * bins
+
+    def rarity(self, value: float, lines: float) -> float:
+        """-log2 of the share of `lines` whose value reached this one, in bits; then the value is added."""
+        counts = self.counts
+        index = int(value / self.step)
+        if index >= len(counts):
+            index = len(counts) - 1
+        bits = math.log2((lines + 1) / (sum(counts[index:]) + 0.5))
+        counts[index] += 1
+        return bits if bits > 0 else 0.0
+
+    def value_above(self, share: float, lines: float) -> float:
+        """The smallest value that at most this share of the lines reaches."""
+        allowed, above = share * lines, 0.0
+        for index in range(len(self.counts) - 1, -1, -1):
+            above += self.counts[index]
+            if above > allowed:
+                return (index + 1) * self.step
+        return self.step
+
+    def halve(self) -> None:
+        """Halve all counts."""
+        self.counts = [count / 2 for count in self.counts]
+
+
+class AdaptiveThreshold:
+    """The score that lines exceed at a stated rate.
+
+    It is a quantile of recent scores, as in conformal prediction: nothing is assumed about their distribution. The
+    share of the quantile adapts: it falls when too many lines are flagged, and rises when too few are (Gibbs and
+    Candès 2021, *Adaptive Conformal Inference Under Distribution Shift*).
+
+    Args:
+        rate: share of the lines to flag while nothing is wrong.
+
+    Attributes:
+        value: the threshold; infinite for the first 50 lines.
+    """
+
+    def __init__(self, rate: float):
+        self.rate = rate
+        self.value = math.inf
+        self._scores = TailHistogram(0.0625, 1024)
+        self._lines, self._share, self._until_update = 0.0, rate, _LEAST
+
+    def set_rate(self, rate: float) -> None:
+        """Change the rate."""
+        self._share *= rate / self.rate
+        self.rate = rate
+
+    def add(self, score: float) -> bool:
+        """True if the score exceeds the threshold; then adapt to it."""
+        if score > 0:
+            counts = self._scores.counts
+            counts[min(int(score / 0.0625), 1023)] += 1
+        self._lines += 1
+        is_above = score > self.value
+        self._until_update -= 1
+        if self._until_update <= 0 or is_above:
+            self._update(is_above)
+        return is_above
+
+    def _update(self, is_above: bool) -> None:
+        passed = _BETWEEN_UPDATES - max(self._until_update, 0)
+        share = self._share + _GAIN * self.rate * (self.rate * passed - is_above)
+        self._share = min(max(share, _LOWEST * self.rate), _HIGHEST * self.rate)
+        self.value = self._scores.value_above(self._share, self._lines)
+        self._until_update = _BETWEEN_UPDATES
+        if self._lines >= WINDOW:
+            self._scores.halve()
+            self._lines /= 2
+
+    def state(self) -> dict[str, Any]:
+        """JSON for [`load`]."""
+        value = None if math.isinf(self.value) else self.value
+        return {
+            "value": value,
+            "lines": self._lines,
+            "share": self._share,
+            "rate": self.rate,
+            "until_update": self._until_update,
+            "scores": self._scores.counts,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from [`state`]."""
+        self.value = math.inf if state["value"] is None else state["value"]
+        self._lines, self._until_update = state["lines"], state["until_update"]
+        self._share = state["share"] * self.rate / state["rate"]
+        self._scores.counts = state["scores"]

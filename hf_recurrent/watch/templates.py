@@ -1,0 +1,254 @@
+"""Templates of log lines, found while reading: lines that differ in their variables only have one template.
+
+Words are grouped as in Drain (He et al. 2017, *Drain: An Online Log Parsing Approach with Fixed Depth Tree*): equal
+number of words, equal first word, and a share of equal words. What is new here is the layout: lines that are equal
+once every digit is 0 have all their parts at equal offsets, so that one look-up in a dictionary replaces masking,
+splitting and matching for nearly all lines.
+"""
+
+import re
+from typing import Any
+
+from hf_recurrent.watch.identifiers import identifiers_of
+from hf_recurrent.watch.severity import severity_of
+from hf_recurrent.watch.slots import FREQUENT, Order, Shape, Slot
+from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, TIME, UUID, Masked
+
+WILDCARD = b"<*>"
+# Sizes that bound the memory under a hostile log; what came least often is forgotten first.
+MOST_LAYOUTS, MOST_VARIANTS, MOST_TEMPLATES, MOST_WORDS = 1 << 16, 1 << 14, 1 << 12, 1 << 17
+_MOST_CANDIDATES = 64
+# Share of equal words by which a line belongs to a template.
+_SIMILARITY = 0.6
+
+_KINDS = ADDRESS + HEX + NUMBER + UUID
+_WORD = re.compile(rb"[A-Za-z]+|[^\sA-Za-z0-9\x01-\x05]")
+_FRACTION = re.compile(rb"[.,]\d+")
+_NAMES = {TIME: b"<time>", UUID: b"<uuid>", HEX: b"<hex>", ADDRESS: b"<address>", NUMBER: b"<number>"}
+_MASKS = re.compile(b"[\x01-\x05]")
+
+
+class Template:
+    """Lines that differ in variables only.
+
+    Attributes:
+        number, tokens: its number, and its words, where those that differ are `WILDCARD`.
+        severity: of `severity_of`.
+        count: lines so far.
+        slots: index of a word → its values.
+        order: by numbers of templates.
+        near: how often there were 0 to 16 of it among the last 16 lines.
+        example: its last line, without what exceeds 512 bytes, or None.
+    """
+
+    __slots__ = ("count", "example", "near", "number", "order", "severity", "slots", "tokens")
+
+    def __init__(self, number: int, tokens: list[bytes], severity: int):
+        self.number, self.tokens, self.severity = number, tokens, severity
+        self.count = 0
+        self.slots: dict[int, Slot] = {}
+        self.order = Order()
+        self.near = [0] * 17
+        self.example: bytes | None = None
+
+    def text(self) -> str:
+        """The template as text."""
+        joined = b" ".join(self.tokens)
+        return _MASKS.sub(lambda match: _NAMES[match.group()], joined).decode("utf-8", "replace")
+
+    def state(self) -> list[Any]:
+        """JSON for [`load`]."""
+        tokens = [token.decode("latin-1") for token in self.tokens]
+        slots = [[index, slot.state()] for index, slot in self.slots.items()]
+        example = None if self.example is None else self.example.decode("latin-1")
+        return [self.number, tokens, self.severity, self.count, slots, self.order.state(), self.near, example]
+
+    @classmethod
+    def load(cls, state: list[Any]) -> "Template":
+        """The template of a [`state`]."""
+        template = cls(state[0], [token.encode("latin-1") for token in state[1]], state[2])
+        template.count, template.near = state[3], state[6]
+        template.slots = {index: Slot.load(slot) for index, slot in state[4]}
+        template.order = Order.load(state[5])
+        template.example = None if state[7] is None else state[7].encode("latin-1")
+        return template
+
+
+class Variant:
+    """Lines of a template that have the same words; its order is by numbers of variants."""
+
+    __slots__ = ("count", "number", "order", "template")
+
+    def __init__(self, number: int, template: Template):
+        self.number, self.template = number, template
+        self.count = 0
+        self.order = Order()
+
+
+class Layout:
+    """Where the parts of a line are, for all lines that are equal once every digit is 0.
+
+    Attributes:
+        checks: begin, end and slot of each value that is compared.
+        shapes: begin, end, slot, shape and excess of digits of each value whose shape is not frequent yet.
+        prefix, suffix: where the text before the first time ends, and the text after it begins.
+        clock: begin and end of that time without its fraction of a second, or None.
+        identifiers: begin, end and kind of each part that may name a session.
+        sessions: begin and end of those that do; None until they are looked up.
+    """
+
+    __slots__ = ("checks", "clock", "identifiers", "prefix", "sessions", "shapes", "suffix", "template", "variant")
+
+    def __init__(self, variant: Variant, masked: Masked, line: bytes):
+        self.variant, self.template = variant, variant.template
+        self.checks: list[tuple[int, int, Slot]] = []
+        self.shapes: list[tuple[int, int, Slot, Shape, int]] = []
+        self.prefix, self.suffix = masked.time or (0, 0)
+        self.clock: tuple[int, int] | None = None
+        if masked.time is not None:
+            begin, end = masked.time
+            fraction = _FRACTION.search(line, begin + 8, end)
+            self.clock = (begin, fraction.start() if fraction else end)
+        self.identifiers = identifiers_of(line, masked)
+        self.sessions: list[tuple[int, int]] | None = None
+
+
+class TemplateMiner:
+    """Finds the template of each line.
+
+    Attributes:
+        templates: number → template.
+        variants: words → variant.
+        layouts: line with all digits 0 → layout.
+        words: all words and signs so far.
+    """
+
+    def __init__(self) -> None:
+        self.templates: dict[int, Template] = {}
+        self.variants: dict[tuple[bytes, ...], Variant] = {}
+        self.layouts: dict[bytes, Layout] = {}
+        self.words: set[bytes] = set()
+        self._groups: dict[tuple[int, bytes], list[Template]] = {}
+        self._next_number = 0
+
+    def new_layout(self, line: bytes, key: bytes) -> tuple[Layout, int]:
+        """The layout of a line that has none for its `key`, the line with all digits 0; and its number of new words."""
+        if len(self.layouts) >= MOST_LAYOUTS:
+            self.layouts.clear()
+        masked = Masked(line)
+        variant = self.variants.get(tuple(masked.tokens)) or self._new_variant(masked, line)
+        layout, template = Layout(variant, masked, line), variant.template
+        for index, (token, (begin, end)) in enumerate(zip(masked.tokens, masked.spans, strict=True)):
+            is_wildcard = template.tokens[index] == WILDCARD
+            if not is_wildcard and len(token.translate(None, _KINDS)) == len(token):
+                continue
+            slot = template.slots.get(index)
+            if slot is None:
+                slot = template.slots[index] = Slot(template.count)
+            if slot.values is not None:
+                layout.checks.append((begin, end, slot))
+            shape, excess = slot.shape_of(masked.filled[begin:end], is_wildcard=is_wildcard)
+            if shape is not None and shape.count < FREQUENT:
+                layout.shapes.append((begin, end, slot, shape, excess))
+        self.layouts[key] = layout
+        return layout, self._new_words(masked)
+
+    def _new_words(self, masked: Masked) -> int:
+        new = 0
+        for word in _WORD.findall(masked.filled):
+            if word not in self.words:
+                new += 1
+                if len(self.words) < MOST_WORDS:
+                    self.words.add(word)
+        return new
+
+    def _new_variant(self, masked: Masked, line: bytes) -> Variant:
+        if len(self.variants) >= MOST_VARIANTS:
+            self._forget()
+        variant = Variant(self._number(), self._template(masked.tokens, line))
+        self.variants[tuple(masked.tokens)] = variant
+        return variant
+
+    def _number(self) -> int:
+        self._next_number += 1
+        return self._next_number
+
+    def _template(self, tokens: list[bytes], line: bytes) -> Template:
+        """The most similar template of the group; a new one if none is similar enough."""
+        first = next((token for token in tokens if token[:1].isalpha() and not _MASKS.search(token)), b"")
+        group = self._groups.setdefault((len(tokens), first), [])
+        best, most = None, _SIMILARITY * len(tokens)
+        for template in group[-_MOST_CANDIDATES:]:
+            same = sum(map(bytes.__eq__, template.tokens, tokens))
+            if same >= most and (best is None or same > most):
+                best, most = template, same
+        if best is not None and tokens:
+            self._generalize(best, tokens)
+            return best
+        template = Template(self._number(), list(tokens), severity_of(line))
+        self.templates[template.number] = template
+        group.append(template)
+        return template
+
+    def _generalize(self, template: Template, tokens: list[bytes]) -> None:
+        """Make words that differ wildcards, whose values so far are the old word."""
+        changed = [
+            i for i, (old, new) in enumerate(zip(template.tokens, tokens, strict=True)) if old not in (new, WILDCARD)
+        ]
+        for index in changed:
+            slot = template.slots.setdefault(index, Slot(0))
+            if slot.values == {} and template.count:
+                slot.values, slot.low[0] = {template.tokens[index]: template.count}, 1
+            template.tokens[index] = WILDCARD
+        if changed:
+            for key in [key for key, layout in self.layouts.items() if layout.template is template]:
+                del self.layouts[key]
+
+    def _forget(self) -> None:
+        """Drop the rarer half of the variants, and templates without one."""
+        kept = sorted(self.variants.items(), key=lambda item: -item[1].count)[: MOST_VARIANTS // 2]
+        self.variants = dict(kept)
+        self.layouts.clear()
+        self.templates = {variant.template.number: variant.template for variant in self.variants.values()}
+        if len(self.templates) > MOST_TEMPLATES:
+            common = sorted(self.templates.values(), key=lambda template: -template.count)[: MOST_TEMPLATES // 2]
+            self.templates = {template.number: template for template in common}
+            self.variants = {key: v for key, v in self.variants.items() if v.template.number in self.templates}
+        groups = self._groups.items()
+        kept_groups = {key: [t for t in group if t.number in self.templates] for key, group in groups}
+        self._groups = {key: group for key, group in kept_groups.items() if group}
+
+    # ---- Saving ----
+
+    def state(self) -> dict[str, Any]:
+        """JSON for [`load`]; layouts are found again."""
+        variants = [
+            [[token.decode("latin-1") for token in tokens], v.number, v.template.number, v.count, v.order.state()]
+            for tokens, v in self.variants.items()
+        ]
+        return {
+            "templates": [template.state() for template in self.templates.values()],
+            "variants": variants,
+            "words": [word.decode("latin-1") for word in self.words],
+            "groups": [
+                [length, first.decode("latin-1"), [template.number for template in group]]
+                for (length, first), group in self._groups.items()
+            ],
+            "next_number": self._next_number,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from [`state`]."""
+        self.templates = {template[0]: Template.load(template) for template in state["templates"]}
+        self.variants = {}
+        for tokens, number, template, count, order in state["variants"]:
+            variant = Variant(number, self.templates[template])
+            variant.count, variant.order = count, Order.load(order)
+            self.variants[tuple(token.encode("latin-1") for token in tokens)] = variant
+        self.words = {word.encode("latin-1") for word in state["words"]}
+        self._groups = {
+            (length, first.encode("latin-1")): [self.templates[number] for number in numbers]
+            for length, first, numbers in state["groups"]
+        }
+        self._next_number = state["next_number"]
+        self.layouts.clear()
