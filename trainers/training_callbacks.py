@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 
-from hf_recurrent.data.episode_source import with_unit
+from hf_recurrent.data.quantities import with_unit
 from hf_recurrent.evaluation.samples import generate_samples
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.stop_signals import StopSignals

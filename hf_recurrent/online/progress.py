@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tqdm.auto import tqdm
 
-from hf_recurrent.data.episode_source import with_unit
+from hf_recurrent.data.quantities import with_unit
 
 if TYPE_CHECKING:
     from hf_recurrent.online.prequential import PrequentialRecord

@@ -1,45 +1,48 @@
-"""`AlertCommand`: a shell command for every unusual line, run in a thread so that reading continues."""
+"""Alerts: a shell command or a webhook for every event, in a thread so that reading continues."""
 
 import json
 import os
 import queue
 import subprocess
 import threading
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
 from typing import Any
 
 _MOST_WAITING = 1000
 _LONGEST_OUTPUT = 300
 
 
-class AlertCommand:
-    """Runs a shell command for each record, one after another, in a thread.
-
-    The command gets the record as JSON on standard input, and in `WATCH_` variables of its environment. No text of the
-    log becomes part of the command line.
+class AlertSender(ABC):
+    """Sends records, one after another, in a thread.
 
     Args:
-        command: for `/bin/sh -c`.
-        seconds: time after which a command is killed.
+        flag: of the command line, for messages.
 
     Attributes:
-        failures: commands that failed, and alerts that were dropped because too many were waiting.
+        failures: records that could not be sent, or were dropped because too many were waiting.
         notices: messages about them, each once; the caller shows them and clears the list.
     """
 
-    def __init__(self, command: str, seconds: float = 60.0):
-        self.command, self.failures = command, 0
+    def __init__(self, flag: str):
+        self.flag, self.failures = flag, 0
         self.notices: list[str] = []
-        self._seconds = seconds
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run_all, daemon=True)
         self._thread.start()
+
+    @abstractmethod
+    def _run(self, record: dict[str, Any]) -> str | None:
+        """Send a record; returns an error message or None."""
 
     def send(self, record: dict[str, Any]) -> None:
         """Queue a record."""
         try:
             self._queue.put_nowait(record)
         except queue.Full:
-            self._note(f"{_MOST_WAITING:,} alerts wait for --exec; further ones are dropped")
+            self._note(f"{_MOST_WAITING:,} alerts wait for {self.flag}; further ones are dropped")
 
     def _note(self, failure: str) -> None:
         self.failures += 1
@@ -47,7 +50,8 @@ class AlertCommand:
             self.notices.append(failure)
 
     def close(self, seconds: float = 10.0) -> None:
-        """Wait for the queued commands, at most `seconds`."""
+        """Wait for the queued records, at most `seconds`."""
+        self._closing.set()
         try:
             self._queue.put(None, timeout=seconds)
         except queue.Full:
@@ -57,7 +61,23 @@ class AlertCommand:
     def _run_all(self) -> None:
         while (record := self._queue.get()) is not None:
             if problem := self._run(record):
-                self._note(f"--exec {problem}")
+                self._note(f"{self.flag} {problem}")
+
+
+class AlertCommand(AlertSender):
+    """Runs a shell command for each record.
+
+    The command gets the record as JSON on standard input, and in `WATCH_` variables of its environment. No text of the
+    log becomes part of the command line.
+
+    Args:
+        command: for `/bin/sh -c`.
+        seconds: time after which a command is killed.
+    """
+
+    def __init__(self, command: str, seconds: float = 60.0):
+        self.command, self._seconds = command, seconds
+        super().__init__("--exec")
 
     def _run(self, record: dict[str, Any]) -> str | None:
         """Run the command; returns an error message or None."""
@@ -84,6 +104,45 @@ class AlertCommand:
             said = " ".join(result.stderr.decode(errors="replace").split())[:_LONGEST_OUTPUT]
             return f"ended with status {result.returncode}{f': {said}' if said else ''}"
         return None
+
+
+class Webhook(AlertSender):
+    """Posts each record as JSON, again after a failure: after 1, 2, 4, ... seconds, at most `attempts` times.
+
+    A receiver may get a record twice; the header `Idempotency-Key` tells.
+
+    Args:
+        url: `http` or `https`.
+        seconds: time for an answer.
+
+    Raises:
+        ValueError: the URL is of another kind.
+    """
+
+    def __init__(self, url: str, attempts: int = 6, seconds: float = 10.0, pause: float = 1.0):
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"`--webhook` is {url!r}; it must begin with http:// or https://.")
+        self._url, self._attempts, self._seconds, self._pause = url, attempts, seconds, pause
+        super().__init__("--webhook")
+
+    def _run(self, record: dict[str, Any]) -> str | None:
+        key = "-".join(str(record.get(name, "")) for name in ("event", "line_number", "ended"))
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+        body, problem = json.dumps(record).encode(), ""
+        for attempt in range(self._attempts):
+            if attempt:
+                self._closing.wait(self._pause * 2 ** (attempt - 1))
+            try:
+                request = urllib.request.Request(self._url, body, headers)
+                with urllib.request.urlopen(request, timeout=self._seconds):
+                    return None
+            except urllib.error.HTTPError as error:
+                problem = f"got status {error.code}"
+                if error.code < 500 and error.code not in (408, 429):
+                    return problem
+            except (OSError, ValueError) as error:
+                problem = f"failed: {getattr(error, 'reason', error)}"
+        return problem
 
 
 def _plain(value: str | int | float) -> str:

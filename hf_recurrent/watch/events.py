@@ -58,6 +58,27 @@ class Event:
     count: int = 1
     details: dict[str, Any] = field(default_factory=dict)
 
+    def record(self, log: str, *, has_ended: bool = False) -> dict[str, Any]:
+        """JSON of the event, as it begins or with the lines that it got."""
+        record: dict[str, Any] = {
+            "log": log,
+            "event": self.id,
+            "reason": self.reason,
+            "summary": self.summary,
+            "score": round(self.score, 3),
+            "line_number": self.first_line,
+            "time": self.first_time,
+            "text": self.text.decode("utf-8", "replace"),
+            **self.details,
+        }
+        if self.span is not None:
+            record["span"] = self.span
+        if self.nearest is not None:
+            record["nearest"] = self.nearest.decode("utf-8", "replace")
+        if has_ended:
+            record |= {"ended": True, "last_line": self.last_line, "last_time": self.last_time, "count": self.count}
+        return record
+
     def state(self) -> list[Any]:
         """JSON for [`load`]."""
         nearest = None if self.nearest is None else self.nearest.decode("latin-1")
@@ -75,6 +96,10 @@ class Event:
         return event
 
 
+# In place of an event that is ignored.
+IGNORED = Event("", "", "", 0.0, 0, 0, None, None, b"")
+
+
 class EventGrouper:
     """Groups flagged lines of a log.
 
@@ -88,28 +113,34 @@ class EventGrouper:
     def __init__(self, judge: LineJudge):
         self.judge = judge
         self.events = 0
-        self._open: OrderedDict[str, Event] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int], Event] = OrderedDict()
 
     def add(self, line: bytes, number: int, report: LineReport, ignored: Container[str]) -> Event | None:
-        """An event that begins with a line just judged; None if it is ignored or belongs to an open one."""
-        judge, template = self.judge, report.layout.template
+        """An event that begins with a line just judged; None if it belongs to an open one; `IGNORED`."""
+        template = report.layout.template
         about = self._silent(template) if report.reason == SILENCE else template
-        name = event_id(REASONS[report.reason], about)
+        if self.join(number, report, about):
+            return None
+        name, time = event_id(REASONS[report.reason], about), self.judge.time
         if name in ignored:
-            return None
-        known = self._open.get(name)
-        time = judge.time
-        if known is not None:
-            known.count += 1
-            known.last_line, known.last_time = number, time
-            self._open.move_to_end(name)
-            return None
+            return IGNORED
         summary, nearest = self._summary(line, report, about), self._nearest(template, report.reason)
         event = Event(name, REASONS[report.reason], summary, report.score, number, number, time, time, line)
         event.span, event.nearest = report.span, nearest
-        self._open[name] = event
+        self._open[report.reason, about.number] = event
         self.events += 1
         return event
+
+    def join(self, number: int, report: LineReport, about: Template | None = None) -> bool:
+        """Add a line to the open event of its reason and template; False if there is none."""
+        key = report.reason, (about or report.layout.template).number
+        known = self._open.get(key)
+        if known is None:
+            return False
+        known.count += 1
+        known.last_line, known.last_time = number, self.judge.time
+        self._open.move_to_end(key)
+        return True
 
     def ended(self, number: int, *, everything: bool = False) -> list[Event]:
         """Events of several lines to which none was added for long."""
@@ -182,12 +213,12 @@ class EventGrouper:
 
     def state(self) -> dict[str, Any]:
         """JSON for [`load`]."""
-        return {"events": self.events, "open": [event.state() for event in self._open.values()]}
+        return {"events": self.events, "open": [[*key, event.state()] for key, event in self._open.items()]}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from [`state`]."""
         self.events = state["events"]
-        self._open = OrderedDict((event[0], Event.load(event)) for event in state["open"])
+        self._open = OrderedDict(((reason, number), Event.load(event)) for reason, number, event in state["open"])
 
 
 def session_event(ended: EndedSession, templates: dict[int, Template], time: float | None) -> Event:
@@ -203,7 +234,7 @@ def session_event(ended: EndedSession, templates: dict[int, Template], time: flo
     }[report.kind]
     identifier = ended.name.decode("utf-8", "replace")
     lines = sum(session.counts.values())
-    summary = f"session {identifier[:_LONGEST_NAME]}, {lines} lines: {what}"
+    summary = f"session {identifier[:_LONGEST_NAME]}, {lines} line{'s' if lines > 1 else ''}: {what}"
     event = Event(
         _hash("session", report.kind, "" if template is None else template.text()),
         "session",

@@ -161,6 +161,8 @@ class LineJudge:
         for rarity in rarities:
             total += rarity[0] ** _NORM
         _, reason, span = max(rarities, key=_first)
+        if reason == NEW:
+            span = next((where for _, kind, where in rarities if kind == VALUE), None)
         score = total ** (1 / _NORM)
         return LineReport(score, reason, span, layout, self.threshold.add(score))
 
@@ -293,10 +295,10 @@ class LineJudge:
 
     def _silence(self, template: Template, rarities: list[Any]) -> None:
         """Templates that came regularly and have not come for too long."""
-        self.silence = self.regularity.silent(self.number, self.time)
+        self.silence = self.regularity.silent(self.number)
         if self.silence is not None:
             rarities.append((self._rank("silence", math.log2(self.silence[2])), SILENCE, None))
-        self.regularity.add(template.number, self.number, self.time)
+        self.regularity.add(template.number, self.number)
 
     def _severity(self, severity: int) -> float:
         counts = self._severities
@@ -304,6 +306,10 @@ class LineJudge:
         return self._rank("severity", value) * _SEVERITY_WEIGHTS[severity] if value > 0 else 0.0
 
     def _halve(self) -> None:
+        """Halve all counts, so that old lines count less, and forget what belongs to forgotten templates."""
+        self.regularity.keep(self.miner.templates)
+        if self.sessions is not None:
+            self.sessions.keep(self.miner.templates)
         self.lines /= 2
         self._values /= 2
         for ranks in self._ranks.values():

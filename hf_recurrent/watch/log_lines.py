@@ -1,62 +1,121 @@
-"""Lines of a stream of bytes, in constant memory whatever their length."""
-
-from dataclasses import dataclass
+"""Lines of a stream of bytes, in batches and in constant memory, whatever their length."""
 
 
-@dataclass(frozen=True)
-class LogLine:
-    """A line of a log.
+class LineBatch:
+    r"""Consecutive lines of one file.
 
-    Args:
-        number: of the line in its file, from 1.
-        offset: of its first byte in the file.
-        length: bytes, without the line end.
-        content: its first bytes, up to the limit of the splitter.
+    Attributes:
+        contents: the lines without their line ends (`\n` or `\r\n`), cut to the limit of the splitter.
+        number: of the first line in its file, from 1.
+        offset: of the first line in its file, in bytes.
+        lengths: bytes of each line in the file, with its line end; line k begins at `offset + sum(lengths[:k])`.
+        cut: index of each line that was cut → its bytes, without the line end.
     """
 
-    number: int
-    offset: int
-    length: int
-    content: bytes
+    __slots__ = ("contents", "cut", "lengths", "number", "offset")
+
+    def __init__(self, contents: list[bytes], number: int, offset: int, lengths: list[int], cut: dict[int, int]):
+        self.contents, self.number, self.offset, self.lengths, self.cut = contents, number, offset, lengths, cut
+
+    def __len__(self) -> int:
+        return len(self.contents)
 
 
 class LineSplitter:
     """Cuts chunks of bytes into lines, of which the first `max_bytes` are kept; further ones are only counted.
 
     Attributes:
-        offset, number: of the next line in its file.
+        offset, number: of the first line in the file that was not taken yet.
     """
 
     def __init__(self, max_bytes: int, offset: int = 0, number: int = 1):
         self.offset, self.number = offset, number
         self._max_bytes = max_bytes
-        self._chunk, self._begin = b"", 0
-        self._kept, self._length = bytearray(), 0  # of the next line
-        self._is_complete = False
+        # Complete lines, of which the first `_taken` were taken.
+        self._contents: list[bytes] = []
+        self._lengths: list[int] = []
+        self._cut: dict[int, int] = {}
+        self._taken = 0
+        self._end = offset  # of the last complete line
+        # The line whose end is not there yet. A byte more is kept, because it may belong to the line end.
+        self._kept, self._length, self._ends_in_return = bytearray(), 0, False
+
+    @property
+    def waiting(self) -> int:
+        """Complete lines that were not taken yet."""
+        return len(self._contents) - self._taken
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of these lines in the file."""
+        return self._end - self.offset
 
     def feed(self, chunk: bytes) -> None:
-        """Add the next chunk, after all lines of the last one were taken."""
-        self._chunk, self._begin = chunk, 0
+        """Add the next chunk."""
+        pieces = chunk.split(b"\n")
+        rest = pieces.pop()
+        if pieces:
+            self._drop_taken()
+            if self._length:
+                self._hold(pieces.pop(0))
+                self._end_line(1)
+        if pieces:
+            self._add(pieces, b"\r\n" in chunk)
+        if rest:
+            self._hold(rest)
 
-    def next_line(self) -> LogLine | None:
-        """The next line; None if its end is not there yet."""
-        if self._is_complete:
-            return self._cut(0)
-        found = self._chunk.find(b"\n", self._begin)
-        end = len(self._chunk) if found < 0 else found
-        room = self._max_bytes - len(self._kept)
-        self._kept += self._chunk[self._begin : min(end, self._begin + room)]
-        self._length += end - self._begin
-        self._begin = end if found < 0 else end + 1
-        return None if found < 0 else self._cut(1)
+    def finish(self) -> None:
+        """Complete the line whose end is not there."""
+        if self._length:
+            self._drop_taken()
+            self._end_line(0)
 
-    def finish(self) -> bool:
-        """Complete a line without a line end, after all others were taken; False if there is none."""
-        self._is_complete = self._length > 0
-        return self._is_complete
+    def take(self, limit: int) -> LineBatch | None:
+        """The next complete lines, at most `limit`; None if there are none."""
+        begin, end = self._taken, min(self._taken + limit, len(self._contents))
+        if begin >= end:
+            return None
+        cut = {index - begin: length for index, length in self._cut.items() if begin <= index < end}
+        lengths = self._lengths[begin:end]
+        batch = LineBatch(self._contents[begin:end], self.number, self.offset, lengths, cut)
+        self.offset, self.number, self._taken = self.offset + sum(lengths), self.number + end - begin, end
+        if end == len(self._contents):
+            self._drop_taken()
+        return batch
 
-    def _cut(self, end_bytes: int) -> LogLine:
-        line = LogLine(self.number, self.offset, self._length, bytes(self._kept))
-        self.offset, self.number = self.offset + self._length + end_bytes, self.number + 1
-        self._kept, self._length, self._is_complete = bytearray(), 0, False
-        return line
+    def _drop_taken(self) -> None:
+        if self._taken:
+            del self._contents[: self._taken], self._lengths[: self._taken]
+            self._cut = {index - self._taken: length for index, length in self._cut.items() if index >= self._taken}
+            self._taken = 0
+
+    def _add(self, lines: list[bytes], has_returns: bool) -> None:
+        """Add whole lines without their `\n`; for usual lines, no Python code runs per line but the `+ 1`."""
+        lengths = [length + 1 for length in map(len, lines)]
+        if has_returns:
+            lines = [line.removesuffix(b"\r") for line in lines]
+        if max(lengths) > self._max_bytes:  # perhaps
+            for index, line in enumerate(lines):
+                if len(line) > self._max_bytes:
+                    self._cut[len(self._contents) + index] = len(line)
+                    lines[index] = line[: self._max_bytes]
+        self._contents += lines
+        self._lengths += lengths
+        self._end += sum(lengths)
+
+    def _hold(self, piece: bytes) -> None:
+        room = self._max_bytes + 1 - len(self._kept)
+        if room > 0:
+            self._kept += piece[:room]
+        self._length += len(piece)
+        if piece:
+            self._ends_in_return = piece.endswith(b"\r")
+
+    def _end_line(self, end_bytes: int) -> None:
+        length = self._length - self._ends_in_return
+        if length > self._max_bytes:
+            self._cut[len(self._contents)] = length
+        self._contents.append(bytes(self._kept[: min(length, self._max_bytes)]))
+        self._lengths.append(self._length + end_bytes)
+        self._end += self._length + end_bytes
+        self._kept, self._length, self._ends_in_return = bytearray(), 0, False

@@ -1,4 +1,4 @@
-"""Sources of log lines: files that grow and are rotated, and standard input.
+"""Sources of log lines: files that grow and are rotated, compressed files, and standard input.
 
 A source does not block and, once opened, does not raise for events such as rotation, but adds a message to
 `notices`.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_recurrent.online.source_identity import read_at
-from hf_recurrent.watch.log_lines import LineSplitter, LogLine
+from hf_recurrent.watch.log_lines import LineBatch, LineSplitter
 
 _CHUNK = 1 << 16
 # Bytes before the position by which a file is recognized.
@@ -40,15 +40,25 @@ class LogSource(ABC):
         self.notices: list[str] = []
         self._splitter = LineSplitter(max_line_bytes)
 
-    def next_line(self) -> LogLine | None:
-        """The next line; None if there is none at the moment."""
-        while (line := self._splitter.next_line()) is None and self._read():
+    def read_lines(self, limit: int = 1024) -> LineBatch | None:
+        """The next lines, at most `limit`; None if there is none at the moment."""
+        while (batch := self._splitter.take(limit)) is None and self._read():
             pass
-        return line
+        return batch
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next line."""
+        return self._splitter.number
+
+    def _finish_line(self) -> bool:
+        """Complete a line without a line end; False if there is none."""
+        self._splitter.finish()
+        return self._splitter.waiting > 0
 
     @abstractmethod
     def _read(self) -> bool:
-        """Feed or finish the splitter; False if there is nothing at the moment."""
+        """Feed or finish the splitter, whose lines were all taken; False if there is nothing at the moment."""
 
     @abstractmethod
     def lag(self) -> int:
@@ -83,7 +93,7 @@ class StandardInput(LogSource):
         chunk = os.read(self._descriptor, _CHUNK)
         if not chunk:
             self.is_finished = True
-            return self._splitter.finish()
+            return self._finish_line()
         self._received += len(chunk)
         self._splitter.feed(chunk)
         return True
@@ -209,9 +219,11 @@ class LogFile(LogSource):
 
     def _read_more(self, now: float) -> bool:
         if os.fstat(self._file.fileno()).st_size < self._read_to or not self._is_unchanged():
-            if not self._splitter.finish():  # else after that line was taken
+            if not self._finish_line():  # else after that line was taken
                 self._begin_at(0, 1)
-                self.notices.append(f"{self.name} was truncated; reading from its beginning")
+                self.notices.append(
+                    f"{self.name} was truncated; lines that were not read yet are lost. Reading from its beginning"
+                )
             return True
         chunk = self._file.read(_CHUNK)
         if chunk:
@@ -222,7 +234,7 @@ class LogFile(LogSource):
         if self._follow:
             return self._open_if_replaced(now)
         self.is_finished = True
-        return self._splitter.finish()
+        return self._finish_line()
 
     def _is_unchanged(self) -> bool:
         """False if the file was truncated and has grown again."""
@@ -242,7 +254,7 @@ class LogFile(LogSource):
         self._replaced_since = self._replaced_since or now
         if now - self._replaced_since < _PATIENCE:
             return False
-        if self._splitter.finish():
+        if self._finish_line():
             return True
         is_open = self._open(self._path, 0, 1)
         if is_open:
@@ -259,6 +271,12 @@ def _digest(file: Any, offset: int) -> str:
     """Hash of the first bytes of a file and the bytes before an offset."""
     count = min(offset, _COMPARED)
     return hashlib.sha256(read_at(file, 0, count) + read_at(file, offset - count, count)).hexdigest()
+
+
+def file_digest(path: str | os.PathLike) -> str:
+    """Hash of the first bytes of a file."""
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.sha256(read_at(file, 0, _COMPARED)).hexdigest()
 
 
 def _is_at(path: Path, position: Mapping[str, Any]) -> bool:

@@ -11,13 +11,14 @@ METRICS: dict[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], st
     "lines": (CounterMetricFamily, "Lines read."),
     "unusual_lines": (CounterMetricFamily, "Lines that were flagged as unusual."),
     "bytes": (CounterMetricFamily, "Bytes of the lines read."),
-    "bits": (CounterMetricFamily, "Bits of surprise of the lines read."),
+    "events": (CounterMetricFamily, "Events: unusual lines of a kind that belong together, and unusual sessions."),
+    "sessions": (CounterMetricFamily, "Sessions that have ended."),
+    "templates": (GaugeMetricFamily, "Templates of lines."),
     "score": (GaugeMetricFamily, "Unusualness of the last line."),
     "threshold": (GaugeMetricFamily, "Unusualness above which a line is flagged."),
     "lag_bytes": (GaugeMetricFamily, "Bytes of the log that were not read yet."),
     "last_line_timestamp_seconds": (GaugeMetricFamily, "When the last line was read."),
-    "reverts": (CounterMetricFamily, "Times that the model diverged and went back to its last checkpoint."),
-    "alert_failures": (CounterMetricFamily, "Alert commands that failed or were dropped."),
+    "alert_failures": (CounterMetricFamily, "Alerts of --exec and --webhook that failed or were dropped."),
 }
 
 

@@ -1,89 +1,61 @@
-"""Checkpoints of a watch: the learners of all logs, their positions in the logs, and the size of the output."""
+"""The saved state of a watch: judges and positions of all logs, and the sizes of the output files.
 
+It is one JSON file with its own hash, replaced atomically: a watch starts without waiting for torch.
+"""
+
+import hashlib
+import json
 import os
-import re
-import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hf_recurrent.checkpoints.files import (
-    list_checkpoints,
-    load_tree,
-    new_staging_directory,
-    publish_directory,
-    reading_checkpoint,
-    remove_staging,
-    save_tree,
-    writing_checkpoint,
-)
-from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
-
-if TYPE_CHECKING:
-    from hf_recurrent.watch.watched_log import WatchedLog
-
-_FILES = "watch"
-_FORMAT = 1
+FILE = "watch.json"
+_FORMAT = 2
 
 
-def folder_names(names: Sequence[str]) -> list[str]:
-    """A folder for each log: the last part of its name, with a number if another log has the same."""
-    folders: list[str] = []
-    for name in names:
-        plain = re.sub(r"[^\w.-]", "_", os.path.basename(name)).lstrip(".-") or "log"
-        folder, number = plain, 2
-        while folder in folders:
-            folder, number = f"{plain}-{number}", number + 1
-        folders.append(folder)
-    return folders
-
-
-def save_watch(final: Path, logs: Sequence["WatchedLog"], output: Mapping[str, Any] | None) -> None:
-    """Write the checkpoint `final`, atomically, and remove the older ones; `output` is the mark of the line log.
+def save_watch(directory: Path, state: dict[str, Any]) -> None:
+    """Replace the saved state.
 
     Raises:
-        OSError: the disk is full, for example; the older checkpoint is unchanged.
+        OSError: the disk is full, for example; the older state is unchanged.
     """
-    with writing_checkpoint(final):
-        staging = new_staging_directory(final)
-        for log in logs:
-            log.watcher.learner.save(staging / log.folder)
-        save_tree({"format": _FORMAT, "logs": [log.state() for log in logs], "output": output}, staging, _FILES)
-        write_manifest(staging)
-        publish_directory(staging, final)
-    for old in list_checkpoints(final.parent):
-        if Path(old).name != final.name:
-            shutil.rmtree(old, ignore_errors=True)
+    content = json.dumps(state, separators=(",", ":"))
+    head = json.dumps({"format": _FORMAT, "sha256": _hash(content)})
+    final, staging = directory / FILE, directory / f"_{FILE}"
+    try:
+        with open(staging, "w", encoding="utf-8") as file:
+            file.write(f"{head}\n{content}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staging, final)
+    except OSError as error:
+        staging.unlink(missing_ok=True)
+        raise OSError(f"The state {os.fspath(final)!r} cannot be written: {error.strerror or error}.") from error
 
 
-def read_watch(checkpoint: str | os.PathLike) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-    """Name of a log → `WatchedLog.state`, and the mark of the JSON lines.
+def read_watch(directory: Path) -> dict[str, Any] | None:
+    """The saved state; None if there is none.
 
     Raises:
-        ValueError: a file is missing or damaged.
+        ValueError: it is damaged, or of another version.
     """
-    check_manifest(checkpoint)
-    tree = load_tree(checkpoint, _FILES)
-    with reading_checkpoint(Path(checkpoint) / f"{_FILES}.json"):
-        if tree["format"] != _FORMAT:
-            raise ValueError(f"The checkpoint {os.fspath(checkpoint)!r} has another format than {_FORMAT}.")
-        for log in tree["logs"]:
-            log["folder"] = folder_names([log["folder"]])[0]  # no path outside the checkpoint
-        return {log["name"]: log for log in tree["logs"]}, tree["output"]
-
-
-def last_checkpoint(directory: Path, restart: bool) -> str | None:
-    """The checkpoint to continue, or None; `restart` removes all of them.
-
-    Raises:
-        ValueError: the directory has checkpoints of another command.
-    """
-    remove_staging(directory)
-    checkpoints = list_checkpoints(directory)
-    if foreign := [path for path in checkpoints if not Path(path, f"{_FILES}.json").is_file()]:
-        raise ValueError(f"`--output_dir` is {str(directory)!r}, where {foreign[0]} is of another command.")
-    if restart:
-        for path in checkpoints:
-            shutil.rmtree(path)
+    path = directory / FILE
+    try:
+        head, _, content = path.read_text(encoding="utf-8").partition("\n")
+    except FileNotFoundError:
         return None
-    return checkpoints[-1] if checkpoints else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"The state {os.fspath(path)!r} cannot be read: {error}.") from error
+    try:
+        described = json.loads(head)
+        if described["format"] != _FORMAT:
+            raise ValueError(f"The state {os.fspath(path)!r} has another format than {_FORMAT}; use --restart.")
+        if described["sha256"] != _hash(content.rstrip("\n")):
+            raise ValueError(f"The state {os.fspath(path)!r} is damaged; use --restart.")
+        return json.loads(content)
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"The state {os.fspath(path)!r} is damaged; use --restart.") from error
+
+
+def _hash(content: str) -> str:
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()

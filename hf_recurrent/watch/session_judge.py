@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,9 @@ _NORM = 3
 # Templates in fewer sessions than this share may be missing.
 _COMMON = 0.2
 _BETWEEN_LOOKS = 32
-_START, _END = -1, -2
+# Symbols in place of a template, at the beginning and at the end of a session.
+START, _END = -1, -2
+_MOST_PAIRS = 100_000
 
 
 @dataclass(slots=True)
@@ -34,7 +37,7 @@ class Session:
     time: float
     counts: dict[int, int] = field(default_factory=dict)
     pairs: set[tuple[int, int]] = field(default_factory=set)
-    last: int = _START
+    last: int = START
 
     def add(self, template: int, line: int, time: float) -> None:
         """Add a line."""
@@ -123,6 +126,21 @@ class SessionJudge:
         if self.sessions < _BETWEEN_LOOKS or self.sessions % _BETWEEN_LOOKS == 0:
             least = _COMMON * self.sessions
             self._common = [template for template, present in self._present.items() if present >= least]
+
+    def keep(self, templates: Container[int]) -> None:
+        """Forget all other templates, and rare pairs if there are too many."""
+
+        def is_kept(template: int) -> bool:
+            return template < 0 or template in templates
+
+        self._counts = {template: counts for template, counts in self._counts.items() if is_kept(template)}
+        self._present = Counter({template: count for template, count in self._present.items() if is_kept(template)})
+        self._last = Counter({template: count for template, count in self._last.items() if is_kept(template)})
+        self._totals = Counter({template: count for template, count in self._totals.items() if is_kept(template)})
+        pairs = {pair: count for pair, count in self._pairs.items() if is_kept(pair[0]) and is_kept(pair[1])}
+        if len(pairs) > _MOST_PAIRS:
+            pairs = dict(sorted(pairs.items(), key=lambda item: -item[1])[: _MOST_PAIRS // 2])
+        self._pairs = Counter(pairs)
 
     def state(self) -> dict[str, Any]:
         """JSON for [`load`]."""

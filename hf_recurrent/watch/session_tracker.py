@@ -3,17 +3,17 @@
 import math
 import re
 from collections import OrderedDict, deque
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
 from hf_recurrent.watch.session_finder import SessionFinder
-from hf_recurrent.watch.session_judge import Session, SessionJudge, SessionReport
+from hf_recurrent.watch.session_judge import START, Session, SessionJudge, SessionReport
 from hf_recurrent.watch.slots import BUCKETS, FREQUENT, Order
-from hf_recurrent.watch.templates import Layout, Template
+from hf_recurrent.watch.templates import Layout
 
 # Open sessions; with more, the one that has been quiet longest ends. And lines that wait for a decision.
 MOST_OPEN, _MOST_WAITING = 50_000, 32_000
-_START = 0
 _PRIOR = 4.0
 
 
@@ -52,7 +52,7 @@ class SessionTracker:
         self._open: OrderedDict[bytes, Session] = OrderedDict()
         self._waiting: list[tuple[int, dict[bytes, bytes], int, float]] = []
         self._severities: dict[int, int] = {}
-        self._orders: dict[int, Order] = {_START: Order()}
+        self._orders: dict[int, Order] = {START: Order()}
         self._totals: dict[int, int] = {}
         self._low = [0.0] * BUCKETS
         self._lines = 0.0
@@ -67,8 +67,8 @@ class SessionTracker:
         highest = 0.0
         for name in names:
             session = self._open.get(name)
-            before = _START if session is None else session.last
-            bits = self._order(before, template)
+            before = START if session is None else session.last
+            bits = self._order(before, template.number)
             if bits > highest:
                 highest, self.last = bits, (name, before)
             self._add(name, session, template.number, number, time)
@@ -115,7 +115,9 @@ class SessionTracker:
         for number, names, template, time in self._waiting:
             name = names.get(self.finder.kind)
             if name is not None:
-                self._add(name, self._open.get(name), template, number, time)
+                session = self._open.get(name)
+                self._order(START if session is None else session.last, template)
+                self._add(name, session, template, number, time)
                 self._end_idle(time)
         self._waiting.clear()
 
@@ -141,7 +143,7 @@ class SessionTracker:
         session = self._open.pop(name)
         self.ended.append(EndedSession(name, session, self.judge.judge(session, self._severities), end))
 
-    def _order(self, before: int, template: Template) -> float:
+    def _order(self, before: int, template: int) -> float:
         """Bits of a template after another one of a session."""
         order = self._orders.get(before)
         if order is None:
@@ -149,16 +151,16 @@ class SessionTracker:
         total = self._totals.get(before, 0)
         self._totals[before] = total + 1
         self._lines += 1
-        count = order.after.get(template.number, 0)
+        count = order.after.get(template, 0)
         if count >= FREQUENT:
-            order.after[template.number] = count + 1
+            order.after[template] = count + 1
             return 0.0
         bucket, low = count.bit_length(), self._low
         prior = _PRIOR * (sum(low[: bucket + 1]) + 1) / (self._lines + 1)
         share = (sum(order.after_low[: bucket + 1]) + prior) / (total + _PRIOR)
         order.after_low[bucket] += 1
         low[bucket] += 1
-        order.add(template.number, count)
+        order.add(template, count)
         return -math.log2(share) if share < 1 else 0.0
 
     def usual_after(self, before: int) -> tuple[int, float] | None:
@@ -168,6 +170,14 @@ class SessionTracker:
             return None
         best = max(order.after, key=order.after.__getitem__)
         return best, order.after[best] / max(self._totals.get(before, 1), 1)
+
+    def keep(self, templates: Container[int]) -> None:
+        """Forget all other templates."""
+        kept = {number for number in self._orders if number == START or number in templates}
+        self._orders = {number: self._orders[number] for number in kept}
+        self._totals = {number: count for number, count in self._totals.items() if number in kept}
+        self._severities = {number: rank for number, rank in self._severities.items() if number in templates}
+        self.judge.keep(templates)
 
     # ---- Saving ----
 

@@ -14,10 +14,11 @@ _LEVEL_PATTERNS = tuple(
     for rank, upper, lower in _LEVELS
 )
 _FAILURES = re.compile(
-    rb"(?i)\b(?:\w*error\w*|\w*fail\w*|\w*exception|fatal|panic|critical|alert|severe|abort\w*|denied|refused|corrupt\w*"
+    rb"(?i)\b(?:\w*error\w*|\w*fail\w*|\w*exception|abort\w*|denied|refused|corrupt\w*"
     rb"|crash\w*|killed|unable|cannot|can't|could not|invalid|illegal|unexpected\w*|timed out|timeout|lost|broken"
     rb"|severed|terminated|dead\w*)\b"
 )
+_FATAL = re.compile(rb"(?i)\b(?:fatal|panic|critical|alert|severe)\b")
 _WARNINGS = re.compile(rb"(?i)\b(?:warn\w*|retry\w*|unknown|not found|missing|bad)\b")
 
 LEVELS = ("usual", "a warning", "a failure", "a failure", "an error", "fatal", "fatal")
@@ -34,6 +35,6 @@ def severity_of(line: bytes) -> int:
         return 6 if has_failure else 5
     if level == 4:
         return 4
-    if has_failure:
+    if has_failure or _FATAL.search(line):
         return 2
     return 1 if level == 1 or _WARNINGS.search(line) else 0

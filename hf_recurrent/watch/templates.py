@@ -132,7 +132,7 @@ class TemplateMiner:
         self._next_number = 0
 
     def new_layout(self, line: bytes, key: bytes) -> tuple[Layout, int]:
-        """The layout of a line that has none for its `key`, the line with all digits 0; and its number of new words."""
+        """The layout of a line that has none for its `key`, the line with all digits 0; and how many words are new."""
         if len(self.layouts) >= MOST_LAYOUTS:
             self.layouts.clear()
         masked = Masked(line)

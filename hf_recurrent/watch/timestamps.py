@@ -93,11 +93,15 @@ class LogClock:
             found = self._kept[text] = parse_time(text)
         if found is None or found >= _YEAR:
             return found
-        period = _DAY if found < _DAY else _YEAR
-        if found + self._added < self._last - period / 2:
+        period = _YEAR if text[:1].isalpha() else _DAY
+        time = found + self._added
+        if time < self._last - period / 2:
             self._added += period
-        self._last = found + self._added
-        return self._last
+            time += period
+        elif time > self._last + period / 2 and self._added:  # a late line of the year or day before
+            return time - period
+        self._last = time
+        return time
 
     def state(self) -> list[Any]:
         """JSON for [`load`]."""

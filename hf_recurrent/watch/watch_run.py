@@ -1,31 +1,35 @@
 """A run of `hf-recurrent watch`: lines of all logs in turn, and everything that is shown, written and saved."""
 
+import json
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.checkpoints.files import checkpoint_number
 from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.interruption import StopRequest, stop_on_signals
-from hf_recurrent.online.learner import OnlineLearner
-from hf_recurrent.watch.alerts import AlertCommand
-from hf_recurrent.watch.line_log import LineLog, line_record
-from hf_recurrent.watch.line_printer import LinePrinter
-from hf_recurrent.watch.log_lines import LogLine
+from hf_recurrent.watch.alerts import AlertCommand, AlertSender, Webhook
+from hf_recurrent.watch.compressed_log import ENDINGS, CompressedLog, RotatedLog
+from hf_recurrent.watch.event_printer import EventPrinter
+from hf_recurrent.watch.ignored_events import IgnoredEvents
 from hf_recurrent.watch.log_sources import LogFile, LogSource, StandardInput
-from hf_recurrent.watch.log_watcher import DivergedError, LogWatcher, WatchSettings
-from hf_recurrent.watch.saved_watch import folder_names, last_checkpoint, read_watch, save_watch
-from hf_recurrent.watch.watched_log import WatchedLog
+from hf_recurrent.watch.record_file import RecordFile
+from hf_recurrent.watch.redaction import Redactor
+from hf_recurrent.watch.saved_watch import FILE, read_watch, save_watch
+from hf_recurrent.watch.watched_log import Findings, WatchedLog, WatchSettings
 
 if TYPE_CHECKING:
     from hf_recurrent.watch.metrics import MetricsServer
 
 # Seconds without a line, between two attempts to write, and between two reports of lag or progress.
 _IDLE, _RETRY, _BETWEEN_REPORTS = 0.1, 5.0, 60.0
+# Lines of a log that are read before the next log has its turn.
+_BATCH = 1024
+_OUTPUTS = ("output", "output_sessions", "output_events")
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,17 @@ class WatchOptions:
     restart: bool = False
     follow: bool = True
     history: int | None = 64_000
+    rotated: bool = False
     max_line_bytes: int = 4096
-    format: str = "auto"
+    redact: bool = False
+    redact_pattern: tuple[str, ...] = ()
     output: Path | None = None
+    output_sessions: Path | None = None
+    output_events: Path | None = None
     metrics: int | None = None
     alert_command: str | None = None
-    shows_all: bool = False
+    webhook: str | None = None
+    explain: bool = False
     color: str = "auto"
     quiet: bool = False
 
@@ -50,138 +59,154 @@ class WatchOptions:
         """The lines of a file, or of standard input ("-"), continued at a saved position."""
         if log == "-":
             return StandardInput(self.max_line_bytes)
+        if log.endswith(ENDINGS):
+            return CompressedLog(log, self.max_line_bytes, position)
+        if self.rotated:
+            return RotatedLog(log, self.max_line_bytes, follow=self.follow, position=position)
         history = self.history if self.follow else None
         return LogFile(log, self.max_line_bytes, follow=self.follow, history=history, position=position)
 
+    def open_log(self, log: str, settings: WatchSettings, saved: dict[str, Any] | None) -> WatchedLog:
+        """A log, continued from its saved state."""
+        redactor = Redactor(self.redact_pattern) if self.redact or self.redact_pattern else None
+        wants = {"wants_lines": self.output is not None, "wants_sessions": self.output_sessions is not None}
+        source = self.open_source(log, None if saved is None else saved["position"])
+        watched = WatchedLog(source, settings, redactor, **wants)
+        if saved is not None:
+            watched.load(saved)
+        return watched
+
 
 @contextmanager
-def open_watch(
-    options: WatchOptions,
-    settings: WatchSettings,
-    logs: Sequence[str],
-    new_learner: Callable[[], OnlineLearner],
-    learning_rate: float | None = None,
-) -> Iterator["WatchRun"]:
-    """Lock the directory, and open logs and learners, continued at its last checkpoint.
+def open_watch(options: WatchOptions, settings: WatchSettings, logs: Sequence[str]) -> Iterator["WatchRun"]:
+    """Lock the directory, and open the logs, continued at the saved state.
 
     Args:
         logs: paths, or "-" for standard input.
-        new_learner: builds the learner of a log that no checkpoint has.
-        learning_rate: of learners that a checkpoint has; None leaves it.
 
     Raises:
-        OSError, ValueError: the directory is in use, or a log or a checkpoint cannot be read.
+        OSError, ValueError: the directory is in use, or a log or the saved state cannot be read.
         ImportError: prometheus-client is missing.
     """
     directory = options.output_dir
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"`--output_dir` is {str(directory)!r}; it must be a directory.")
-    changes = {} if learning_rate is None else {"learning_rate": learning_rate}
     with output_lock(directory):
-        checkpoint = last_checkpoint(directory, options.restart)
-        saved, mark = ({}, None) if checkpoint is None else read_watch(checkpoint)
-        watched, has_changed = [], False
-        for log, folder in zip(logs, folder_names(["stdin" if log == "-" else log for log in logs]), strict=True):
-            before = saved.get("standard input" if log == "-" else log)
-            if before is None:
-                learner = new_learner()
-            else:
-                learner = OnlineLearner.load(Path(checkpoint, before["folder"]), **changes)
-            watcher = LogWatcher(learner, settings)
-            if before is not None:
-                watcher.load(before["watcher"])
-            source = options.open_source(log, None if before is None else before["position"])
-            watched.append(WatchedLog(source, watcher, folder, parses_journal=options.format != "text"))
-            if before is not None:
-                watched[-1].counts.update(before["counts"])
-            has_changed |= before is None or before["folder"] != folder
+        _check_directory(directory)
+        if options.restart:
+            (directory / FILE).unlink(missing_ok=True)
+        state = read_watch(directory) or {"logs": [], "outputs": {}}
+        try:
+            saved = {log["name"]: log for log in state["logs"]}
+            marks = dict(state["outputs"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"The state {str(directory / FILE)!r} is damaged; use --restart.") from error
+        watched = []
+        for log in logs:
+            before = saved.pop("standard input" if log == "-" else log, None)
+            watched.append(options.open_log(log, settings, before))
             if not options.quiet:
                 start = "new" if before is None else "continuing"
-                print(f"watching {source.name}: {start}, {source.beginning()}", file=sys.stderr)
-        run = WatchRun(options, watched, mark, 0 if checkpoint is None else checkpoint_number(checkpoint))
-        if has_changed:
-            run.save()  # a state to go back to, and a full disk is noticed now
+                print(f"watching {watched[-1].name}: {start}, {watched[-1].source.beginning()}", file=sys.stderr)
+        run = WatchRun(options, watched, marks, [*saved.values()])
+        run.save()  # a full disk is noticed now
         yield run
+
+
+def _check_directory(directory: Path) -> None:
+    foreign = [path for path in directory.glob("checkpoint-*") if path.is_dir()]
+    old = [path for path in foreign if (path / FILE).is_file()]
+    for path in old:  # of a version that had a network
+        shutil.rmtree(path)
+    if foreign != old:
+        raise ValueError(f"`--output_dir` is {str(directory)!r}, where {foreign[0]} is of another command.")
 
 
 class WatchRun:
     """A run that is ready to start.
 
-    It continues the checkpoint of a number (0 without one), which has a mark of the line log.
+    Args:
+        marks: name of an output → `RecordFile.mark` of the state that is continued.
+        others: saved states of logs that this run does not read; they are kept.
     """
 
-    def __init__(self, options: WatchOptions, logs: list[WatchedLog], mark: dict[str, Any] | None, number: int):
-        self.options, self.logs, self.number = options, logs, number
-        self.printer = LinePrinter(options.color, len(logs) > 1)
-        self.line_log = None if options.output is None else LineLog(options.output, mark)
-        self.alerts = None if options.alert_command is None else AlertCommand(options.alert_command)
+    def __init__(
+        self, options: WatchOptions, logs: list[WatchedLog], marks: dict[str, Any], others: list[dict[str, Any]]
+    ):
+        self.options, self.logs = options, logs
+        self.printer = EventPrinter(options.color, len(logs) > 1)
+        paths = {name: getattr(options, name) for name in _OUTPUTS}
+        self.outputs = {name: RecordFile(path, marks.get(name)) for name, path in paths.items() if path is not None}
+        self.senders: list[AlertSender] = []
+        if options.alert_command is not None:
+            self.senders.append(AlertCommand(options.alert_command))
+        if options.webhook is not None:
+            self.senders.append(Webhook(options.webhook))
+        self.ignored = IgnoredEvents(options.output_dir)
         self.metrics = None if options.metrics is None else self._metrics_server(options.metrics)
+        self._others = others
         self._problems: dict[str, str] = {}
         self._saved_at = self._tried_at = self._reported_at = time.monotonic()
         self._unsaved = False
 
-    @property
-    def checkpoint(self) -> Path:
-        """The last checkpoint."""
-        return self.options.output_dir / f"checkpoint-{self.number}"
-
     # ---- Reading ----
 
-    def watch(self) -> str | None:
-        """Read until the logs end or a signal arrives, then save; return the error that ended it, if there is one."""
-        failure = None
+    def watch(self) -> None:
+        """Read until the logs end or a signal arrives, then save."""
         with stop_on_signals() as stop:
             while not stop.is_set() and not all(log.source.is_finished for log in self.logs):
-                try:
-                    if not self._read_one_of_each(stop):
-                        stop.wait(_IDLE)
-                except DivergedError:
-                    failure = "the model diverges again after it went back; rerun with --restart, or another --model"
-                    break
+                if not self._read_one_of_each(stop):
+                    stop.wait(_IDLE)
                 self._do_housekeeping()
-        self._finish()
-        return failure
+        self._finish(has_ended=not stop.is_set())
 
     def _read_one_of_each(self, stop: StopRequest) -> bool:
-        """A line of every log that has one; False if none has."""
-        if self.line_log is not None and self.line_log.is_full:
+        """A batch of every log that has one; False if none has."""
+        if any(output.is_full for output in self.outputs.values()):
             return False
         has_read = False
         for log in self.logs:
             if stop.is_set():
                 break
-            line = log.source.next_line()
+            batch = log.source.read_lines(_BATCH)
             self._say_all(log.source.notices)
-            if line is not None:
-                self._read(log, line)
-                has_read = True
+            if batch is not None:
+                self._unsaved = has_read = True
+                self._give(log, log.read(batch, self.ignored))
         return has_read
 
-    def _read(self, log: WatchedLog, line: LogLine) -> None:
-        try:
-            content, report = log.read(line, self.checkpoint)
-        finally:
-            self._say_all(log.source.notices)
-        self._unsaved = True
-        if report.is_unusual or self.options.shows_all:
-            self.printer.show(log.name, line.number, content, report)
-        if self.line_log is None and self.alerts is None:
-            return
-        record = line_record(log.name, line, content, report)
-        if self.line_log is not None:
-            self._write(lambda: self.line_log.add(record))
-        if report.is_unusual and self.alerts is not None:
-            self.alerts.send(record)
+    def _give(self, log: WatchedLog, findings: Findings) -> None:
+        """Show, write and send what was found."""
+        for event in findings.events:
+            self.printer.show(log.name, event, explains=self.options.explain)
+        for event in findings.ended:
+            self.printer.show_ended(log.name, event)
+        records = [event.record(log.name) for event in findings.events]
+        records += [event.record(log.name, has_ended=True) for event in findings.ended]
+        for sender in self.senders:
+            for record in records:
+                sender.send(record)
+        texts = {
+            "output": findings.lines,
+            "output_sessions": findings.sessions,
+            "output_events": [json.dumps(record, ensure_ascii=False) + "\n" for record in records],
+        }
+        for name, output in self.outputs.items():
+            if texts[name]:
+                self._write(name, output, "".join(texts[name]).encode("utf-8", "backslashreplace"))
 
-    # ---- Between lines ----
+    # ---- Between batches ----
 
     def _do_housekeeping(self) -> None:
         now = time.monotonic()
-        if self.alerts is not None:
-            self._say_all(self.alerts.notices)
-        if self.line_log is not None and not self.line_log.is_complete and now - self._tried_at >= _RETRY:
+        self.ignored.look()
+        for sender in self.senders:
+            self._say_all(sender.notices)
+        if now - self._tried_at >= _RETRY:
             self._tried_at = now
-            self._write(self.line_log.flush)
+            for name, output in self.outputs.items():
+                if not output.is_complete:
+                    self._write(name, output)
         if self._unsaved and now - self._saved_at >= self.options.save_every:
             self.save()
         if now - self._reported_at >= _BETWEEN_REPORTS:
@@ -192,48 +217,49 @@ class WatchRun:
                 elif not self.options.quiet and sys.stderr.isatty():
                     self._say(log.summary())
 
-    def _write(self, action: Callable[[], None]) -> None:
-        output = self.options.output
+    def _write(self, name: str, output: RecordFile, records: bytes = b"") -> None:
         try:
-            action()
+            output.add(records)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            self._report_problem("output", f"{output} cannot be written: {reason}; its lines wait in memory")
+            self._report_problem(name, f"{output.path} cannot be written: {reason}; its lines wait in memory")
         else:
-            self._report_end("output", f"{output} can be written again; nothing is missing in it")
+            self._report_end(name, f"{output.path} can be written again; nothing is missing in it")
 
     def save(self) -> None:
-        """Write a checkpoint, unless lines wait to be written: what it says was read has to be in the output."""
+        """Write the state, unless records wait to be written: what it says was read has to be in the outputs."""
         self._saved_at = time.monotonic()
-        if self.line_log is not None and not self.line_log.is_complete:
+        if not all(output.is_complete for output in self.outputs.values()):
             return
-        self.number += 1
+        marks = {name: output.mark() for name, output in self.outputs.items()}
         try:
-            save_watch(self.checkpoint, self.logs, self.line_log.mark() if self.line_log else None)
+            logs = [*self._others, *(log.state() for log in self.logs)]
+            save_watch(self.options.output_dir, {"logs": logs, "outputs": marks})
         except OSError as error:
-            self.number -= 1
-            if self.number == 0:
+            if not (self.options.output_dir / FILE).exists():
                 raise
             reason = str(error).rstrip(".")
             self._report_problem("save", f"{reason}; trying again in {self.options.save_every:g} seconds")
         else:
             self._unsaved = False
-            self._report_end("save", "checkpoints can be written again")
+            self._report_end("save", "the state can be written again")
 
-    def _finish(self) -> None:
-        if self.alerts is not None:
-            self.alerts.close()
-            self._say_all(self.alerts.notices)
-        if self.line_log is not None:
-            self._write(self.line_log.flush)
+    def _finish(self, *, has_ended: bool) -> None:
+        if has_ended:
+            for log in self.logs:
+                self._give(log, log.finish())
+                self._unsaved = True
+        for sender in self.senders:
+            sender.close()
+            self._say_all(sender.notices)
+        for name, output in self.outputs.items():
+            self._write(name, output)
         if self._unsaved:
             self.save()
         if self.metrics is not None:
             self.metrics.close()
         if self._unsaved:
-            self._say(
-                f"the last lines are not saved; the next run continues at {self.checkpoint} and reads them again"
-            )
+            self._say("the last lines are not saved; the next run reads them again")
         if not self.options.quiet:
             for log in self.logs:
                 print(log.summary(), file=sys.stderr)
@@ -268,5 +294,5 @@ class WatchRun:
     def _samples(self) -> Iterable[tuple[str, str, float]]:
         for log in self.logs:
             yield from ((name, log.name, value) for name, value in log.metrics().items())
-        if self.alerts is not None:
-            yield "alert_failures", "", self.alerts.failures
+        if self.senders:
+            yield "alert_failures", "", sum(sender.failures for sender in self.senders)

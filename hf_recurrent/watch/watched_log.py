@@ -1,99 +1,267 @@
-"""`WatchedLog`: a log with its watcher, its counts and its speed."""
+"""`WatchedLog`: a log with its judge, its events, its counts and its speed."""
 
+import json
+import math
+import re
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Container
+from dataclasses import dataclass
 from typing import Any
 
-from hf_recurrent.data.episode_source import with_unit
-from hf_recurrent.learning_rules.rules import NonFiniteLossError
-from hf_recurrent.online.learner import OnlineLearner
-from hf_recurrent.watch.journal import journal_text
-from hf_recurrent.watch.log_lines import LogLine
+from hf_recurrent.data.quantities import with_unit
+from hf_recurrent.watch.events import IGNORED, Event, EventGrouper, session_event
+from hf_recurrent.watch.line_judge import REASONS, REPEATED, LineJudge, LineReport
+from hf_recurrent.watch.log_lines import LineBatch
+from hf_recurrent.watch.log_records import RecordDecoder
 from hf_recurrent.watch.log_sources import LogSource
-from hf_recurrent.watch.log_watcher import DivergedError, LineReport, LogWatcher
+from hf_recurrent.watch.record_file import finite, json_text
+from hf_recurrent.watch.redaction import Redactor
+from hf_recurrent.watch.session_tracker import EndedSession, SessionTracker
+from hf_recurrent.watch.tail_histogram import AdaptiveThreshold
 
 # A log that lags by more seconds than this is reported.
 _LAG_SECONDS = 10.0
-_COUNTS = ("lines", "unusual", "bytes", "bits", "reverts")
+_COUNTS = ("lines", "unusual", "bytes", "events", "sessions", "unusual_sessions")
+_LONGEST_EXAMPLE = 512
+_RECORD_BEGINS = (b"{", b"<")
+_SECONDS_A_DAY = 86_400.0
+# Lines between two estimates of the lines in a day.
+_BETWEEN_RATES = 1000
 
 
-@dataclass
+@dataclass(frozen=True)
+class WatchSettings:
+    """How a log is judged.
+
+    Args:
+        false_alarms: share of the lines to flag on a log in which nothing is wrong.
+        alarms_per_day: events a day of the log's time, in place of that share; None for the share.
+        session: regular expression of the identifier of a session; None to find it.
+        session_idle: seconds after which a session has ended.
+        format: of `RecordDecoder`.
+
+    Raises:
+        ValueError: a value is not allowed.
+    """
+
+    false_alarms: float = 0.01
+    alarms_per_day: float | None = None
+    session: str | None = None
+    session_idle: float = 1800.0
+    format: str = "auto"
+
+    def __post_init__(self):
+        if not 0 < self.false_alarms < 0.5:
+            raise ValueError(f"`false_alarms` is {self.false_alarms}; it must be more than 0 and less than 0.5.")
+        if self.alarms_per_day is not None and not self.alarms_per_day > 0:
+            raise ValueError(f"`alarms_per_day` is {self.alarms_per_day}; it must be more than 0.")
+        if not self.session_idle > 0:
+            raise ValueError(f"`session_idle` is {self.session_idle}; it must be more than 0 seconds.")
+        try:
+            re.compile((self.session or "").encode())
+        except re.error as error:
+            raise ValueError(f"`session` is {self.session!r}, which is not a regular expression: {error}.") from error
+
+
+class Findings:
+    """What a batch of lines gives.
+
+    Attributes:
+        events: those that begin, of lines and of sessions.
+        ended: events of several lines that have ended.
+        lines, sessions: JSON lines, if they are wanted.
+    """
+
+    __slots__ = ("ended", "events", "lines", "sessions")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended: list[Event] = []
+        self.lines: list[str] = []
+        self.sessions: list[str] = []
+
+
 class WatchedLog:
     """A log of a run.
 
     Args:
         source: of its lines.
-        watcher: reads them.
-        folder: of its learner, in checkpoints.
-        parses_journal: lines that are JSON of journalctl are read as `program: message`.
+        settings: how it is judged.
+        redactor: removes secrets from lines before anything else reads them.
+        wants_lines, wants_sessions: make the JSON lines of `Findings`.
     """
 
-    source: LogSource
-    watcher: LogWatcher
-    folder: str
-    parses_journal: bool = True
-    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-    last_score: float = 0.0
-    last_time: float = 0.0
-    _seconds: float = 0.0
-    _worked_bytes: int = 0
-    _is_lagging: bool = False
+    def __init__(
+        self,
+        source: LogSource,
+        settings: WatchSettings,
+        redactor: Redactor | None = None,
+        *,
+        wants_lines: bool = False,
+        wants_sessions: bool = False,
+    ):
+        self.source, self.settings = source, settings
+        self.counts = dict.fromkeys(_COUNTS, 0)
+        pattern = None if settings.session is None else re.compile(settings.session.encode())
+        self.judge = LineJudge(settings.false_alarms, SessionTracker(settings.session_idle, pattern))
+        self.grouper = EventGrouper(self.judge)
+        self.session_threshold = AdaptiveThreshold(settings.false_alarms)
+        self.last_score, self.last_time = 0.0, 0.0
+        self.on_line: Callable[[LineReport, float | None], None] | None = None
+        self._redactor, self._decoder = redactor, RecordDecoder(settings.format)
+        self._wants_lines, self._wants_sessions = wants_lines, wants_sessions
+        self._begin: tuple[int, float] | None = None
+        self._seconds, self._worked_bytes, self._is_lagging = 0.0, 0, False
 
     @property
     def name(self) -> str:
         """The name of the source."""
         return self.source.name
 
-    def read(self, line: LogLine, checkpoint: Path) -> tuple[bytes, LineReport]:
-        """Judge a line and learn from it; returns its content and the report.
+    # ---- Reading ----
 
-        If the model diverges, it goes back to its weights in `checkpoint`, and a notice of the source says so.
-
-        Raises:
-            DivergedError: these weights have diverged too.
-        """
-        begin = time.monotonic()
-        content = line.content.removesuffix(b"\r")
-        if self.parses_journal and (text := journal_text(content)) is not None:
-            content = text
-        try:
-            report = self.watcher.judge(content)
-        except DivergedError as error:
-            self._revert(checkpoint, line, error)
-            report = self.watcher.judge(content)
-        try:
-            self.watcher.learn(content, report)
-        except NonFiniteLossError as error:
-            self._revert(checkpoint, line, error)
-        self.last_score, self.last_time = report.score, time.time()
-        self.counts["lines"] += 1
-        self.counts["unusual"] += report.is_unusual
-        self.counts["bytes"] += line.length
-        self.counts["bits"] += float(report.bits.sum())
+    def read(self, batch: LineBatch, ignored: Container[str] = ()) -> Findings:
+        """Judge lines and learn from them."""
+        begin, findings = time.monotonic(), Findings()
+        number, offset = batch.number, batch.offset
+        decode = None if self._decoder.format == "text" else self._decoder.decode
+        redact = None if self._redactor is None else self._redactor.redact
+        head = f'{{"log": {json.dumps(self.name, ensure_ascii=False)}, "line_number": '
+        for index, content in enumerate(batch.contents):
+            records = decode(content) if decode is not None and content[:1] in _RECORD_BEGINS else None
+            for line, when in records or ((content, None),):
+                if redact is not None:
+                    line = redact(line)
+                report = self.judge.judge(line, when)
+                if report.is_unusual:
+                    report.is_unusual = self._flag(line, number, report, findings, ignored)
+                elif report.reason == REPEATED and report.score:
+                    self.grouper.join(number, report)
+                if self._wants_lines:
+                    record = self._line_record(line, report, batch.cut.get(index))
+                    findings.lines.append(f'{head}{number}, "offset": {offset}, {record}')
+                if self.on_line is not None:
+                    self.on_line(report, self.judge.time)
+                report.layout.template.example = line if len(line) <= _LONGEST_EXAMPLE else line[:_LONGEST_EXAMPLE]
+                self.last_score = report.score
+            number += 1
+            offset += batch.lengths[index]
+        self.counts["lines"] += len(batch)
+        self.counts["bytes"] += offset - batch.offset
+        self._end(number, findings)
+        self._adapt_rate()
+        self.last_time = time.time()
         self._seconds += time.monotonic() - begin
-        self._worked_bytes += len(content) + 1
-        return content, report
+        self._worked_bytes += offset - batch.offset
+        return findings
 
-    def _revert(self, checkpoint: Path, line: LogLine, error: Exception) -> None:
-        """Go back to the weights of a checkpoint, at half the learning rate."""
-        rate = self.watcher.learner.settings.learning_rate / 2
-        self.watcher.replace_learner(OnlineLearner.load(checkpoint / self.folder, learning_rate=rate))
-        self.counts["reverts"] += 1
-        self.source.notices.append(
-            f"{self.name}, line {line.number:,}: the model diverged: {str(error).rstrip('.')}; back to {checkpoint} "
-            f"with learning rate {rate:g}. No line is lost"
-        )
+    def finish(self) -> Findings:
+        """End the sessions and events, because the log has ended."""
+        findings = Findings()
+        if self.judge.sessions is not None:
+            self.judge.sessions.finish()
+        self._end(self.source.next_number, findings, everything=True)
+        return findings
+
+    def _flag(self, line: bytes, number: int, report: LineReport, findings: Findings, ignored: Container[str]) -> bool:
+        """Put a flagged line into an event; False if such events are ignored."""
+        event = self.grouper.add(line, number, report, ignored)
+        if event is IGNORED:
+            return False
+        self.counts["unusual"] += 1
+        if event is not None:
+            self.counts["events"] += 1
+            findings.events.append(event)
+        return True
+
+    def _end(self, number: int, findings: Findings, *, everything: bool = False) -> None:
+        """Take the events and sessions that have ended."""
+        findings.ended += self.grouper.ended(number, everything=everything)
+        tracker = self.judge.sessions
+        while tracker is not None and tracker.ended:
+            ended = tracker.ended.popleft()
+            self.counts["sessions"] += 1
+            is_unusual = self.session_threshold.add(ended.report.score)
+            event = session_event(ended, self.judge.miner.templates, self.judge.time)
+            if self._wants_sessions:
+                findings.sessions.append(self._session_record(ended, event, is_unusual))
+            if is_unusual:
+                self.counts["unusual_sessions"] += 1
+                findings.events.append(event)
+
+    def _adapt_rate(self) -> None:
+        """Set the share of lines to flag from the number of alarms a day, once the lines a day are known."""
+        wanted, now = self.settings.alarms_per_day, self.judge.time
+        if wanted is None or now is None:
+            return
+        if self._begin is None:
+            self._begin = (self.judge.number, now)
+        lines, seconds = self.judge.number - self._begin[0], now - self._begin[1]
+        if lines < _BETWEEN_RATES or seconds <= 0:
+            return
+        rate = wanted / (lines / seconds * _SECONDS_A_DAY)
+        self.judge.threshold.set_rate(min(max(rate, 1e-6), 0.4))
+        self._begin = (self.judge.number, now)
+
+    # ---- Records ----
+
+    def _line_record(self, line: bytes, report: LineReport, length: int | None) -> str:
+        """The JSON of a line after its number and offset."""
+        threshold = self.judge.threshold.value
+        shown = "null" if threshold == math.inf else f"{threshold:.3f}"
+        score, reason = report.score, REASONS[report.reason] if report.score else "usual"
+        unusual = "true" if report.is_unusual else "false"
+        record = f'"score": {score:.3f}, "threshold": {shown}, "unusual": {unusual}, "reason": "{reason}"'
+        if report.span is not None:
+            record += f', "span": [{report.span[0]}, {report.span[1]}]'
+        if length is not None:
+            record += f', "length": {length}'
+        return f'{record}, "template": {report.layout.template.number}, "text": {json_text(line)}}}\n'
+
+    def _session_record(self, ended: EndedSession, event: Event, is_unusual: bool) -> str:
+        record = {
+            "log": self.name,
+            "session": ended.name.decode("utf-8", "replace"),
+            "score": finite(ended.report.score),
+            "unusual": is_unusual,
+            "lines": event.count,
+            "first_line": ended.session.first_line,
+            "last_line": ended.session.last_line,
+            "ended": ended.end,
+            "reason": event.summary,
+        }
+        return json.dumps(record, ensure_ascii=False) + "\n"
+
+    # ---- Saving ----
 
     def state(self) -> dict[str, Any]:
-        """Everything but the learner, for `save_tree`."""
+        """JSON for [`load`]."""
         return {
             "name": self.name,
-            "folder": self.folder,
-            "watcher": self.watcher.state(),
             "position": self.source.position(),
             "counts": self.counts,
+            "judge": self.judge.state(),
+            "events": self.grouper.state(),
+            "session_threshold": self.session_threshold.state(),
+            "begin": self._begin,
         }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from [`state`], but for the position, which the source continues.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        try:
+            self.judge.load(state["judge"])
+            self.grouper.load(state["events"])
+            self.session_threshold.load(state["session_threshold"])
+            self.counts.update(state["counts"])
+            self._begin = None if state["begin"] is None else tuple(state["begin"])
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"the state of the watch lacks a value: {error}") from error
+
+    # ---- Numbers ----
 
     def check_lag(self) -> str | None:
         """A message if the log lags, or has just been read up to its end again."""
@@ -108,11 +276,12 @@ class WatchedLog:
         return f"{self.name} is read up to its end again" if was_lagging else None
 
     def summary(self) -> str:
-        """Numbers of lines, bits per byte and speed."""
+        """Numbers of lines, templates, sessions and events, and the speed."""
         counts = self.counts
-        words = f"{self.name}: {counts['lines']:,.0f} lines, {counts['unusual']:,.0f} unusual"
-        if counts["bytes"]:
-            words += f", {counts['bits'] / (counts['bytes'] + counts['lines']):.2f} bits per byte"
+        words = f"{self.name}: {counts['lines']:,} lines, {len(self.judge.miner.templates):,} templates, "
+        if counts["sessions"]:
+            words += f"{counts['sessions']:,} sessions, {counts['unusual_sessions']:,} of them unusual, "
+        words += f"{counts['unusual']:,} unusual lines in {counts['events']:,} events"
         if self._seconds:
             words += f", {with_unit(self._worked_bytes / self._seconds, 'B/s')}"
         return words
@@ -124,10 +293,11 @@ class WatchedLog:
             "lines": counts["lines"],
             "unusual_lines": counts["unusual"],
             "bytes": counts["bytes"],
-            "bits": counts["bits"],
+            "events": counts["events"] + counts["unusual_sessions"],
+            "sessions": counts["sessions"],
+            "templates": len(self.judge.miner.templates),
             "score": self.last_score,
-            "threshold": self.watcher.threshold.value,
+            "threshold": self.judge.threshold.value,
             "lag_bytes": self.source.lag(),
             "last_line_timestamp_seconds": self.last_time,
-            "reverts": counts["reverts"],
         }

@@ -66,8 +66,9 @@ def test_learn(model):
     assert records("parts") == records("whole")
 
 
-def test_watch(model):
-    arguments = ["text", "--no_follow", "--model", model, "--learning_rate", "1e-2", "--quiet", "--save_every", "0.3"]
+def test_watch(monkeypatch):
+    monkeypatch.setattr("hf_recurrent.watch.watch_run._BATCH", 1)
+    arguments = ["text", "--no_follow", "--quiet", "--save_every", "1e-9"]
     watch.main([*arguments, "--output", "whole.jsonl", "--output_dir", "whole"])
     run_killed(watch.main, *arguments, "--output", "parts.jsonl", "--output_dir", "parts")
     assert Path("parts.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()

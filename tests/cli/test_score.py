@@ -20,7 +20,7 @@ from hf_recurrent.cli import evaluate
 from hf_recurrent.cli.main import main
 from hf_recurrent.cli.score import main as score
 from hf_recurrent.data.document_blocks import document_blocks
-from hf_recurrent.data.episode_source import with_unit
+from hf_recurrent.data.quantities import with_unit
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.evaluation.scores import score_blocks
 

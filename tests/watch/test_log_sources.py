@@ -1,11 +1,17 @@
 """Following logs: rotation, truncation, incomplete and long lines, positions."""
 
+import bz2
+import gzip
+import itertools
+import lzma
 import os
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hf_recurrent.watch import log_sources
-from hf_recurrent.watch.journal import journal_text
+from hf_recurrent.watch.compressed_log import CompressedLog, RotatedLog, expand_logs, rotated_files
 from hf_recurrent.watch.log_lines import LineSplitter
 from hf_recurrent.watch.log_sources import LogFile
 
@@ -16,10 +22,10 @@ def impatient(monkeypatch):
     monkeypatch.setattr(log_sources, "_BETWEEN_LOOKS", 0.0)
 
 
-def lines_of(source, polls=6):
+def lines_of(source, polls=6, limit=1024):
     """The lines that are there now."""
-    found = [source.next_line() for _ in range(polls)]
-    return [line.content for line in found if line is not None]
+    batches = [source.read_lines(limit) for _ in range(polls)]
+    return [line for batch in batches if batch is not None for line in batch.contents]
 
 
 def append(path, data):
@@ -27,31 +33,44 @@ def append(path, data):
         file.write(data)
 
 
-def split(splitter, chunk):
-    splitter.feed(chunk)
-    return list(iter(splitter.next_line, None))
+def taken(splitter, limit):
+    """(number, offset, content, full length of a cut line) of the lines that are there."""
+    found = []
+    while (batch := splitter.take(limit)) is not None:
+        offset = batch.offset
+        for index, content in enumerate(batch.contents):
+            found.append((batch.number + index, offset, content, batch.cut.get(index)))
+            offset += batch.lengths[index]
+        assert (splitter.number, splitter.offset) == (batch.number + len(batch), offset)
+    return found
 
 
-def test_lines_do_not_depend_on_the_chunks():
-    data = b"first\n\nthird \xff\x00\r\nlast"
-    whole = split(LineSplitter(100), data)
-    splitter, pieces = LineSplitter(100), []
-    for byte in data:
-        pieces += split(splitter, bytes([byte]))
-    assert pieces == whole
-    assert [line.content for line in whole] == [b"first", b"", b"third \xff\x00\r"]
-    assert [(line.number, line.offset) for line in whole] == [(1, 0), (2, 6), (3, 7)]
-    assert (splitter.number, splitter.offset) == (4, 17)
-    assert splitter.finish() and splitter.next_line().content == b"last"
-    assert (splitter.number, splitter.offset) == (5, 21)
-    assert splitter.next_line() is None and not splitter.finish()
+_PIECES = st.sampled_from([b"a", b"bc", b"\r", b"\n", b"\r\n", b"\x00\xff", b"long line", b"\n\n"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_PIECES, max_size=40).map(b"".join), st.lists(st.integers(0, 80), max_size=6), st.integers(1, 5))
+def test_lines_do_not_depend_on_the_chunks(data, cuts, limit):
+    expected, offset = [], 0
+    for number, line in enumerate(data.split(b"\n"), 1):
+        content = line.removesuffix(b"\r")
+        if line or offset + len(line) < len(data):
+            expected.append((number, offset, content[:6], len(content) if len(content) > 6 else None))
+        offset += len(line) + 1
+    splitter, found, places = LineSplitter(6), [], [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    for begin, end in itertools.pairwise(places):
+        splitter.feed(data[begin:end])
+        found += taken(splitter, limit)
+    splitter.finish()
+    assert found + taken(splitter, limit) == expected
 
 
 def test_a_long_line_is_cut_and_counted():
     splitter = LineSplitter(4)
-    lines = [line for _ in range(1000) for line in split(splitter, b"x" * 1000)] + split(splitter, b"\nnext\n")
-    assert [(line.content, line.length) for line in lines] == [(b"xxxx", 1_000_000), (b"next", 4)]
-    assert lines[1].offset == 1_000_001
+    for _ in range(1000):
+        splitter.feed(b"x" * 1000)
+    splitter.feed(b"\nnext\n")
+    assert taken(splitter, 9) == [(1, 0, b"xxxx", 1_000_000), (2, 1_000_001, b"next", None)]
 
 
 def test_a_line_waits_for_its_end(tmp_path):
@@ -76,8 +95,8 @@ def test_history_begins_with_a_whole_line(tmp_path):
     path = tmp_path / "a.log"
     append(path, b"".join(b"line %d\n" % number for number in range(1, 8)))
     source = LogFile(path, 100, history=17)
-    line = source.next_line()
-    assert (line.content, line.number, line.offset) == (b"line 5", 5, 28)
+    batch = source.read_lines(1)
+    assert (batch.contents, batch.number, batch.offset) == ([b"line 5"], 5, 28)
 
 
 def test_rotation_by_renaming(tmp_path):
@@ -101,7 +120,9 @@ def test_truncation(tmp_path, new):
     assert lines_of(source) == [b"one", b"two"]
     path.write_bytes(new)
     assert lines_of(source) == [new.rstrip()]
-    assert source.notices == [f"{path} was truncated; reading from its beginning"]
+    assert source.notices == [
+        f"{path} was truncated; lines that were not read yet are lost. Reading from its beginning"
+    ]
 
 
 def test_a_file_that_does_not_exist_yet_and_is_removed(tmp_path):
@@ -126,7 +147,7 @@ def test_a_position_continues_after_the_line_given_last(tmp_path, is_rotated):
     path = tmp_path / "a.log"
     append(path, b"one\ntwo\nthree\n")
     source = LogFile(path, 100)
-    source.next_line(), source.next_line()
+    source.read_lines(2)
     position = source.position()
     if is_rotated:
         os.rename(path, tmp_path / "a.log.1")
@@ -141,7 +162,7 @@ def test_a_position_in_a_file_that_is_gone(tmp_path):
     path = tmp_path / "a.log"
     append(path, b"one\ntwo\n")
     source = LogFile(path, 100)
-    source.next_line()
+    source.read_lines(1)
     position = source.position()
     path.write_bytes(b"ONE\nTWO\n")
     continued = LogFile(path, 100, position=position)
@@ -149,17 +170,61 @@ def test_a_position_in_a_file_that_is_gone(tmp_path):
     assert "not the file that was read before" in continued.notices[0]
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        (b'{"MESSAGE":"a","__CURSOR":"1","_COMM":"sh"}', b"sh: a"),
-        (b'{"MESSAGE":[104,105,255],"__CURSOR":"1"}', b"hi\xff"),
-        (b'{"MESSAGE":null,"__CURSOR":"1","_COMM":"sh"}', b"sh"),
-        (b'{"MESSAGE":["a","b"],"__CURSOR":"1"}', b"a"),
-        (b'{"message": "of another program"}', None),
-        (b'{"MESSAGE": "cut', None),
-        (b"plain text", None),
-    ],
-)
-def test_entries_of_the_journal(line, text):
-    assert journal_text(line) == text
+TEXT = b"".join(b"line %d\n" % number for number in range(1, 1001))
+
+
+@pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_compressed_logs(tmp_path, ending, compress):
+    path = str(tmp_path / f"a.log.{ending}")
+    with open(path, "wb") as file:
+        file.write(compress(TEXT))
+    source = CompressedLog(path, 100)
+    first = source.read_lines(300).contents
+    rest = CompressedLog(path, 100, source.position())
+    assert first + lines_of(rest) == TEXT.splitlines()
+    assert rest.is_finished and not rest.notices
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) - 20)
+    damaged = CompressedLog(path, 100)
+    found = lines_of(damaged)
+    assert TEXT.splitlines()[: len(found)] == found and damaged.is_finished
+    assert "is damaged" in damaged.notices[0]
+
+
+def test_patterns_name_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.log", "a.log", "c.txt"):
+        append(name, b"x\n")
+    assert expand_logs(["*.log", "c.txt", "-", "d.log"]) == ["a.log", "b.log", "c.txt", "-", "d.log"]
+    with pytest.raises(ValueError, match=r"`LOG` is '\*\.none', which no file matches"):
+        expand_logs(["*.none"])
+
+
+def test_rotated_files_are_read_oldest_first(tmp_path):
+    path = str(tmp_path / "a.log")
+    with open(f"{path}.2.gz", "wb") as file:
+        file.write(gzip.compress(b"one\ntwo\n"))
+    append(f"{path}.1", b"three\nfour\n")
+    append(f"{path}-20240501", b"zero\n")
+    append(f"{path}.old", b"not this\n")
+    append(path, b"five\n")
+    assert [name.removeprefix(path) for name in rotated_files(path)] == ["-20240501", ".2.gz", ".1"]
+    words = [b"zero", b"one", b"two", b"three", b"four", b"five"]
+    assert lines_of(RotatedLog(path, 100, follow=False), 20) == words
+    for count in range(1, 6):
+        source, found = RotatedLog(path, 100, follow=False), []
+        while len(found) < count:
+            found += source.read_lines(1).contents
+        continued = RotatedLog(path, 100, follow=False, position=source.position())
+        assert found + lines_of(continued, 20) == words
+        assert continued.is_finished
+
+
+def test_a_rotated_log_is_followed(tmp_path):
+    path = str(tmp_path / "a.log")
+    append(f"{path}.1", b"one\n")
+    append(path, b"two\n")
+    source = RotatedLog(path, 100)
+    assert lines_of(source) == [b"one", b"two"]
+    append(path, b"three\n")
+    assert lines_of(source) == [b"three"] and not source.is_finished

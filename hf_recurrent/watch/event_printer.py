@@ -1,4 +1,4 @@
-"""Unusual lines as text: in color on a terminal, with the unexpected bytes marked; one line each elsewhere."""
+"""Events as text: in color on a terminal, with the rare value marked; one line each elsewhere."""
 
 import os
 import re
@@ -9,24 +9,16 @@ from typing import IO
 
 import numpy as np
 
-from hf_recurrent.watch.log_watcher import LineReport
+from hf_recurrent.watch.events import Event
 
 _BOLD_RED, _DIM, _PLAIN = "\033[1;31m", "\033[2m", "\033[0m"
-_REASONS = {
-    "bytes": "unexpected bytes",
-    "few_bytes": "unexpected bytes",
-    "novelty": "new kind of line",
-    "order": "unexpected here",
-    "transition": "unexpected here",
-    "repetition": "repeated",
-}
 # Everything that could move the cursor or hide text.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _LEAST_WIDTH = 40
 
 
-class LinePrinter:
-    """Prints lines with their scores, and with the name of the log if several are read.
+class EventPrinter:
+    """Prints events, with the name of the log if several are read.
 
     The color is `always`, `never`, or `auto`: it follows the terminal and the variable `NO_COLOR`.
     """
@@ -38,26 +30,33 @@ class LinePrinter:
         self._has_color = color == "always" or (color == "auto" and self._is_terminal and not plain)
         self._has_names = has_names
 
-    def show(self, log: str, number: int, content: bytes, report: LineReport) -> None:
-        """Print a line; on a terminal, cut to its width around the first unexpected bytes."""
+    def show(self, log: str, event: Event, *, explains: bool = False) -> None:
+        """Print an event with its line; on a terminal, cut to its width around the rare value.
+
+        Args:
+            explains: print the nearest line that came before, too.
+        """
         head = f"{os.path.basename(log)}:" if self._has_names else "line "
-        head += f"{number:,}: {describe(report)}"
-        if not report.is_unusual:
-            head = f"  {head}"
-        text, marks = printable(content, report.surprising())
+        head += f"{event.first_line:,}: {printable(event.summary.encode(), [])[0]} [{event.id}]"
+        text, marks = printable(event.text, [] if event.span is None else [event.span])
         if self._is_terminal:
             width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) - 3
             text, marks = cut(text, marks, width)
-            head, _ = cut(head, [], width + 2)
-        if not report.is_unusual:
-            marks = []
         if self._is_terminal or self._has_color:
             lines = [self._colored(head, _DIM), f"  {self._highlighted(text, marks)}"]
             if marks and not self._has_color:
                 lines.append("  " + underline(marks))
         else:
             lines = [f"{head}: {text}"]
+        if explains and event.nearest is not None:
+            lines.append(f"  before: {printable(event.nearest, [])[0]}")
         print("\n".join(lines), file=self._file, flush=True)
+
+    def show_ended(self, log: str, event: Event) -> None:
+        """Print that an event of several lines has ended."""
+        head = f"{os.path.basename(log)}:" if self._has_names else "lines "
+        head += f"{event.first_line:,} to {event.last_line:,}: {event.count:,} lines in all [{event.id}]"
+        print(self._colored(head, _DIM), file=self._file, flush=True)
 
     def _colored(self, text: str, color: str) -> str:
         return f"{color}{text}{_PLAIN}" if self._has_color else text
@@ -70,13 +69,6 @@ class LinePrinter:
             result += text[end:begin] + self._colored(text[begin:stop], _BOLD_RED)
             end = stop
         return result + text[end:]
-
-
-def describe(report: LineReport) -> str:
-    """A line's rarity and bits in words."""
-    bits = f"{report.bits.sum():,.0f} bits, {report.bits.mean():.1f} per byte"
-    rarity = f"1 in {2**report.rarity:,.0f}"
-    return f"{_REASONS[report.reason]}, {rarity} lines ({bits})" if report.is_unusual else f"{bits}, {rarity}"
 
 
 def printable(content: bytes, marks: Sequence[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:

@@ -1,0 +1,173 @@
+"""Logs that are read to their end: compressed files, and the rotated files of a log one after another."""
+
+import glob
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from hf_recurrent.watch.log_lines import LineBatch, LineSplitter
+from hf_recurrent.watch.log_sources import LogFile, LogSource, file_digest
+
+ENDINGS = (".gz", ".bz2", ".xz", ".zst")
+_CHUNK = 1 << 16
+_ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-.](?P<date>\d{8}(?:-?\d{2,6})?))(?:\.(?:gz|bz2|xz|zst))?")
+
+
+def expand_logs(names: Sequence[str]) -> list[str]:
+    """Files for names with `*`, `?` or `[`, sorted; other names as they are.
+
+    Raises:
+        ValueError: no file matches.
+    """
+    expanded: list[str] = []
+    for name in names:
+        if name == "-" or not glob.has_magic(name) or os.path.exists(name):
+            expanded.append(name)
+            continue
+        files = sorted(path for path in glob.glob(name) if os.path.isfile(path))
+        if not files:
+            raise ValueError(f"`LOG` is {name!r}, which no file matches.")
+        expanded += files
+    return expanded
+
+
+def rotated_files(path: str | os.PathLike) -> list[str]:
+    """The rotated files of a log, such as `LOG.2.gz`, `LOG.1` or `LOG-20240501`, oldest first."""
+    path = Path(path)
+    found = []
+    for other in path.parent.glob(glob.escape(path.name) + "*") if path.parent.is_dir() else ():
+        match = _ROTATED.fullmatch(other.name[len(path.name) :])
+        if match is not None and other.is_file():
+            order = (1, -int(match["number"])) if match["number"] else (0, int(match["date"].replace("-", "")))
+            found.append((order, os.fspath(other)))
+    return [name for _, name in sorted(found)]
+
+
+def _open(path: str) -> IO[bytes]:
+    ending = os.path.splitext(path)[1]
+    if ending == ".gz":
+        import gzip
+
+        return gzip.open(path, "rb")
+    if ending == ".bz2":
+        import bz2
+
+        return bz2.open(path, "rb")
+    if ending == ".xz":
+        import lzma
+
+        return lzma.open(path, "rb")
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ImportError(f"{path} needs zstandard: pip install 'hf-recurrent[data]'.") from error
+    return zstandard.open(path, "rb")
+
+
+class CompressedLog(LogSource):
+    """Lines of a compressed file, from its beginning; offsets are of the decompressed bytes.
+
+    Raises:
+        OSError: the file cannot be opened.
+        ImportError: zstandard is missing.
+    """
+
+    def __init__(self, path: str, max_line_bytes: int, position: Mapping[str, Any] | None = None):
+        super().__init__(path, max_line_bytes)
+        try:
+            self._digest = file_digest(path)
+            self._file = _open(path)
+        except OSError as error:
+            raise OSError(f"The log {path!r} cannot be read: {error.strerror or error}.") from error
+        self._skipped = 0
+        if position is not None and position["digest"] == self._digest:
+            self._skipped = position["offset"]
+            self._splitter = LineSplitter(max_line_bytes, position["offset"], position["line"])
+        elif position is not None:
+            self.notices.append(f"{path} is not the file that was read before; it is read from its beginning")
+
+    def lag(self) -> int:
+        """Unknown for a compressed file."""
+        return 0
+
+    def position(self) -> dict[str, Any]:
+        return {"offset": self._splitter.offset, "line": self._splitter.number, "digest": self._digest}
+
+    def beginning(self) -> str:
+        return f"from line {self._splitter.number:,}"
+
+    def _read(self) -> bool:
+        if self.is_finished:
+            return False
+        try:
+            while self._skipped and (chunk := self._file.read(min(_CHUNK, self._skipped))):
+                self._skipped -= len(chunk)
+            chunk = self._file.read(_CHUNK)
+        except Exception as error:  # each format has errors of its own
+            self.notices.append(f"{self.name} is damaged: {str(error).rstrip('.').lower()}; its rest is not read")
+            chunk = b""
+        if chunk:
+            self._splitter.feed(chunk)
+            return True
+        self._file.close()
+        self.is_finished = True
+        return self._finish_line()
+
+
+class RotatedLog(LogSource):
+    """The rotated files of a log, oldest first, and then the log itself.
+
+    Args:
+        path: the log.
+        follow: wait for more at its end.
+        position: of [`position`].
+    """
+
+    def __init__(
+        self, path: str, max_line_bytes: int, *, follow: bool = True, position: Mapping[str, Any] | None = None
+    ):
+        super().__init__(os.fspath(path), max_line_bytes)
+        self._follow, self._position = follow, None if position is None else position["position"]
+        self._files = rotated_files(path)
+        if position is not None:
+            begin = position["file"]
+            self._files = self._files[self._files.index(begin) :] if begin in self._files else []
+        self._source = self._next()
+
+    def _next(self) -> LogSource:
+        position, self._position = self._position, None
+        if not self._files:
+            return LogFile(self.name, self.max_line_bytes, follow=self._follow, position=position)
+        path = self._files.pop(0)
+        if path.endswith(ENDINGS):
+            return CompressedLog(path, self.max_line_bytes, position)
+        return LogFile(path, self.max_line_bytes, follow=False, position=position)
+
+    def read_lines(self, limit: int = 1024) -> LineBatch | None:
+        while True:
+            batch = self._source.read_lines(limit)
+            self.notices += self._source.notices
+            self._source.notices.clear()
+            self.is_finished = self._source.is_finished and self._source.name == self.name
+            if batch is not None or self.is_finished or not self._source.is_finished:
+                return batch
+            self._source = self._next()
+
+    @property
+    def next_number(self) -> int:
+        return self._source.next_number
+
+    def lag(self) -> int:
+        return self._source.lag() + sum(os.path.getsize(path) for path in self._files if os.path.isfile(path))
+
+    def position(self) -> dict[str, Any] | None:
+        position = self._source.position()
+        return None if position is None else {"file": self._source.name, "position": position}
+
+    def beginning(self) -> str:
+        return f"from {self._source.name}, {self._source.beginning()}"
+
+    def _read(self) -> bool:
+        return False  # `read_lines` reads the files
