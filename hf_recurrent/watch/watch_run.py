@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.watch.alerts import AlertCommand, AlertSender, Webhook
 from hf_recurrent.watch.compressed_log import ENDINGS, CompressedLog, RotatedLog
 from hf_recurrent.watch.event_printer import EventPrinter
+from hf_recurrent.watch.events import Event
 from hf_recurrent.watch.ignored_events import IgnoredEvents
 from hf_recurrent.watch.log_sources import LogFile, LogSource, StandardInput
 from hf_recurrent.watch.record_file import RecordFile
@@ -144,6 +145,7 @@ class WatchRun:
             self.senders.append(Webhook(options.webhook))
         self.ignored = IgnoredEvents(options.output_dir)
         self.metrics = None if options.metrics is None else self._metrics_server(options.metrics)
+        self.on_event: Callable[[WatchedLog, Event], None] | None = None
         self._others = others
         self._problems: dict[str, str] = {}
         self._saved_at = self._tried_at = self._reported_at = time.monotonic()
@@ -178,6 +180,8 @@ class WatchRun:
     def _give(self, log: WatchedLog, findings: Findings) -> None:
         """Show, write and send what was found."""
         for event in findings.events:
+            if self.on_event is not None:
+                self.on_event(log, event)
             self.printer.show(log.name, event, explains=self.options.explain)
         for event in findings.ended:
             self.printer.show_ended(log.name, event)
