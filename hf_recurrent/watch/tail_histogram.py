@@ -23,7 +23,7 @@ class TailHistogram:
 
     __slots__ = ("counts", "step")
 
-    def __init__(self, step: float = 0.25, bins: int = 128):
+    def __init__(self, step: float = 0.25, bins: int = 64):
         self.step, self.counts = step, [0.0] * bins
 
     def rarity(self, value: float, lines: float) -> float:
