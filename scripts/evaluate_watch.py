@@ -6,9 +6,9 @@ LOGHUB is a folder with `NAME_2k.log` of github.com/logpai/loghub. `inject_anoma
 is trained before; all detectors read the lines in order, once. The peers are those of `hf-recurrent watch evaluate`
 with the first of their settings (`--tune` chooses the best of four on the other logs).
 
-A row of numbers is printed for each log, kind and detector, with the lines a second of the detector and, if it is
-installed, of Drain3 with its default settings in the same run. `--clean` measures the share of lines flagged on the log
-as it is, whose lines all count as normal.
+A row of numbers is printed for each log and detector, with its lines a second and, if it is installed, those of Drain3
+with its default settings in the same run. `--clean` measures the share of lines flagged on the log as it is, whose
+lines all count as normal.
 """
 
 import argparse
@@ -84,9 +84,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.01, help="stated rate of false alarms")
     parser.add_argument("--clean", action="store_true", help="measure the share of lines flagged without anomalies")
     parser.add_argument("--detectors", nargs="+", choices=("watch", *(peer.name for peer in LINE_PEERS)))
-    parser.add_argument(
-        "--more", action="store_true", help="also inject silences and drifts, which disturb the others"
-    )
+    parser.add_argument("--more", action="store_true", help="inject silences and drifts, too")
     parser.add_argument("--tune", action="store_true", help="choose the settings of the peers on the other logs")
     arguments = parser.parse_args()
     if not arguments.clean:

@@ -25,8 +25,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch",
-        description="Read logs line by line as they grow, learn what is usual in them, and show the\n"
-        "lines and sessions that are not. No training, no rules and no formats are needed.",
+        description="Read logs line by line as they grow, learn what is usual in them, and show\n"
+        "the lines and sessions that are not. No rules and no formats are needed.",
         epilog="examples:\n"
         "  hf-recurrent watch /var/log/syslog\n"
         "  hf-recurrent watch server.log --no_follow\n"
@@ -35,9 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
         "  journalctl -f -o json | hf-recurrent watch -\n"
         "  hf-recurrent watch app.log --exec 'mail -s \"$WATCH_SUMMARY\" root'\n\n"
         "further actions, with a --help of their own:\n"
-        "  hf-recurrent watch learn LOG ...         read old logs, and write a page about them\n"
+        "  hf-recurrent watch learn LOG ...         read old logs, write a page about them\n"
         "  hf-recurrent watch ignore ID             an event, shown as [ID], is usual\n"
-        "  hf-recurrent watch evaluate LOG LABELS   measure the scores on a log with labels\n\n"
+        "  hf-recurrent watch evaluate LOG LABELS   compare the scores with labels\n\n"
         "Ctrl-C saves everything and stops; the same command continues at that line.\n"
         "--exec gets the event as JSON on standard input and in WATCH_ variables.",
     )
@@ -68,9 +68,9 @@ def add_watch_arguments(parser: Any) -> None:
     reading.add_argument(
         "--format",
         choices=_FORMATS,
+        metavar="FORMAT",
         default="auto",
-        help="records in JSON (journalctl -o json, Docker, OTLP, others) or syslog's protocol are recognized "
-        "(default: auto)",
+        help=f"of the records: {', '.join(_FORMATS)} (default: auto, which recognizes them)",
     )
     reading.add_argument("--rotated", action="store_true", help="begin with the rotated files: LOG.2.gz, LOG.1, ...")
     reading.add_argument(

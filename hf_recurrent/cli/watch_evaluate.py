@@ -29,15 +29,15 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch evaluate",
-        description="Read a log once, from its first line, and compare the scores of lines or sessions with labels.\n"
-        "Beside the watch: a byte trigram, an isolation forest and the rarity of templates, or, for sessions, an\n"
-        "order-2 model of templates and the rarity of their counts.",
+        description="Read a log once, from its first line, and compare the scores of lines or sessions\n"
+        "with labels. Beside the watch: a byte trigram, an isolation forest and the rarity\n"
+        "of templates; for sessions, a model of order 2 and the rarity of their counts.",
         epilog="examples:\n"
-        "  hf-recurrent watch evaluate app.log labels.txt                 a label a line, 0 or - is normal\n"
-        "  hf-recurrent watch evaluate BGL.log --label_column 1           the first word of a line is its label\n"
-        "  hf-recurrent watch evaluate hdfs.log.gz sessions.csv           columns session, anomalous\n\n"
-        "Incidents are runs of labelled lines with at most --gap normal ones between them. The alarms are the\n"
-        "--budget highest scores; by default there are as many as labels.",
+        "  hf-recurrent watch evaluate app.log labels.txt      # one a line; 0, - are normal\n"
+        "  hf-recurrent watch evaluate BGL.log --label_column 1\n"
+        "  hf-recurrent watch evaluate hdfs.log.gz sessions.csv  # session,anomalous\n\n"
+        "Incidents are runs of labelled lines with at most --gap normal ones between them.\n"
+        "The alarms are the --budget highest scores, by default as many as labels.",
     )
     parser.add_argument("lines", type=Path, metavar="LOG", help="the log; may be compressed")
     parser.add_argument("labels", type=Path, nargs="?", metavar="LABELS", help="a label a line, or CSV of sessions")

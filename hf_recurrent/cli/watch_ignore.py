@@ -10,8 +10,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch ignore",
-        description="Say that events are usual: they are not shown again, by a watch that runs now or later.\n"
-        "An event is a reason and a template of lines; its ID is in brackets after it.",
+        description="Say that events are usual: they are not shown again, by a watch that runs now or\n"
+        "later. An event is a reason and a template of lines; its ID is in brackets.",
         epilog="examples:\n  hf-recurrent watch ignore 3f9a01bc --output_dir runs/watch-app.log",
     )
     parser.add_argument("events", nargs="+", metavar="ID", help="of an event, such as 3f9a01bc")

@@ -17,12 +17,13 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch learn",
-        description="Read logs from beginning to end, and write a page with their templates, how often each came,\n"
-        "and what would have been flagged. A watch of the same logs continues with what was learned.",
+        description="Read logs from beginning to end, and write a page with their templates, how\n"
+        "often each came, and what would have been flagged. A watch of the same logs\n"
+        "continues with what was learned.",
         epilog="examples:\n"
-        "  hf-recurrent watch learn app.log                      writes runs/watch-app.log/learned.html\n"
+        "  hf-recurrent watch learn app.log     # runs/watch-app.log/learned.html\n"
         "  hf-recurrent watch learn app.log --rotated --page report.html\n"
-        "  hf-recurrent watch app.log                            continues at the end of app.log",
+        "  hf-recurrent watch app.log           # continues at the end of app.log",
     )
     add_watch_arguments(parser)
     parser.add_argument("--page", type=Path, metavar="FILE", help="HTML (default: learned.html in --output_dir)")

@@ -105,11 +105,14 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"hf-recurrent {hf_recurrent.__version__}\n"
 
 
-@pytest.mark.parametrize("name", ["", *sorted(COMMANDS.keys() - {"transformers", "reproduce"})])
+_WATCH = ("watch learn", "watch ignore", "watch evaluate")
+
+
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS.keys() - {"transformers", "reproduce"}), *_WATCH])
 def test_help_fits_80_columns(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with contextlib.suppress(SystemExit):
-        main([name, "--help"] if name else ["--help"])
+        main([*name.split(), "--help"])
     lines = capsys.readouterr().out.splitlines()
     # argparse does not break the line of a flag with two spellings.
     assert len(lines) > 3 and not [line for line in lines if len(line) > 80 and not line.startswith("  --")]
