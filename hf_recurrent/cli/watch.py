@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         "  journalctl -f -o json | hf-recurrent watch -\n"
         "  hf-recurrent watch app.log --exec 'mail -s \"$WATCH_SUMMARY\" root'\n\n"
         "further actions, with a --help of their own:\n"
-        "  hf-recurrent watch learn LOG ...         read old logs, write a page about them\n"
+        "  hf-recurrent watch learn LOG ...         read old logs, write a page\n"
         "  hf-recurrent watch ignore ID             an event, shown as [ID], is usual\n"
         "  hf-recurrent watch evaluate LOG LABELS   compare the scores with labels\n\n"
         "Ctrl-C saves everything and stops; the same command continues at that line.\n"

@@ -29,14 +29,14 @@ def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     parser = CommandParser(
         prog="hf-recurrent watch evaluate",
-        description="Read a log once, from its first line, and compare the scores of lines or sessions\n"
-        "with labels. Beside the watch: a byte trigram, an isolation forest and the rarity\n"
-        "of templates; for sessions, a model of order 2 and the rarity of their counts.",
+        description="Read a log once, from its first line, and compare the scores of lines or\n"
+        "sessions with labels. Beside the watch: a byte trigram, an isolation forest and\n"
+        "the rarity of templates; for sessions, an order-2 model and counts.",
         epilog="examples:\n"
-        "  hf-recurrent watch evaluate app.log labels.txt      # one a line; 0, - are normal\n"
+        "  hf-recurrent watch evaluate app.log labels.txt      # 0 and - are normal\n"
         "  hf-recurrent watch evaluate BGL.log --label_column 1\n"
-        "  hf-recurrent watch evaluate hdfs.log.gz sessions.csv  # session,anomalous\n\n"
-        "Incidents are runs of labelled lines with at most --gap normal ones between them.\n"
+        "  hf-recurrent watch evaluate hdfs.log.gz sessions.csv\n\n"
+        "Incidents are runs of labelled lines with at most --gap normal ones between.\n"
         "The alarms are the --budget highest scores, by default as many as labels.",
     )
     parser.add_argument("lines", type=Path, metavar="LOG", help="the log; may be compressed")
