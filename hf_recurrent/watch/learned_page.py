@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from hf_recurrent.watch.events import Event
 from hf_recurrent.watch.rate_history import BINS, RateHistory
 from hf_recurrent.watch.severity import LEVELS
+from hf_recurrent.watch.templates import mask_names
 from hf_recurrent.watch.watched_log import WatchedLog
 
 _MOST_TEMPLATES, _MOST_EVENTS = 500, 500
@@ -55,11 +56,9 @@ def _log(log: WatchedLog, rates: RateHistory, events: Sequence[Event]) -> str:
 
 
 def _sessions(log: WatchedLog) -> str:
-    tracker = log.judge.sessions
-    if tracker is None or not log.counts["sessions"]:
+    if not log.counts["sessions"]:
         return "<p>No identifier makes sessions of these lines.</p>"
-    kind = log.settings.session or (tracker.finder.kind or b"").decode("utf-8", "replace").replace("\x05", "<number>")
-    kind = kind.replace("\x02", "<uuid>").replace("\x03", "<hex>").replace("\x04", "<address>")
+    kind = log.settings.session or mask_names(log.tracker.finder.kind or b"")
     count, unusual = log.counts["sessions"], log.counts["unusual_sessions"]
     return f"<p>{count:,} sessions by <code>{_text(kind)}</code>, {unusual:,} of them unusual.</p>"
 

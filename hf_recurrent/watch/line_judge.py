@@ -136,6 +136,7 @@ class LineJudge:
             value, span = self._value(line, layout)
             rarities.append((value, VALUE, span))
         order = self._order(self._last, variant) if self._last is not None else 0.0
+        self.session_is_rarer = False
         if self.sessions is not None:
             bits = self.sessions.read(line, layout, self.number, self.number if self.time is None else self.time)
             if bits:
@@ -226,14 +227,14 @@ class LineJudge:
         """The rarest shape of a value, and where."""
         highest, span, has_frequent = 0.0, None, False
         everywhere, lines = self._low["shape"], layout.template.count
-        for begin, end, slot, shape, excess in layout.shapes:
+        for begin, end, slot, shape in layout.shapes:
             if shape.count >= FREQUENT:
                 has_frequent = True
                 continue
             bucket, seen = shape.count.bit_length(), lines - slot.born
             bits = -math.log2(min(self._share(slot.shapes_low, everywhere, bucket, seen), 1.0))
-            if excess > 1 and shape.count < CONFIRMED and seen >= 4:
-                bits += _DIGIT_BITS * (excess - 1)
+            if shape.count < CONFIRMED and seen >= 4:
+                bits += _DIGIT_BITS * max(slot.excess(shape) - 1, 0)
             if bits > highest and seen:
                 highest, span = bits, (begin, end)
             slot.add_shape(shape)

@@ -61,27 +61,26 @@ class Slot:
         if is_free or len(self.values) > _MOST_VALUES:
             self.values = None
 
-    def shape_of(self, filled: bytes, *, is_wildcard: bool) -> tuple[Shape | None, int]:
-        """The shape of a value, and the digits that a number of it has more than is usual.
+    def shape_of(self, filled: bytes, *, is_wildcard: bool) -> Shape | None:
+        """The shape of a value; None for a further one where there are many.
 
         Args:
             filled: the value as in `Masked.filled`.
             is_wildcard: the words at this place differ, so that only numbers are compared.
-
-        Returns:
-            None for a further shape where there are many.
         """
         text = _OPAQUE.sub(b"?", filled).translate(_COUNTED)
         numbers = _ZEROS.findall(text)
         if is_wildcard:
             text = b" ".join(numbers)
         shape = self.shapes.get(text)
-        if shape is None:
-            if len(self.shapes) >= _MOST_SHAPES:
-                return None, 0
+        if shape is None and len(self.shapes) < _MOST_SHAPES:
             shape = self.shapes[text] = Shape(0, [len(zeros) for zeros in numbers])
+        return shape
+
+    def excess(self, shape: Shape) -> int:
+        """Digits that a number of a shape has more than is usual."""
         most = self.digits.get(len(shape.sizes))
-        return shape, 0 if most is None else max((x - y for x, y in zip(shape.sizes, most, strict=True)), default=0)
+        return 0 if most is None else max((x - y for x, y in zip(shape.sizes, most, strict=True)), default=0)
 
     def add_shape(self, shape: Shape) -> None:
         """Count a shape."""

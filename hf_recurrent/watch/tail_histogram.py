@@ -65,7 +65,7 @@ class AdaptiveThreshold:
     """
 
     def __init__(self, rate: float):
-        self.rate = rate
+        self.rate = self._first_rate = rate
         self.value = math.inf
         self._scores = TailHistogram(0.0625, 1024)
         self._lines, self._share, self._until_update = 0.0, rate, _LEAST
@@ -105,13 +105,17 @@ class AdaptiveThreshold:
             "lines": self._lines,
             "share": self._share,
             "rate": self.rate,
+            "first_rate": self._first_rate,
             "until_update": self._until_update,
             "scores": self._scores.counts,
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from [`state`]."""
+        """Continue from [`state`]; a rate that the caller has changed stays."""
         self.value = math.inf if state["value"] is None else state["value"]
         self._lines, self._until_update = state["lines"], state["until_update"]
-        self._share = state["share"] * self.rate / state["rate"]
+        if state["first_rate"] == self._first_rate:
+            self.rate, self._share = state["rate"], state["share"]
+        else:
+            self._share = state["share"] * self.rate / state["rate"]
         self._scores.counts = state["scores"]

@@ -28,6 +28,11 @@ _NAMES = {TIME: b"<time>", UUID: b"<uuid>", HEX: b"<hex>", ADDRESS: b"<address>"
 _MASKS = re.compile(b"[\x01-\x05]")
 
 
+def mask_names(masked: bytes) -> str:
+    """Masked bytes as text, in which variables are `<time>`, `<number>` and so on."""
+    return _MASKS.sub(lambda match: _NAMES[match.group()], masked).decode("utf-8", "replace")
+
+
 class Template:
     """Lines that differ in variables only.
 
@@ -53,8 +58,7 @@ class Template:
 
     def text(self) -> str:
         """The template as text."""
-        joined = b" ".join(self.tokens)
-        return _MASKS.sub(lambda match: _NAMES[match.group()], joined).decode("utf-8", "replace")
+        return mask_names(b" ".join(self.tokens))
 
     def state(self) -> list[Any]:
         """JSON for [`load`]."""
@@ -90,7 +94,7 @@ class Layout:
 
     Attributes:
         checks: begin, end and slot of each value that is compared.
-        shapes: begin, end, slot, shape and excess of digits of each value whose shape is not frequent yet.
+        shapes: begin, end, slot and shape of each value whose shape is not frequent yet.
         prefix, suffix: where the text before the first time ends, and the text after it begins.
         clock: begin and end of that time without its fraction of a second, or None.
         identifiers: begin, end and kind of each part that may name a session.
@@ -102,7 +106,7 @@ class Layout:
     def __init__(self, variant: Variant, masked: Masked, line: bytes):
         self.variant, self.template = variant, variant.template
         self.checks: list[tuple[int, int, Slot]] = []
-        self.shapes: list[tuple[int, int, Slot, Shape, int]] = []
+        self.shapes: list[tuple[int, int, Slot, Shape]] = []
         self.prefix, self.suffix = masked.time or (0, 0)
         self.clock: tuple[int, int] | None = None
         if masked.time is not None:
@@ -147,19 +151,18 @@ class TemplateMiner:
                 slot = template.slots[index] = Slot(template.count)
             if slot.values is not None:
                 layout.checks.append((begin, end, slot))
-            shape, excess = slot.shape_of(masked.filled[begin:end], is_wildcard=is_wildcard)
+            shape = slot.shape_of(masked.filled[begin:end], is_wildcard=is_wildcard)
             if shape is not None and shape.count < FREQUENT:
-                layout.shapes.append((begin, end, slot, shape, excess))
+                layout.shapes.append((begin, end, slot, shape))
         self.layouts[key] = layout
         return layout, self._new_words(masked)
 
     def _new_words(self, masked: Masked) -> int:
         new = 0
         for word in _WORD.findall(masked.filled):
-            if word not in self.words:
+            if word not in self.words and len(self.words) < MOST_WORDS:
                 new += 1
-                if len(self.words) < MOST_WORDS:
-                    self.words.add(word)
+                self.words.add(word)
         return new
 
     def _new_variant(self, masked: Masked, line: bytes) -> Variant:

@@ -179,14 +179,14 @@ class WatchRun:
 
     def _give(self, log: WatchedLog, findings: Findings) -> None:
         """Show, write and send what was found."""
-        for event in findings.events:
+        for event, has_ended in findings.events:
+            if has_ended:
+                self.printer.show_ended(log.name, event)
+                continue
             if self.on_event is not None:
                 self.on_event(log, event)
             self.printer.show(log.name, event, explains=self.options.explain)
-        for event in findings.ended:
-            self.printer.show_ended(log.name, event)
-        records = [event.record(log.name) for event in findings.events]
-        records += [event.record(log.name, has_ended=True) for event in findings.ended]
+        records = [event.record(log.name, has_ended=has_ended) for event, has_ended in findings.events]
         for sender in self.senders:
             for record in records:
                 sender.send(record)

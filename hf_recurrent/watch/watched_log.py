@@ -27,6 +27,8 @@ _RECORD_BEGINS = (b"{", b"<")
 _SECONDS_A_DAY = 86_400.0
 # Lines between two estimates of the lines in a day.
 _BETWEEN_RATES = 1000
+# Lines between two looks at what has ended.
+_BETWEEN_LOOKS = 16
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,15 @@ class Findings:
     """What a batch of lines gives.
 
     Attributes:
-        events: those that begin, of lines and of sessions.
-        ended: events of several lines that have ended.
+        events: those that begin, of lines and of sessions, and those of several lines that have ended; in the order of
+            lines, each with whether it has ended.
         lines, sessions: JSON lines, if they are wanted.
     """
 
-    __slots__ = ("ended", "events", "lines", "sessions")
+    __slots__ = ("events", "lines", "sessions")
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.ended: list[Event] = []
+        self.events: list[tuple[Event, bool]] = []
         self.lines: list[str] = []
         self.sessions: list[str] = []
 
@@ -103,7 +104,8 @@ class WatchedLog:
         self.source, self.settings = source, settings
         self.counts = dict.fromkeys(_COUNTS, 0)
         pattern = None if settings.session is None else re.compile(settings.session.encode())
-        self.judge = LineJudge(settings.false_alarms, SessionTracker(settings.session_idle, pattern))
+        self.tracker = SessionTracker(settings.session_idle, pattern)
+        self.judge = LineJudge(settings.false_alarms, self.tracker)
         self.grouper = EventGrouper(self.judge)
         self.session_threshold = AdaptiveThreshold(settings.false_alarms)
         self.last_score, self.last_time = 0.0, 0.0
@@ -146,10 +148,12 @@ class WatchedLog:
                 self.last_score = report.score
             number += 1
             offset += batch.lengths[index]
+            # By the numbers of lines and not of batches, so that results do not depend on where a run is stopped.
+            if self.tracker.ended or not number % _BETWEEN_LOOKS:
+                self._end(number, findings)
+                self._adapt_rate()
         self.counts["lines"] += len(batch)
         self.counts["bytes"] += offset - batch.offset
-        self._end(number, findings)
-        self._adapt_rate()
         self.last_time = time.time()
         self._seconds += time.monotonic() - begin
         self._worked_bytes += offset - batch.offset
@@ -158,8 +162,7 @@ class WatchedLog:
     def finish(self) -> Findings:
         """End the sessions and events, because the log has ended."""
         findings = Findings()
-        if self.judge.sessions is not None:
-            self.judge.sessions.finish()
+        self.tracker.finish()
         self._end(self.source.next_number, findings, everything=True)
         return findings
 
@@ -171,15 +174,14 @@ class WatchedLog:
         self.counts["unusual"] += 1
         if event is not None:
             self.counts["events"] += 1
-            findings.events.append(event)
+            findings.events.append((event, False))
         return True
 
     def _end(self, number: int, findings: Findings, *, everything: bool = False) -> None:
         """Take the events and sessions that have ended."""
-        findings.ended += self.grouper.ended(number, everything=everything)
-        tracker = self.judge.sessions
-        while tracker is not None and tracker.ended:
-            ended = tracker.ended.popleft()
+        findings.events += [(event, True) for event in self.grouper.ended(number, everything=everything)]
+        while self.tracker.ended:
+            ended = self.tracker.ended.popleft()
             self.counts["sessions"] += 1
             is_unusual = self.session_threshold.add(ended.report.score)
             event = session_event(ended, self.judge.miner.templates, self.judge.time)
@@ -187,7 +189,7 @@ class WatchedLog:
                 findings.sessions.append(self._session_record(ended, event, is_unusual))
             if is_unusual:
                 self.counts["unusual_sessions"] += 1
-                findings.events.append(event)
+                findings.events.append((event, False))
 
     def _adapt_rate(self) -> None:
         """Set the share of lines to flag from the number of alarms a day, once the lines a day are known."""
