@@ -166,7 +166,11 @@ class EventGrouper:
     def _summary(self, line: bytes, report: LineReport, about: Template) -> str:
         template, reason = report.layout.template, report.reason
         if reason == NEW:
-            return "new template" if template.count == 1 else f"new words in a known line: {shown(about)}"
+            if template.count == 1:
+                return "new template"
+            if report.layout.variant.count == 1:
+                return f"new words in a known line: {shown(about)}"
+            return f"rare, {template.count} lines so far: {shown(about)}"
         if reason == VALUE:
             begin, end = report.span or (0, len(line))
             return f"rare value {line[begin:end].decode('utf-8', 'replace')[:_LONGEST_NAME]} in {shown(about)}"

@@ -100,6 +100,8 @@ def of_directory(prefix: str, directory: Path) -> Trace:
         if path.suffix == ".safetensors":
             tensors = load_file(path)
             trace |= of_each(f"{name}/", tensors) if path.name.startswith("streams") else {name: of_tensors(tensors)}
+            if path.stem == "count_learning":  # integers, which were learned beside a network
+                trace[name] = trace[name].replace("content:", "bytes:")
         elif path.name == "trainer_state.json":
             state = json.loads(path.read_text())
             trace |= of_json(name, {field: state[field] for field in _TRAINER_STATE if field in state})
