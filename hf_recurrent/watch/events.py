@@ -264,8 +264,8 @@ def _hash(*parts: str) -> str:
 
 
 def shown(template: Template) -> str:
-    """A template in quotes, shortened."""
-    text = template.text()
+    """A template in quotes, without the time at its beginning, and shortened."""
+    text = template.text().removeprefix("<time> ")
     return f"`{text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + '…'}`"
 
 

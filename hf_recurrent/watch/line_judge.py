@@ -66,10 +66,6 @@ class LineReport:
         self.score, self.reason, self.span, self.layout, self.is_unusual = score, reason, span, layout, is_unusual
 
 
-def _first(rarity: tuple[float, int, Any]) -> float:
-    return rarity[0]
-
-
 class LineJudge:
     """Judges the lines of one log and learns from them; nothing needs to be known of the log.
 
@@ -158,10 +154,11 @@ class LineJudge:
             self._halve()
         if not rarities:
             return LineReport(0.0, 0, None, layout, self.threshold.add(0.0))
-        total = 0.0
-        for rarity in rarities:
-            total += rarity[0] ** _NORM
-        _, reason, span = max(rarities, key=_first)
+        total, highest, reason, span = 0.0, -1.0, 0, None
+        for rarity, kind, where in rarities:
+            total += rarity**_NORM
+            if rarity > highest:
+                highest, reason, span = rarity, kind, where
         if reason == NEW:
             span = next((where for _, kind, where in rarities if kind == VALUE), None)
         score = total ** (1 / _NORM)

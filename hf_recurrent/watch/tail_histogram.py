@@ -11,6 +11,7 @@ _LEAST = 50
 _GAIN = 0.2
 _LOWEST, _HIGHEST = 0.1, 10.0
 _BETWEEN_UPDATES = 32
+_SCORE_STEP, _SCORE_BINS = 0.0625, 400
 
 
 class TailHistogram:
@@ -67,7 +68,7 @@ class AdaptiveThreshold:
     def __init__(self, rate: float):
         self.rate = self._first_rate = rate
         self.value = math.inf
-        self._scores = TailHistogram(0.0625, 1024)
+        self._scores = TailHistogram(_SCORE_STEP, _SCORE_BINS)
         self._lines, self._share, self._until_update = 0.0, rate, _LEAST
 
     def set_rate(self, rate: float) -> None:
@@ -79,7 +80,7 @@ class AdaptiveThreshold:
         """True if the score exceeds the threshold; then adapt to it."""
         if score > 0:
             counts = self._scores.counts
-            counts[min(int(score / 0.0625), 1023)] += 1
+            counts[min(int(score / _SCORE_STEP), _SCORE_BINS - 1)] += 1
         self._lines += 1
         is_above = score > self.value
         self._until_update -= 1
