@@ -25,10 +25,11 @@ _WEIGHTS = {
     "before": 1.3,
     "before_template": 0.7,
     "session_after": 0.8,
-    "repeated": 1.3,
+    "repeated": 0.7,
+    "duplicate": 1.3,
     "frequent": 0.35,
     "severity": 1.1,
-    "silence": 1.0,
+    "silence": 0.9,
 }
 # Power of the norm that joins the groups: a single high rarity counts nearly alone.
 _NORM = 6
@@ -103,6 +104,7 @@ class LineJudge:
         self._severities = [*_SEVERITY_PRIOR]
         self._last: Variant | None = None
         self._texts: deque[bytes] = deque(maxlen=_NEAR)
+        self._lines_near: deque[bytes] = deque(maxlen=_NEAR)
         self._numbers: deque[int] = deque(maxlen=_NEAR)
         self._novel = 0.0
 
@@ -145,7 +147,7 @@ class LineJudge:
         if template.severity:
             rarities.append((self._severity(template.severity), SEVERITY, None))
         self._severities[template.severity] += 1
-        self._silence(template, rarities)
+        self._silence(variant, rarities)
         template.count += 1
         variant.count += 1
         self.previous, self._last = self._last, variant
@@ -277,11 +279,14 @@ class LineJudge:
         return ranks
 
     def _repetition(self, line: bytes, layout: Layout, template: Template, rarities: list[Any]) -> None:
-        """Equal lines, times apart, among the last 16, and lines of the template if there were seldom so many."""
+        """Equal lines among the last 16, and lines of the template if there were seldom so many."""
         text = line[: layout.prefix] + line[layout.suffix :] if layout.clock else line
         repeated = self._texts.count(text)
         if repeated:
-            rarities.append((self._rank("repeated", repeated), REPEATED, None))
+            rarity = self._rank("repeated", repeated)
+            if layout.clock and (equal := self._lines_near.count(line)):
+                rarity = max(rarity, self._rank("duplicate", equal))
+            rarities.append((rarity, REPEATED, None))
         near = self._numbers.count(template.number)
         if near > 1:
             share = (sum(template.near[near:]) + 0.5) / (template.count + 1)
@@ -290,13 +295,16 @@ class LineJudge:
         template.near[near] += 1
         self._numbers.append(template.number)
         self._texts.append(text)
+        self._lines_near.append(line)
 
-    def _silence(self, template: Template, rarities: list[Any]) -> None:
-        """Templates that came regularly and have not come for too long."""
+    def _silence(self, variant: Variant, rarities: list[Any]) -> None:
+        """Lines that came regularly and have not come for too long."""
         self.silence = self.regularity.silent(self.number)
         if self.silence is not None:
             rarities.append((self._rank("silence", math.log2(self.silence[2])), SILENCE, None))
-        self.regularity.add(template.number, self.number)
+        template = variant.template.number
+        self.regularity.add(variant.number, self.number, template)
+        self.regularity.add(template, self.number, template)
 
     def _severity(self, severity: int) -> float:
         counts = self._severities
@@ -331,6 +339,7 @@ class LineJudge:
             "severities": self._severities,
             "last": None if self._last is None else self._last.number,
             "texts": [text.decode("latin-1") for text in self._texts],
+            "lines_near": [line.decode("latin-1") for line in self._lines_near],
             "near": [*self._numbers],
             "clock": self.clock.state(),
         }
@@ -350,5 +359,6 @@ class LineJudge:
         numbers = {variant.number: variant for variant in self.miner.variants.values()}
         self._last = numbers.get(state["last"])
         self._texts = deque((text.encode("latin-1") for text in state["texts"]), maxlen=_NEAR)
+        self._lines_near = deque((line.encode("latin-1") for line in state["lines_near"]), maxlen=_NEAR)
         self._numbers = deque(state["near"], maxlen=_NEAR)
         self.clock.load(state["clock"])

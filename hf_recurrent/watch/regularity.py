@@ -1,67 +1,71 @@
-"""Templates that come regularly, and silence where one should have come."""
+"""Kinds of lines that come regularly, and silence where one should have come."""
 
 import math
 from collections.abc import Container
 from typing import Any
 
-# Lines of a template before it counts as regular, and how many times its longest gap is silence.
+# Lines of a kind before it counts as regular, and how many times its longest gap is silence.
 _LEAST_LINES, _TIMES = 12, 3.0
-# Each line shortens the longest gap by this factor, so that a single long gap is forgotten at last.
-_DECAY = 0.9995
+# The longest gap is one of the last 512 to 1,024 gaps of a kind.
+_GENERATION = 512
 # Lines between two looks, at most.
 _BETWEEN_LOOKS = 256
 
 
 class Regularity:
-    """Gaps between the lines of each template, in lines: in a quiet night, no template is silent."""
+    """Gaps between the lines of each kind, in lines: in a quiet night, nothing is silent."""
 
     __slots__ = ("_gaps", "_next_look")
 
     def __init__(self) -> None:
-        # Template → [lines, last line, longest gap, is silent].
-        self._gaps: dict[int, list[float]] = {}
+        # Kind → [lines, last line, longest gap of this and of the last generation, is silent, template].
+        self._gaps: dict[int, list[int]] = {}
         self._next_look = 0.0
 
-    def add(self, template: int, line: int) -> None:
-        """Note a line of a template."""
-        gaps = self._gaps.get(template)
+    def add(self, kind: int, line: int, template: int) -> None:
+        """Note a line of a kind, which belongs to a template."""
+        gaps = self._gaps.get(kind)
         if gaps is None:
-            self._gaps[template] = [1, line, 0.0, 0.0]
+            self._gaps[kind] = [1, line, 0, 0, 0, template]
             return
-        gap, longest = line - gaps[1], gaps[2] * _DECAY
+        gap = line - gaps[1]
         gaps[0] += 1
         gaps[1] = line
-        gaps[2] = gap if gap > longest else longest
-        gaps[3] = 0.0
+        if gap > gaps[2]:
+            gaps[2] = gap
+        gaps[4] = 0
+        if not gaps[0] % _GENERATION:
+            gaps[2], gaps[3] = 0, gaps[2]
 
     def silent(self, line: int) -> tuple[int, float, float] | None:
-        """A template that becomes silent at this line: its number, its longest gap, and how many times that it is."""
+        """What becomes silent at this line: its template, its longest gap, and how many times that it is."""
         if line < self._next_look:
             return None
         earliest, found = math.inf, None
-        for template, gaps in self._gaps.items():
-            if gaps[0] < _LEAST_LINES or gaps[3]:
+        for gaps in self._gaps.values():
+            if gaps[0] < _LEAST_LINES or gaps[4]:
                 continue
-            due = gaps[1] + _TIMES * gaps[2] + 1
+            longest = max(gaps[2], gaps[3])
+            due = gaps[1] + _TIMES * longest + 1
             if line < due:
                 earliest = min(earliest, due)
-            elif found is None:
-                gaps[3] = 1.0
-                found = template, gaps[2], (line - gaps[1]) / max(gaps[2], 1.0)
+            elif found is None or found[1] == gaps[1]:  # of the same lines: a template and its only variant
+                gaps[4] = 1
+                found = found or (gaps[5], gaps[1], longest)
             else:
                 earliest = line + 1
         self._next_look = min(earliest, line + _BETWEEN_LOOKS)
-        return found
+        return None if found is None else (found[0], found[2], (line - found[1]) / max(found[2], 1))
 
     def keep(self, templates: Container[int]) -> None:
-        """Forget all other templates."""
-        self._gaps = {number: gaps for number, gaps in self._gaps.items() if number in templates}
+        """Forget what belongs to other templates."""
+        self._gaps = {kind: gaps for kind, gaps in self._gaps.items() if gaps[5] in templates}
 
     def state(self) -> dict[str, Any]:
         """JSON for [`load`]."""
-        return {"gaps": [[number, *gaps] for number, gaps in self._gaps.items()], "next_look": self._next_look}
+        return {"gaps": [[kind, *gaps] for kind, gaps in self._gaps.items()], "next_look": self._next_look}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from [`state`]."""
-        self._gaps = {number: gaps for number, *gaps in state["gaps"]}
+        self._gaps = {kind: gaps for kind, *gaps in state["gaps"]}
         self._next_look = state["next_look"]

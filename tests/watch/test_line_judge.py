@@ -102,10 +102,11 @@ def test_rates_of_flagged_lines_are_kept():
 
 def test_saving_changes_nothing():
     lines = request_log(3000, seed=3)
+    lines[1390:1390] = [lines[1389]] * 20
     whole = LineJudge(sessions=SessionTracker(60.0))
     expected = [report.score for report in judged(whole, lines)]
     judge, scores = LineJudge(sessions=SessionTracker(60.0)), []
-    for begin in range(0, 3000, 700):
+    for begin in range(0, len(lines), 700):
         scores += [report.score for report in judged(judge, lines[begin : begin + 700])]
         state = json.loads(json.dumps(judge.state()))
         judge = LineJudge(sessions=SessionTracker(60.0))
