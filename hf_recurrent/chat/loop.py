@@ -9,7 +9,7 @@ from transformers import set_seed
 
 from hf_recurrent.chat.commands import COMMANDS, ChatSettings, command_table
 from hf_recurrent.chat.conversation import Conversation, ConversationPartner
-from hf_recurrent.data.episode_source import count_of
+from hf_recurrent.data.quantities import count_of
 from hf_recurrent.interruption import stop_on_signals
 from hf_recurrent.modeling.tokenizer.byte_streamer import ByteStreamer
 

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from hf_recurrent.checkpoints.atomic_files import atomic_file, sync
 from hf_recurrent.checkpoints.tensor_files import open_tensors, write_tensors
 
 # The Trainer does not upload files that begin with an underscore.
@@ -73,25 +74,6 @@ def reading_checkpoint(path: str | os.PathLike) -> Iterator[str]:
     ) as error:  # fmt: skip
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"`{os.fspath(path)}` is missing or damaged: {reason[0].rstrip('.')}.") from error
-
-
-@contextmanager
-def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
-    """A new empty file that is flushed and renamed to `path` when the block ends, and deleted after an exception.
-
-    It is created exclusively: a file or link that already has its name is replaced, not written through.
-    """
-    partial = Path(f"{os.fspath(path)}.partial")
-    partial.unlink(missing_ok=True)
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    try:
-        yield partial
-        _sync(partial)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync(partial.parent)
 
 
 def pack_tensors(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -189,13 +171,13 @@ def publish_directory(staging: str | os.PathLike, final: str | os.PathLike) -> N
     """Rename a complete directory to `final`; a directory that it replaces is deleted last."""
     staging, final = Path(staging), Path(final)
     for path in (*filter(Path.is_file, staging.rglob("*")), staging):
-        _sync(path)
+        sync(path)
     replaced = final.with_name(REPLACED_PREFIX + final.name)
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         os.replace(final, replaced)
     os.replace(staging, final)
-    _sync(final.parent)
+    sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -203,17 +185,9 @@ def publish_files(staging: str | os.PathLike, final: str | os.PathLike) -> None:
     """Move complete files into the directory `final`, each replacing a file of the same name atomically."""
     os.makedirs(final, exist_ok=True)
     for path in sorted(Path(staging).iterdir()):
-        _sync(path)
+        sync(path)
         os.replace(path, Path(final, path.name))
     os.rmdir(staging)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def checkpoint_number(path: str | os.PathLike) -> int | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoints.files import atomic_file, pack_tensors, unpack_tensors
+from hf_recurrent.checkpoints.atomic_files import atomic_file
+from hf_recurrent.checkpoints.files import pack_tensors, unpack_tensors
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_state
 from hf_recurrent.stock_models.with_state import check_recurrent, with_state

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent, dataclass_of, run_command
+from hf_recurrent.watch.log_records import FORMATS
 
 if TYPE_CHECKING:
     from hf_recurrent.watch.watch_run import WatchRun
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 # First word → module with its `main`; a log of that name is `./learn`.
 _ACTIONS = {"learn": "watch_learn", "evaluate": "watch_evaluate", "ignore": "watch_ignore"}
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
-_FORMATS = ("auto", "text", "journald", "docker", "otlp", "syslog", "json")
-_OUTPUTS = ("output", "output_sessions", "output_events")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,10 +66,10 @@ def add_watch_arguments(parser: Any) -> None:
     reading = parser.add_argument_group("reading")
     reading.add_argument(
         "--format",
-        choices=_FORMATS,
+        choices=FORMATS,
         metavar="FORMAT",
         default="auto",
-        help=f"of the records: {', '.join(_FORMATS)} (default: auto, which recognizes them)",
+        help=f"of the records: {', '.join(FORMATS)} (default: auto, which recognizes them)",
     )
     reading.add_argument("--rotated", action="store_true", help="begin with the rotated files: LOG.2.gz, LOG.1, ...")
     reading.add_argument(
@@ -133,10 +132,10 @@ def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[WatchRun]
         OSError, ValueError, ImportError: an argument is not allowed, or a file cannot be used.
     """
     from hf_recurrent.watch.compressed_log import expand_logs
-    from hf_recurrent.watch.watch_run import WatchOptions, open_watch
+    from hf_recurrent.watch.watch_run import OUTPUTS, WatchOptions, open_watch
     from hf_recurrent.watch.watched_log import WatchSettings
 
-    _check(arguments)
+    _check(arguments, OUTPUTS)
     arguments.output_dir = arguments.output_dir or default_directory(arguments.logs)
     logs = expand_logs(arguments.logs)
     doubled = [log for log in logs if logs.count(log) > 1]
@@ -155,14 +154,14 @@ def default_directory(logs: Sequence[str]) -> Path:
     return Path("runs", f"watch-{names}"[:100])
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check(arguments: argparse.Namespace, outputs: Sequence[str]) -> None:
     """Raise an error that names the first argument that is not allowed."""
     check_at_least(1, arguments, "max_line_bytes")
     if not arguments.save_every > 0:
         raise ValueError(f"`--save_every` is {arguments.save_every:g}; it must be more than 0 seconds.")
     if arguments.metrics is not None and not 0 <= arguments.metrics < 1 << 16:
         raise ValueError(f"`--metrics` is {arguments.metrics}; it must be a port, from 0 to 65535.")
-    for name in _OUTPUTS:
+    for name in outputs:
         path = getattr(arguments, name)
         check_parent(f"--{name}", path)
         if path is not None and path.is_dir():

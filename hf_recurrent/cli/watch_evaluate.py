@@ -58,10 +58,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.watch.engine import run_engine
     from hf_recurrent.watch.labelled_log import read_labelled_log
 
-    check_at_least(
-        1, arguments, *(name for name in ("label_column", "budget") if getattr(arguments, name) is not None)
-    )
-    check_at_least(0, arguments, "gap", *(() if arguments.warm_up is None else ("warm_up",)))
+    for least, names in ((1, ("label_column", "budget")), (0, ("warm_up", "gap"))):
+        check_at_least(least, arguments, *(name for name in names if getattr(arguments, name) is not None))
     check_parent("--json", arguments.json)
     log = read_labelled_log(arguments.lines, arguments.labels, arguments.label_column)
     result = run_engine(log.lines)
@@ -89,9 +87,7 @@ def _row(
     from hf_recurrent.watch.evaluation import measure
 
     values = list(scores)
-    options: dict[str, Any] = {"budget": arguments.budget or sum(labels)}
-    if arguments.labels is None or len(values) == len(labels):
-        options["gap"] = arguments.gap
+    options = {"budget": arguments.budget or sum(labels), "gap": arguments.gap}
     row: dict[str, Any] = {"detector": name, "from": 0, **dataclasses.asdict(measure(values, labels, **options))}
     row["seconds"] = seconds
     warm_up = min(len(values) // 5, 400) if arguments.warm_up is None else arguments.warm_up

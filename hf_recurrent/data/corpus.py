@@ -22,10 +22,9 @@ from hf_recurrent.data.episode_source import (
     EvaluationShare,
     check_vocabulary,
     check_window,
-    count_of,
 )
 from hf_recurrent.data.packed_files import open_packed
-from hf_recurrent.data.quantities import with_unit
+from hf_recurrent.data.quantities import count_of, with_unit
 from hf_recurrent.data.streams import IIDDataset, MultiStreamDataset
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state

@@ -158,8 +158,3 @@ def check_window(argument: str, window: int | None, model: PreTrainedModel) -> N
     """Raise a ValueError if a window is longer than the maximum number of positions of a model."""
     if window is not None and window > position_limit(model):
         raise ValueError(f"`{argument}` is {window}; the model has {position_limit(model)} positions.")
-
-
-def count_of(count: int, noun: str) -> str:
-    """1 → "1 document", 2000 → "2,000 documents"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -7,3 +7,8 @@ def with_unit(value: float, unit: str = "") -> str:
         if value >= factor:
             return f"{value / factor:.1f} {prefix}{unit}"
     return f"{value:.0f} {unit}".rstrip()
+
+
+def count_of(count: int, noun: str) -> str:
+    """1 → "1 document", 2000 → "2,000 documents"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -19,12 +19,11 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoints.files import atomic_file
+from hf_recurrent.checkpoints.atomic_files import atomic_file
 from hf_recurrent.data.document_blocks import DocumentBlock, document_blocks
 from hf_recurrent.data.documents import Document, ReadOptions, Source
 from hf_recurrent.data.episode_losses import carried_token_losses, evaluation_mode
-from hf_recurrent.data.episode_source import count_of
-from hf_recurrent.data.quantities import with_unit
+from hf_recurrent.data.quantities import count_of, with_unit
 from hf_recurrent.data.sources import known_bytes, resolve
 from hf_recurrent.data.token_encoding import TokenEncoding
 from hf_recurrent.stock_models.with_state import with_state

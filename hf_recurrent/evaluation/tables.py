@@ -3,8 +3,8 @@
 import textwrap
 from typing import Any
 
-from hf_recurrent.data.episode_source import EpisodeSource, count_of
-from hf_recurrent.data.quantities import with_unit
+from hf_recurrent.data.episode_source import EpisodeSource
+from hf_recurrent.data.quantities import count_of, with_unit
 
 _COLUMNS = 80
 

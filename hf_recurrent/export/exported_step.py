@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_recurrent.checkpoints.files import STAGING_PREFIX, atomic_file, pack_tensors, unpack_tensors, write_json
+from hf_recurrent.checkpoints.atomic_files import atomic_file
+from hf_recurrent.checkpoints.files import STAGING_PREFIX, pack_tensors, unpack_tensors, write_json
 from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_recurrent.checkpoints.files import atomic_file
+from hf_recurrent.checkpoints.atomic_files import atomic_file
 from hf_recurrent.online.line_file import LineFile
 from hf_recurrent.plotting import require_pyplot
 

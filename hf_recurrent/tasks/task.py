@@ -16,7 +16,8 @@ import torch
 from transformers import PreTrainedModel, TrainingArguments
 
 from hf_recurrent.data.block_dataset import BlockDataset
-from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, count_of, position_limit
+from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare, position_limit
+from hf_recurrent.data.quantities import count_of
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.answers import count_answers, summarize_answers
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer

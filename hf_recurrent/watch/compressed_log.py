@@ -1,16 +1,19 @@
 """Logs that are read to their end: compressed files, and the rotated files of a log one after another."""
 
+import bz2
 import glob
+import lzma
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from hf_recurrent.data.decompression import COMPRESSIONS, check_installed, read_chunks
 from hf_recurrent.watch.log_lines import LineBatch, LineSplitter
 from hf_recurrent.watch.log_sources import LogFile, LogSource, file_digest
 
-ENDINGS = (".gz", ".bz2", ".xz", ".zst")
+ENDINGS = (*COMPRESSIONS, ".bz2", ".xz")
 _CHUNK = 1 << 16
 _ROTATED = re.compile(r"(?:\.(?P<number>\d{1,4})|[-.](?P<date>\d{8}(?:-?\d{2,6})?))(?:\.(?:gz|bz2|xz|zst))?")
 
@@ -45,25 +48,14 @@ def rotated_files(path: str | os.PathLike) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def _open(path: str) -> IO[bytes]:
-    ending = os.path.splitext(path)[1]
-    if ending == ".gz":
-        import gzip
-
-        return gzip.open(path, "rb")
-    if ending == ".bz2":
-        import bz2
-
-        return bz2.open(path, "rb")
-    if ending == ".xz":
-        import lzma
-
-        return lzma.open(path, "rb")
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ImportError(f"{path} needs zstandard: pip install 'hf-recurrent[data]'.") from error
-    return zstandard.open(path, "rb")
+def _chunks(path: str) -> Iterator[bytes]:
+    """The decompressed bytes of a file."""
+    if path.endswith(COMPRESSIONS):
+        yield from read_chunks(Path(path))
+        return
+    with (bz2 if path.endswith(".bz2") else lzma).open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
 
 
 class CompressedLog(LogSource):
@@ -78,12 +70,12 @@ class CompressedLog(LogSource):
         super().__init__(path, max_line_bytes)
         try:
             self._digest = file_digest(path)
-            self._file = _open(path)
         except OSError as error:
             raise OSError(f"The log {path!r} cannot be read: {error.strerror or error}.") from error
-        self._skipped = 0
+        check_installed(Path(path))
+        self._chunks, self._to_skip = _chunks(path), 0
         if position is not None and position["digest"] == self._digest:
-            self._skipped = position["offset"]
+            self._to_skip = position["offset"]
             self._splitter = LineSplitter(max_line_bytes, position["offset"], position["line"])
         elif position is not None:
             self.notices.append(f"{path} is not the file that was read before; it is read from its beginning")
@@ -102,18 +94,18 @@ class CompressedLog(LogSource):
         if self.is_finished:
             return False
         try:
-            while self._skipped and (chunk := self._file.read(min(_CHUNK, self._skipped))):
-                self._skipped -= len(chunk)
-            chunk = self._file.read(_CHUNK)
-        except Exception as error:  # each format has errors of its own
-            self.notices.append(f"{self.name} is damaged: {str(error).rstrip('.').lower()}; its rest is not read")
-            chunk = b""
-        if chunk:
-            self._splitter.feed(chunk)
-            return True
-        self._file.close()
-        self.is_finished = True
-        return self._finish_line()
+            chunk = next(self._chunks, b"")
+        except (EOFError, OSError, ValueError, lzma.LZMAError) as error:
+            self.notices.append(f"{self.name} is damaged, and its rest is not read: {str(error).rstrip('.')}")
+            self.is_finished = True
+            return False  # the line that the damage is in is not given
+        if not chunk:
+            self.is_finished = True
+            return self._splitter.finish()
+        skipped = min(self._to_skip, len(chunk))
+        self._to_skip -= skipped
+        self._splitter.feed(chunk[skipped:])
+        return True
 
 
 class RotatedLog(LogSource):

@@ -1,29 +1,24 @@
 """Scores of a whole log at once, for evaluations."""
 
-import re
 import time
 from collections.abc import Sequence
 
 from hf_recurrent.watch.evaluation import EngineResult
-from hf_recurrent.watch.line_judge import LineJudge
 from hf_recurrent.watch.log_records import RecordDecoder
-from hf_recurrent.watch.session_tracker import SessionTracker
 from hf_recurrent.watch.watched_log import WatchSettings
 
 
 def run_engine(lines: Sequence[bytes], settings: WatchSettings | None = None) -> EngineResult:
     """Read the lines in order, once, as `hf-recurrent watch` does; of several records in a line the highest counts."""
     settings = settings or WatchSettings()
-    pattern = None if settings.session is None else re.compile(settings.session.encode())
-    tracker = SessionTracker(settings.session_idle, pattern)
-    judge, decode = LineJudge(settings.false_alarms, tracker), RecordDecoder(settings.format).decode
+    judge, decode = settings.new_judge(), RecordDecoder(settings.format).decode
     scores, flags = [], []
     begin = time.perf_counter()
     for line in lines:
         reports = [judge.judge(text, when) for text, when in decode(line) or ((line, None),)]
         scores.append(max((report.score for report in reports), default=0.0))
         flags.append(any(report.is_unusual for report in reports))
-    tracker.finish()
+    judge.tracker.finish()
     seconds = time.perf_counter() - begin
-    sessions = {ended.name.decode("utf-8", "surrogateescape"): ended.report.score for ended in tracker.ended}
+    sessions = {ended.name.decode("utf-8", "surrogateescape"): ended.report.score for ended in judge.tracker.ended}
     return EngineResult(scores, flags, sessions, seconds)

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
-import numpy as np
-
 from hf_recurrent.watch.events import Event
 
 _BOLD_RED, _DIM, _PLAIN = "\033[1;31m", "\033[2m", "\033[0m"
@@ -73,14 +71,14 @@ class EventPrinter:
 
 def printable(content: bytes, marks: Sequence[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
     """A line as text that does nothing to a terminal, and the marked bytes as ranges of characters."""
-    marked = np.zeros(len(content), bool)
+    marked = bytearray(len(content))
     for begin, stop in marks:
-        marked[begin:stop] = True
+        marked[begin:stop] = b"\1" * (stop - begin)
     text, ranges, byte = "", [], 0
     for char in content.decode("utf-8", "surrogateescape"):
         shown = _UNPRINTABLE.sub(_escape, char)
         size = len(char.encode("utf-8", "surrogateescape"))
-        if marked[byte : byte + size].any():
+        if any(marked[byte : byte + size]):
             if ranges and ranges[-1][1] == len(text):
                 ranges[-1] = (ranges[-1][0], len(text) + len(shown))
             else:

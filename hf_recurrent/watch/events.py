@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_recurrent.data.quantities import count_of
 from hf_recurrent.watch.line_judge import (
     FREQUENT_HERE,
     NEW,
@@ -105,14 +106,10 @@ class EventGrouper:
 
     Args:
         judge: of the log.
-
-    Attributes:
-        events: number of events so far.
     """
 
     def __init__(self, judge: LineJudge):
         self.judge = judge
-        self.events = 0
         self._open: OrderedDict[tuple[int, int], Event] = OrderedDict()
 
     def add(self, line: bytes, number: int, report: LineReport, ignored: Container[str]) -> Event | None:
@@ -124,11 +121,10 @@ class EventGrouper:
         name, time = event_id(REASONS[report.reason], about), self.judge.time
         if name in ignored:
             return IGNORED
-        summary, nearest = self._summary(line, report, about), self._nearest(template, report.reason)
+        summary, nearest = self._summary(line, report, about), self._nearest(template)
         event = Event(name, REASONS[report.reason], summary, report.score, number, number, time, time, line)
         event.span, event.nearest = report.span, nearest
         self._open[report.reason, about.number] = event
-        self.events += 1
         return event
 
     def join(self, number: int, report: LineReport, about: Template | None = None) -> bool:
@@ -187,9 +183,9 @@ class EventGrouper:
 
     def _order(self, template: Template) -> str:
         """Expected X after Y, got Z: in the session of the line, or in the whole log."""
-        judge, tracker = self.judge, self.judge.sessions
+        judge, tracker = self.judge, self.judge.tracker
         templates = judge.miner.templates
-        if tracker is not None and tracker.last is not None and judge.session_is_rarer:
+        if tracker.last is not None and judge.session_is_rarer:
             name, before = tracker.last
             place = f"in session {name.decode('utf-8', 'replace')[:_LONGEST_NAME]}, "
             usual = tracker.usual_after(before)
@@ -197,13 +193,13 @@ class EventGrouper:
             after = "at its beginning" if last is None else f"after {shown(last)}"
         else:
             place, last = "", judge.previous.template if judge.previous is not None else None
-            usual, after = (None, "") if last is None else (_usual(last), f"after {shown(last)}")
+            usual, after = (None, "") if last is None else (last.order.usual(last.count), f"after {shown(last)}")
         if usual is None or usual[0] not in templates or usual[0] == template.number:
             return f"{place}unexpected {after}: {shown(template)}"
         expected = shown(templates[usual[0]])
         return f"{place}{after} expected {expected} ({usual[1]:.0%}), got {shown(template)}"
 
-    def _nearest(self, template: Template, reason: int) -> bytes | None:
+    def _nearest(self, template: Template) -> bytes | None:
         """The last line of the template before this one; for a new one, of the template that shares most words."""
         if template.example is not None:
             return template.example
@@ -215,14 +211,13 @@ class EventGrouper:
                     best, most = other, shared
         return None if best is None else best.example
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> list[Any]:
         """JSON for [`load`]."""
-        return {"events": self.events, "open": [[*key, event.state()] for key, event in self._open.items()]}
+        return [[*key, event.state()] for key, event in self._open.items()]
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: list[Any]) -> None:
         """Continue from [`state`]."""
-        self.events = state["events"]
-        self._open = OrderedDict(((reason, number), Event.load(event)) for reason, number, event in state["open"])
+        self._open = OrderedDict(((reason, number), Event.load(event)) for reason, number, event in state)
 
 
 def session_event(ended: EndedSession, templates: dict[int, Template], time: float | None) -> Event:
@@ -238,7 +233,7 @@ def session_event(ended: EndedSession, templates: dict[int, Template], time: flo
     }[report.kind]
     identifier = ended.name.decode("utf-8", "replace")
     lines = sum(session.counts.values())
-    summary = f"session {identifier[:_LONGEST_NAME]}, {lines} line{'s' if lines > 1 else ''}: {what}"
+    summary = f"session {identifier[:_LONGEST_NAME]}, {count_of(lines, 'line')}: {what}"
     event = Event(
         _hash("session", report.kind, "" if template is None else template.text()),
         "session",
@@ -267,12 +262,3 @@ def shown(template: Template) -> str:
     """A template in quotes, without the time at its beginning, and shortened."""
     text = template.text().removeprefix("<time> ")
     return f"`{text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + '…'}`"
-
-
-def _usual(last: Template) -> tuple[int, float] | None:
-    """The template that came most often after another one, and its share."""
-    after = last.order.after
-    if not after:
-        return None
-    best = max(after, key=after.__getitem__)
-    return best, min(after[best] / max(last.count, 1), 1.0)

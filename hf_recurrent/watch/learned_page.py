@@ -58,7 +58,7 @@ def _log(log: WatchedLog, rates: RateHistory, events: Sequence[Event]) -> str:
 def _sessions(log: WatchedLog) -> str:
     if not log.counts["sessions"]:
         return "<p>No identifier makes sessions of these lines.</p>"
-    kind = log.settings.session or mask_names(log.tracker.finder.kind or b"")
+    kind = log.settings.session or mask_names(log.judge.tracker.finder.kind or b"")
     count, unusual = log.counts["sessions"], log.counts["unusual_sessions"]
     return f"<p>{count:,} sessions by <code>{_text(kind)}</code>, {unusual:,} of them unusual.</p>"
 

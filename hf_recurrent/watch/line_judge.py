@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_recurrent.watch.regularity import Regularity
 from hf_recurrent.watch.session_tracker import SessionTracker
-from hf_recurrent.watch.slots import BUCKETS, CONFIRMED, FREQUENT, Order
+from hf_recurrent.watch.slots import BUCKETS, CONFIRMED, FREQUENT, NEAR, rare_share
 from hf_recurrent.watch.tail_histogram import WINDOW, AdaptiveThreshold, TailHistogram
 from hf_recurrent.watch.templates import Layout, Template, TemplateMiner, Variant
 from hf_recurrent.watch.timestamps import LogClock
@@ -33,8 +33,6 @@ _WEIGHTS = {
 }
 # Power of the norm that joins the groups: a single high rarity counts nearly alone.
 _NORM = 6
-# Lines among which repetitions are counted.
-_NEAR = 16
 # Bits of shape for each digit beyond one that a number has more than all before it.
 _DIGIT_BITS = 4.0
 # Pseudo-counts: of all slots for the values of a slot, of all lines for the successors of one.
@@ -76,7 +74,7 @@ class LineJudge:
 
     Args:
         rate: share of the lines to flag while nothing is wrong.
-        sessions: of the log, whose order of lines is judged too; None for a log without.
+        tracker: of the log's sessions, whose order of lines is judged too; None for one with the default settings.
 
     Attributes:
         number: lines so far.
@@ -86,8 +84,8 @@ class LineJudge:
         silence: template that is silent at the judged line, its longest gap in lines and how many times that, or None.
     """
 
-    def __init__(self, rate: float = 0.01, sessions: SessionTracker | None = None):
-        self.miner, self.sessions = TemplateMiner(), sessions
+    def __init__(self, rate: float = 0.01, tracker: SessionTracker | None = None):
+        self.miner, self.tracker = TemplateMiner(), tracker or SessionTracker()
         self.regularity, self.clock = Regularity(), LogClock()
         self.time: float | None = None
         self.session_is_rarer = False
@@ -103,9 +101,9 @@ class LineJudge:
         self._values = 0.0
         self._severities = [*_SEVERITY_PRIOR]
         self._last: Variant | None = None
-        self._texts: deque[bytes] = deque(maxlen=_NEAR)
-        self._lines_near: deque[bytes] = deque(maxlen=_NEAR)
-        self._numbers: deque[int] = deque(maxlen=_NEAR)
+        self._texts: deque[bytes] = deque(maxlen=NEAR)
+        self._lines_near: deque[bytes] = deque(maxlen=NEAR)
+        self._numbers: deque[int] = deque(maxlen=NEAR)
         self._novel = 0.0
 
     def judge(self, line: bytes, time: float | None = None) -> LineReport:
@@ -135,12 +133,11 @@ class LineJudge:
             rarities.append((value, VALUE, span))
         order = self._order(self._last, variant) if self._last is not None else 0.0
         self.session_is_rarer = False
-        if self.sessions is not None:
-            bits = self.sessions.read(line, layout, self.number, self.number if self.time is None else self.time)
-            if bits:
-                rank = self._rank("session_after", bits)
-                self.session_is_rarer = rank > order
-                order = max(order, rank)
+        bits = self.tracker.read(line, layout, self.number, self.number if self.time is None else self.time)
+        if bits:
+            rank = self._rank("session_after", bits)
+            self.session_is_rarer = rank > order
+            order = max(order, rank)
         if order:
             rarities.append((order, ORDER, None))
         self._repetition(line, layout, template, rarities)
@@ -207,7 +204,7 @@ class LineJudge:
             count = values.get(value, 0)
             if count < FREQUENT:
                 bucket, seen = count.bit_length(), lines - slot.born
-                share = self._share(slot.low, everywhere, bucket, seen)
+                share = rare_share(slot.low, seen, everywhere, self._values, bucket, _SLOT_PRIOR)
                 if seen >= _LEAST_SEEN and share < lowest:
                     lowest, where = share, (begin, end)
                 slot.low[bucket] += 1
@@ -231,7 +228,8 @@ class LineJudge:
                 has_frequent = True
                 continue
             bucket, seen = shape.count.bit_length(), lines - slot.born
-            bits = -math.log2(min(self._share(slot.shapes_low, everywhere, bucket, seen), 1.0))
+            share = rare_share(slot.shapes_low, seen, everywhere, self._values, bucket, _SLOT_PRIOR)
+            bits = -math.log2(min(share, 1.0))
             if shape.count < CONFIRMED and seen >= 4:
                 bits += _DIGIT_BITS * max(slot.excess(shape) - 1, 0)
             if bits > highest and seen:
@@ -242,22 +240,16 @@ class LineJudge:
             layout.shapes = [entry for entry in layout.shapes if entry[3].count < FREQUENT]
         return (self._rank("shape", highest) if highest else 0.0), span
 
-    def _share(self, low: list[int], everywhere: list[float], bucket: int, seen: int) -> float:
-        """Share of the values of a slot that had at most as high a count, with all slots as prior."""
-        prior = (sum(everywhere[: bucket + 1]) + 1) / (self._values + 1)
-        return (sum(low[: bucket + 1]) + _SLOT_PRIOR * prior) / (seen + _SLOT_PRIOR)
-
     def _order(self, last: Variant, variant: Variant) -> float:
         """Successors and predecessors that came rarely, of equal lines and of templates."""
         after, before = self._pair(last, variant, "after", "before")
-        template, last_template = variant.template, last.template
-        if template is not variant or last_template is not last:
-            pair = self._pair(last_template, template, "after_template", "before_template")
-            after, before = max(after, pair[0]), max(before, pair[1])
-        return 0.5 * (after + before)
+        of_template = self._pair(last.template, variant.template, "after_template", "before_template")
+        return 0.5 * (max(after, of_template[0]) + max(before, of_template[1]))
 
-    def _pair(self, last: Any, this: Any, after: str, before: str) -> tuple[float, float]:
-        order: Order = last.order
+    def _pair(
+        self, last: Variant | Template, this: Variant | Template, after: str, before: str
+    ) -> tuple[float, float]:
+        order = last.order
         count = order.after.get(this.number, 0)
         if count >= FREQUENT:
             order.after[this.number] = count + 1
@@ -265,9 +257,8 @@ class LineJudge:
         bucket, everywhere = count.bit_length(), self._low[after]
         ranks = 0.0, 0.0
         if last.count and this.count:
-            prior = _ORDER_PRIOR * (sum(everywhere[: bucket + 1]) + 1) / (self.lines + 1)
-            forward = (sum(order.after_low[: bucket + 1]) + prior) / (last.count + _ORDER_PRIOR)
-            backward = (sum(this.order.before_low[: bucket + 1]) + prior) / (this.count + _ORDER_PRIOR)
+            forward = rare_share(order.after_low, last.count, everywhere, self.lines, bucket, _ORDER_PRIOR)
+            backward = rare_share(this.order.before_low, this.count, everywhere, self.lines, bucket, _ORDER_PRIOR)
             ranks = (
                 self._rank(after, -math.log2(forward)) if forward < 1 else 0.0,
                 self._rank(before, -math.log2(backward)) if backward < 1 else 0.0,
@@ -314,8 +305,7 @@ class LineJudge:
     def _halve(self) -> None:
         """Halve all counts, so that old lines count less, and forget what belongs to forgotten templates."""
         self.regularity.keep(self.miner.templates)
-        if self.sessions is not None:
-            self.sessions.keep(self.miner.templates)
+        self.tracker.keep(self.miner.templates)
         self.lines /= 2
         self._values /= 2
         for ranks in self._ranks.values():
@@ -332,7 +322,7 @@ class LineJudge:
             "miner": self.miner.state(),
             "threshold": self.threshold.state(),
             "regularity": self.regularity.state(),
-            "sessions": None if self.sessions is None else self.sessions.state(),
+            "sessions": self.tracker.state(),
             "ranks": {name: ranks.counts for name, ranks in self._ranks.items()},
             "low": self._low,
             "numbers": [self.number, self.lines, self._values, self.time, self._novel],
@@ -349,8 +339,7 @@ class LineJudge:
         self.miner.load(state["miner"])
         self.threshold.load(state["threshold"])
         self.regularity.load(state["regularity"])
-        if self.sessions is not None and state["sessions"] is not None:
-            self.sessions.load(state["sessions"])
+        self.tracker.load(state["sessions"])
         for name, ranks in self._ranks.items():
             ranks.counts = state["ranks"][name]
         self._low = {name: state["low"][name] for name in self._low}
@@ -358,7 +347,7 @@ class LineJudge:
         self._severities = state["severities"]
         numbers = {variant.number: variant for variant in self.miner.variants.values()}
         self._last = numbers.get(state["last"])
-        self._texts = deque((text.encode("latin-1") for text in state["texts"]), maxlen=_NEAR)
-        self._lines_near = deque((line.encode("latin-1") for line in state["lines_near"]), maxlen=_NEAR)
-        self._numbers = deque(state["near"], maxlen=_NEAR)
+        self._texts = deque((text.encode("latin-1") for text in state["texts"]), maxlen=NEAR)
+        self._lines_near = deque((line.encode("latin-1") for line in state["lines_near"]), maxlen=NEAR)
+        self._numbers = deque(state["near"], maxlen=NEAR)
         self.clock.load(state["clock"])

@@ -36,19 +36,8 @@ class LineSplitter:
         self._lengths: list[int] = []
         self._cut: dict[int, int] = {}
         self._taken = 0
-        self._end = offset  # of the last complete line
         # The line whose end is not there yet. A byte more is kept, because it may belong to the line end.
         self._kept, self._length, self._ends_in_return = bytearray(), 0, False
-
-    @property
-    def waiting(self) -> int:
-        """Complete lines that were not taken yet."""
-        return len(self._contents) - self._taken
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of these lines in the file."""
-        return self._end - self.offset
 
     def feed(self, chunk: bytes) -> None:
         """Add the next chunk."""
@@ -64,11 +53,13 @@ class LineSplitter:
         if rest:
             self._hold(rest)
 
-    def finish(self) -> None:
-        """Complete the line whose end is not there."""
-        if self._length:
-            self._drop_taken()
-            self._end_line(0)
+    def finish(self) -> bool:
+        """Complete the line whose end is not there; False if there is none."""
+        if not self._length:
+            return False
+        self._drop_taken()
+        self._end_line(0)
+        return True
 
     def take(self, limit: int) -> LineBatch | None:
         """The next complete lines, at most `limit`; None if there are none."""
@@ -101,7 +92,6 @@ class LineSplitter:
                     lines[index] = line[: self._max_bytes]
         self._contents += lines
         self._lengths += lengths
-        self._end += sum(lengths)
 
     def _hold(self, piece: bytes) -> None:
         room = self._max_bytes + 1 - len(self._kept)
@@ -117,5 +107,4 @@ class LineSplitter:
             self._cut[len(self._contents)] = length
         self._contents.append(bytes(self._kept[: min(length, self._max_bytes)]))
         self._lengths.append(self._length + end_bytes)
-        self._end += self._length + end_bytes
         self._kept, self._length, self._ends_in_return = bytearray(), 0, False

@@ -51,11 +51,6 @@ class LogSource(ABC):
         """The number of the next line."""
         return self._splitter.number
 
-    def _finish_line(self) -> bool:
-        """Complete a line without a line end; False if there is none."""
-        self._splitter.finish()
-        return self._splitter.waiting > 0
-
     @abstractmethod
     def _read(self) -> bool:
         """Feed or finish the splitter, whose lines were all taken; False if there is nothing at the moment."""
@@ -93,7 +88,7 @@ class StandardInput(LogSource):
         chunk = os.read(self._descriptor, _CHUNK)
         if not chunk:
             self.is_finished = True
-            return self._finish_line()
+            return self._splitter.finish()
         self._received += len(chunk)
         self._splitter.feed(chunk)
         return True
@@ -219,7 +214,7 @@ class LogFile(LogSource):
 
     def _read_more(self, now: float) -> bool:
         if os.fstat(self._file.fileno()).st_size < self._read_to or not self._is_unchanged():
-            if not self._finish_line():  # else after that line was taken
+            if not self._splitter.finish():  # else after that line was taken
                 self._begin_at(0, 1)
                 self.notices.append(
                     f"{self.name} was truncated; lines that were not read yet are lost. Reading from its beginning"
@@ -234,7 +229,7 @@ class LogFile(LogSource):
         if self._follow:
             return self._open_if_replaced(now)
         self.is_finished = True
-        return self._finish_line()
+        return self._splitter.finish()
 
     def _is_unchanged(self) -> bool:
         """False if the file was truncated and has grown again."""
@@ -254,7 +249,7 @@ class LogFile(LogSource):
         self._replaced_since = self._replaced_since or now
         if now - self._replaced_since < _PATIENCE:
             return False
-        if self._finish_line():
+        if self._splitter.finish():
             return True
         is_open = self._open(self._path, 0, 1)
         if is_open:

@@ -1,6 +1,5 @@
 """`RecordFile`: JSON lines that are appended to a file; they wait in memory while the disk is full."""
 
-import math
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -74,8 +73,3 @@ class RecordFile:
 def json_text(text: bytes) -> str:
     """Bytes as a JSON string; what is not UTF-8 becomes a replacement character."""
     return encode_basestring(text.decode("utf-8", "replace"))
-
-
-def finite(value: float) -> float | None:
-    """The value for JSON, which has no infinity."""
-    return round(value, 3) if math.isfinite(value) else None

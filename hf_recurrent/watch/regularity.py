@@ -38,7 +38,7 @@ class Regularity:
             gaps[2], gaps[3] = 0, gaps[2]
 
     def silent(self, line: int) -> tuple[int, float, float] | None:
-        """What becomes silent at this line: its template, its longest gap, and how many times that it is."""
+        """The template of a kind that becomes silent at this line, its longest gap, and how many times that it is."""
         if line < self._next_look:
             return None
         earliest, found = math.inf, None

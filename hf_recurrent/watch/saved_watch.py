@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.checkpoints.atomic_files import atomic_file
+
 FILE = "watch.json"
 _FORMAT = 2
 
@@ -21,15 +23,11 @@ def save_watch(directory: Path, state: dict[str, Any]) -> None:
     """
     content = json.dumps(state, separators=(",", ":"))
     head = json.dumps({"format": _FORMAT, "sha256": _hash(content)})
-    final, staging = directory / FILE, directory / f"_{FILE}"
+    final = directory / FILE
     try:
-        with open(staging, "w", encoding="utf-8") as file:
-            file.write(f"{head}\n{content}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(staging, final)
+        with atomic_file(final) as partial:
+            partial.write_text(f"{head}\n{content}\n", encoding="utf-8")
     except OSError as error:
-        staging.unlink(missing_ok=True)
         raise OSError(f"The state {os.fspath(final)!r} cannot be written: {error.strerror or error}.") from error
 
 

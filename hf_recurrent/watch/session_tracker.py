@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_recurrent.watch.session_finder import SessionFinder
 from hf_recurrent.watch.session_judge import START, Session, SessionJudge, SessionReport
-from hf_recurrent.watch.slots import BUCKETS, FREQUENT, Order
+from hf_recurrent.watch.slots import BUCKETS, FREQUENT, Order, rare_share
 from hf_recurrent.watch.templates import Layout
 
 # Open sessions; with more, the one that has been quiet longest ends. And lines that wait for a decision.
@@ -156,8 +156,7 @@ class SessionTracker:
             order.after[template] = count + 1
             return 0.0
         bucket, low = count.bit_length(), self._low
-        prior = _PRIOR * (sum(low[: bucket + 1]) + 1) / (self._lines + 1)
-        share = (sum(order.after_low[: bucket + 1]) + prior) / (total + _PRIOR)
+        share = rare_share(order.after_low, total, low, self._lines, bucket, _PRIOR)
         order.after_low[bucket] += 1
         low[bucket] += 1
         order.add(template, count)
@@ -166,10 +165,7 @@ class SessionTracker:
     def usual_after(self, before: int) -> tuple[int, float] | None:
         """The most usual template after another one of a session, and its share."""
         order = self._orders.get(before)
-        if order is None or not order.after:
-            return None
-        best = max(order.after, key=order.after.__getitem__)
-        return best, order.after[best] / max(self._totals.get(before, 1), 1)
+        return None if order is None else order.usual(self._totals.get(before, 0))
 
     def keep(self, templates: Container[int]) -> None:
         """Forget all other templates."""

@@ -1,6 +1,7 @@
-"""What has been seen at one place: the values at a word of a template, and the successors of a line."""
+"""Counts at one place: of the values at a word of a template, and of the successors of a line."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, TIME, UUID
@@ -16,6 +17,26 @@ CONFIRMED = 3
 _ZEROS = re.compile(b"0+")
 _OPAQUE = re.compile(b"[" + TIME + UUID + HEX + b"]+")
 _COUNTED = bytes.maketrans(ADDRESS + NUMBER, b"00")
+
+
+# Lines among which a template is counted.
+NEAR = 16
+
+
+def rare_share(
+    low: Sequence[float], total: float, everywhere: Sequence[float], lines: float, bucket: int, prior: float
+) -> float:
+    """Share of what came at one place that had at most as high a count.
+
+    Args:
+        low: how often something came there that had a count in each bucket.
+        total: how often anything came there.
+        everywhere, lines: the same of all such places, whose share is the prior.
+        bucket: of the count.
+        prior: times that the prior counts.
+    """
+    usual = (sum(everywhere[: bucket + 1]) + 1) / (lines + 1)
+    return (sum(low[: bucket + 1]) + prior * usual) / (total + prior)
 
 
 class Shape:
@@ -108,7 +129,7 @@ class Slot:
 
 
 class Order:
-    """What has followed a symbol, and how rare its successors and predecessors were.
+    """Successors of a symbol, and how rare they and its predecessors were.
 
     Attributes:
         after: symbol → how often it came next.
@@ -127,6 +148,13 @@ class Order:
         if len(self.after) > _MOST_FOLLOWERS:
             kept = sorted(self.after.items(), key=lambda item: -item[1])
             self.after = dict(kept[: _MOST_FOLLOWERS // 2])
+
+    def usual(self, total: int) -> tuple[int, float] | None:
+        """The successor that came most often, and its share of `total`; None if there is none."""
+        if not self.after:
+            return None
+        best = max(self.after, key=self.after.__getitem__)
+        return best, min(self.after[best] / max(total, 1), 1.0)
 
     def state(self) -> list[Any]:
         """JSON for [`load`]."""

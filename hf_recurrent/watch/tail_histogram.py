@@ -27,14 +27,16 @@ class TailHistogram:
     def __init__(self, step: float = 0.25, bins: int = 64):
         self.step, self.counts = step, [0.0] * bins
 
+    def add(self, value: float) -> int:
+        """Count a value; returns its bin."""
+        index = min(int(value / self.step), len(self.counts) - 1)
+        self.counts[index] += 1
+        return index
+
     def rarity(self, value: float, lines: float) -> float:
         """-log2 of the share of `lines` whose value reached this one, in bits; then the value is added."""
-        counts = self.counts
-        index = int(value / self.step)
-        if index >= len(counts):
-            index = len(counts) - 1
-        bits = math.log2((lines + 1) / (sum(counts[index:]) + 0.5))
-        counts[index] += 1
+        index = self.add(value)
+        bits = math.log2((lines + 1) / (sum(self.counts[index:]) - 0.5))
         return bits if bits > 0 else 0.0
 
     def value_above(self, share: float, lines: float) -> float:
@@ -79,8 +81,7 @@ class AdaptiveThreshold:
     def add(self, score: float) -> bool:
         """True if the score exceeds the threshold; then adapt to it."""
         if score > 0:
-            counts = self._scores.counts
-            counts[min(int(score / _SCORE_STEP), _SCORE_BINS - 1)] += 1
+            self._scores.add(score)
         self._lines += 1
         is_above = score > self.value
         self._until_update -= 1

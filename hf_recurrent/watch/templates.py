@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_recurrent.watch.identifiers import identifiers_of
 from hf_recurrent.watch.severity import severity_of
-from hf_recurrent.watch.slots import FREQUENT, Order, Shape, Slot
+from hf_recurrent.watch.slots import FREQUENT, NEAR, Order, Shape, Slot
 from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, TIME, UUID, Masked
 
 WILDCARD = b"<*>"
@@ -53,7 +53,7 @@ class Template:
         self.count = 0
         self.slots: dict[int, Slot] = {}
         self.order = Order()
-        self.near = [0] * 17
+        self.near = [0] * (NEAR + 1)
         self.example: bytes | None = None
 
     def text(self) -> str:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 # Seconds without a line, between two attempts to write, and between two reports of lag or progress.
 _IDLE, _RETRY, _BETWEEN_REPORTS = 0.1, 5.0, 60.0
-# Lines of a log that are read before the next log has its turn.
+# Lines of a log that are read before the next log has its turn; and the files that are written.
 _BATCH = 1024
-_OUTPUTS = ("output", "output_sessions", "output_events")
+OUTPUTS = ("output", "output_sessions", "output_events")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class WatchRun:
     ):
         self.options, self.logs = options, logs
         self.printer = EventPrinter(options.color, len(logs) > 1)
-        paths = {name: getattr(options, name) for name in _OUTPUTS}
+        paths = {name: getattr(options, name) for name in OUTPUTS}
         self.outputs = {name: RecordFile(path, marks.get(name)) for name, path in paths.items() if path is not None}
         self.senders: list[AlertSender] = []
         if options.alert_command is not None:

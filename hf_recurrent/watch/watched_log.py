@@ -14,7 +14,7 @@ from hf_recurrent.watch.line_judge import REASONS, REPEATED, LineJudge, LineRepo
 from hf_recurrent.watch.log_lines import LineBatch
 from hf_recurrent.watch.log_records import RecordDecoder
 from hf_recurrent.watch.log_sources import LogSource
-from hf_recurrent.watch.record_file import finite, json_text
+from hf_recurrent.watch.record_file import json_text
 from hf_recurrent.watch.redaction import Redactor
 from hf_recurrent.watch.session_tracker import EndedSession, SessionTracker
 from hf_recurrent.watch.tail_histogram import AdaptiveThreshold
@@ -23,7 +23,6 @@ from hf_recurrent.watch.tail_histogram import AdaptiveThreshold
 _LAG_SECONDS = 10.0
 _COUNTS = ("lines", "unusual", "bytes", "events", "sessions", "unusual_sessions")
 _LONGEST_EXAMPLE = 512
-_RECORD_BEGINS = (b"{", b"<")
 _SECONDS_A_DAY = 86_400.0
 # Lines between two estimates of the lines in a day.
 _BETWEEN_RATES = 1000
@@ -64,9 +63,14 @@ class WatchSettings:
         except re.error as error:
             raise ValueError(f"`session` is {self.session!r}, which is not a regular expression: {error}.") from error
 
+    def new_judge(self) -> LineJudge:
+        """A judge of a log that has not been read yet."""
+        pattern = None if self.session is None else re.compile(self.session.encode())
+        return LineJudge(self.false_alarms, SessionTracker(self.session_idle, pattern))
+
 
 class Findings:
-    """What a batch of lines gives.
+    """Events and records of a batch of lines.
 
     Attributes:
         events: those that begin, of lines and of sessions, and those of several lines that have ended; in the order of
@@ -103,9 +107,7 @@ class WatchedLog:
     ):
         self.source, self.settings = source, settings
         self.counts = dict.fromkeys(_COUNTS, 0)
-        pattern = None if settings.session is None else re.compile(settings.session.encode())
-        self.tracker = SessionTracker(settings.session_idle, pattern)
-        self.judge = LineJudge(settings.false_alarms, self.tracker)
+        self.judge = settings.new_judge()
         self.grouper = EventGrouper(self.judge)
         self.session_threshold = AdaptiveThreshold(settings.false_alarms)
         self.last_score, self.last_time = 0.0, 0.0
@@ -126,12 +128,10 @@ class WatchedLog:
         """Judge lines and learn from them."""
         begin, findings = time.monotonic(), Findings()
         number, offset = batch.number, batch.offset
-        decode = None if self._decoder.format == "text" else self._decoder.decode
         redact = None if self._redactor is None else self._redactor.redact
         head = f'{{"log": {json.dumps(self.name, ensure_ascii=False)}, "line_number": '
         for index, content in enumerate(batch.contents):
-            records = decode(content) if decode is not None and content[:1] in _RECORD_BEGINS else None
-            for line, when in records or ((content, None),):
+            for line, when in self._decoder.decode(content) or ((content, None),):
                 if redact is not None:
                     line = redact(line)
                 report = self.judge.judge(line, when)
@@ -149,7 +149,7 @@ class WatchedLog:
             number += 1
             offset += batch.lengths[index]
             # By the numbers of lines and not of batches, so that results do not depend on where a run is stopped.
-            if self.tracker.ended or not number % _BETWEEN_LOOKS:
+            if self.judge.tracker.ended or not number % _BETWEEN_LOOKS:
                 self._end(number, findings)
                 self._adapt_rate()
         self.counts["lines"] += len(batch)
@@ -162,7 +162,7 @@ class WatchedLog:
     def finish(self) -> Findings:
         """End the sessions and events, because the log has ended."""
         findings = Findings()
-        self.tracker.finish()
+        self.judge.tracker.finish()
         self._end(self.source.next_number, findings, everything=True)
         return findings
 
@@ -180,8 +180,9 @@ class WatchedLog:
     def _end(self, number: int, findings: Findings, *, everything: bool = False) -> None:
         """Take the events and sessions that have ended."""
         findings.events += [(event, True) for event in self.grouper.ended(number, everything=everything)]
-        while self.tracker.ended:
-            ended = self.tracker.ended.popleft()
+        tracker = self.judge.tracker
+        while tracker.ended:
+            ended = tracker.ended.popleft()
             self.counts["sessions"] += 1
             is_unusual = self.session_threshold.add(ended.report.score)
             event = session_event(ended, self.judge.miner.templates, self.judge.time)
@@ -224,7 +225,7 @@ class WatchedLog:
         record = {
             "log": self.name,
             "session": ended.name.decode("utf-8", "replace"),
-            "score": finite(ended.report.score),
+            "score": round(ended.report.score, 3),
             "unusual": is_unusual,
             "lines": event.count,
             "first_line": ended.session.first_line,

@@ -1,6 +1,7 @@
 """What is unusual in a line: each reason, drift, and saving."""
 
 import json
+import re
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_a_broken_order_names_what_was_expected():
 
 
 def test_a_burst_is_one_event():
-    judge = LineJudge()
+    judge = LineJudge(tracker=SessionTracker(pattern=re.compile(rb"(?!)")))  # a log without sessions
     judged(judge, request_log(1500))
     grouper, found, line = EventGrouper(judge), [], b"2024-05-01 00:06:15 INFO req-100500 query users took 33 ms"
     for number in range(1501, 1531):
@@ -103,20 +104,20 @@ def test_rates_of_flagged_lines_are_kept():
 def test_saving_changes_nothing():
     lines = request_log(3000, seed=3)
     lines[1390:1390] = [lines[1389]] * 20
-    whole = LineJudge(sessions=SessionTracker(60.0))
+    whole = LineJudge(tracker=SessionTracker(60.0))
     expected = [report.score for report in judged(whole, lines)]
-    judge, scores = LineJudge(sessions=SessionTracker(60.0)), []
+    judge, scores = LineJudge(tracker=SessionTracker(60.0)), []
     for begin in range(0, len(lines), 700):
         scores += [report.score for report in judged(judge, lines[begin : begin + 700])]
         state = json.loads(json.dumps(judge.state()))
-        judge = LineJudge(sessions=SessionTracker(60.0))
+        judge = LineJudge(tracker=SessionTracker(60.0))
         judge.load(state)
     assert scores == expected
-    assert judge.sessions.judge.sessions == whole.sessions.judge.sessions
+    assert judge.tracker.judge.sessions == whole.tracker.judge.sessions
 
 
 def test_any_line_is_judged():
-    judge = LineJudge(sessions=SessionTracker())
+    judge = LineJudge(tracker=SessionTracker())
     for line in (b"", b" ", bytes(range(256)), b"\x01\x02", b"9" * 4096, b"0x", b"1.2.3.4.5.6" * 300, b"\xff" * 50):
         for _ in range(3):
             assert judge.judge(line).score >= 0

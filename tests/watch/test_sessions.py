@@ -12,7 +12,7 @@ from tests.watch.fixtures import block_log, request_log
 
 def sessions_of(lines, **options):
     tracker = SessionTracker(**options)
-    judge = LineJudge(sessions=tracker)
+    judge = LineJudge(tracker=tracker)
     for line in lines:
         judge.judge(line)
     tracker.finish()
