@@ -24,6 +24,9 @@ HEADERS = {
     ],
     "linear_scan_cpu": ["kernel", "linear_scan_elements", "linear_scan_levels", "linear_scan_rows", "thread_pool"],
     "sensitivities_cpu": ["kernel"],
+    "training_cpu": [
+        "kernel", "versions", "training_body", "vectors", "vector_functions", "products", "gates", "tables",
+    ],
     "step_cpu": [
         "kernel", "bytecode", "versions", "vectors", "vector_functions", "linear", "map", "rows", "matmul",
         "recurrences", "gradients", "interpreter",

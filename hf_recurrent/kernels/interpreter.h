@@ -1,6 +1,13 @@
 /* One version of the kernel: the body that versions.h includes. */
 #include "vectors.h"
 
+/* The memory of operands. */
+INLINE TARGET REAL *NAME(at)(const struct operand *x, int64_t streams, void *const *bases)
+{
+    return x->base < 0 ? 0 : (REAL *)bases[x->base] + x->scaled * streams + x->offset;
+}
+#define ROW(x, stream) (NAME(at)(&(x), streams, bases) + (stream) * (x).stride)
+
 #include "linear.h"
 #include "vector_functions.h"
 #include "map.h"

@@ -7,7 +7,6 @@
  * sequential reads are fast.
  */
 #include "kernel.h"
-#include <sys/mman.h>
 
 #define LINE 64       /* bytes of a cache line */
 #define MAX_THREADS 256
@@ -15,7 +14,7 @@
 /* What linear_scan_cpu.py packs; raise VERSION with every change. Pointers are integers; strides count elements. The
  * forward pass reads a, b and writes h and last; the backward pass reads a, b (the gradient of h), h, last (the
  * gradient of the final state, or null) and writes grad_a, grad_b and grad_state. */
-#define VERSION 2
+#define VERSION 3
 struct scan {
     int64_t type, threads, bypass_cache, batch, steps, width;
     int64_t a, a_stream, a_step, b, b_stream, b_step;
@@ -164,17 +163,4 @@ EXPORT int hf_scan_instruction_level(int level)
     if (level >= 0)
         instruction_level = level < best ? level : best;
     return instruction_level;
-}
-
-/* Large pages for fresh memory: a tenth of the time goes into providing it. */
-EXPORT void hf_scan_use_large_pages(int64_t address, int64_t bytes)
-{
-#ifdef MADV_HUGEPAGE
-    const int64_t page = 1 << 21;
-    int64_t first = (address + page - 1) / page * page, stop = (address + bytes) / page * page;
-    if (stop > first)
-        madvise((void *)first, (size_t)(stop - first), MADV_HUGEPAGE);
-#else
-    (void)address, (void)bytes;
-#endif
 }

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .addresses import address
 from .compiled import load_library
-from .output_memory import OutputMemory
+from .output_memory import RESULTS
 
-_VERSION = 2  # of the struct in linear_scan_cpu.c
+_VERSION = 3  # of the struct in linear_scan_cpu.c
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(_TYPES)}
 # From this number of steps on, sums of these types are kept in float64: a state that decays slowly keeps every
@@ -40,14 +40,11 @@ def _load() -> ctypes.CDLL:
     library.hf_scan_forward.argtypes = library.hf_scan_backward.argtypes = (ctypes.c_char_p,)
     library.hf_scan_forward.restype = library.hf_scan_backward.restype = None
     library.hf_scan_instruction_level.argtypes = (ctypes.c_int,)
-    library.hf_scan_use_large_pages.argtypes = (ctypes.c_int64, ctypes.c_int64)
-    library.hf_scan_use_large_pages.restype = None
     return library
 
 
 _library = _load()
 _pack = struct.Struct("=19q").pack
-_memory = OutputMemory(on_new=lambda tensor: _library.hf_scan_use_large_pages(tensor.data_ptr(), tensor.nbytes))
 
 
 def unsupported_reason(device_type: str, dtype: torch.dtype) -> str | None:
@@ -124,7 +121,7 @@ def scan_forward(a: Tensor, b: Tensor, state: Tensor, reset_mask: Tensor | None)
     kept_dtype, options = _call_options(a.shape, a.dtype, state.dtype)
     initial = _whole(state).to(kept_dtype)
     reset_mask, resets = _resets(reset_mask)
-    h, final = _memory.empty(a.shape, a.dtype), torch.empty_like(initial)
+    h, final = RESULTS.empty(a.shape, a.dtype), torch.empty_like(initial)
     sequence, single = (a.dtype, h.numel()), (kept_dtype, initial.numel())  # type and size
     _library.hf_scan_forward(
         _pack(
@@ -150,7 +147,7 @@ def scan_backward(
     h, initial = _whole(h), _whole(state).to(kept_dtype)
     grad_final = None if grad_final is None else _whole(grad_final).to(kept_dtype)
     reset_mask, resets = _resets(reset_mask)
-    grad_a, grad_b = _memory.empty(h.shape, h.dtype), _memory.empty(h.shape, h.dtype)
+    grad_a, grad_b = RESULTS.empty(h.shape, h.dtype), RESULTS.empty(h.shape, h.dtype)
     grad_state = torch.empty_like(initial)
     sequence, single = (h.dtype, h.numel()), (kept_dtype, initial.numel())  # type and size
     _library.hf_scan_backward(

@@ -21,8 +21,9 @@ try:
         ctypes.cast(function, ctypes.c_void_p).value
         for function in (_openmp.omp_get_thread_num, _openmp.omp_get_num_threads)
     )
+    BARRIER = ctypes.cast(_openmp.GOMP_barrier, ctypes.c_void_p).value  # of a team
 except (AttributeError, OSError, TypeError):  # no such function; no such library; Windows
-    _parallel, TEAM = None, (0, 0)
+    _parallel, TEAM, BARRIER = None, (0, 0), 0
 
 
 def call_on_threads(function: Callable[[bytes], None], argument: bytes, threads: int) -> None:

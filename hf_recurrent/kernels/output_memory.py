@@ -5,7 +5,9 @@ than computing what goes into them, and torch's CPU allocator returns such memor
 reused by the next tensor of the same size.
 """
 
+import ctypes
 import itertools
+import mmap
 import weakref
 from collections.abc import Callable
 
@@ -63,3 +65,21 @@ class OutputMemory:
                 break
             if self._free.pop(number, None) is not None:
                 excess -= block.nbytes
+
+
+def use_large_pages(block: Tensor) -> None:
+    """Ask for large pages for fresh memory, where the system has them: a tenth of the time goes into providing it."""
+    page = 1 << 21
+    first, stop = -(-block.data_ptr() // page) * page, (block.data_ptr() + block.nbytes) // page * page
+    if _madvise is not None and stop > first:
+        _madvise(first, stop - first, mmap.MADV_HUGEPAGE)
+
+
+try:
+    _madvise = ctypes.CDLL(None).madvise if hasattr(mmap, "MADV_HUGEPAGE") else None
+except (AttributeError, OSError, TypeError):  # no such function; no such library; Windows
+    _madvise = None
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+RESULTS = OutputMemory(on_new=use_large_pages)  # of all kernels

@@ -1,4 +1,4 @@
-/* Vectors of one version, and the memory of operands. */
+/* Vectors of one version. */
 #ifdef __clang__
 #define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
 #else
@@ -20,12 +20,6 @@ typedef INTEGER NAME(integers) __attribute__((vector_size(VECTOR_BYTES)));
 #define INTEGERS NAME(integers)
 #define AT(pointer) (*(VECTOR *)(pointer))
 #define READ(pointer) (*(const VECTOR *)(pointer))
-
-INLINE TARGET REAL *NAME(at)(const struct operand *x, int64_t streams, void *const *bases)
-{
-    return x->base < 0 ? 0 : (REAL *)bases[x->base] + x->scaled * streams + x->offset;
-}
-#define ROW(x, stream) (NAME(at)(&(x), streams, bases) + (stream) * (x).stride)
 
 #undef EACH_LANE
 #undef HALVES
@@ -67,4 +61,32 @@ INLINE TARGET void NAME(sums)(VECTOR *x)
         x[i] = SHUFFLE(x[i], x[i + half], EACH_LANE(KEPT, half)) + SHUFFLE(x[i], x[i + half], EACH_LANE(CROSSED, half));
     HALVES(ADD_HALVES)
 #undef ADD_HALVES
+}
+
+/* ---- Rows whose length is no multiple of LANES ---- */
+
+INLINE TARGET VECTOR NAME(load)(const REAL *from, int64_t count)
+{
+    if (count >= LANES)
+        return READ(from);
+    VECTOR x = {0};
+    memcpy(&x, from, count * sizeof(REAL));
+    return x;
+}
+
+INLINE TARGET void NAME(store)(REAL *to, VECTOR x, int64_t count)
+{
+    if (count >= LANES)
+        AT(to) = x;
+    else
+        memcpy(to, &x, count * sizeof(REAL));
+}
+
+/* The first `count` lanes of x, then zeros. */
+INLINE TARGET VECTOR NAME(only)(VECTOR x, int64_t count)
+{
+    if (count >= LANES)
+        return x;
+    const INTEGERS lane = {EACH_LANE(SAME, 0)};
+    return (VECTOR)((INTEGERS)x & (lane < (INTEGER)count));
 }

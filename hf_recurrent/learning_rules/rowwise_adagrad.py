@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hf_recurrent.learning_rules.matrix_optimizer import MatrixOptimizer, check_not_negative
+from hf_recurrent.modeling.block.training_kernels import training_kernels
 from hf_recurrent.modeling.contexts.ngram_embedding import find_tables
 
 
@@ -84,6 +85,9 @@ class RowwiseAdagrad(MatrixOptimizer):
             return
         gradient = coalesced(gradient)
         rows, values = gradient.indices()[0], gradient.values().to(sums.dtype)
+        if sums.dtype is table.dtype and (kernels := training_kernels(table, sums, values)) is not None:
+            kernels.table_adagrad(table, sums, rows, values, rate, eps)
+            return
         touched = sums[rows] + values.square().mean(1)
         sums.index_copy_(0, rows, touched)
         step = values * (rate / (touched.sqrt() + eps))[:, None]

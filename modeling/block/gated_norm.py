@@ -1,7 +1,7 @@
 """LN( GeLU(LN(gate)) ∘ LN(value) ), the heart of Memora's two blocks (Memora, section 4.2), LN without parameters.
 
-Autograd would keep five tensors of the inputs' size. Where these are large, the backward pass recomputes them, on a
-CPU in tiles that stay in the cache.
+A compiled kernel takes each row once, and keeps six numbers of it. Without one, autograd would keep five tensors of
+the inputs' size: where these are large, the backward pass recomputes them, on a CPU in tiles that stay in the cache.
 """
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_blocks import layer_norm
 from .recurrent_state import state_dtype
+from .training_kernels import training_kernels
 
 _norm, _norm_backward = torch.ops.aten.native_layer_norm, torch.ops.aten.native_layer_norm_backward
 _ONLY_INPUT = [True, False, False]  # of the gradients of a norm: it has no weight and no bias
@@ -25,11 +26,28 @@ def gated_norm(gate: torch.Tensor, value: torch.Tensor, eps: float) -> torch.Ten
     Returns:
         (…, width). Where it is large its gradients cannot be differentiated again.
     """
+    if training_kernels(gate, value) is not None:
+        return _FusedGatedNorm.apply(gate, value, eps)
     if should_recompute(gate):
         return _GatedNorm.apply(gate, value, eps)
     dtype = state_dtype(gate.dtype)
     opened = nn.functional.gelu(layer_norm(gate.to(dtype), eps))
     return layer_norm(opened * layer_norm(value.to(dtype), eps), eps).to(gate.dtype)
+
+
+class _FusedGatedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, value, eps):
+        output, moments = training_kernels(gate).gated_norm(gate, value, eps)
+        ctx.eps = eps
+        ctx.save_for_backward(gate, value, moments)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_output):
+        gate, value, moments = ctx.saved_tensors
+        return *training_kernels(gate).gated_norm_backward(gate, value, moments, grad_output, ctx.eps), None
 
 
 class _GatedNorm(torch.autograd.Function):

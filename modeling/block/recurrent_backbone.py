@@ -24,6 +24,7 @@ from ..units.recurrent_unit import RecurrentUnit, lecun_std
 from .block_inputs import Padding, check_arguments, read_masks
 from .recurrent_blocks import Contraction, resets_itself
 from .recurrent_state import RecurrentState, StatefulModel, check_state
+from .rms_norm import rms_norm
 from .saved_code import SavedCode
 from .tensor_checks import check_embeddings, check_token_ids, kept_steps
 
@@ -313,9 +314,9 @@ class RecurrentLayer(GradientCheckpointingLayer):
         self.mlp = mlp
 
     def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
-        output, state = self.recurrent_block(self.recurrent_norm(hidden), inputs)
+        output, state = self.recurrent_block(rms_norm(self.recurrent_norm, hidden), inputs)
         hidden = hidden + output
-        return hidden + self.mlp(self.mlp_norm(hidden)), state
+        return hidden + self.mlp(rms_norm(self.mlp_norm, hidden)), state
 
 
 class RecurrentModel(RecurrentBackbone):
@@ -378,5 +379,5 @@ class RecurrentModel(RecurrentBackbone):
             hidden, layer_state = layer(hidden, LayerInputs(layer_state, reset_mask, padding_mask, lengths))
             new_state |= {f"layers.{number}.{part}": tensor for part, tensor in layer_state.items()}
             hidden_states.append(hidden)
-        hidden_states[-1] = hidden = self.norm(hidden)
+        hidden_states[-1] = hidden = rms_norm(self.norm, hidden)
         return hidden, new_state, hidden_states

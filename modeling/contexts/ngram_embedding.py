@@ -19,6 +19,7 @@ from transformers import initialization as init
 
 from ..block.block_inputs import Padding
 from ..block.recurrent_blocks import delayed, episode_numbers, last_inputs
+from ..block.training_kernels import SMALLEST_FUSED, training_kernels
 
 # Part of the format of checkpoints: with other numbers, trained tables would be read at other rows.
 NGRAM_MODULUS, NGRAM_BASE = 2**31 - 1, 1_103_515_245
@@ -44,8 +45,31 @@ class NgramEmbedding(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """The sums (B, T, M) of the rows (B, T, orders) of the n-grams that end at each step."""
+        kernels = training_kernels(self.weight)
         sparse = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if kernels is not None and rows.is_cpu and rows.numel() * self.weight.shape[1] >= SMALLEST_FUSED:
+            if sparse and self.weight.requires_grad:
+                return _TableSum.apply(self.weight, rows)
+            if not torch.is_grad_enabled():
+                return kernels.table_sum(self.weight, rows)
         return nn.functional.embedding(rows, self.weight, sparse=sparse).sum(-2)
+
+
+class _TableSum(torch.autograd.Function):
+    """Sums of rows of a table, with a coalesced sparse gradient."""
+
+    @staticmethod
+    def forward(ctx, table, rows):
+        ctx.save_for_backward(table, rows)
+        return training_kernels(table).table_sum(table, rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        table, rows = ctx.saved_tensors
+        found, values = training_kernels(table).table_gradient(table, rows, grad)
+        gradient = torch.sparse_coo_tensor(found[None], values, table.shape, is_coalesced=True, check_invariants=False)
+        return gradient, None
 
 
 def find_tables(model: nn.Module) -> dict[str, NgramEmbedding]:

@@ -6,6 +6,8 @@ In the sizes of the Memora paper: no biases, dense gates, MLP of width 3 M, embe
 import torch
 from torch import nn
 
+from ..block.gated_gelu import gated_gelu
+from ..block.linear_maps import linear_maps
 from ..block.recurrent_backbone import LayerInputs, RecurrentLayer, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_blocks import Contraction, TemporalConvolution
 from ..block.recurrent_causal_lm import RecurrentForCausalLM
@@ -28,14 +30,12 @@ class HawkRecurrentBlock(nn.Module):
         self.out_proj = Contraction(unit.output_size, config.hidden_size)
 
     def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
-        convolved, taps = self.convolution(
-            self.in_proj(hidden), inputs.state["convolution"], inputs.reset_mask, inputs.lengths
-        )
+        gate, projected = linear_maps(hidden, self.gate_proj, self.in_proj)
+        convolved, taps = self.convolution(projected, inputs.state["convolution"], inputs.reset_mask, inputs.lengths)
         recurrent, final_state = self.recurrent_unit(
             convolved, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
         )
-        gate = nn.functional.gelu(self.gate_proj(hidden))
-        output = self.out_proj(gate * recurrent.to(gate.dtype))
+        (output,) = linear_maps(gated_gelu(gate, recurrent.to(gate.dtype)), self.out_proj)
         return output, {"recurrent": final_state, "convolution": taps}
 
 
@@ -49,7 +49,8 @@ class HawkMLP(nn.Module):
         self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(nn.functional.gelu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        gate, value = linear_maps(hidden, self.gate_proj, self.up_proj)
+        return linear_maps(gated_gelu(gate, value), self.down_proj)[0]
 
 
 class HawkPreTrainedModel(RecurrentPreTrainedModel):

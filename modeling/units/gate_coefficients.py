@@ -1,12 +1,14 @@
 """Decay and scaled input of a gated linear recurrent unit, without the many passes over memory in between.
 
-Plain autograd would keep eight tensors of the size of all steps' states. Where these are large, a hand-written
-backward pass recomputes them from the projections, on a CPU in tiles that stay in the cache.
+A compiled kernel takes one pass forward and one backward. Without one, autograd would keep eight tensors of the size
+of all steps' states: where these are large, a hand-written backward pass recomputes them from the projections, on a
+CPU in tiles that stay in the cache.
 """
 
 import torch
 
 from ..block.recurrent_state import state_dtype
+from ..block.training_kernels import training_kernels
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
 
@@ -23,11 +25,25 @@ def gate_coefficients(
     Returns:
         Two tensors (…, S), float32 or float64. Gradients of large ones are not differentiable.
     """
+    if rate.dim() == 1 and training_kernels(recurrence_gate, rate, input_gate, inputs) is not None:
+        return _FusedGateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
     if should_recompute(recurrence_gate):
         return _GateCoefficients.apply(recurrence_gate, rate, input_gate, inputs)
     dtype = state_dtype(recurrence_gate.dtype)
     log_decay = -rate * torch.sigmoid(recurrence_gate.to(dtype))
     return torch.exp(log_decay), input_normalizer(log_decay) * input_gate.to(dtype) * inputs.to(dtype)
+
+
+class _FusedGateCoefficients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.save_for_backward(*inputs)
+        return training_kernels(inputs[0]).gate_coefficients(*inputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        return training_kernels(ctx.saved_tensors[0]).gate_coefficients_backward(*ctx.saved_tensors, *grads)
 
 
 class _GateCoefficients(torch.autograd.Function):

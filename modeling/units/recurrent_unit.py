@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from ..block.linear_maps import linear_maps
 from ..scan.linear_scan import linear_scan
 
 RING_RADIUS = (0.9, 0.999)
@@ -136,7 +137,7 @@ class RecurrentUnit(nn.Module):
     def project(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The linear maps of the input, (B, T, input_size) → each (B, T, …), by default `input_projection` alone."""
         names = (*self.channel_maps, *self.input_maps) or ("input_projection",)
-        return tuple(getattr(self, name)(inputs) for name in names)
+        return linear_maps(inputs, *(getattr(self, name) for name in names))
 
     def coefficients(self, *projections: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Element-wise (a, b) of the step from the projections, with T or without it, float32 or wider."""

@@ -1,0 +1,273 @@
+/* The element-wise parts of a layer, forward and backward, row by row: a row stays in the inner cache. */
+#define EACH_VECTOR for (int64_t i = 0, left = width; left > 0; i += LANES, left -= LANES)
+#define OF(pointer) NAME(load)((pointer) + i, left)
+#define PUT(pointer, x) NAME(store)((pointer) + i, x, left)
+#define READ_ROW(name) const REAL *name = (const REAL *)one->name + row * width
+#define WRITE_ROW(name) REAL *name = (REAL *)one->name + row * width
+
+INLINE TARGET REAL NAME(scale_of)(REAL variance, REAL eps)
+{
+    return 1 / MATH(sqrt)(variance + eps);
+}
+
+/* GeLU and its derivative: x Φ(x) and Φ(x) + x φ(x). */
+INLINE TARGET VECTOR NAME(gelu_and_slope)(VECTOR x, VECTOR *slope)
+{
+#if IS_FLOAT
+    VECTOR y = (VECTOR)((INTEGERS)x & INT32_MAX), power, unused, above, below; /* |x| */
+    NAME(at_most)(&y, 13);
+    const VECTOR square = y * y * -0.5f;
+    NAME(exponential)(&square, &power, &unused);
+    NAME(normal_tail)(y, &above, &below);
+    const VECTOR tail = power * above / below; /* Φ(-|x|) */
+    const VECTOR share = SELECT(x < ALL(0), tail, 1 - tail);
+    *slope = share + x * power * 0.3989422804f;
+    return x * share;
+#else
+    VECTOR opened;
+    for (int i = 0; i < LANES; i++) {
+        const REAL share = (REAL)0.5 * MATH(erfc)(-x[i] * (REAL)M_SQRT1_2);
+        opened[i] = x[i] * share;
+        (*slope)[i] = share + x[i] * MATH(exp)(-x[i] * x[i] / 2) * (REAL)0.39894228040143267794;
+    }
+    return opened;
+#endif
+}
+
+/* Mean and 1 / standard deviation of a row. */
+INLINE TARGET void NAME(moments)(int64_t width, const REAL *x, REAL eps, REAL *mean, REAL *scale)
+{
+    VECTOR sum = {0}, squares = {0};
+    EACH_VECTOR
+        sum += OF(x);
+    *mean = NAME(sum)(&sum) / width;
+    EACH_VECTOR {
+        const VECTOR centered = NAME(only)(OF(x) - *mean, left);
+        squares += centered * centered;
+    }
+    *scale = NAME(scale_of)(NAME(sum)(&squares) / width, eps);
+}
+
+/* ---- LN( GeLU(LN(gate)) ∘ LN(value) ), as in modeling/block/gated_norm.py ---- */
+
+TARGET static void NAME(gated_norm)(const struct gated_norm *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width;
+    for (int64_t row = first; row < end; row++) {
+        READ_ROW(gate);
+        READ_ROW(value);
+        WRITE_ROW(to);
+        REAL *m = (REAL *)one->moments + row * 6;
+        NAME(moments)(width, gate, (REAL)one->eps, m, m + 1);
+        NAME(moments)(width, value, (REAL)one->eps, m + 2, m + 3);
+        EACH_VECTOR
+            PUT(to, NAME(gelu_of)((OF(gate) - m[0]) * m[1]) * ((OF(value) - m[2]) * m[3]));
+        NAME(moments)(width, to, (REAL)one->eps, m + 4, m + 5);
+        EACH_VECTOR
+            PUT(to, (OF(to) - m[4]) * m[5]);
+    }
+}
+
+TARGET static void NAME(gated_norm_backward)(const struct gated_norm *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width;
+    for (int64_t row = first; row < end; row++) {
+        READ_ROW(gate);
+        READ_ROW(value);
+        READ_ROW(grad);
+        WRITE_ROW(grad_gate);
+        WRITE_ROW(grad_value);
+        const REAL *m = (const REAL *)one->moments + row * 6;
+        VECTOR sums[4] = {{0}, {0}, {0}, {0}};
+        EACH_VECTOR {
+            const VECTOR normed = (OF(value) - m[2]) * m[3], of_output = OF(grad);
+            VECTOR slope;
+            const VECTOR opened = NAME(gelu_and_slope)((OF(gate) - m[0]) * m[1], &slope);
+            sums[0] += of_output;
+            sums[1] += of_output * NAME(only)((opened * normed - m[4]) * m[5], left);
+            PUT(grad_value, opened);
+            PUT(grad_gate, slope);
+        }
+        const REAL mean = NAME(sum)(sums) / width, projected = NAME(sum)(sums + 1) / width;
+        sums[0] = sums[1] = (VECTOR){0};
+        EACH_VECTOR {
+            const VECTOR normed_gate = (OF(gate) - m[0]) * m[1], normed = (OF(value) - m[2]) * m[3];
+            const VECTOR opened = OF(grad_value);
+            const VECTOR of_product =
+                NAME(only)(m[5] * (OF(grad) - mean - (opened * normed - m[4]) * m[5] * projected), left);
+            const VECTOR of_gate = of_product * normed * OF(grad_gate), of_value = of_product * opened;
+            sums[0] += of_gate;
+            sums[1] += of_gate * normed_gate;
+            sums[2] += of_value;
+            sums[3] += of_value * normed;
+            PUT(grad_gate, of_gate);
+            PUT(grad_value, of_value);
+        }
+        REAL means[4];
+        for (int i = 0; i < 4; i++)
+            means[i] = NAME(sum)(sums + i) / width;
+        EACH_VECTOR {
+            const VECTOR normed_gate = (OF(gate) - m[0]) * m[1], normed = (OF(value) - m[2]) * m[3];
+            PUT(grad_gate, m[1] * (OF(grad_gate) - means[0] - normed_gate * means[1]));
+            PUT(grad_value, m[3] * (OF(grad_value) - means[2] - normed * means[3]));
+        }
+    }
+}
+
+/* ---- GeLU(gate) ∘ value ---- */
+
+TARGET static void NAME(gated_gelu)(const struct gated_norm *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width;
+    for (int64_t row = first; row < end; row++) {
+        READ_ROW(gate);
+        READ_ROW(value);
+        WRITE_ROW(to);
+        EACH_VECTOR
+            PUT(to, NAME(gelu_of)(OF(gate)) * OF(value));
+    }
+}
+
+TARGET static void NAME(gated_gelu_backward)(const struct gated_norm *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width;
+    for (int64_t row = first; row < end; row++) {
+        READ_ROW(gate);
+        READ_ROW(value);
+        READ_ROW(grad);
+        WRITE_ROW(grad_gate);
+        WRITE_ROW(grad_value);
+        EACH_VECTOR {
+            VECTOR slope;
+            const VECTOR opened = NAME(gelu_and_slope)(OF(gate), &slope), of_output = OF(grad);
+            PUT(grad_value, of_output * opened);
+            PUT(grad_gate, of_output * OF(value) * slope);
+        }
+    }
+}
+
+/* ---- Decay and scaled input of a gated unit, as in modeling/units/gate_coefficients.py ---- */
+
+#define SMALLEST_SQUARED_GAMMA ((REAL)1e-12)
+
+/* σ(z), r = exp(-rate σ(z)) and γ² = 1 - r². */
+INLINE TARGET VECTOR NAME(decay)(VECTOR z, VECTOR rate, VECTOR *power, VECTOR *squared)
+{
+    const VECTOR gate = NAME(sigmoid_of)(z), log_decay = -rate * gate;
+    VECTOR less_one;
+    NAME(exponential)(&log_decay, power, &less_one);
+    *squared = -less_one * (1 + *power); /* 1 - r² = (1 - r) (1 + r), without loss where r → 1 */
+    return gate;
+}
+
+TARGET static void NAME(gate_coefficients)(const struct gate_coefficients *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width;
+    const REAL *rate = (const REAL *)one->rate;
+    for (int64_t row = first; row < end; row++) {
+        READ_ROW(recurrence_gate);
+        READ_ROW(input_gate);
+        READ_ROW(inputs);
+        WRITE_ROW(decay);
+        WRITE_ROW(scaled);
+        EACH_VECTOR {
+            VECTOR power, gamma;
+            NAME(decay)(OF(recurrence_gate), OF(rate), &power, &gamma);
+            NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
+            NAME(square_root)(&gamma);
+            PUT(decay, power);
+            PUT(scaled, gamma * OF(input_gate) * OF(inputs));
+        }
+    }
+}
+
+/* A part is CHUNK rows, whose sum for the rate is one row of `grad_rate`. */
+TARGET static void NAME(gate_coefficients_backward)(const struct gate_coefficients *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width;
+    const REAL *rate = (const REAL *)one->rate;
+    for (int64_t chunk = first; chunk < end; chunk++) {
+        REAL *grad_rate = (REAL *)one->grad_rate + chunk * width;
+        memset(grad_rate, 0, width * sizeof(REAL));
+        for (int64_t row = chunk * CHUNK; row < one->rows && row < (chunk + 1) * CHUNK; row++) {
+            READ_ROW(recurrence_gate);
+            READ_ROW(input_gate);
+            READ_ROW(inputs);
+            READ_ROW(grad_decay);
+            READ_ROW(grad_scaled);
+            WRITE_ROW(grad_recurrence_gate);
+            WRITE_ROW(grad_input_gate);
+            WRITE_ROW(grad_inputs);
+            EACH_VECTOR {
+                VECTOR power, squared;
+                const VECTOR speed = OF(rate), gate = NAME(decay)(OF(recurrence_gate), speed, &power, &squared);
+                VECTOR gamma = squared;
+                NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
+                NAME(square_root)(&gamma);
+                const VECTOR of_scaled = OF(grad_scaled), opened = OF(input_gate), x = OF(inputs);
+                PUT(grad_input_gate, of_scaled * gamma * x);
+                PUT(grad_inputs, of_scaled * gamma * opened);
+                /* dγ / d log r = -r² / γ */
+                const VECTOR of_gamma = SELECT(
+                    squared < ALL(SMALLEST_SQUARED_GAMMA), ALL(0), of_scaled * opened * x * power / gamma);
+                const VECTOR of_log_decay = (OF(grad_decay) - of_gamma) * power * gate;
+                PUT(grad_rate, OF(grad_rate) - of_log_decay);
+                PUT(grad_recurrence_gate, of_log_decay * speed * (gate - 1));
+            }
+        }
+    }
+}
+
+/* ---- RMSNorm: weight ∘ x / sqrt(mean(x²) + eps) ---- */
+
+INLINE TARGET VECTOR NAME(weight_at)(const REAL *weight, int64_t i, int64_t left)
+{
+    if (weight)
+        return NAME(load)(weight + i, left);
+    return ALL(1);
+}
+
+TARGET static void NAME(rms_norm)(const struct rms_norm *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width;
+    const REAL *weight = (const REAL *)one->weight;
+    for (int64_t row = first; row < end; row++) {
+        READ_ROW(x);
+        WRITE_ROW(to);
+        VECTOR squares = {0};
+        EACH_VECTOR
+            squares += OF(x) * OF(x);
+        const REAL scale = NAME(scale_of)(NAME(sum)(&squares) / width, (REAL)one->eps);
+        ((REAL *)one->scales)[row] = scale;
+        EACH_VECTOR
+            PUT(to, OF(x) * scale * NAME(weight_at)(weight, i, left));
+    }
+}
+
+/* A part is CHUNK rows, whose sum for the weight is one row of `grad_weight`. */
+TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width;
+    const REAL *weight = (const REAL *)one->weight;
+    for (int64_t chunk = first; chunk < end; chunk++) {
+        REAL *grad_weight = weight ? (REAL *)one->grad_weight + chunk * width : 0;
+        if (weight)
+            memset(grad_weight, 0, width * sizeof(REAL));
+        for (int64_t row = chunk * CHUNK; row < one->rows && row < (chunk + 1) * CHUNK; row++) {
+            READ_ROW(x);
+            READ_ROW(grad);
+            WRITE_ROW(to);
+            const REAL scale = ((const REAL *)one->scales)[row];
+            VECTOR projected = {0};
+            EACH_VECTOR {
+                const VECTOR of_output = OF(grad), product = of_output * OF(x) * scale;
+                if (weight)
+                    PUT(grad_weight, OF(grad_weight) + product);
+                projected += product * NAME(weight_at)(weight, i, left);
+            }
+            const REAL mean = NAME(sum)(&projected) / width * scale;
+            EACH_VECTOR
+                PUT(to, scale * (OF(grad) * NAME(weight_at)(weight, i, left) - OF(x) * mean));
+        }
+    }
+}

@@ -1,0 +1,62 @@
+/* Tables of which a step reads and changes few rows. Lookups are numbers of rows, `group` of them for each output. */
+
+/* to[i] = sum of the rows of group i. */
+TARGET static void NAME(table_sum)(const struct table *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width, *lookups = (const int64_t *)one->lookups;
+    for (int64_t row = first; row < end; row++) {
+        const int64_t *group = lookups + row * one->group;
+        REAL *to = (REAL *)one->values + row * width;
+        EACH_VECTOR {
+            VECTOR sum = {0};
+            for (int64_t g = 0; g < one->group; g++)
+                sum += NAME(load)((const REAL *)one->table + group[g] * width + i, left);
+            PUT(to, sum);
+        }
+    }
+}
+
+/* The sums of the outputs' gradients for each row that was read, and the rows' numbers, ascending: `lookups` sorted, and
+ * the places that they had in `order`. A thread takes the rows whose first lookup is in its part. */
+TARGET static void NAME(table_gradient)(const struct table *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width, *lookups = (const int64_t *)one->lookups, *order = (const int64_t *)one->order;
+    int64_t found = 0;
+    for (int64_t at = 0; at < first; at++)
+        found += at == 0 || lookups[at] != lookups[at - 1];
+    while (first > 0 && first < end && lookups[first] == lookups[first - 1])
+        first++;
+    for (int64_t at = first; at < end; found++) {
+        int64_t next = at + 1;
+        while (next < one->rows && lookups[next] == lookups[at])
+            next++;
+        REAL *to = (REAL *)one->values + found * width;
+        EACH_VECTOR {
+            VECTOR sum = {0};
+            for (int64_t k = at; k < next; k++)
+                sum += NAME(load)((const REAL *)one->grad + order[k] / one->group * width + i, left);
+            PUT(to, sum);
+        }
+        ((int64_t *)one->found)[found] = lookups[at];
+        at = next;
+    }
+    if (end == one->rows)
+        *(int64_t *)one->count = found;
+}
+
+/* sums[row] += mean(g²) and table[row] -= rate · g / (sqrt(sums[row]) + eps), for rows that differ. */
+TARGET static void NAME(table_adagrad)(const struct table *one, int64_t first, int64_t end)
+{
+    const int64_t width = one->width, *lookups = (const int64_t *)one->lookups;
+    for (int64_t number = first; number < end; number++) {
+        const REAL *gradient = (const REAL *)one->grad + number * width;
+        REAL *row = (REAL *)one->table + lookups[number] * width, *sum = (REAL *)one->sums + lookups[number];
+        VECTOR squares = {0};
+        EACH_VECTOR
+            squares += OF(gradient) * OF(gradient);
+        *sum += NAME(sum)(&squares) / width;
+        const REAL rate = (REAL)one->rate / (MATH(sqrt)(*sum) + (REAL)one->eps);
+        EACH_VECTOR
+            PUT(row, OF(row) - OF(gradient) * rate);
+    }
+}

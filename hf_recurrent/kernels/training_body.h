@@ -1,0 +1,6 @@
+/* One version of the kernel: the body that versions.h includes. */
+#include "vectors.h"
+#include "vector_functions.h"
+#include "products.h"
+#include "gates.h"
+#include "tables.h"

@@ -1,0 +1,115 @@
+/* The parts of a training step on a CPU: matrix products, and everything between them in one pass over memory each,
+ * forward and backward.
+ *
+ * Plain C without Python.h: training_cpu.py checks the tensors and passes pointers. All threads that torch computes with
+ * run the same function and take their own part. No result depends on their number.
+ */
+#include "kernel.h"
+#include <math.h>
+
+#define VERSION 1 /* of the structs; raise it with every change */
+#define CHUNK 64  /* rows whose sums over rows are added up in order */
+
+/* Pointers are integers; strides count elements. Rows and columns of other tensors are neighbours in memory. */
+struct product { /* to (rows, width) = a · b, or with `add` += */
+    int64_t rows, depth, width, a, a_row, a_depth, b, b_depth, b_column, to, to_row, add;
+    int64_t packed, packs; /* memory for b as panels, and whether this product fills it */
+};
+
+struct products {
+    struct team team;
+    void (*barrier)(void); /* of the team's threads; null if it is one */
+    int64_t count;
+    struct product list[];
+};
+
+struct gated_norm {
+    struct team team;
+    int64_t rows, width;
+    double eps;
+    int64_t gate, value, to, moments; /* (rows, 6): mean and 1 / standard deviation of gate, value, product */
+    int64_t grad, grad_gate, grad_value;
+};
+
+struct gate_coefficients {
+    struct team team;
+    int64_t rows, width;
+    int64_t recurrence_gate, rate, input_gate, inputs, decay, scaled;
+    int64_t grad_decay, grad_scaled, grad_recurrence_gate, grad_input_gate, grad_inputs, grad_rate; /* last: (chunks, S) */
+};
+
+struct rms_norm {
+    struct team team;
+    int64_t rows, width;
+    double eps;
+    int64_t x, weight, to, scales, grad, grad_weight; /* backward: `to` is the gradient of x; last: (chunks, width) */
+};
+
+struct table {
+    struct team team;
+    int64_t rows, width, group; /* rows: outputs, lookups, or rows with a gradient; `group` lookups for each output */
+    double rate, eps;
+    int64_t table, lookups, order, values, grad, found, count, sums; /* lookups, order, found and count are int64 */
+};
+
+#define BODY "training_body.h"
+#include "versions.h"
+
+static int chosen_level = -1;
+
+static int level_in_use(void) { return chosen_level < 0 ? level() : chosen_level; }
+
+/* A table of the versions of `name`, by type and level. */
+#ifdef X86_LEVELS
+#define VERSIONS(name) \
+    {{name##_float32_base, name##_float32_avx2, name##_float32_avx512}, \
+     {name##_float64_base, name##_float64_avx2, name##_float64_avx512}}
+#define LEVELS 3
+#else
+#define VERSIONS(name) {{name##_float32_base}, {name##_float64_base}}
+#define LEVELS 1
+#endif
+
+EXPORT int64_t hf_training_version(void) { return VERSION; }
+
+/* As hf_scan_instruction_level. */
+EXPORT int hf_training_instruction_level(int limit)
+{
+    if (limit >= 0)
+        chosen_level = limit < level() ? limit : level();
+    return level_in_use();
+}
+
+#define EXPORT_PRODUCTS(type, number) \
+    EXPORT void hf_products_##type(const struct products *all) \
+    { \
+        static void (*const versions[2][LEVELS])(const struct products *) = VERSIONS(products); \
+        versions[number][level_in_use()](all); \
+    }
+EXPORT_PRODUCTS(float32, 0)
+EXPORT_PRODUCTS(float64, 1)
+
+/* `parts`: what the threads divide, rows or chunks of rows. */
+#define EXPORT_PASS(name, structure, type, number, parts) \
+    EXPORT void hf_##name##_##type(const struct structure *one) \
+    { \
+        static void (*const versions[2][LEVELS])(const struct structure *, int64_t, int64_t) = VERSIONS(name); \
+        int64_t first, end; \
+        own_part(&one->team, parts, &first, &end); \
+        versions[number][level_in_use()](one, first, end); \
+    }
+#define EXPORT_PASSES(name, structure, parts) \
+    EXPORT_PASS(name, structure, float32, 0, parts) \
+    EXPORT_PASS(name, structure, float64, 1, parts)
+#define CHUNKS ((one->rows + CHUNK - 1) / CHUNK)
+EXPORT_PASSES(gated_norm, gated_norm, one->rows)
+EXPORT_PASSES(gated_norm_backward, gated_norm, one->rows)
+EXPORT_PASSES(gated_gelu, gated_norm, one->rows)
+EXPORT_PASSES(gated_gelu_backward, gated_norm, one->rows)
+EXPORT_PASSES(gate_coefficients, gate_coefficients, one->rows)
+EXPORT_PASSES(gate_coefficients_backward, gate_coefficients, CHUNKS)
+EXPORT_PASSES(rms_norm, rms_norm, one->rows)
+EXPORT_PASSES(rms_norm_backward, rms_norm, CHUNKS)
+EXPORT_PASSES(table_sum, table, one->rows)
+EXPORT_PASSES(table_gradient, table, one->rows)
+EXPORT_PASSES(table_adagrad, table, one->rows)

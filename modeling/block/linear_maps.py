@@ -1,0 +1,67 @@
+"""Linear maps of one input, computed together: on a CPU one call instead of one for each map and gradient.
+
+Shape letters: I inputs of a linear map. `rows` are all other dimensions of the input together.
+"""
+
+import torch
+from torch import nn
+
+from .recurrent_blocks import Contraction
+from .training_kernels import is_plain_layer, training_kernels
+
+
+def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, ...]:
+    """`map(inputs)` of each of the maps.
+
+    Args:
+        inputs: (…, I).
+        maps: `nn.Linear`s; other modules, such as adapters, are called one by one.
+    """
+    if all(is_plain_layer(linear, nn.Linear, Contraction) for linear in maps):
+        parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
+        if training_kernels(inputs, *parameters) is not None and not torch.is_autocast_enabled("cpu"):
+            return _LinearMaps.apply(inputs, *parameters)
+    return tuple(linear(inputs) for linear in maps)
+
+
+class _LinearMaps(torch.autograd.Function):
+    """Arguments: inputs, then weight and bias, which may be None, of each map."""
+
+    @staticmethod
+    def forward(ctx, inputs, *parameters):
+        kernels, rows = training_kernels(inputs), inputs.reshape(-1, inputs.shape[-1])
+        outputs, products = [], []
+        for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+            output = inputs.new_empty(len(rows), len(weight))
+            if bias is not None:
+                output.copy_(bias)
+            products.append((rows, weight.T, output, bias is not None))
+            outputs.append(output.view(*inputs.shape[:-1], len(weight)))
+        kernels.multiply(products)
+        ctx.save_for_backward(inputs, *parameters[::2])
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        inputs, *weights = ctx.saved_tensors
+        needs_inputs, *needs = ctx.needs_input_grad
+        results = [None] * (1 + len(needs))
+        given = [
+            (i, w, g.reshape(-1, len(w))) for i, (w, g) in enumerate(zip(weights, grads, strict=True)) if g is not None
+        ]
+        products, rows = [], inputs.reshape(-1, inputs.shape[-1])
+        if needs_inputs and given:
+            results[0] = torch.empty(inputs.shape, dtype=inputs.dtype)
+            of_rows = results[0].view(rows.shape)
+            products += [(grad, weight, of_rows, number > 0) for number, (_, weight, grad) in enumerate(given)]
+        for i, weight, grad in given:
+            if needs[2 * i]:
+                results[1 + 2 * i] = torch.empty_like(weight)
+                products.append((grad.T, rows, results[1 + 2 * i], False))
+            if needs[2 * i + 1]:
+                results[2 + 2 * i] = grad.sum(0)
+        if products:
+            training_kernels(inputs).multiply(products)
+        return tuple(results)

@@ -1,0 +1,46 @@
+"""Compiled kernels of the `hf_recurrent` package for the parts of a layer, where they can replace plain torch."""
+
+import importlib
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import nn
+
+# Smaller tensors stay with torch: its gradients can be differentiated again, and calls cost more than memory.
+SMALLEST_FUSED = 1 << 13
+_PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+
+
+@cache
+def _training_module() -> ModuleType | None:
+    try:
+        return importlib.import_module("hf_recurrent.kernels.training_cpu")
+    except ImportError:  # a checkpoint's own code without the package, or a package without a C compiler
+        return None
+
+
+def training_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
+    """The kernels, if they can compute with these tensors; else None, and plain torch has to.
+
+    They need tensors on the CPU, of one type, float32 or float64, of which the first is large. They are invisible to
+    compilers, recordings and torch.func, which therefore get plain torch.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    first = tensors[0]
+    if first.device.type != "cpu" or first.numel() < SMALLEST_FUSED or torch._C._len_torch_dispatch_stack():
+        return None
+    if (kernels := _training_module()) is None or not kernels.supports(first.dtype):
+        return None
+    alike = all(t is None or (type(t) in _PLAIN_TENSORS and t.is_cpu and t.dtype is first.dtype) for t in tensors)
+    return kernels if alike else None
+
+
+def is_plain_layer(module: nn.Module, *types: type[nn.Module]) -> bool:
+    """True for a module of one of these types itself, whose call does nothing but its `forward`."""
+    return (
+        type(module) in types
+        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+        and not (module._backward_pre_hooks or "forward" in vars(module))
+    )

@@ -1,0 +1,202 @@
+"""The compiled parts of a training step against plain torch, in float64 and float32, at every instruction set."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+training_cpu = pytest.importorskip("hf_recurrent.kernels.training_cpu", reason="the kernel was not built")
+
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-14}
+TYPES = list(TOLERANCE)
+SHAPES = [(1, 1), (3, 5), (7, 33), (130, 96), (2, 70, 192)]
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["level0", "level1", "level2"], autouse=True)
+def level(request):
+    best = training_cpu.instruction_level()
+    if training_cpu.instruction_level(request.param) != request.param:
+        pytest.skip("this machine has no such instructions")
+    yield
+    training_cpu.instruction_level(best)
+
+
+def numbers(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def assert_near(found, expected, dtype, factor=1):
+    expected = expected.detach()
+    scale = max(1.0, float(expected.abs().max()))
+    assert float((found.double() - expected.double()).abs().max()) <= TOLERANCE[dtype] * factor * scale
+
+
+# ---- Matrix products ----
+
+
+def product_cases(rows, depth, width, dtype):
+    """The three products of a linear map: its output, the gradients of its input and of its weight."""
+    x, weight, grad = numbers(rows, depth, dtype=dtype), numbers(width, depth, dtype=dtype, seed=1), None
+    grad = numbers(rows, width, dtype=dtype, seed=2)
+    return {"output": (x, weight.T), "input": (grad, weight), "weight": (grad.T, x)}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 80), depth=st.integers(1, 70), width=st.integers(1, 80))
+def test_products_of_any_size(dtype, rows, depth, width):
+    for a, b in product_cases(rows, depth, width, dtype).values():
+        to = torch.full((a.shape[0], b.shape[1]), float("nan"), dtype=dtype)
+        training_cpu.multiply([(a, b, to, False)])
+        assert_near(to, a.double() @ b.double(), dtype, 4)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_products_do_not_depend_on_threads(dtype, threads):
+    """Sizes beyond a block of the depth and of panels, in one call with a shared and an added product."""
+    rows, depth, width = 300, 600, 500
+    cases = product_cases(rows, depth, width, dtype)
+    before = torch.get_num_threads()
+    results = []
+    for number in (1, threads):
+        torch.set_num_threads(number)
+        outputs = [torch.empty(a.shape[0], b.shape[1], dtype=dtype) for a, b in cases.values()]
+        twice = torch.empty(rows, width, dtype=dtype)
+        products = [(a, b, to, False) for (a, b), to in zip(cases.values(), outputs, strict=True)]
+        a, b = cases["output"]
+        training_cpu.multiply([*products, (a, b, twice, False), (a, b, twice, True)])
+        results.append([*outputs, twice])
+    torch.set_num_threads(before)
+    for one, other, (a, b) in zip(
+        *results, [*cases.values(), (2 * cases["output"][0], cases["output"][1])], strict=True
+    ):
+        assert torch.equal(one, other)
+        assert_near(one, a.double() @ b.double(), dtype, 20)
+
+
+def test_products_of_slices():
+    """Rows with gaps, as parts of wider tensors have, and results next to other numbers."""
+    wide = numbers(40, 90, dtype=torch.float32)
+    a, b, to = (
+        wide[:, 3:53],
+        wide[:50, 20:83] if wide.shape[0] >= 50 else numbers(50, 90, dtype=torch.float32)[:, 20:83],
+        torch.zeros(40, 100),
+    )
+    training_cpu.multiply([(a, b, to[:, 10:73], False)])
+    assert_near(to[:, 10:73], a.double() @ b.double(), torch.float32, 4)
+    assert not to[:, :10].any() and not to[:, 73:].any()
+
+
+def test_products_refuse_other_types():
+    x = numbers(4, 4, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"`b` has type torch\.float64"):
+        training_cpu.multiply([(x, x.double(), x, False)])
+
+
+# ---- Element-wise passes ----
+
+
+def gradients(function, inputs, grad):
+    """Outputs and gradients of plain torch in float64."""
+    inputs = [x.double().requires_grad_() for x in inputs]
+    outputs = function(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return outputs, torch.autograd.grad(outputs, inputs, [g.double() for g in grad])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gated_norm(dtype, shape):
+    gate, value, grad = (numbers(*shape, dtype=dtype, seed=seed) for seed in range(3))
+    norm = lambda x: nn.functional.layer_norm(x, x.shape[-1:], eps=1e-6)  # noqa: E731
+    outputs, grads = gradients(lambda g, v: norm(nn.functional.gelu(norm(g)) * norm(v)), (gate, value), (grad,))
+    found, moments = training_cpu.gated_norm(gate, value, 1e-6)
+    factor = 1 if shape[-1] > 5 else 1e6  # norms of few numbers divide by almost nothing
+    assert_near(found, outputs[0], dtype, factor)
+    for one, expected in zip(training_cpu.gated_norm_backward(gate, value, moments, grad, 1e-6), grads, strict=True):
+        assert_near(one, expected, dtype, 4 * factor)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gated_gelu(dtype, shape):
+    gate, value, grad = (numbers(*shape, dtype=dtype, seed=seed) for seed in range(3))
+    gate = gate * 4
+    outputs, grads = gradients(lambda g, v: nn.functional.gelu(g) * v, (gate, value), (grad,))
+    assert_near(training_cpu.gated_gelu(gate, value), outputs[0], dtype)
+    for one, expected in zip(training_cpu.gated_gelu_backward(gate, value, grad), grads, strict=True):
+        assert_near(one, expected, dtype)
+
+
+def coefficients(recurrence_gate, rate, input_gate, inputs):
+    log_decay = -rate * torch.sigmoid(recurrence_gate)
+    return torch.exp(log_decay), torch.sqrt((-torch.expm1(2 * log_decay)).clamp(min=1e-12)) * input_gate * inputs
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gate_coefficients(dtype, shape):
+    gate, input_gate, inputs, *grads = (numbers(*shape, dtype=dtype, seed=seed) for seed in range(5))
+    rate = numbers(shape[-1], dtype=dtype, seed=9).abs() / 10 + 1e-3
+    outputs, expected = gradients(coefficients, (gate * 3, rate, input_gate, inputs), grads)
+    for one, other in zip(training_cpu.gate_coefficients(gate * 3, rate, input_gate, inputs), outputs, strict=True):
+        assert_near(one, other, dtype)
+    found = training_cpu.gate_coefficients_backward(gate * 3, rate, input_gate, inputs, *grads)
+    for one, other in zip(found, expected, strict=True):
+        assert_near(one, other, dtype, 8)
+
+
+def test_gate_coefficients_where_nothing_decays():
+    """r = 1 to the last bit: γ is at its smallest, and no gradient goes through it."""
+    gate = torch.full((2, 3), -200.0)
+    ones = torch.ones(2, 3)
+    decay, scaled = training_cpu.gate_coefficients(gate, ones[0], ones, ones)
+    assert torch.equal(decay, ones) and torch.allclose(scaled, torch.full((2, 3), 1e-6))
+    found = training_cpu.gate_coefficients_backward(gate, ones[0], ones, ones, ones, ones)
+    assert all(torch.isfinite(grad).all() for grad in found)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("has_weight", [True, False])
+def test_rms_norm(dtype, shape, has_weight):
+    x, grad, weight = numbers(*shape, dtype=dtype), numbers(*shape, dtype=dtype, seed=1), None
+    if has_weight:
+        weight = numbers(shape[-1], dtype=dtype, seed=2)
+    norm = lambda *given: nn.functional.rms_norm(given[0], x.shape[-1:], *given[1:], eps=1e-6)  # noqa: E731
+    outputs, grads = gradients(norm, (x, weight) if has_weight else (x,), (grad,))
+    found, scales = training_cpu.rms_norm(x, weight, 1e-6)
+    factor = 1e4 if shape[-1] < 5 else 4
+    assert_near(found, outputs[0], dtype, factor)
+    for one, expected in zip(training_cpu.rms_norm_backward(x, weight, scales, grad, 1e-6), grads, strict=False):
+        assert_near(one, expected, dtype, factor)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_passes_do_not_depend_on_threads(threads):
+    """Sums over rows are added up in one order."""
+    gate, input_gate, inputs, *grads = (numbers(700, 96, dtype=torch.float32, seed=seed) for seed in range(5))
+    rate, before, results = gate[0].abs(), torch.get_num_threads(), []
+    for number in (1, threads):
+        torch.set_num_threads(number)
+        to, moments = training_cpu.gated_norm(gate, inputs, 1e-6)
+        found = training_cpu.gate_coefficients_backward(gate, rate, input_gate, inputs, *grads)
+        results.append([to, *training_cpu.gated_norm_backward(gate, inputs, moments, grads[0], 1e-6), *found])
+    torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_stay_visible(number):
+    """A NaN or infinite number in a row makes a result of this row NaN or infinite, and of no other row."""
+    gate = numbers(4, 40, dtype=torch.float32)
+    gate[1, 3] = number
+    for result in (
+        training_cpu.gated_norm(gate, gate.clone(), 1e-6)[0],
+        training_cpu.gated_gelu(gate, torch.ones_like(gate)),
+        training_cpu.rms_norm(gate, None, 1e-6)[0],
+    ):
+        rows = torch.isfinite(result).all(-1)
+        assert rows[[0, 2, 3]].all() and not rows[1]
