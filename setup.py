@@ -23,9 +23,11 @@ HEADERS = {
         f"count_memory{part}" for part in ("", "_contexts", "_mixing", "_reading", "_coder", "_coding")
     ],
     "linear_scan_cpu": ["kernel", "linear_scan_elements", "linear_scan_levels", "linear_scan_rows", "thread_pool"],
-    "sensitivities_cpu": ["kernel"],
+    "sensitivities_cpu": ["kernel", "thread_pool"],
+    "thread_pool_cpu": ["kernel", "thread_pool"],
     "training_cpu": [
-        "kernel", "versions", "training_body", "vectors", "vector_functions", "products", "gates", "tables",
+        "kernel", "thread_pool", "versions", "training_body", "vectors", "vector_functions", "products", "gates",
+        "tables",
     ],
     "step_cpu": [
         "kernel", "bytecode", "versions", "vectors", "vector_functions", "linear", "map", "rows", "matmul",

@@ -181,39 +181,37 @@ TARGET static void NAME(gate_coefficients)(const struct gate_coefficients *one, 
     }
 }
 
-/* A part is CHUNK rows, whose sum for the rate is one row of `grad_rate`. */
+/* The rows' sum for the rate is one row of `grad_rate`. */
 TARGET static void NAME(gate_coefficients_backward)(const struct gate_coefficients *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
     const REAL *rate = (const REAL *)one->rate;
-    for (int64_t chunk = first; chunk < end; chunk++) {
-        REAL *grad_rate = (REAL *)one->grad_rate + chunk * width;
-        memset(grad_rate, 0, width * sizeof(REAL));
-        for (int64_t row = chunk * CHUNK; row < one->rows && row < (chunk + 1) * CHUNK; row++) {
-            READ_ROW(recurrence_gate);
-            READ_ROW(input_gate);
-            READ_ROW(inputs);
-            READ_ROW(grad_decay);
-            READ_ROW(grad_scaled);
-            WRITE_ROW(grad_recurrence_gate);
-            WRITE_ROW(grad_input_gate);
-            WRITE_ROW(grad_inputs);
-            EACH_VECTOR {
-                VECTOR power, squared;
-                const VECTOR speed = OF(rate), gate = NAME(decay)(OF(recurrence_gate), speed, &power, &squared);
-                VECTOR gamma = squared;
-                NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
-                NAME(square_root)(&gamma);
-                const VECTOR of_scaled = OF(grad_scaled), opened = OF(input_gate), x = OF(inputs);
-                PUT(grad_input_gate, of_scaled * gamma * x);
-                PUT(grad_inputs, of_scaled * gamma * opened);
-                /* dγ / d log r = -r² / γ */
-                const VECTOR of_gamma = SELECT(
-                    squared < ALL(SMALLEST_SQUARED_GAMMA), ALL(0), of_scaled * opened * x * power / gamma);
-                const VECTOR of_log_decay = (OF(grad_decay) - of_gamma) * power * gate;
-                PUT(grad_rate, OF(grad_rate) - of_log_decay);
-                PUT(grad_recurrence_gate, of_log_decay * speed * (gate - 1));
-            }
+    REAL *grad_rate = (REAL *)one->grad_rate + first / CHUNK * width;
+    memset(grad_rate, 0, width * sizeof(REAL));
+    for (int64_t row = first; row < end; row++) {
+        READ_ROW(recurrence_gate);
+        READ_ROW(input_gate);
+        READ_ROW(inputs);
+        READ_ROW(grad_decay);
+        READ_ROW(grad_scaled);
+        WRITE_ROW(grad_recurrence_gate);
+        WRITE_ROW(grad_input_gate);
+        WRITE_ROW(grad_inputs);
+        EACH_VECTOR {
+            VECTOR power, squared;
+            const VECTOR speed = OF(rate), gate = NAME(decay)(OF(recurrence_gate), speed, &power, &squared);
+            VECTOR gamma = squared;
+            NAME(at_least)(&gamma, SMALLEST_SQUARED_GAMMA);
+            NAME(square_root)(&gamma);
+            const VECTOR of_scaled = OF(grad_scaled), opened = OF(input_gate), x = OF(inputs);
+            PUT(grad_input_gate, of_scaled * gamma * x);
+            PUT(grad_inputs, of_scaled * gamma * opened);
+            /* dγ / d log r = -r² / γ */
+            const VECTOR of_gamma = SELECT(
+                squared < ALL(SMALLEST_SQUARED_GAMMA), ALL(0), of_scaled * opened * x * power / gamma);
+            const VECTOR of_log_decay = (OF(grad_decay) - of_gamma) * power * gate;
+            PUT(grad_rate, OF(grad_rate) - of_log_decay);
+            PUT(grad_recurrence_gate, of_log_decay * speed * (gate - 1));
         }
     }
 }
@@ -244,30 +242,28 @@ TARGET static void NAME(rms_norm)(const struct rms_norm *one, int64_t first, int
     }
 }
 
-/* A part is CHUNK rows, whose sum for the weight is one row of `grad_weight`. */
+/* The rows' sum for the weight is one row of `grad_weight`. */
 TARGET static void NAME(rms_norm_backward)(const struct rms_norm *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width;
     const REAL *weight = (const REAL *)one->weight;
-    for (int64_t chunk = first; chunk < end; chunk++) {
-        REAL *grad_weight = weight ? (REAL *)one->grad_weight + chunk * width : 0;
-        if (weight)
-            memset(grad_weight, 0, width * sizeof(REAL));
-        for (int64_t row = chunk * CHUNK; row < one->rows && row < (chunk + 1) * CHUNK; row++) {
-            READ_ROW(x);
-            READ_ROW(grad);
-            WRITE_ROW(to);
-            const REAL scale = ((const REAL *)one->scales)[row];
-            VECTOR projected = {0};
-            EACH_VECTOR {
-                const VECTOR of_output = OF(grad), product = of_output * OF(x) * scale;
-                if (weight)
-                    PUT(grad_weight, OF(grad_weight) + product);
-                projected += product * NAME(weight_at)(weight, i, left);
-            }
-            const REAL mean = NAME(sum)(&projected) / width * scale;
-            EACH_VECTOR
-                PUT(to, scale * (OF(grad) * NAME(weight_at)(weight, i, left) - OF(x) * mean));
+    REAL *grad_weight = weight ? (REAL *)one->grad_weight + first / CHUNK * width : 0;
+    if (weight)
+        memset(grad_weight, 0, width * sizeof(REAL));
+    for (int64_t row = first; row < end; row++) {
+        READ_ROW(x);
+        READ_ROW(grad);
+        WRITE_ROW(to);
+        const REAL scale = ((const REAL *)one->scales)[row];
+        VECTOR projected = {0};
+        EACH_VECTOR {
+            const VECTOR of_output = OF(grad), product = of_output * OF(x) * scale;
+            if (weight)
+                PUT(grad_weight, OF(grad_weight) + product);
+            projected += product * NAME(weight_at)(weight, i, left);
         }
+        const REAL mean = NAME(sum)(&projected) / width * scale;
+        EACH_VECTOR
+            PUT(to, scale * (OF(grad) * NAME(weight_at)(weight, i, left) - OF(x) * mean));
     }
 }

@@ -25,17 +25,3 @@ INLINE int level(void)
 #endif
     return 0;
 }
-
-/* What a thread of an OpenMP team asks for its number and for the size of the team (openmp.py); null without one. */
-struct team {
-    int (*thread_number)(void), (*num_threads)(void);
-};
-
-/* The calling thread's part of n equal things: all of them, if it is alone. */
-INLINE void own_part(const struct team *team, int64_t n, int64_t *first, int64_t *end)
-{
-    const int64_t number = team->thread_number ? team->thread_number() : 0;
-    const int64_t threads = team->num_threads ? team->num_threads() : 1;
-    *first = n * number / threads;
-    *end = n * (number + 1) / threads;
-}

@@ -7,9 +7,9 @@
  * sequential reads are fast.
  */
 #include "kernel.h"
+#include "thread_pool.h"
 
 #define LINE 64       /* bytes of a cache line */
-#define MAX_THREADS 256
 
 /* What linear_scan_cpu.py packs; raise VERSION with every change. Pointers are integers; strides count elements. The
  * forward pass reads a, b and writes h and last; the backward pass reads a, b (the gradient of h), h, last (the
@@ -123,33 +123,41 @@ static int best_level(void)
 #endif
 }
 
-#include "thread_pool.h"
+__attribute__((constructor)) static void prepare(void) { instruction_level = best_level(); }
 
-__attribute__((constructor)) static void prepare(void)
+struct job {
+    struct scan scan;
+    kernel *run;
+    int64_t group; /* streams of a part */
+};
+
+static void run_part(const void *argument, int64_t part)
 {
-    instruction_level = best_level();
-    pthread_atfork(NULL, NULL, forget_pool);
+    const struct job *job = argument;
+    const int64_t first = part * job->group, end = first + job->group;
+    for (int64_t stream = first; stream < end && stream < job->scan.batch; stream++)
+        job->run(&job->scan, stream);
 }
 
 static void run(const struct scan *scan, int pass)
 {
     const int64_t row = scan->width * stored_size[scan->type];
-    struct scan copy = *scan;
-    copy.bypass_cache = scan->bypass_cache && ((scan->h | scan->grad_a | scan->grad_b | row) % LINE) == 0;
-    struct call call = {.scan = &copy, .run = kernels[instruction_level][pass][scan->type]};
-    int64_t threads = scan->threads < MAX_THREADS ? scan->threads : MAX_THREADS;
+    struct job job = {.scan = *scan, .run = kernels[instruction_level][pass][scan->type]};
+    job.scan.bypass_cache = scan->bypass_cache && ((scan->h | scan->grad_a | scan->grad_b | row) % LINE) == 0;
     /* Streams of one step are short: several to a part. */
-    call.group = scan->batch / (16 * threads) > 0 ? scan->batch / (16 * threads) : 1;
-    call.parts = (scan->batch + call.group - 1) / call.group;
+    job.group = scan->batch / (16 * scan->threads) > 0 ? scan->batch / (16 * scan->threads) : 1;
+    struct call call = {.run = run_part, .argument = &job, .parts = (scan->batch + job.group - 1) / job.group};
+    share(&call, scan->threads);
 #ifdef X86_LEVELS
-    call.float_control = _mm_getcsr();
+    _mm_sfence(); /* stores that went past the cache are not ordered otherwise */
 #endif
-    share(&call, (int)threads);
 }
 
 /* ---- What linear_scan_cpu.py calls ---- */
 
 EXPORT int64_t hf_scan_version(void) { return VERSION; }
+
+EXPORT_USE_POOL(scan)
 
 EXPORT void hf_scan_forward(const struct scan *scan) { run(scan, FORWARD); }
 

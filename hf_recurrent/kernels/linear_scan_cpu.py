@@ -15,6 +15,7 @@ from torch import Tensor
 from .addresses import address
 from .compiled import load_library
 from .output_memory import RESULTS
+from .thread_pool import use_pool
 
 _VERSION = 3  # of the struct in linear_scan_cpu.c
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
@@ -40,6 +41,7 @@ def _load() -> ctypes.CDLL:
     library.hf_scan_forward.argtypes = library.hf_scan_backward.argtypes = (ctypes.c_char_p,)
     library.hf_scan_forward.restype = library.hf_scan_backward.restype = None
     library.hf_scan_instruction_level.argtypes = (ctypes.c_int,)
+    use_pool(library, "scan")
     return library
 
 

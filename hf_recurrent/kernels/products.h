@@ -8,6 +8,7 @@
 #define PANEL (2 * LANES) /* columns of a tile */
 #define DEPTH 256         /* steps of the sums for which a panel of b stays in the inner cache */
 #define PANELS 12         /* panels of that depth that stay in the next cache */
+#define SERIAL_PACKING (1 << 17) /* fewer elements are packed before another thread wakes up */
 
 /* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. */
 INLINE TARGET void NAME(tile)(
@@ -85,37 +86,33 @@ INLINE TARGET void NAME(transpose)(VECTOR *x)
 #undef LOW
 }
 
-/* Panels `first` to `end` of b, each (depth, PANEL) in order, with zeros after the last column. */
-TARGET static void NAME(pack)(const struct product *one, int64_t first, int64_t end)
+/* Steps `begin` to `begin` + `depth` of panel `panel` of b, (depth, PANEL) in order, with zeros after the last column. */
+TARGET static void NAME(pack)(const struct product *one, int64_t panel, int64_t begin, int64_t depth, REAL *to)
 {
-    const int64_t depth = one->depth, by_depth = one->b_depth, by_column = one->b_column;
-    for (int64_t panel = first; panel < end; panel++) {
-        REAL *to = (REAL *)one->packed + panel * depth * PANEL;
-        const REAL *from = (const REAL *)one->b + panel * PANEL * by_column;
-        const int64_t left = one->width - panel * PANEL, width = left < PANEL ? left : PANEL;
-        const int is_whole = width == PANEL;
-        int64_t k = 0;
-        if (is_whole && by_column == 1)
-            for (; k < depth; k++) {
-                AT(to + k * PANEL) = READ(from + k * by_depth);
-                AT(to + k * PANEL + LANES) = READ(from + k * by_depth + LANES);
+    const int64_t by_depth = one->b_depth, by_column = one->b_column;
+    const REAL *from = (const REAL *)one->b + panel * PANEL * by_column + begin * by_depth;
+    const int64_t left = one->width - panel * PANEL, width = left < PANEL ? left : PANEL;
+    int64_t k = 0;
+    if (width == PANEL && by_column == 1)
+        for (; k < depth; k++) {
+            AT(to + k * PANEL) = READ(from + k * by_depth);
+            AT(to + k * PANEL + LANES) = READ(from + k * by_depth + LANES);
+        }
+    else if (width == PANEL && by_depth == 1)
+        for (; k + LANES <= depth; k += LANES)
+            for (int side = 0; side < 2; side++) {
+                VECTOR x[LANES];
+                UNROLL
+                for (int i = 0; i < LANES; i++)
+                    x[i] = READ(from + (side * LANES + i) * by_column + k);
+                NAME(transpose)(x);
+                UNROLL
+                for (int i = 0; i < LANES; i++)
+                    AT(to + (k + i) * PANEL + side * LANES) = x[i];
             }
-        else if (is_whole && by_depth == 1)
-            for (; k + LANES <= depth; k += LANES)
-                for (int side = 0; side < 2; side++) {
-                    VECTOR x[LANES];
-                    UNROLL
-                    for (int i = 0; i < LANES; i++)
-                        x[i] = READ(from + (side * LANES + i) * by_column + k);
-                    NAME(transpose)(x);
-                    UNROLL
-                    for (int i = 0; i < LANES; i++)
-                        AT(to + (k + i) * PANEL + side * LANES) = x[i];
-                }
-        for (; k < depth; k++)
-            for (int64_t i = 0; i < PANEL; i++)
-                to[k * PANEL + i] = i < width ? from[k * by_depth + i * by_column] : 0;
-    }
+    for (; k < depth; k++)
+        for (int64_t i = 0; i < PANEL; i++)
+            to[k * PANEL + i] = i < width ? from[k * by_depth + i * by_column] : 0;
 }
 
 /* A tile of a, whose rows are neighbours in memory, as (depth, TILE_ROWS); `left` elements follow the last one. */
@@ -130,55 +127,105 @@ INLINE TARGET void NAME(pack_tile)(int64_t rows, int64_t depth, const REAL *a, i
             to[k * TILE_ROWS + r] = a[r + k * a_depth];
 }
 
-/* Rows `first` to `end` of to = a · b in the given panels. */
-TARGET static void NAME(product)(
-    const struct product *one, int64_t first, int64_t end, int64_t first_panel, int64_t end_panel)
+#define PANELS_OF(one) (((one)->width + PANEL - 1) / PANEL)
+#define UP(x, y) (((x) + (y) - 1) / (y))
+#define LESS(x, y) ((x) < (y) ? (x) : (y))
+#define STEPS(index, begin, end, size) for (int64_t index = begin; index < (end); index += (size))
+
+/* Rows `first` to `end` of to = a · b, whose panels are packed. */
+TARGET static void NAME(product)(const struct product *one, int64_t first, int64_t end)
 {
-    const int is_transposed = one->a_depth != 1;
-    const int64_t step = (is_transposed ? 1 : 8) * TILE_ROWS;
-    REAL own[TILE_ROWS * DEPTH + LANES] __attribute__((aligned(64)));
-    for (int64_t begin = first_panel; begin < end_panel; begin += PANELS)
-        for (int64_t k = 0; k < one->depth; k += DEPTH) {
-            const int64_t depth = one->depth - k < DEPTH ? one->depth - k : DEPTH;
-            for (int64_t row = first; row < end; row += step) {
-                const int64_t rows = end - row < step ? end - row : step;
-                const REAL *a = (const REAL *)one->a + row * one->a_row + k * one->a_depth;
-                if (is_transposed)
-                    NAME(pack_tile)(rows, depth, a, one->a_depth, one->rows - row - rows, own);
-                for (int64_t panel = begin; panel < end_panel && panel < begin + PANELS; panel++)
-                    NAME(tiles)(
-                        rows, depth, is_transposed ? own : a, is_transposed ? 1 : one->a_row,
-                        is_transposed ? TILE_ROWS : 1, (const REAL *)one->packed + (panel * one->depth + k) * PANEL,
-                        (REAL *)one->to + row * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
-                        k > 0 || one->add);
-            }
-        }
+    STEPS(begin, 0, PANELS_OF(one), PANELS)
+        STEPS(k, 0, one->depth, DEPTH)
+            STEPS(panel, begin, LESS(PANELS_OF(one), begin + PANELS), 1)
+                NAME(tiles)(
+                    end - first, LESS(one->depth - k, DEPTH), (const REAL *)one->a + first * one->a_row + k, one->a_row, 1,
+                    (const REAL *)one->packed + (panel * one->depth + k) * PANEL,
+                    (REAL *)one->to + first * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
+                    k > 0 || one->add);
 }
 
-#define PANELS_OF(one) (((one)->width + PANEL - 1) / PANEL)
-
-TARGET static void NAME(products)(const struct products *all)
+/* The same with a transposed a, as the gradient of a weight has, and panels `begin` to `stop`: the depth is long, so that
+ * panels are packed in turn. */
+TARGET static void NAME(transposed_product)(
+    const struct product *one, int64_t first, int64_t end, int64_t begin, int64_t stop)
 {
-    int64_t first, end;
-    for (const struct product *one = all->list; one < all->list + all->count; one++)
-        if (one->packs) {
-            own_part(&all->team, PANELS_OF(one), &first, &end);
-            NAME(pack)(one, first, end);
-        }
-    if (all->barrier)
-        all->barrier();
-    for (const struct product *one = all->list; one < all->list + all->count; one++) {
-        /* A thread's part is a range of tiles, row by row: the end of a row, whole rows, the beginning of one. */
-        const int64_t panels = PANELS_OF(one), rows = one->rows;
-        own_part(&all->team, (rows + TILE_ROWS - 1) / TILE_ROWS * panels, &first, &end);
-        for (int64_t tile = first; tile < end;) {
-            const int64_t row = tile / panels, panel = tile % panels;
-            const int64_t whole = panel == 0 ? (end - tile) / panels : 0;
-            const int64_t count = whole ? whole * panels : (end - tile < panels - panel ? end - tile : panels - panel);
-            const int64_t last = (row + (whole ? whole : 1)) * TILE_ROWS;
-            NAME(product)(one, row * TILE_ROWS, last < rows ? last : rows, panel, whole ? panels : panel + count);
-            tile += count;
+    REAL tile[TILE_ROWS * DEPTH + LANES] __attribute__((aligned(64)));
+    REAL *packed = (REAL *)own_panels;
+    STEPS(k, 0, one->depth, DEPTH) {
+        const int64_t depth = LESS(one->depth - k, DEPTH);
+        STEPS(panel, begin, stop, 1)
+            NAME(pack)(one, panel, k, depth, packed + (panel - begin) * depth * PANEL);
+        STEPS(row, first, end, TILE_ROWS) {
+            const int64_t rows = LESS(end - row, TILE_ROWS);
+            NAME(pack_tile)(
+                rows, depth, (const REAL *)one->a + row + k * one->a_depth, one->a_depth, one->rows - row - rows, tile);
+            STEPS(panel, begin, stop, 1)
+                NAME(tiles)(
+                    rows, depth, tile, 1, TILE_ROWS, packed + (panel - begin) * depth * PANEL,
+                    (REAL *)one->to + row * one->to_row + panel * PANEL, one->to_row, one->width - panel * PANEL,
+                    k > 0 || one->add);
         }
     }
+}
+
+/* ---- Parts, which threads claim: rows of a product, and of those that are added to its result ---- */
+
+/* Rows of a part. Parts of transposed products read b again, so they are as large as the threads allow. */
+INLINE int64_t NAME(rows_of_part)(const struct products *all, const struct product *one)
+{
+    if (one->packed)
+        return 4 * TILE_ROWS;
+    const int64_t wanted = UP(UP(one->rows, TILE_ROWS), all->threads > 1 ? 2 * all->threads : 1);
+    return (wanted < 4 ? 4 : wanted) * TILE_ROWS;
+}
+
+INLINE int64_t NAME(parts_of_product)(const struct products *all, const struct product *one)
+{
+    return UP(one->rows, NAME(rows_of_part)(all, one)) * (one->packed ? 1 : UP(PANELS_OF(one), PANELS));
+}
+
+TARGET static void NAME(product_part)(const void *argument, int64_t part)
+{
+    const struct products *all = argument;
+    const struct product *one = all->list, *const last = all->list + all->count;
+    for (; part >= NAME(parts_of_product)(all, one); ) {
+        part -= NAME(parts_of_product)(all, one);
+        do
+            one++;
+        while (one->continues);
+    }
+    const int64_t size = NAME(rows_of_part)(all, one), blocks = UP(one->rows, size);
+    const int64_t first = part % blocks * size, end = LESS(first + size, one->rows);
+    const int64_t panel = part / blocks * PANELS;
+    do {
+        if (one->packed)
+            NAME(product)(one, first, end);
+        else
+            NAME(transposed_product)(one, first, end, panel, LESS(panel + PANELS, PANELS_OF(one)));
+        one++;
+    } while (one < last && one->continues);
+}
+
+TARGET static void NAME(pack_part)(const void *argument, int64_t part)
+{
+    const struct products *all = argument;
+    const struct product *one = all->list;
+    for (; !one->packs || part >= PANELS_OF(one); one++)
+        part -= one->packs ? PANELS_OF(one) : 0;
+    NAME(pack)(one, part, 0, one->depth, (REAL *)one->packed + part * one->depth * PANEL);
+}
+
+static void NAME(products)(const struct products *all)
+{
+    struct call packing = {.run = NAME(pack_part), .argument = all}, products = {.run = NAME(product_part), .argument = all};
+    int64_t packed = 0;
+    for (const struct product *one = all->list; one < all->list + all->count; one++) {
+        packing.parts += one->packs ? PANELS_OF(one) : 0;
+        packed += one->packs ? one->depth * one->width : 0;
+        products.parts += one->continues ? 0 : NAME(parts_of_product)(all, one);
+    }
+    share(&packing, packed < SERIAL_PACKING ? 1 : all->threads);
+    share(&products, all->threads);
 }
 #undef TILE_ROWS

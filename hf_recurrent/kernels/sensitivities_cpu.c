@@ -8,9 +8,10 @@
  * share more, but take as long with one thread and longer with two.
  */
 #include "kernel.h"
+#include "thread_pool.h"
 
 #define TOGETHER 2
-#define VERSION 2 /* of the struct; raise it with every change */
+#define VERSION 3 /* of the struct; raise it with every change */
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define VECTOR __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -21,7 +22,7 @@
 /* All contiguous: B streams, R rows, I columns, G groups; row r belongs to group r mod G. Pointers are integers. */
 struct pass {
     int64_t batch, rows, columns, groups;
-    struct team team;        /* each thread advances a part of the rows */
+    int64_t threads;
     int64_t sensitivities;   /* (B, R, I) */
     int64_t transition;      /* J (B, G) */
     int64_t of_rows, inputs; /* e (B, R), x (B, I) */
@@ -30,6 +31,16 @@ struct pass {
 };
 
 EXPORT int64_t hf_sensitivities_version(void) { return VERSION; }
+
+EXPORT_USE_POOL(sensitivities)
+
+#define PARTS_OF_A_THREAD 4
+
+INLINE int64_t parts_of(const struct pass *p)
+{
+    const int64_t parts = p->threads > 1 ? p->threads * PARTS_OF_A_THREAD : 1;
+    return parts < p->rows ? parts : p->rows;
+}
 
 #define PASS(NUMBER, SUFFIX)                                                                                          \
     VECTOR static void row_##SUFFIX(                                                                                  \
@@ -64,14 +75,14 @@ EXPORT int64_t hf_sensitivities_version(void) { return VERSION; }
         for (int64_t i = 0; i < n; i++)                                                                               \
             s[i] = j * s[i] + e * x[i];                                                                               \
     }                                                                                                                 \
-    EXPORT void hf_sensitivities_##SUFFIX(const struct pass *p)                                                       \
+    static void part_##SUFFIX(const void *argument, int64_t part)                                                     \
     {                                                                                                                 \
+        const struct pass *p = argument;                                                                              \
+        const int64_t first_row = p->rows * part / parts_of(p), end_row = p->rows * (part + 1) / parts_of(p);         \
         const int64_t m = p->columns, g = p->groups, of_stream = p->rows * m;                                         \
         const NUMBER *j = (const NUMBER *)p->transition, *d = (const NUMBER *)p->grad_state;                          \
         const NUMBER *e = (const NUMBER *)p->of_rows, *x = (const NUMBER *)p->inputs;                                 \
         NUMBER *gradient = (NUMBER *)p->gradient;                                                                     \
-        int64_t first_row, end_row;                                                                                   \
-        own_part(&p->team, p->rows, &first_row, &end_row);                                                            \
         for (int64_t first = 0, count; first < p->batch; first += count) {                                            \
             const int64_t left = p->batch - first;                                                                    \
             count = left < TOGETHER ? left : TOGETHER;                                                                \
@@ -97,6 +108,11 @@ EXPORT int64_t hf_sensitivities_version(void) { return VERSION; }
                 }                                                                                                     \
             }                                                                                                         \
         }                                                                                                             \
+    }                                                                                                                 \
+    EXPORT void hf_sensitivities_##SUFFIX(const struct pass *p)                                                       \
+    {                                                                                                                 \
+        struct call call = {.run = part_##SUFFIX, .argument = p, .parts = parts_of(p)};                               \
+        share(&call, p->threads);                                                                                     \
     }
 
 PASS(float, float32)

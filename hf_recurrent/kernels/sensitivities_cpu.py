@@ -15,17 +15,18 @@ import torch
 
 from .addresses import address, check_shapes
 from .compiled import load_library
-from .openmp import TEAM, call_on_threads
+from .thread_pool import use_pool
 
-_VERSION = 2  # of the struct in sensitivities_cpu.c
+_VERSION = 3  # of the struct in sensitivities_cpu.c
 # Below this, a second thread costs more than it takes over.
 _SERIAL_ELEMENTS = 1 << 22
 
 _library = load_library("_sensitivities_cpu", "hf_sensitivities_version", _VERSION)
+use_pool(_library, "sensitivities")
 _functions = {torch.float32: _library.hf_sensitivities_float32, torch.float64: _library.hf_sensitivities_float64}
 for _function in _functions.values():
     _function.argtypes, _function.restype = (ctypes.c_char_p,), None
-_pack = struct.Struct("=12q").pack
+_pack = struct.Struct("=11q").pack
 
 
 def can_advance(carried: torch.Tensor, steps: int) -> bool:
@@ -76,4 +77,4 @@ def advance(
     pointers = [address(name, tensor, carried.dtype, tensor.numel()) for name, tensor in tensors.items()]
     pointers += [0, 0] if gradient is None else []
     threads = min(torch.get_num_threads(), rows) if carried.numel() >= _SERIAL_ELEMENTS else 1
-    call_on_threads(_functions[carried.dtype], _pack(batch_size, rows, columns, groups, *TEAM, *pointers), threads)
+    _functions[carried.dtype](_pack(batch_size, rows, columns, groups, threads, *pointers))

@@ -16,32 +16,27 @@ TARGET static void NAME(table_sum)(const struct table *one, int64_t first, int64
     }
 }
 
-/* The sums of the outputs' gradients for each row that was read, and the rows' numbers, ascending: `lookups` sorted, and
- * the places that they had in `order`. A thread takes the rows whose first lookup is in its part. */
+/* The sums of the outputs' gradients for each row that was read, and the rows' numbers, ascending: `lookups` sorted, the
+ * places that they had in `order`, and in `ranks` how many smaller rows were read. A part takes the rows that begin in
+ * it. */
 TARGET static void NAME(table_gradient)(const struct table *one, int64_t first, int64_t end)
 {
     const int64_t width = one->width, *lookups = (const int64_t *)one->lookups, *order = (const int64_t *)one->order;
-    int64_t found = 0;
-    for (int64_t at = 0; at < first; at++)
-        found += at == 0 || lookups[at] != lookups[at - 1];
-    while (first > 0 && first < end && lookups[first] == lookups[first - 1])
+    const int64_t *ranks = (const int64_t *)one->ranks;
+    while (first > 0 && first < end && ranks[first] == ranks[first - 1])
         first++;
-    for (int64_t at = first; at < end; found++) {
-        int64_t next = at + 1;
-        while (next < one->rows && lookups[next] == lookups[at])
+    for (int64_t at = first, next; at < end; at = next) {
+        for (next = at + 1; next < one->rows && ranks[next] == ranks[at];)
             next++;
-        REAL *to = (REAL *)one->values + found * width;
+        REAL *to = (REAL *)one->values + ranks[at] * width;
         EACH_VECTOR {
             VECTOR sum = {0};
             for (int64_t k = at; k < next; k++)
                 sum += NAME(load)((const REAL *)one->grad + order[k] / one->group * width + i, left);
             PUT(to, sum);
         }
-        ((int64_t *)one->found)[found] = lookups[at];
-        at = next;
+        ((int64_t *)one->found)[ranks[at]] = lookups[at];
     }
-    if (end == one->rows)
-        *(int64_t *)one->count = found;
 }
 
 /* sums[row] += mean(g²) and table[row] -= rate · g / (sqrt(sums[row]) + eps), for rows that differ. */

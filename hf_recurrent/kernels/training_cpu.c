@@ -1,10 +1,11 @@
 /* The parts of a training step on a CPU: matrix products, and everything between them in one pass over memory each,
  * forward and backward.
  *
- * Plain C without Python.h: training_cpu.py checks the tensors and passes pointers. All threads that torch computes with
- * run the same function and take their own part. No result depends on their number.
+ * Plain C without Python.h: training_cpu.py checks the tensors and passes pointers. Threads claim parts, and no result
+ * depends on their number.
  */
 #include "kernel.h"
+#include "thread_pool.h"
 #include <math.h>
 
 #define VERSION 1 /* of the structs; raise it with every change */
@@ -13,44 +14,42 @@
 /* Pointers are integers; strides count elements. Rows and columns of other tensors are neighbours in memory. */
 struct product { /* to (rows, width) = a · b, or with `add` += */
     int64_t rows, depth, width, a, a_row, a_depth, b, b_depth, b_column, to, to_row, add;
-    int64_t packed, packs; /* memory for b as panels, and whether this product fills it */
+    int64_t packed, packs; /* memory for b as panels, or 0 with a transposed a; whether this product fills it */
+    int64_t continues;     /* to is that of the product before, of the same rows */
 };
 
 struct products {
-    struct team team;
-    void (*barrier)(void); /* of the team's threads; null if it is one */
-    int64_t count;
+    int64_t threads, count;
     struct product list[];
 };
 
 struct gated_norm {
-    struct team team;
-    int64_t rows, width;
+    int64_t threads, rows, width;
     double eps;
     int64_t gate, value, to, moments; /* (rows, 6): mean and 1 / standard deviation of gate, value, product */
     int64_t grad, grad_gate, grad_value;
 };
 
 struct gate_coefficients {
-    struct team team;
-    int64_t rows, width;
+    int64_t threads, rows, width;
     int64_t recurrence_gate, rate, input_gate, inputs, decay, scaled;
     int64_t grad_decay, grad_scaled, grad_recurrence_gate, grad_input_gate, grad_inputs, grad_rate; /* last: (chunks, S) */
 };
 
 struct rms_norm {
-    struct team team;
-    int64_t rows, width;
+    int64_t threads, rows, width;
     double eps;
     int64_t x, weight, to, scales, grad, grad_weight; /* backward: `to` is the gradient of x; last: (chunks, width) */
 };
 
 struct table {
-    struct team team;
-    int64_t rows, width, group; /* rows: outputs, lookups, or rows with a gradient; `group` lookups for each output */
+    int64_t threads, rows, width, group; /* rows: outputs, lookups, or rows with a gradient; `group` lookups for each output */
     double rate, eps;
-    int64_t table, lookups, order, values, grad, found, count, sums; /* lookups, order, found and count are int64 */
+    int64_t table, lookups, order, ranks, values, grad, found, sums; /* lookups, order, ranks and found are int64 */
 };
+
+/* Panels that a thread packs for itself. */
+static _Thread_local char own_panels[12 * 256 * 128] __attribute__((aligned(64)));
 
 #define BODY "training_body.h"
 #include "versions.h"
@@ -72,6 +71,8 @@ static int level_in_use(void) { return chosen_level < 0 ? level() : chosen_level
 
 EXPORT int64_t hf_training_version(void) { return VERSION; }
 
+EXPORT_USE_POOL(training)
+
 /* As hf_scan_instruction_level. */
 EXPORT int hf_training_instruction_level(int limit)
 {
@@ -89,27 +90,32 @@ EXPORT int hf_training_instruction_level(int limit)
 EXPORT_PRODUCTS(float32, 0)
 EXPORT_PRODUCTS(float64, 1)
 
-/* `parts`: what the threads divide, rows or chunks of rows. */
-#define EXPORT_PASS(name, structure, type, number, parts) \
-    EXPORT void hf_##name##_##type(const struct structure *one) \
+/* A part is CHUNK rows. */
+#define EXPORT_PASS(name, structure, type, number) \
+    static void name##_part_##type(const void *argument, int64_t part) \
     { \
         static void (*const versions[2][LEVELS])(const struct structure *, int64_t, int64_t) = VERSIONS(name); \
-        int64_t first, end; \
-        own_part(&one->team, parts, &first, &end); \
-        versions[number][level_in_use()](one, first, end); \
+        const struct structure *one = argument; \
+        const int64_t end = (part + 1) * CHUNK; \
+        versions[number][level_in_use()](one, part * CHUNK, end < one->rows ? end : one->rows); \
+    } \
+    EXPORT void hf_##name##_##type(const struct structure *one) \
+    { \
+        struct call call = { \
+            .run = name##_part_##type, .argument = one, .parts = (one->rows + CHUNK - 1) / CHUNK}; \
+        share(&call, one->threads); \
     }
-#define EXPORT_PASSES(name, structure, parts) \
-    EXPORT_PASS(name, structure, float32, 0, parts) \
-    EXPORT_PASS(name, structure, float64, 1, parts)
-#define CHUNKS ((one->rows + CHUNK - 1) / CHUNK)
-EXPORT_PASSES(gated_norm, gated_norm, one->rows)
-EXPORT_PASSES(gated_norm_backward, gated_norm, one->rows)
-EXPORT_PASSES(gated_gelu, gated_norm, one->rows)
-EXPORT_PASSES(gated_gelu_backward, gated_norm, one->rows)
-EXPORT_PASSES(gate_coefficients, gate_coefficients, one->rows)
-EXPORT_PASSES(gate_coefficients_backward, gate_coefficients, CHUNKS)
-EXPORT_PASSES(rms_norm, rms_norm, one->rows)
-EXPORT_PASSES(rms_norm_backward, rms_norm, CHUNKS)
-EXPORT_PASSES(table_sum, table, one->rows)
-EXPORT_PASSES(table_gradient, table, one->rows)
-EXPORT_PASSES(table_adagrad, table, one->rows)
+#define EXPORT_PASSES(name, structure) \
+    EXPORT_PASS(name, structure, float32, 0) \
+    EXPORT_PASS(name, structure, float64, 1)
+EXPORT_PASSES(gated_norm, gated_norm)
+EXPORT_PASSES(gated_norm_backward, gated_norm)
+EXPORT_PASSES(gated_gelu, gated_norm)
+EXPORT_PASSES(gated_gelu_backward, gated_norm)
+EXPORT_PASSES(gate_coefficients, gate_coefficients)
+EXPORT_PASSES(gate_coefficients_backward, gate_coefficients)
+EXPORT_PASSES(rms_norm, rms_norm)
+EXPORT_PASSES(rms_norm_backward, rms_norm)
+EXPORT_PASSES(table_sum, table)
+EXPORT_PASSES(table_gradient, table)
+EXPORT_PASSES(table_adagrad, table)

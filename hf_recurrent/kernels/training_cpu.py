@@ -19,8 +19,8 @@ from torch import Tensor
 
 from .addresses import address, addresses
 from .compiled import load_library
-from .openmp import BARRIER, TEAM, call_on_threads
 from .output_memory import RESULTS
+from .thread_pool import use_pool
 
 _VERSION = 1  # of the structs in training_cpu.c
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
@@ -30,6 +30,7 @@ _SERIAL_PRODUCTS = 1 << 19
 
 _library = load_library("_training_cpu", "hf_training_version", _VERSION)
 _library.hf_training_instruction_level.argtypes = (ctypes.c_int,)
+use_pool(_library, "training")
 _PASSES = ("gated_norm", "gated_gelu", "gate_coefficients", "rms_norm")
 _TABLE_PASSES = ("table_sum", "table_gradient", "table_adagrad")
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -62,9 +63,10 @@ def instruction_level(limit: int = -1) -> int:
 
 
 def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]]) -> None:
-    """Compute `to = a @ b`, or `to += a @ b`, for each (a, b, to, add), in order.
+    """Compute `to = a @ b`, or `to += a @ b`, for each (a, b, to, add), side by side.
 
-    Products with the same `b` next to each other read it once. Only `to` may be the result of an earlier product.
+    Products of the same `to`, one right after the other, are added up in this order; otherwise no product may read or
+    write the result of another.
 
     Args:
         products: matrices, of which `to` has columns that are neighbours in memory.
@@ -72,22 +74,23 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]]) -> None:
     dtype, threads = products[0][0].dtype, 1
     if sum(a.numel() * b.shape[1] for a, b, _, _ in products) >= _SERIAL_PRODUCTS:
         threads = torch.get_num_threads()
-    packed = {}
-    fields = [*TEAM, BARRIER if threads > 1 else 0, len(products)]
+    packed, fields, before = {}, [threads, len(products)], None
     for a, b, to, add in products:
         (rows, depth), width = a.shape, b.shape[1]
         a = a if 1 in a.stride() else a.contiguous()
+        is_transposed = a.stride(1) != 1
         found = b.data_ptr(), b.stride(), b.shape
-        if is_new := found not in packed:
+        if is_new := not is_transposed and found not in packed:
             packed[found] = RESULTS.empty(torch.Size((-(-width // _PANEL) * _PANEL * depth,)), dtype)
         fields += (
             rows, depth, width,
             address("a", a, dtype, rows * depth, strided=True), *a.stride(),
             address("b", b, dtype, depth * width, strided=True), *b.stride(),
             address("to", to, dtype, rows * width, strided=True), to.stride(0), add,
-            packed[found].data_ptr(), is_new,
+            0 if is_transposed else packed[found].data_ptr(), is_new, add and to.data_ptr() == before,
         )  # fmt: skip
-    call_on_threads(_functions["products", dtype], struct.pack(f"={len(fields)}q", *fields), threads)
+        before = to.data_ptr()
+    _functions["products", dtype](struct.pack(f"={len(fields)}q", *fields))
 
 
 # ---- Element-wise passes ----
@@ -97,14 +100,18 @@ def _run(name: str, like: Tensor, eps: float | None, tensors: dict[str, Tensor],
     """Run a pass over `like`'s rows; `tensors` in the order of its struct, which ends with zeros."""
     width, elements = like.shape[-1], like.numel()
     pointers = addresses(tensors, zip(tensors, sizes, strict=True), like.dtype)
-    head = (*TEAM, elements // width, width)
-    packed = struct.pack("=4q", *head) if eps is None else struct.pack("=4qd", *head, eps)
     threads = torch.get_num_threads() if elements >= _SERIAL_ELEMENTS else 1
-    call_on_threads(_functions[name, like.dtype], packed + struct.pack(f"={len(pointers)}q", *pointers), threads)
+    head = struct.pack("=3q", threads, elements // width, width) + (b"" if eps is None else struct.pack("=d", eps))
+    _functions[name, like.dtype](head + struct.pack(f"={len(pointers)}q", *pointers))
+
+
+def empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """An uninitialised contiguous tensor in memory that is used again."""
+    return RESULTS.empty(shape, dtype)
 
 
 def _like(tensor: Tensor) -> Tensor:
-    return RESULTS.empty(tensor.shape, tensor.dtype)
+    return empty(tensor.shape, tensor.dtype)
 
 
 def gated_norm(gate: Tensor, value: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -220,12 +227,14 @@ def table_gradient(table: Tensor, lookups: Tensor, grad: Tensor) -> tuple[Tensor
     width, group = table.shape[1], lookups.shape[-1]
     ordered, order = lookups.flatten().sort(stable=True)
     n = len(ordered)
-    values = RESULTS.empty(torch.Size((n, width)), table.dtype)
-    found, count = torch.empty(n, dtype=torch.long), torch.zeros(1, dtype=torch.long)
-    sizes = {"lookups": n, "order": n, "values": n * width, "grad": n // group * width, "found": n, "count": 1}
-    tensors = {"lookups": ordered, "order": order, "values": values, "grad": grad.contiguous()}
-    _run_table("table_gradient", table, n, group, sizes, found=found, count=count, **tensors)
-    return found[: int(count)], values[: int(count)]
+    ranks = torch.zeros_like(ordered)
+    torch.cumsum(ordered[1:] != ordered[:-1], 0, out=ranks[1:])
+    count = int(ranks[-1]) + 1 if n else 0
+    found, values = ordered.new_empty(count), empty(torch.Size((count, width)), table.dtype)
+    sizes = {"lookups": n, "order": n, "ranks": n, "values": count * width, "grad": n // group * width, "found": count}
+    tensors = {"lookups": ordered, "order": order, "ranks": ranks, "values": values, "grad": grad.contiguous()}
+    _run_table("table_gradient", table, n, group, sizes, found=found, **tensors)
+    return found, values
 
 
 def table_adagrad(table: Tensor, sums: Tensor, rows: Tensor, grad: Tensor, rate: float, eps: float) -> None:
@@ -235,8 +244,8 @@ def table_adagrad(table: Tensor, sums: Tensor, rows: Tensor, grad: Tensor, rate:
     _run_table("table_adagrad", table, len(rows), 1, sizes, rate, eps, **tensors)
 
 
-_TABLE_TENSORS = ("lookups", "order", "values", "grad", "found", "count", "sums")
-_INTEGERS = {"lookups", "order", "found", "count"}
+_TABLE_TENSORS = ("lookups", "order", "ranks", "values", "grad", "found", "sums")
+_INTEGERS = {"lookups", "order", "ranks", "found"}
 
 
 def _run_table(
@@ -248,9 +257,9 @@ def _run_table(
         dtype = torch.long if each in _INTEGERS else table.dtype
         pointers.append(address(each, tensors[each], dtype, sizes[each]) if each in tensors else 0)
     _check_lookups(tensors["lookups"], len(table))
-    packed = struct.pack("=5q2d8q", *TEAM, rows, table.shape[1], group, rate, eps, *pointers)
     threads = torch.get_num_threads() if rows * table.shape[1] >= _SERIAL_ELEMENTS else 1
-    call_on_threads(_functions[name, table.dtype], packed, threads)
+    head = (threads, rows, table.shape[1], group, rate, eps)
+    _functions[name, table.dtype](struct.pack("=4q2d8q", *head, *pointers))
 
 
 def _check_lookups(lookups: Tensor, rows: int) -> None:

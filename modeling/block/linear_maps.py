@@ -32,11 +32,11 @@ class _LinearMaps(torch.autograd.Function):
         kernels, rows = training_kernels(inputs), inputs.reshape(-1, inputs.shape[-1])
         outputs, products = [], []
         for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-            output = inputs.new_empty(len(rows), len(weight))
+            output = kernels.empty(torch.Size((*inputs.shape[:-1], len(weight))), inputs.dtype)
             if bias is not None:
                 output.copy_(bias)
-            products.append((rows, weight.T, output, bias is not None))
-            outputs.append(output.view(*inputs.shape[:-1], len(weight)))
+            products.append((rows, weight.T, output.view(len(rows), -1), bias is not None))
+            outputs.append(output)
         kernels.multiply(products)
         ctx.save_for_backward(inputs, *parameters[::2])
         ctx.set_materialize_grads(False)
@@ -46,6 +46,7 @@ class _LinearMaps(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
         inputs, *weights = ctx.saved_tensors
+        kernels = training_kernels(inputs)
         needs_inputs, *needs = ctx.needs_input_grad
         results = [None] * (1 + len(needs))
         given = [
@@ -53,7 +54,7 @@ class _LinearMaps(torch.autograd.Function):
         ]
         products, rows = [], inputs.reshape(-1, inputs.shape[-1])
         if needs_inputs and given:
-            results[0] = torch.empty(inputs.shape, dtype=inputs.dtype)
+            results[0] = kernels.empty(inputs.shape, inputs.dtype)
             of_rows = results[0].view(rows.shape)
             products += [(grad, weight, of_rows, number > 0) for number, (_, weight, grad) in enumerate(given)]
         for i, weight, grad in given:
@@ -63,5 +64,5 @@ class _LinearMaps(torch.autograd.Function):
             if needs[2 * i + 1]:
                 results[2 + 2 * i] = grad.sum(0)
         if products:
-            training_kernels(inputs).multiply(products)
+            kernels.multiply(products)
         return tuple(results)

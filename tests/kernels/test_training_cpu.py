@@ -174,6 +174,47 @@ def test_rms_norm(dtype, shape, has_weight):
         assert_near(one, expected, dtype, factor)
 
 
+# ---- Tables ----
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("outputs", [1, 63, 64, 65, 400])
+def test_tables(dtype, outputs):
+    """Sums of rows, their gradients as torch's sparse ones, and a step of row-wise Adagrad in its definition."""
+    generator = torch.Generator().manual_seed(outputs)
+    table, grad = numbers(90, 37, dtype=dtype), numbers(outputs, 37, dtype=dtype, seed=1)
+    lookups = torch.randint(0, 90, (outputs, 5), generator=generator) // torch.randint(
+        1, 9, (outputs, 1), generator=generator
+    )
+    assert_near(training_cpu.table_sum(table, lookups), table.double()[lookups].sum(1), dtype)
+    expected = torch.zeros(90, 37, dtype=torch.float64)
+    expected.index_add_(0, lookups.flatten(), grad.double().repeat_interleave(5, 0))
+    rows, values = training_cpu.table_gradient(table, lookups, grad)
+    assert torch.equal(rows, lookups.unique())
+    assert_near(values, expected[rows], dtype, 8)
+    sums, before = numbers(90, dtype=dtype, seed=2).abs(), table.clone()
+    new = sums.double()[rows] + values.double().square().mean(1)
+    after = before.double()
+    after[rows] -= values.double() * (0.1 / (new.sqrt() + 1e-10))[:, None]
+    training_cpu.table_adagrad(table, sums, rows, values, 0.1, 1e-10)
+    assert_near(sums[rows], new, dtype, 4)
+    assert_near(table, after, dtype, 4)
+
+
+def test_no_rows_of_a_table():
+    table = numbers(3, 8, dtype=torch.float32)
+    rows, values = training_cpu.table_gradient(table, torch.zeros(0, 5, dtype=torch.long), torch.zeros(0, 8))
+    assert rows.shape == (0,) and values.shape == (0, 8)
+    assert training_cpu.table_sum(table, torch.zeros(0, 5, dtype=torch.long)).shape == (0, 8)
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_rows_outside_a_table(row):
+    table = numbers(3, 8, dtype=torch.float32)
+    with pytest.raises(IndexError, match="the table has 3 rows"):
+        training_cpu.table_sum(table, torch.tensor([[0, row]]))
+
+
 @pytest.mark.parametrize("threads", [2, 3])
 def test_passes_do_not_depend_on_threads(threads):
     """Sums over rows are added up in one order."""

@@ -1,9 +1,7 @@
 """Real-time recurrent learning against automatic differentiation through all of the time, in float64."""
 
-import ctypes
 import gc
 import importlib
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -166,11 +164,10 @@ def test_the_compiled_kernel_is_plain_torch(dtype, threads, monkeypatch):
         torch.testing.assert_close(actual, expected)
 
 
-def test_threads_change_no_bit_of_the_compiled_kernel(monkeypatch):
-    """With torch's own threads, without them, and called from several threads at once."""
+def test_threads_change_no_bit_of_the_compiled_kernel():
+    """In the pool, on OpenMP's threads, and called from several threads at once."""
     kernel = pytest.importorskip("hf_recurrent.kernels.sensitivities_cpu")
-    openmp = importlib.import_module("hf_recurrent.kernels.openmp")
-    monkeypatch.setattr(kernel, "_SERIAL_ELEMENTS", 0)
+    pool = importlib.import_module("hf_recurrent.kernels.thread_pool")
 
     def advance(_=None):
         generator = torch.Generator().manual_seed(0)
@@ -185,23 +182,38 @@ def test_threads_change_no_bit_of_the_compiled_kernel(monkeypatch):
 
     torch.set_num_threads(1)
     expected = advance()
-    for threads in (2, 3, 16):
-        torch.set_num_threads(threads)
-        assert same(advance()), threads
-    with ThreadPoolExecutor(4) as pool:
-        assert all(map(same, pool.map(advance, range(20))))
-    monkeypatch.setattr(openmp, "_parallel", None)
-    assert same(advance())
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernel, "_SERIAL_ELEMENTS", 0)
+            for is_used in (False, True):
+                pool.use_team(is_used)
+                for threads in (2, 3, 16):
+                    torch.set_num_threads(threads)
+                    assert same(advance()), threads
+                with ThreadPoolExecutor(4) as threads:
+                    assert all(map(same, threads.map(advance, range(20))))
+    finally:
+        pool.use_team(pool.openmp_waits_long())
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other OpenMP libraries may lack GOMP_parallel")
-def test_kernels_run_on_the_threads_of_torch():
-    openmp = importlib.import_module("hf_recurrent.kernels.openmp")
-    number = ctypes.CFUNCTYPE(ctypes.c_int)(openmp.TEAM[0])
-    seen = []
-    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(number()))
-    openmp.call_on_threads(called, b"", 3)
-    assert sorted(seen) == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, True),
+        ({"GOMP_SPINCOUNT": "1000"}, False),
+        ({"GOMP_SPINCOUNT": "infinity"}, True),
+        ({"GOMP_SPINCOUNT": "300000", "OMP_WAIT_POLICY": "passive"}, True),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, False),
+        ({"OMP_WAIT_POLICY": "active"}, True),
+    ],
+)
+def test_openmp_threads_are_used_where_they_wait_in_a_loop(variables, expected, monkeypatch):
+    pool = importlib.import_module("hf_recurrent.kernels.thread_pool")
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert pool.openmp_waits_long() is expected
 
 
 def test_what_the_compiled_kernel_leaves_to_torch():
