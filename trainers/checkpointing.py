@@ -47,6 +47,7 @@ from hf_recurrent.checkpoints.training_files import (
     sum_of_trees,
 )
 from hf_recurrent.checkpoints.weights import load_weights, save_weights
+from hf_recurrent.kernels.thread_count import num_threads
 from hf_recurrent.trainers.agreement import check_same, same_error, total
 from hf_recurrent.trainers.hub import push_checkpoint
 
@@ -137,7 +138,7 @@ class Checkpointing:
             save_trainer_state(trainer.state, args, staging)
         wait()
         if args.should_save:
-            write_manifest(staging, num_processes=args.world_size, num_threads=torch.get_num_threads())
+            write_manifest(staging, num_processes=args.world_size, num_threads=num_threads())
             publish_directory(staging, final)
         wait()
 

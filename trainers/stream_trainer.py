@@ -36,6 +36,7 @@ from hf_recurrent.trainers.checkpointing import Checkpointing
 from hf_recurrent.trainers.count_learning import CountLearning
 from hf_recurrent.trainers.divergence_guard import DivergenceGuard
 from hf_recurrent.trainers.hub import write_model_card
+from hf_recurrent.trainers.kernel_threads import kernel_threads
 from hf_recurrent.trainers.methods.training_method import TrainingMethod
 from hf_recurrent.trainers.methods.truncated_bptt import TruncatedBptt
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
@@ -268,6 +269,7 @@ class StreamTrainer(Trainer):
             stack.enter_context(self.signals.listening())
             stack.enter_context(frozen(*self.method.frozen_modules))
             stack.enter_context(self.tables.coalescing())
+            stack.enter_context(kernel_threads(self.trained_model, self.method, self.args))
             try:
                 result = self.guard.run(attempt, resume_from_checkpoint)
                 self._finish_run()

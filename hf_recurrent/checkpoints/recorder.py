@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hf_recurrent.checkpoints.records import Phase, Provenance, Rate, Segment
+from hf_recurrent.kernels.thread_count import num_threads
 
 _PACKAGES = ("hf-recurrent", "torch", "transformers", "accelerate", "peft")
 # Hyperparameters of torch's optimizers that are recorded where a group has them.
@@ -162,5 +163,5 @@ def _describe_hardware(num_processes: int, device_type: str) -> str:
         name = torch.cuda.get_device_name()
         return f"{num_processes} x {name}" if num_processes > 1 else name
     processes = "1 process" if num_processes == 1 else f"{num_processes} processes"
-    threads = torch.get_num_threads()
+    threads = num_threads()
     return f"{platform.machine()} processor, {processes} with {threads} thread{'s' if threads > 1 else ''}"

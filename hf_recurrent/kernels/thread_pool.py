@@ -1,8 +1,8 @@
 """The threads that all kernels share; a kernel's library is given them by [`use_pool`].
 
-They are a pool of `thread_pool_cpu.c`, asleep between calls. After an operation of torch, the threads of OpenMP wait
-in a loop for the next one: for milliseconds, unless `GOMP_SPINCOUNT` is small, as it is in `hf-recurrent`. Threads of our
-own would share the cores with that loop, so where it is long, kernels run on OpenMP's threads.
+They are a pool of `thread_pool_cpu.c`, asleep between calls. After an operation of torch, OpenMP's threads wait
+in a loop for the next one: for milliseconds, unless `GOMP_SPINCOUNT` is small, as it is in `hf-recurrent`. Threads of
+our own would share the cores with that loop, so where it is long, kernels run on OpenMP's threads.
 """
 
 import ctypes

@@ -9,17 +9,43 @@
 #include "thread_pool.h"
 #include <pthread.h>
 #include <signal.h>
+#include <time.h>
 
 #define VERSION 1
-#define SPINS 1000 /* looks at the next call, or at the last worker, before a thread sleeps: about ten microseconds */
+/* Nanoseconds. A thread that sleeps takes up to a tenth of a millisecond to wake up, as long as a call. So a worker looks
+ * for the next call, and a call for its last worker, in a loop before it sleeps; not while the cores are busy. */
+#define SPIN 300000
+#define NAP 50000
+/* On busy cores a worker keeps the others waiting for the time slice of another program, or takes their core from them.
+ * After a loss of more than LATE, calls are computed by their own thread for FIRST_PAUSE; the next pause is twice as long
+ * if that happens again, and shorter after calls without a loss. */
+#define LATE 200000
+#define FIRST_PAUSE 4000000
+#define LONGEST_PAUSE 500000000
 
 typedef void parallel(void (*function)(void *), void *argument, unsigned threads, unsigned flags); /* GOMP_parallel */
 
 static parallel *team;
 static pthread_mutex_t pool_in_use = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t work_is_there = PTHREAD_COND_INITIALIZER, worker_is_done = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t work_is_there = PTHREAD_COND_INITIALIZER;
 static struct call *current;
-static int workers, wanted, active; /* threads of the pool, still to join, at work in the current call */
+static int workers;  /* threads of the pool; changed by the call that has the pool */
+static int wanted;   /* workers that may still join the current call */
+static int finished; /* workers that have joined it and are done */
+static int asleep;   /* workers that wait for a signal */
+static int64_t pause_length = FIRST_PAUSE, paused_until;
+
+#define GET(x) __atomic_load_n(&(x), __ATOMIC_SEQ_CST)
+#define SET(x, value) __atomic_store_n(&(x), value, __ATOMIC_SEQ_CST)
+
+static int64_t nanoseconds(clockid_t clock)
+{
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+static int64_t now(void) { return nanoseconds(CLOCK_MONOTONIC); }
 
 /* A forked child has none of its parent's threads, nor OpenMP's, and locks that some of them may have held. */
 static void forget_pool(void)
@@ -28,21 +54,27 @@ static void forget_pool(void)
     pthread_mutex_init(&pool_in_use, NULL);
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&work_is_there, NULL);
-    pthread_cond_init(&worker_is_done, NULL);
     current = NULL;
-    workers = wanted = active = 0;
+    workers = wanted = finished = asleep = 0;
 }
 
 __attribute__((constructor)) static void prepare(void) { pthread_atfork(NULL, NULL, forget_pool); }
 
-static void spin_while(const int *value, int is_zero)
+/* Looks at `value` until it is not `old` any more, or for a while; true if it changed. */
+static int changes(const int *value, int old)
 {
-    for (int i = 0; i < SPINS && (__atomic_load_n(value, __ATOMIC_RELAXED) == 0) == is_zero; i++)
+    const int64_t begin = now();
+    for (int i = 1; __atomic_load_n(value, __ATOMIC_SEQ_CST) == old; i++) {
 #ifdef X86_LEVELS
         _mm_pause();
-#else
-        ;
 #endif
+        if (i % 64)
+            continue;
+        const int64_t time = now();
+        if (time - begin > SPIN || time < GET(paused_until))
+            return 0;
+    }
+    return 1;
 }
 
 static void work(void *argument)
@@ -68,24 +100,24 @@ static void *worker(void *unused)
 {
     (void)unused;
     for (;;) {
-        spin_while(&wanted, 1);
-        pthread_mutex_lock(&lock);
-        while (wanted == 0)
-            pthread_cond_wait(&work_is_there, &lock);
-        struct call *call = current;
-        wanted--;
-        active++;
-        pthread_mutex_unlock(&lock);
-        work(call);
-        pthread_mutex_lock(&lock);
-        if (--active == 0)
-            pthread_cond_signal(&worker_is_done);
-        pthread_mutex_unlock(&lock);
+        if (!changes(&wanted, 0)) {
+            pthread_mutex_lock(&lock);
+            SET(asleep, asleep + 1);
+            while (GET(wanted) == 0)
+                pthread_cond_wait(&work_is_there, &lock);
+            SET(asleep, asleep - 1);
+            pthread_mutex_unlock(&lock);
+        }
+        int left = GET(wanted);
+        if (left > 0 && __atomic_compare_exchange_n(&wanted, &left, left - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+            work(current); /* the call waits for those that have joined */
+            __atomic_fetch_add(&finished, 1, __ATOMIC_SEQ_CST);
+        }
     }
     return NULL;
 }
 
-/* With `lock` held: start what is missing; with fewer threads, those share the work. */
+/* Start what is missing; with fewer threads, those share the work. */
 static void start_workers(int count)
 {
     sigset_t all, before;
@@ -109,20 +141,34 @@ static void share_in_pool(struct call *call, int threads)
         work(call);
         return;
     }
-    pthread_mutex_lock(&lock);
+    const int64_t begin = now(), begin_of_work = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+    if (begin < paused_until) {
+        pthread_mutex_unlock(&pool_in_use);
+        work(call);
+        return;
+    }
     start_workers(threads - 1);
+    const int offered = workers < threads - 1 ? workers : threads - 1;
     current = call;
-    __atomic_store_n(&wanted, workers < threads - 1 ? workers : threads - 1, __ATOMIC_RELAXED);
-    pthread_cond_broadcast(&work_is_there);
-    pthread_mutex_unlock(&lock);
+    finished = 0;
+    SET(wanted, offered);
+    if (GET(asleep)) {
+        pthread_mutex_lock(&lock);
+        pthread_cond_broadcast(&work_is_there);
+        pthread_mutex_unlock(&lock);
+    }
     work(call);
-    spin_while(&active, 0);
-    pthread_mutex_lock(&lock);
-    wanted = 0;
-    while (active > 0)
-        pthread_cond_wait(&worker_is_done, &lock);
-    current = NULL;
-    pthread_mutex_unlock(&lock);
+    const int joined = offered - __atomic_exchange_n(&wanted, 0, __ATOMIC_SEQ_CST);
+    const int64_t done = now();
+    for (int seen; (seen = GET(finished)) < joined;)
+        if (!changes(&finished, seen))
+            nanosleep(&(struct timespec){.tv_nsec = NAP}, NULL);
+    const int64_t time = now(), lost = time - begin - (nanoseconds(CLOCK_THREAD_CPUTIME_ID) - begin_of_work);
+    if (time - done > LATE || lost > LATE) {
+        SET(paused_until, time + pause_length);
+        pause_length = 2 * pause_length < LONGEST_PAUSE ? 2 * pause_length : LONGEST_PAUSE;
+    } else if (pause_length > FIRST_PAUSE)
+        pause_length -= pause_length / 512;
     pthread_mutex_unlock(&pool_in_use);
 }
 

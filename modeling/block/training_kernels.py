@@ -13,7 +13,8 @@ _PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 
 
 @cache
-def _training_module() -> ModuleType | None:
+def training_module() -> ModuleType | None:
+    """The kernels' module; None where it is not installed or was not compiled."""
     try:
         return importlib.import_module("hf_recurrent.kernels.training_cpu")
     except ImportError:  # a checkpoint's own code without the package, or a package without a C compiler
@@ -31,7 +32,7 @@ def training_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
     first = tensors[0]
     if first.device.type != "cpu" or first.numel() < SMALLEST_FUSED or torch._C._len_torch_dispatch_stack():
         return None
-    if (kernels := _training_module()) is None or not kernels.supports(first.dtype):
+    if (kernels := training_module()) is None or not kernels.supports(first.dtype):
         return None
     alike = all(t is None or (type(t) in _PLAIN_TENSORS and t.is_cpu and t.dtype is first.dtype) for t in tensors)
     return kernels if alike else None

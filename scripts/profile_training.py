@@ -1,0 +1,119 @@
+#!/usr/bin/env python
+"""Where the time of a training step goes, and how far it is from the limit of its matrix products.
+
+    python scripts/profile_training.py                          # one thread and two
+    python scripts/profile_training.py --steps default memora-s0 --threads 1 2 8
+
+A step is forward, backward and the optimizer: of the default run (64 streams of 16 bytes, with tables of n-grams), of
+Memora-S0 and Hawk-S0 (16 streams of 64 bytes), and, without the optimizer, of real-time recurrent learning (Memora of
+M 256, S 384 and 4 layers, 64 streams) and Supervised Memory Training. The limit is the products' operations at the
+rate of the fastest large product in the same run. `other` is what is in no operator: Python, autograd, calls.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import benchmark_rtrl
+import benchmark_smt
+import benchmarking as bench
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from hf_recurrent.cli.pretrain import build_model
+from hf_recurrent.cli.pretrain_arguments import parse_arguments
+from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
+from hf_recurrent.learning_rules.rules import build_learning_rule
+
+# Kind of work → beginnings of the operators' names; the first that fits counts.
+KINDS = {
+    "products": ("_LinearMaps", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product"),
+    "tables": ("_TableSum", "Optimizer.step#RowwiseAdagrad", "aten::sort", "aten::cumsum"),
+    "scan": ("_LinearScan", "hf_recurrent::linear_scan", "_Sensitivities"),
+    "norms and gates": ("_Fused", "_GatedGelu", "_RmsNorm", "aten::native_layer_norm", "aten::gelu", "aten::sigmoid"),
+    "loss": ("aten::_log_softmax", "aten::nll_loss", "aten::log_softmax"),
+    "optimizer": ("Optimizer.", "aten::_fused_adamw"),
+    "other operators": ("aten::", "autograd::engine"),
+}
+STEPS = ("default", "memora-s0", "hawk-s0", "rtrl", "smt")
+
+
+def trained(model: torch.nn.Module, streams: int, steps: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A whole step of a language model, and its forward and backward pass alone."""
+    dense = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer, ids = join_optimizers(dense, model), torch.randint(1, 256, (streams, steps))
+    model.train()
+
+    def passes() -> None:
+        model(ids, labels=ids).loss.backward()
+
+    def step() -> None:
+        passes()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, passes
+
+
+def build_step(name: str) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The step `name` of [`STEPS`], and the part of it that has matrix products."""
+    if name == "default":
+        arguments = parse_arguments(["--output_dir", str(Path("unused")), "--use_cpu"])
+        arguments.model.config_overrides.append("count_memory_slots=0")
+        return trained(build_model(arguments.model)[0], 64, 16)
+    if name == "rtrl":
+        sizes = {"hidden_size": 256, "state_size": 384, "intermediate_size": 768, "num_hidden_layers": 4}
+        model = bench.build_model("memora-s0", **sizes)
+        step = benchmark_rtrl.Reader(model, build_learning_rule("rtrl", model), 64, 1, 1)
+        return step, step
+    if name == "smt":
+        loss = benchmark_smt.build_losses(benchmark_smt.build_parser().parse_args([]))["SMT"]
+        return (lambda: loss().backward(),) * 2
+    return trained(bench.build_model(name), 16, 64)
+
+
+def kinds_of_time(step: Callable[[], None], repetitions: int) -> dict[str, float]:
+    """Seconds of a step by kind."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        begin = time.perf_counter()
+        for _ in range(repetitions):
+            step()
+        seconds = time.perf_counter() - begin
+    shares = dict.fromkeys(KINDS, 0.0)
+    for event in profiled.key_averages():
+        kind = next((kind for kind, names in KINDS.items() if event.key.startswith(names)), None)
+        if kind is not None:
+            shares[kind] += event.self_cpu_time_total / 1e6
+    shares["other"] = max(0.0, seconds - sum(shares.values()))
+    return {kind: value / repetitions for kind, value in shares.items()}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = bench.option_parser(__doc__, rounds=20, matrix_size=1024)
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="steps to profile")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="CPU threads (default 1 2)")
+    options = parser.parse_args()
+    lines = []
+    for name in options.steps:
+        torch.manual_seed(0)
+        step, passes = build_step(name)
+        with FlopCounterMode(display=False) as counter:
+            passes()
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            rate = bench.matrix_rate(bench.CPU, 3, options.matrix_size)
+            seconds = bench.best_seconds(step, options.rounds, bench.CPU)
+            rate = max(rate, bench.matrix_rate(bench.CPU, 3, options.matrix_size))
+            limit = counter.get_total_flops() / rate
+            times = kinds_of_time(step, max(1, options.rounds // 4))
+            shares = [f"{value / sum(times.values()):.0%}" for value in times.values()]
+            cells = (f"{rate / 1e9:.0f}", f"{seconds * 1e3:.1f}", f"{limit * 1e3:.1f}", f"{limit / seconds:.0%}")
+            lines.append([name, f"{threads}", *cells, *shares])
+    columns = ["step", "threads", "GFLOP/s", "ms", "limit ms", "of the limit", *KINDS, "other"]
+    bench.report(f"Training steps; {bench.conditions(bench.CPU, options.threads)}", columns, lines)
+
+
+if __name__ == "__main__":
+    main()
