@@ -140,6 +140,9 @@ def hostile_states() -> dict[str, bytes]:
         "huge header": (2**62).to_bytes(8, "little") + whole[8:],
         "no safetensors": b"\x80\x04}q\x00." * 20,
         "NaN": changed(numbers | {name: torch.full_like(numbers[name], float("nan"))}),
+        "infinite": changed(numbers | {name: torch.full_like(numbers[name], float("inf"))}),
+        "another value": changed(numbers | {name: numbers[name] + 1}),
+        "another pending byte": changed(numbers, pending="[66]"),
         "shape": changed(numbers | {name: torch.zeros(1, 5)}),
         "two texts": changed(
             {key: torch.zeros(2, *value.shape[1:]) for key, value in numbers.items()}, pending="[1,2]"
