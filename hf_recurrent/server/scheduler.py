@@ -184,6 +184,7 @@ class Scheduler:
                     self.store.release(session, origin)
                 raise NothingToContinue("There is no text to continue, and this model has no end byte to begin with.")
             origin = replace(origin, pending=self._begin_token)
+            job.prefix = [self._begin_token]
         self._waiting.append(Progress(job, session, origin, origin))
 
     def _tick(self) -> None:

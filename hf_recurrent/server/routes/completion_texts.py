@@ -39,6 +39,11 @@ class CompletionChoice:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length, self._taken, self._is_first, self._is_over = 0, 0, True, False
 
+    @property
+    def prefix(self) -> dict[str, str]:
+        """See [`ServedModel.prefix`]."""
+        return self._served.prefix(self.job)
+
     def take(self) -> dict[str, Any] | None:
         """The JSON of the new part; None if there is none, and after the end."""
         is_done, released = self.job.is_done, self.job.released  # in this order: nothing is released after the end

@@ -41,15 +41,16 @@ class _Completion:
             "created": int(time.time()),
             "model": self.body.model,
         }
-        if self.body.session is not None:
-            self._head["session"] = self.body.session
 
     def json(self, choices: Sequence[dict[str, Any]], with_usage: bool = False) -> dict[str, Any]:
         """A response or a part of one."""
         prompt = sum(map(len, self.prompts))
         new = sum(len(choice.job.output) for choice in self.choices)
+        head = self._head
+        if self.body.session is not None:
+            head = head | {"session": self.body.session} | self.choices[0].prefix
         usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-        return self._head | {"choices": list(choices)} | ({"usage": usage} if with_usage else {})
+        return head | {"choices": list(choices)} | ({"usage": usage} if with_usage else {})
 
     def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
         """The new parts, for a stream."""

@@ -1,5 +1,6 @@
 """A model as the APIs and the page use it: its name, tokenizer, scheduler and limits."""
 
+import base64
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,10 @@ class ServedModel:
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The bytes of tokens."""
         return self.tokenizer.decode_bytes(np.array(tokens, dtype=np.int64))
+
+    def prefix(self, job: Job) -> dict[str, str]:
+        """The bytes that a session read before its first generated one, in base64; empty if its text had begun."""
+        return {"prefix": base64.b64encode(self.decode(job.prefix)).decode()} if job.prefix else {}
 
     def job(
         self, tokens: np.ndarray, sampling: SamplingFields | None = None, seed: int | None = None, **options: Any

@@ -170,6 +170,7 @@ class _GeneratedText:
             piece["bits"] = _json_bits(self._job.output_scores.bits()[begin:end])
         if is_last:
             piece |= {"finish_reason": self._job.finish_reason, "bytes_read": self._job.snapshot.bytes_read}
+            piece |= self._served.prefix(self._job)
         yield piece
 
 

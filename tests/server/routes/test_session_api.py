@@ -42,6 +42,25 @@ def test_bytes_that_are_no_text(server):
     assert made.decode("utf-8", "replace") == found["text"] and found["bytes_read"] == 255 + len(made)
 
 
+def test_a_session_that_begins_by_generating_says_which_byte_it_read_first(server):
+    def state(session):
+        return load(server.request("GET", f"/v1/sessions/{session}/state").body)
+
+    direct, completed, read, ended = (server.new_session() for _ in range(4))
+    found = server.generate(direct, max_tokens=9, seed=3)
+    completion = server.complete(session=completed, max_tokens=9, seed=3)
+    assert base64.b64decode(found["prefix"]) == b"\0" and completion["prefix"] == found["prefix"]
+    assert found["text"] == completion["choices"][0]["text"] and found["finish_reason"] == "length"
+    again = base64.b64encode(b"\0" + base64.b64decode(found["base64"])).decode()
+    server.post(f"/v1/sessions/{read}/read", {"base64": again})
+    for session in (direct, completed):
+        assert all(torch.equal(part, state(read)[name]) for name, part in state(session).items())
+    assert server.generate(direct, max_tokens=9, seed=4) == server.generate(completed, max_tokens=9, seed=4)
+    assert "prefix" not in server.generate(direct, max_tokens=1)
+    server.read(ended, "a")
+    assert "prefix" not in server.generate(ended, max_tokens=1)
+
+
 def test_a_generation_with_bits_is_streamed_and_stopped(server):
     whole, streamed, read = (server.new_session() for _ in range(3))
     for session in (whole, streamed, read):
