@@ -185,6 +185,7 @@ class Scheduler:
                 raise NothingToContinue("There is no text to continue, and this model has no end byte to begin with.")
             origin = replace(origin, pending=self._begin_token)
             job.prefix = [self._begin_token]
+            request.source.read(job.prefix)
         self._waiting.append(Progress(job, session, origin, origin))
 
     def _tick(self) -> None:

@@ -118,7 +118,7 @@ def _prompts(served: ServedModel, body: CompletionRequest) -> list[np.ndarray]:
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
     if not given:
-        raise ApiError(400, "`prompt` is an empty list; it must have at least one prompt.", "prompt")
+        raise ApiError(400, "`prompt` is an empty list; it must have at least one prompt.", "prompt", "invalid_value")
     return [_tokens(served, prompt) for prompt in given]
 
 
@@ -127,7 +127,8 @@ def _tokens(served: ServedModel, prompt: str | list[int]) -> np.ndarray:
         return served.encode(prompt, "prompt")
     if wrong := next((token for token in prompt if not 0 <= token < served.vocab_size), None):
         known = served.vocab_size
-        raise ApiError(400, f"`prompt` has the token {str(wrong)[:40]}; it must be from 0 to {known - 1}.", "prompt")
+        message = f"`prompt` has the token {str(wrong)[:40]}; it must be from 0 to {known - 1}."
+        raise ApiError(400, message, "prompt", "invalid_value")
     return np.array(prompt, dtype=np.int64)
 
 
@@ -137,9 +138,10 @@ def _check(served: ServedModel, body: CompletionRequest, prompts: Sequence[np.nd
     served.check_limit("max_tokens", count * _max_tokens(body), limits.max_new_tokens)
     if body.session is not None and count > 1:
         name = "n" if (body.n or 1) > 1 else "prompt"
-        raise ApiError(400, f"`session` continues one text, but `{name}` asks for {count}.", name)
+        raise ApiError(400, f"`session` continues one text, but `{name}` asks for {count}.", name, "invalid_value")
     if not _max_tokens(body) and not body.echo and body.session is None:
-        raise ApiError(400, "`max_tokens` is 0, so there is nothing to do; set `echo` or `session`.", "max_tokens")
+        message = "`max_tokens` is 0, so there is nothing to do; set `echo` or `session`."
+        raise ApiError(400, message, "max_tokens", "invalid_value")
     if body.logprobs is not None:
         scored = count * _max_tokens(body) + (sum(map(len, prompts)) * (body.n or 1) if body.echo else 0)
         served.check_limit("logprobs", scored, limits.max_scored)
@@ -166,6 +168,7 @@ async def _begin(
                 prompt if read is None else prompt[:0],
                 body,
                 seed + len(choices),
+                prompt,
                 session_id=body.session,
                 start=read and read.snapshot,
                 max_new_tokens=_max_tokens(body),
