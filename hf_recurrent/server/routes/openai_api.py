@@ -14,7 +14,7 @@ from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.completion_texts import CompletionChoice
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
-from hf_recurrent.server.routes.schemas import CompletionRequest
+from hf_recurrent.server.routes.schemas import CompletionRequest, StreamOptions
 from hf_recurrent.server.routes.served_model import ServedModel
 
 _DEFAULT_TOKENS = 16  # of OpenAI
@@ -54,14 +54,15 @@ class _Completion:
 
     def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
         """The new parts, for a stream."""
+        options = self.body.stream_options or StreamOptions()
         for choice in self.choices:
-            if choice.job.released or choice.job.is_done:
-                piece = choice.take()
+            while (choice.job.released or choice.job.is_done) and (
+                piece := choice.take(1 if options.every_token else None)
+            ):
                 # A piece of a character is no text yet.
-                if piece and (piece["text"] or piece["finish_reason"] or piece["logprobs"]):
+                if piece["text"] or piece["finish_reason"] or piece["logprobs"] or options.every_token:
                     yield self.json([piece])
-        options = self.body.stream_options
-        if is_last and options is not None and options.include_usage:
+        if is_last and options.include_usage:
             yield self.json([], with_usage=True)
 
 
@@ -99,7 +100,7 @@ def openai_routes(served: ServedModel) -> APIRouter:
         running = RunningJobs(served.scheduler, jobs, bool(body.stream))
         if body.stream:
             await running.submit()
-            return JobsResponse(running, served.send_interval, completion.take)
+            return JobsResponse(running, served.send_interval(body.stream_options), completion.take)
         await running.run(request)
         return completion.json([choice.take() for choice in completion.choices], with_usage=True)
 

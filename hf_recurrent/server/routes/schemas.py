@@ -80,7 +80,17 @@ class SamplingFields(Body):
         return secrets.randbits(62) if self.seed is None else self.seed
 
 
-class StreamOptions(Body):
+class PieceOptions(Body):
+    """`stream_options` of a session's generation.
+
+    Args:
+        every_token: an event for every token; by default, an event has the bytes of 20 ms or more.
+    """
+
+    every_token: bool = False
+
+
+class StreamOptions(PieceOptions):
     """`stream_options` of a completion."""
 
     include_usage: bool = False
@@ -169,3 +179,4 @@ class GenerateRequest(SamplingFields):
     max_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] = 16
     bits: bool = False
     stream: bool = False
+    stream_options: PieceOptions = PieceOptions()

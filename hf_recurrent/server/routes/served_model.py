@@ -2,7 +2,7 @@
 
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.routes.errors import ABOVE_LIMIT, ApiError
-from hf_recurrent.server.routes.schemas import GenerateRequest, SamplingFields
+from hf_recurrent.server.routes.schemas import GenerateRequest, PieceOptions, SamplingFields
 from hf_recurrent.server.routes.settings import ServerSettings
 from hf_recurrent.server.sampling import LogitChanges, TokenSource
 from hf_recurrent.server.scheduler import Scheduler
@@ -45,10 +45,12 @@ class ServedModel:
         """Ids that a prompt may have."""
         return self.scheduler.steps.model.config.vocab_size
 
-    def send_interval(self) -> float:
-        """Seconds between two pieces of a stream, longer the more texts are generated."""
-        fair = self.scheduler.counts.generating / self.settings.pieces_per_second
-        return min(max(fair, _SHORTEST_INTERVAL), _LONGEST_INTERVAL)
+    def send_interval(self, options: PieceOptions | None) -> Callable[[], float]:
+        """Seconds between two pieces of a stream: more if many texts are generated, 0 for a piece of every token."""
+        if options is not None and options.every_token:
+            return lambda: 0.0
+        counts, rate = self.scheduler.counts, self.settings.pieces_per_second
+        return lambda: min(max((counts.generating + counts.waiting) / rate, _SHORTEST_INTERVAL), _LONGEST_INTERVAL)
 
     def encode(self, text: str | bytes, param: str) -> np.ndarray:
         """The tokens of a text.

@@ -60,6 +60,21 @@ def test_stream_is_the_same_text_without_half_characters(client):
     assert pieces[-1].usage == whole.usage and len({piece.id for piece in pieces}) == 1
 
 
+def test_a_stream_has_an_event_for_every_token_when_asked(client):
+    arguments = {"model": "tiny", "prompt": "caf", "max_tokens": 60, "seed": 1, "n": 2, "logprobs": 0}
+    whole = client.completions.create(**arguments)
+    options = {"every_token": True}
+    pieces = [
+        piece.choices[0] for piece in client.completions.create(**arguments, stream=True, stream_options=options)
+    ]
+    for choice in whole.choices:
+        own = [piece for piece in pieces if piece.index == choice.index]
+        assert "".join(piece.text for piece in own) == choice.text
+        assert [token for piece in own for token in piece.logprobs.tokens] == choice.logprobs.tokens
+        assert {len(piece.logprobs.tokens) for piece in own[:-1]} == {1} and len(own[-1].logprobs.tokens) <= 1
+        assert [piece.finish_reason for piece in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+
+
 def test_several_prompts_and_choices(client, model):
     found = client.completions.create(model="tiny", prompt=["one", "two"], n=3, max_tokens=8, seed=10)
     expected = [

@@ -77,6 +77,11 @@ def test_a_generation_with_bits_is_streamed_and_stopped(server):
     assert pieces[-1]["finish_reason"] == expected["finish_reason"]
     body = {"base64": base64.b64encode(data).decode()}
     assert server.post(f"/v1/sessions/{read}/read", body)["bits"] == pytest.approx(expected["bits"], rel=1e-5)
+    each = server.post(f"/v1/sessions/{whole}/fork")["id"]
+    options |= {"stream": True, "stream_options": {"every_token": True}}
+    singles = list(server.stream(options, f"/v1/sessions/{each}/generate"))
+    assert {len(piece["bits"]) for piece in singles[:-1]} == {1} and len(singles[-1]["bits"]) <= 1
+    assert "".join(piece["text"] for piece in singles) == server.generate(whole, max_tokens=60, seed=2)["text"]
     # Stopped where it is, with every byte that the session has.
     pieces, ends = [], server.scheduler._end_tokens
     server.scheduler._end_tokens = frozenset()
