@@ -87,7 +87,9 @@ class Batch:
 
     def step(self) -> tuple[torch.Tensor, list[int | None]]:
         """Logits (B, V) and the next token of every row; None where the probabilities are NaN."""
-        logits, self._state = self._steps.step(self._tokens, self._state)
+        # The first token of a generation was read; the others are the model's own.
+        are_sampled = [bool(progress.job.output) for progress in self.rows]
+        logits, self._state = self._steps.step(self._tokens, self._state, are_sampled)
         self._tokens = choose_tokens(logits, [progress.job.request.source for progress in self.rows])
         return logits, self._tokens
 
