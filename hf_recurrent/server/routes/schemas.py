@@ -114,6 +114,44 @@ class CompletionRequest(SamplingFields):
     suffix: Literal[""] | None = None
 
 
+class TextPart(Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _as_parts(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class ChatMessage(Body):
+    """A message: a text, or its parts."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all parts."""
+        return "".join(part.text for part in self.content)
+
+
+class ChatRequest(SamplingFields):
+    """`POST /v1/chat/completions`."""
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    logprobs: Literal[False] | None = None
+
+
 class SessionRequest(Body):
     """`POST /v1/sessions`."""
 

@@ -215,8 +215,3 @@ def test_penalties_are_those_of_openai():
     # 1.0 - 0.5 - 0.25 < 0.9, then 0.9 - 0.75 < 1.0 - 0.75, and so on.
     assert [choose_tokens(logits, [source])[0] for _ in range(5)] == [0, 1, 0, 1, 2]
     assert source.changed(logits[0]).tolist() == pytest.approx([0.0, -0.1, -0.65, 0.0])
-
-
-def test_chat_is_refused_with_the_address_to_use(client):
-    with pytest.raises(openai.NotFoundError, match=r"use /v1/completions\."):
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hello"}])
