@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -214,10 +215,12 @@ class Scheduler:
     def _fill_rows(self) -> None:
         free = min(self._max_rows - len(self._batch.rows), len(self._waiting))
         if free > 0:
-            new, now = [self._waiting.popleft() for _ in range(free)], time.monotonic()
+            new, now = list(islice(self._waiting, free)), time.monotonic()
             for progress in new:
                 progress.turn_began = now
             self._batch.add(new)
+            for _ in new:  # known as waiting until they are rows, so that an error in between reaches their clients
+                self._waiting.popleft()
 
     def _end_turns(self, now: float) -> None:
         """Make room for texts that wait; all generated tokens have to be durable."""

@@ -9,6 +9,7 @@ import torch
 from model_cases import tiny_model
 
 from hf_recurrent.generation.sampling import Sampling
+from hf_recurrent.server.batch import Batch
 from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.sampling import TokenSource, choose_tokens
@@ -332,13 +333,16 @@ def finish_only(job: Job) -> None:
         raise job.error
 
 
-def test_a_model_that_fails_does_not_end_the_server():
+def test_a_model_that_fails_does_not_end_the_server(monkeypatch):
     model = tiny_model("memora")
     scheduler = make_scheduler(model)
     working, scheduler.steps.step = scheduler.steps.step, lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
         finish(scheduler, job_of(b"a", max_new_tokens=3, source=TokenSource(Sampling(), 0)))
     scheduler.steps.step = working
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Batch, "add", lambda *_: 1 / 0)
+        finish(scheduler, job_of(b"a", max_new_tokens=3, source=TokenSource(Sampling(), 0)))
     job = job_of(b"a", max_new_tokens=3, source=TokenSource(Sampling(), 0))
     finish(scheduler, job)
     assert job.output == generate_alone(model, b"a", 3, Sampling(), 0)
