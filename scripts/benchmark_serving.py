@@ -1,8 +1,9 @@
-"""Bytes per second of many clients of `hf-recurrent serve`, next to one batch in a bare loop; memory of sessions.
+"""Latency and throughput of `hf-recurrent serve`, the latter next to one batch in a bare loop; memory of sessions.
 
     python scripts/benchmark_serving.py --preset memora-s0 --clients 32
 
-The clients are threads of a process of their own, each of which streams a completion. The model has new weights.
+The clients are threads of another process, each of which streams a completion. All connections are kept alive, as
+those of OpenAI's client are. The model has new weights.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 
+import numpy as np
 import psutil
 import torch
 from transformers import AutoModelForCausalLM
@@ -26,6 +28,8 @@ from hf_recurrent.server.session import Session, Snapshot
 from hf_recurrent.server.session_store import SessionStore
 
 _ROUNDS = 5
+_HEADERS = {"content-type": "application/json"}
+_TURN_BYTES = 20
 
 
 def main() -> None:
@@ -33,6 +37,7 @@ def main() -> None:
     parser.add_argument("--preset", default="memora-s0")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--bytes", type=int, default=400, help="that each client asks for")
+    parser.add_argument("--turns", type=int, default=200, help="requests of one client whose median time is printed")
     parser.add_argument("--idle_sessions", type=int, default=10_000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -56,13 +61,16 @@ def _throughput(model, arguments: argparse.Namespace) -> None:
         line = next(line for line in server.stderr if "is served on" in line)
         port = int(line.rsplit(":", 1)[1].split("/")[0])
         try:
+            health, turn = _in_other_process(_one_client, port, arguments.turns)
             for _ in range(_ROUNDS):  # they take turns, because the speed of a shared machine changes
                 bare = max(bare, _bare_loop(model, arguments.clients, arguments.bytes))
-                served = max(served, _clients(port, arguments.clients, arguments.bytes))
+                served = max(served, _in_other_process(_stream_all, port, arguments.clients, arguments.bytes))
                 print(f"bare {bare:,.0f}, served {served:,.0f}", file=sys.stderr)
         finally:
             server.terminate()
             server.wait()
+    print(f"| `GET /health`, median | {health:.2f} ms |")
+    print(f"| a session reads {_TURN_BYTES} bytes and generates {_TURN_BYTES}, median | {turn:.1f} ms |")
     print(f"| bytes per second, one batch of {arguments.clients} in a bare loop | {bare:,.0f} |")
     print(f"| {arguments.clients} clients that stream | {served:,.0f} |")
     print(f"| ratio | {served / bare:.2f} |")
@@ -80,21 +88,45 @@ def _bare_loop(model, rows: int, steps: int) -> float:
     return rows * steps / (time.perf_counter() - begin)
 
 
-def _clients(port: int, count: int, size: int) -> float:
-    """Bytes per second of clients in another process."""
+def _in_other_process(function, *arguments):
+    """The result of a client, whose threads must not wait for the interpreter that computes the bare loop."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(_stream_all, (port, count, size))
+        return pool.apply(function, arguments)
+
+
+def _one_client(port: int, turns: int) -> tuple[float, float]:
+    """Median milliseconds of a health check and of a turn of a session, over one connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    session = _request(connection, "POST", "/v1/sessions")[1]["id"]
+    turn = {"model": "model", "session": session, "prompt": "x" * _TURN_BYTES, "max_tokens": _TURN_BYTES}
+    health = [_request(connection, "GET", "/health")[0] for _ in range(turns)]
+    warm = [_request(connection, "POST", "/v1/completions", turn)[0] for _ in range(turns)]
+    return float(np.median(health)), float(np.median(warm))
+
+
+def _request(connection: http.client.HTTPConnection, method: str, path: str, body: dict | None = None):
+    """Milliseconds until the answer is there, and the answer."""
+    begin = time.perf_counter()
+    connection.request(method, path, None if body is None else json.dumps(body), _HEADERS)
+    response = connection.getresponse()
+    data = response.read()
+    milliseconds = 1000 * (time.perf_counter() - begin)
+    assert response.status == 200, data
+    return milliseconds, json.loads(data)
 
 
 def _stream_all(port: int, count: int, size: int) -> float:
+    """Bytes per second of clients that stream at the same time."""
     received = [0] * count
+    connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(count)]
+    for connection in connections:
+        _request(connection, "GET", "/health")
 
     def stream(number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         body = {"model": "model", "prompt": "A", "max_tokens": size, "seed": number, "stream": True}
         body["stream_options"] = {"include_usage": True}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        for line in connection.getresponse():
+        connections[number].request("POST", "/v1/completions", json.dumps(body), _HEADERS)
+        for line in connections[number].getresponse():
             if b'"usage"' in line:
                 received[number] = json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
 

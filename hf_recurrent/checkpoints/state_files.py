@@ -1,8 +1,10 @@
-"""Files of states: safetensors with the hash of the weights that they belong to.
+"""Files of states: safetensors with a checksum, and the hash of the weights that they belong to.
 
 Shape letters: B streams.
 """
 
+import hashlib
+import json
 import os
 import warnings
 from collections.abc import Container, Mapping
@@ -17,7 +19,10 @@ from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, check_state
 from hf_recurrent.stock_models.with_state import check_recurrent, with_state
 
-_FORMAT = "hf_recurrent.state.2"  # the format of files, independent of the module's name
+# The format of files, independent of the module's name. The second one had no checksum.
+_FORMAT = "hf_recurrent.state.3"
+_HASHED_FORMATS = ("hf_recurrent.state.2", _FORMAT)
+_CHECKSUM = "sha256"
 
 
 def save_state(
@@ -33,7 +38,7 @@ def save_state(
 
     Raises:
         TypeError: the model has no recurrent state, or `state` is not a dictionary of tensors.
-        ValueError: the state is not of this model.
+        ValueError: the state is not of this model, or has NaN or infinite values.
     """
     with atomic_file(path) as partial:
         partial.write_bytes(pack_state(state, model, metadata))
@@ -81,7 +86,8 @@ def read_state(
 def pack_state(state: RecurrentState, model: PreTrainedModel, metadata: Mapping[str, str] | None = None) -> bytes:
     """The content of a file of [`save_state`]."""
     _check(state, model)
-    return pack_tensors(state, {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)})
+    described = {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)}
+    return pack_tensors(state, described | {_CHECKSUM: _checksum(state, described)})
 
 
 def unpack_state(
@@ -91,7 +97,7 @@ def unpack_state(
     device: torch.device | str | None = None,
     other_weights: Container[str] = (),
 ) -> tuple[RecurrentState, dict[str, str]]:
-    """The state in the content of a file, and its metadata; without a hash of weights, they lack the present format.
+    """The state in the content of a file, and its metadata, which [`has_weights_hash`] tells apart from earlier ones.
 
     Args:
         data: the content.
@@ -104,21 +110,16 @@ def unpack_state(
         ValueError: the content is damaged or not a saved state, or it belongs to other weights.
     """
     state, metadata = unpack_tensors(data, name)
-    if metadata.get("format") == _FORMAT:
+    if has_weights_hash(metadata):
         weights = metadata.get("weights")
         if weights != weights_hash(model) and weights not in other_weights:
             raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
     try:
         _check(state, model)
-        for key, tensor in state.items():
-            if tensor.dtype == torch.uint8:  # checked above
-                continue
-            if not tensor.is_floating_point() and not tensor.is_complex():
-                raise ValueError(f"`state[{key!r}]` has the type {tensor.dtype}, which is not a floating type.")
-            if not bool(tensor.isfinite().all()):
-                raise ValueError(f"`state[{key!r}]` has NaN or infinite values.")
+        _check_checksum(state, metadata)
     except ValueError as error:
-        problem = "is damaged" if metadata.get("format") == _FORMAT else "is not a state of this model"
+        is_ours = has_weights_hash(metadata) or _CHECKSUM in metadata
+        problem = "is damaged" if is_ours else "is not a state of this model"
         raise ValueError(f"`{name}` {problem}: {error}") from error
     target = model.device if device is None else device
     return {key: tensor.to(target) for key, tensor in state.items()}, metadata
@@ -126,7 +127,7 @@ def unpack_state(
 
 def has_weights_hash(metadata: Mapping[str, str]) -> bool:
     """False for files of earlier versions, of which nothing tells which model they belong to."""
-    return metadata.get("format") == _FORMAT
+    return metadata.get("format") in _HASHED_FORMATS
 
 
 def _check(state: RecurrentState, model: PreTrainedModel) -> None:
@@ -136,3 +137,24 @@ def _check(state: RecurrentState, model: PreTrainedModel) -> None:
     streams = len(first) if isinstance(first, torch.Tensor) and first.dim() else 1
     zero = model.init_state(max(streams, 1), "meta")
     check_state(state, {name: tensor.shape for name, tensor in zero.items()}, integer_parts=model.integer_state_parts)
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ValueError(f"`state[{name!r}]` has NaN or infinite values.")
+
+
+def _check_checksum(state: RecurrentState, metadata: Mapping[str, str]) -> None:
+    # A damaged format does not make a file one of those that had no checksum.
+    if _CHECKSUM not in metadata and metadata.get("format") != _FORMAT:
+        return
+    described = {key: text for key, text in metadata.items() if key != _CHECKSUM}
+    if metadata.get(_CHECKSUM) != _checksum(state, described):
+        raise ValueError("its content does not match its checksum.")
+
+
+def _checksum(state: RecurrentState, metadata: Mapping[str, str]) -> str:
+    """SHA-256 of metadata, names, types, shapes and values."""
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(state.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -57,7 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--max_resident", type=int, default=1000, help="sessions in memory, with --session_dir (default: 1000)"
     )
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max_rows", type=int, default=64, help="requests that run at a time (default: 64)")
+    limits.add_argument(
+        "--max_rows", type=int, default=64, help="texts that generate at a time; more take turns (default: 64)"
+    )
     limits.add_argument("--max_waiting", type=int, default=512, help="requests in all; more get 429 (default: 512)")
     limits.add_argument("--max_body", type=int, default=1 << 22, help="bytes of a request's body (default: 4194304)")
     limits.add_argument("--max_new_tokens", type=int, default=1 << 16, help="new bytes of a request (default: 65536)")

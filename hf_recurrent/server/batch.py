@@ -24,9 +24,11 @@ class Progress:
         job: to read and to generate.
         session: of the job, acquired; None for a new text.
         origin: the text before the job, which a failed job restores.
-        snapshot: the text after the tokens that were read.
+        snapshot: the text after the tokens that were read, or where its last turn in the batch ended.
         fed: how many tokens of `feed` the model has read.
+        generated: how many generated tokens `snapshot` has.
         journaled: how many generated tokens are durable.
+        turn_began: time at which the text joined the batch.
     """
 
     job: Job
@@ -34,7 +36,9 @@ class Progress:
     origin: Snapshot
     snapshot: Snapshot
     fed: int = 0
+    generated: int = 0
     journaled: int = 0
+    turn_began: float = 0.0
 
     def __post_init__(self) -> None:
         # Of the tokens to read, the last one becomes the pending one.
@@ -75,7 +79,7 @@ class Batch:
         self._state: RecurrentState = {}  # (B, ...)
 
     def add(self, new: Sequence[Progress]) -> None:
-        """Add texts that have been read."""
+        """Add texts that have been read, or whose turn begins again."""
         states = [progress.snapshot.state for progress in new]
         self._state = join_states([*([self._state] if self.rows else []), *states])
         self.rows += new
@@ -83,15 +87,27 @@ class Batch:
 
     def step(self) -> tuple[torch.Tensor, list[int | None]]:
         """Logits (B, V) and the next token of every row; None where the probabilities are NaN."""
-        logits, self._state = self._steps.step(self._tokens, self._state)
+        # The first token of a generation was read; the others are the model's own.
+        are_sampled = [bool(progress.job.output) for progress in self.rows]
+        logits, self._state = self._steps.step(self._tokens, self._state, are_sampled)
         self._tokens = choose_tokens(logits, [progress.job.request.source for progress in self.rows])
         return logits, self._tokens
 
     def snapshot(self, row: int) -> Snapshot:
         """The present text of a row."""
-        progress = self.rows[row]
-        bytes_read = progress.snapshot.bytes_read + len(progress.job.output)
-        return Snapshot(select_state(self._state, row), self._tokens[row], bytes_read)
+        return Snapshot(select_state(self._state, row), self._tokens[row], self._bytes_read(row))
+
+    def end_turns(self, rows: Collection[int]) -> list[Progress]:
+        """Remove rows that will go on later; returns their texts."""
+        ended = [self.rows[row] for row in rows]
+        # Views: copies of single rows cost as much as several steps.
+        parts = {name: part.split(1) for name, part in self._state.items()}
+        for row, progress in zip(rows, ended, strict=True):
+            state = {name: views[row] for name, views in parts.items()}
+            progress.snapshot = Snapshot(state, self._tokens[row], self._bytes_read(row))
+            progress.generated = len(progress.job.output)
+        self.remove(rows)
+        return ended
 
     def remove(self, rows: Collection[int]) -> None:
         """Remove rows."""
@@ -100,3 +116,7 @@ class Batch:
         kept = [row for row in range(len(self.rows)) if row not in rows]
         self._state = select_state(self._state, kept) if kept else {}
         self.rows, self._tokens = [self.rows[row] for row in kept], [self._tokens[row] for row in kept]
+
+    def _bytes_read(self, row: int) -> int:
+        progress = self.rows[row]
+        return progress.snapshot.bytes_read + len(progress.job.output) - progress.generated

@@ -99,6 +99,7 @@ class Job:
         request: the text to read and continue.
 
     Attributes:
+        prefix: tokens that the model read before the first generated one, because the text was empty: the end token.
         wake: called by the scheduler, in its thread, when there are new results.
         scores: of the tokens that were read; None if the request has none. It only grows.
         output: the generated tokens, without the end token. It only grows.
@@ -112,6 +113,7 @@ class Job:
 
     def __init__(self, request: Request):
         self.request = request
+        self.prefix: list[int] = []
         self.wake: Callable[[], None] = lambda: None
         self.scores = None if request.scores is None else Scores(request.scores)
         self.output: list[int] = []

@@ -3,6 +3,8 @@
 A token has the same result in a slice of any length and in a batch of any size, bit for bit, where the model has a
 compiled step. Elsewhere (on a GPU, in bfloat16, while the model learns) the last bits depend on both.
 
+A count memory does not learn from tokens that the model itself has chosen, as in `generate()`: it would repeat itself.
+
 Shape letters: B batch, T steps, V vocabulary.
 """
 
@@ -13,7 +15,9 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.generation.state_reader import StateReader
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, state_dtype
+from hf_recurrent.modeling.contexts.count_memory import STATE_PART
+from hf_recurrent.modeling.contexts.counted_predictions import take_counts
 from hf_recurrent.modeling.step.single_step import plain_forward, run_single_step
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.stock_models.with_state import with_state
@@ -37,36 +41,94 @@ class ModelSteps:
 
     def __init__(self, model: PreTrainedModel, learns: bool = False):
         self.model, self._learns = with_state(model), learns
-        self._device = model.device
+        self._device, self._memory = model.device, getattr(self.model, "count_memory", None)
         with self._forward():
             self._reader = StateReader(self.model, longest_chain=_SLICE)
 
-    def read(self, tokens: Sequence[int], state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
-        """Feed T tokens of one text; returns the logits (T, V) after each, on the CPU, and the state."""
-        with self._forward():
-            reading = self._reader.read(tokens, state)
-        # The states of a chain are one piece of memory.
-        return reading.logits.cpu(), {name: part.clone() for name, part in reading.states[len(tokens)].items()}
+    def read(
+        self, tokens: Sequence[int], state: RecurrentState, is_sampled: bool = False
+    ) -> tuple[torch.Tensor, RecurrentState]:
+        """Feed T tokens of one text.
 
-    def step(self, tokens: Sequence[int], state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
-        """Feed the next token of each of B texts; returns the logits (B, V), on the CPU, and the state."""
+        Args:
+            tokens: to feed.
+            state: before them.
+            is_sampled: the model itself has chosen them.
+
+        Returns:
+            The logits (T, V) after each, on the CPU, and the state.
+        """
+        rest, counts = take_counts(state, self._memory)
+        with self._forward():
+            reading = self._reader.read(tokens, rest)
+        # The states of a chain are one piece of memory.
+        logits, new = reading.logits, {name: part.clone() for name, part in reading.states[len(tokens)].items()}
+        if counts is not None:
+            mixed, new[STATE_PART] = self._mix([tokens], counts, logits.unsqueeze(0), is_sampled)
+            logits = mixed[0]
+        return logits.cpu(), new
+
+    def step(
+        self, tokens: Sequence[int], state: RecurrentState, are_sampled: Sequence[bool]
+    ) -> tuple[torch.Tensor, RecurrentState]:
+        """Feed the next token of each of B texts.
+
+        Args:
+            tokens: one of each text.
+            state: of the texts.
+            are_sampled: whether the model itself has chosen it, of each token.
+
+        Returns:
+            The logits (B, V), on the CPU, and the state.
+        """
+        rest, counts = take_counts(state, self._memory)
         input_ids = torch.tensor(tokens, device=self._device).unsqueeze(1)
         with self._forward():
-            found = run_single_step(self.model, input_ids, state)
+            found = run_single_step(self.model, input_ids, rest)
             if found is None:
-                output = self.model(input_ids=input_ids, state=state, use_cache=True)
+                output = self.model(input_ids=input_ids, state=rest, use_cache=True)
                 found = output.logits, output.state
-        logits, state = found
-        return logits[:, -1].cpu(), state
+        logits, new = found
+        if counts is not None:
+            logits, counts = self._mix_rows(input_ids, counts, logits, are_sampled)
+            new = new | {STATE_PART: counts}
+        return logits[:, -1].cpu(), new
 
-    def continue_from(self, snapshot: Snapshot, tokens: Sequence[int]) -> Snapshot:
-        """The place after more tokens, without their logits."""
-        state = snapshot.state
-        feed = [*([] if snapshot.pending is None else [snapshot.pending]), *tokens[:-1]]
+    def continue_from(self, snapshot: Snapshot, tokens: Sequence[int], begin_token: int | None = None) -> Snapshot:
+        """The place after tokens that were generated at a snapshot.
+
+        Args:
+            snapshot: of the text.
+            tokens: the generated ones.
+            begin_token: read first if the text is empty.
+        """
+        state, pending = snapshot.state, begin_token if snapshot.pending is None else snapshot.pending
         with torch.no_grad():
-            for begin in range(0, len(feed), _SLICE):
-                _, state = self.read(feed[begin : begin + _SLICE], state)
+            if pending is not None:
+                _, state = self.read([pending], state, snapshot.is_generating)
+            for begin in range(0, len(tokens) - 1, _SLICE):
+                piece = tokens[begin : min(begin + _SLICE, len(tokens) - 1)]
+                _, state = self.read(piece, state, is_sampled=True)
         return Snapshot(state, tokens[-1], snapshot.bytes_read + len(tokens))
+
+    def _mix_rows(
+        self, input_ids: torch.Tensor, counts: torch.Tensor, logits: torch.Tensor, are_sampled: Sequence[bool]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As [`_mix`], where some rows are sampled."""
+        if len(kinds := {*are_sampled}) == 1:
+            return self._mix(input_ids, counts, logits, *kinds)
+        mixed, new = logits.to(state_dtype(logits.dtype), copy=True), counts.clone()
+        for kind in kinds:
+            rows = [row for row, is_sampled in enumerate(are_sampled) if is_sampled == kind]
+            mixed[rows], new[rows] = self._mix(input_ids[rows], counts[rows], logits[rows], kind)
+        return mixed, new
+
+    def _mix(
+        self, tokens: torch.Tensor | Sequence[Sequence[int]], counts: torch.Tensor, logits: torch.Tensor, sampled: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log probabilities (B, T, V) of the model, given the network's logits, and the state of its counts."""
+        input_ids = torch.as_tensor(tokens, device=self._device)
+        return self.model.mix_counts(input_ids, counts, logits, slice(None), sampled=sampled)
 
     def _forward(self) -> AbstractContextManager:
         return plain_forward() if self._learns else nullcontext()

@@ -4,30 +4,102 @@ Shape letters: B batch, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from transformers import LogitsProcessorList, MinPLogitsWarper
 
 from hf_recurrent.generation.sampling import Sampling
 
 
-class TokenSource:
-    """The sampling of one row, and its random numbers: as in `generate()` after `torch.manual_seed(seed)`."""
+@dataclass(frozen=True)
+class ServerSampling(Sampling):
+    """Sampling with one more argument.
 
-    def __init__(self, sampling: Sampling, seed: int):
+    Args:
+        min_p: sample from the tokens with at least this share of the probability of the most likely one; 0 for all.
+    """
+
+    min_p: float = 0.0
+
+    @cached_property
+    def processors(self) -> LogitsProcessorList:
+        more = [MinPLogitsWarper(self.min_p)] if self.min_p else []
+        return LogitsProcessorList([*super().processors, *more])
+
+
+@dataclass(frozen=True)
+class LogitChanges:
+    """Changes of the logits of a text that depend on its tokens, before its sampling.
+
+    Args:
+        presence_penalty: subtracted from the logits of generated tokens.
+        frequency_penalty: subtracted from these logits once for every time that the token was generated.
+        repetition_penalty: of `generate()`: divides positive logits of tokens read or generated, multiplies negative
+            ones.
+        logit_bias: pairs of a token and what is added to its logit.
+    """
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+class TokenSource:
+    """The sampling of one row, and its random numbers: as in `generate()` after `torch.manual_seed(seed)`.
+
+    Args:
+        sampling: draws a token.
+        seed: of the random numbers.
+        changes: of the logits.
+        vocab_size: V; needed for changes.
+    """
+
+    def __init__(self, sampling: Sampling, seed: int, changes: LogitChanges | None = None, vocab_size: int = 0):
         self.sampling, self.generator = sampling, torch.Generator().manual_seed(seed)
+        # As a request without changes, which costs nothing.
+        self.changes = None if changes == LogitChanges() else changes
+        if self.changes is not None:
+            self._read = torch.zeros(vocab_size, dtype=torch.bool)
+            self._counts = torch.zeros(vocab_size)  # of generated tokens
+            self._bias = torch.zeros(vocab_size)
+            for token, value in self.changes.logit_bias:
+                self._bias[token] = value
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Tokens before the generated ones."""
+        if self.changes is not None:
+            self._read[torch.as_tensor(tokens, dtype=torch.long)] = True
+
+    def add(self, token: int) -> None:
+        """A generated token."""
+        if self.changes is not None:
+            self._read[token] = True
+            self._counts[token] += 1
+
+    def changed(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits (V,) with the changes."""
+        changes, logits = self.changes, logits + self._bias
+        if changes.repetition_penalty != 1.0:
+            factor = changes.repetition_penalty
+            logits = torch.where(self._read, torch.where(logits < 0, logits * factor, logits / factor), logits)
+        return logits - changes.presence_penalty * (self._counts > 0) - changes.frequency_penalty * self._counts
 
 
 def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[int | None]:
     """The next token of each row; None where the probabilities are NaN.
 
     Args:
-        logits: (B, V), on the CPU.
+        logits: (B, V), on the CPU; not changed.
         sources: of the B rows.
     """
     rows_of: dict[Sampling, list[int]] = {}
     for row, source in enumerate(sources):
         rows_of.setdefault(source.sampling, []).append(row)
     chosen: list[int | None] = [None] * len(sources)
+    logits = _changed(logits, sources)
     for sampling, rows in rows_of.items():
         # A copy in float32, as in `generate()`.
         scores = logits[rows].float() if len(rows) < len(sources) else logits.float()
@@ -42,5 +114,16 @@ def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[
             tokens = (probabilities / noise).argmax(-1)
         valid = scores.amax(-1).isfinite().tolist()
         for row, token, is_valid in zip(rows, tokens.tolist(), valid, strict=True):
-            chosen[row] = token if is_valid else None
+            if is_valid:
+                chosen[row] = token
+                sources[row].add(token)
     return chosen
+
+
+def _changed(logits: torch.Tensor, sources: Sequence[TokenSource]) -> torch.Tensor:
+    rows = [row for row, source in enumerate(sources) if source.changes is not None]
+    if rows:
+        logits = logits.clone()
+        for row in rows:
+            logits[row] = sources[row].changed(logits[row])
+    return logits

@@ -1,8 +1,8 @@
 """The thread that owns model and sessions: it reads and generates for all of them together.
 
-Continuous batching: all texts that generate are rows of one batch, and every tick is one step of that batch. Between
-two steps, one slice of one text that is to be read is read. Results are buffered in the job, so that a slow client
-delays no other one.
+Continuous batching: texts that generate are rows of one batch, and every tick is one step of that batch; more texts
+than rows take turns. Between two steps, one slice of one text that is to be read is read, or several short texts.
+Results are buffered in the job, so that a slow client delays no other one.
 """
 
 import logging
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from hf_recurrent.server.session_store import NothingToContinue, SessionStore, S
 _log = logging.getLogger(__name__)
 # Between two commits of generated tokens of sessions.
 _COMMIT_SECONDS = 0.02
+# Of a row while others wait for one. Changing rows costs as much as a step.
+_TURN_SECONDS = 0.08
 _MOST_CALLS = 64  # of other threads, between two ticks
 _TOO_LATE = "The time for this request is up; it was not read."
 
@@ -58,8 +61,8 @@ class Scheduler:
         learner: learns from the text that sessions marked for it read; None for a model that does not change.
         begin_token: read at the beginning of an empty text before it is continued; None where there is none.
         end_tokens: tokens that end a text.
-        max_rows: jobs that read or generate at a time; the others wait.
-        max_jobs: jobs at a time, waiting ones included.
+        max_rows: texts that generate at a time; more take turns.
+        max_jobs: jobs at a time.
         max_waiting_bytes: tokens to be read by all jobs together.
     """
 
@@ -80,9 +83,8 @@ class Scheduler:
         self._max_rows, self._max_jobs, self._max_waiting_bytes = max_rows, max_jobs, max_waiting_bytes
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # A job goes from one to the next.
-        self._waiting: deque[Progress] = deque()
         self._reading: deque[Progress] = deque()
-        self._joining: list[Progress] = []
+        self._waiting: deque[Progress] = deque()  # for a row
         self._batch = Batch(steps)
         self._last_commit = 0.0
         self._is_closing = False
@@ -145,14 +147,14 @@ class Scheduler:
                 except Exception as error:  # of the batch as a whole, such as a failed allocation
                     _log.exception("A step of the batch failed.")
                     failed = self._all_jobs()
-                    self._waiting, self._reading, self._joining = deque(), deque(), []
+                    self._reading, self._waiting = deque(), deque()
                     self._batch = Batch(self.steps)
                     for progress in failed:
                         self._fail(progress, error)
 
     def _take_calls(self) -> None:
         """Run the calls of other threads; wait for one if there is no job."""
-        if not (self._waiting or self._reading or self._joining or self._batch.rows):
+        if not (self._reading or self._waiting or self._batch.rows):
             self._inbox.get()()
         for _ in range(_MOST_CALLS):
             try:
@@ -168,12 +170,11 @@ class Scheduler:
         self.store.close()
 
     def _all_jobs(self) -> list[Progress]:
-        return [*self._waiting, *self._reading, *self._joining, *self._batch.rows]
+        return [*self._reading, *self._waiting, *self._batch.rows]
 
     def _admit(self, job: Job) -> None:
         request = job.request
-        to_read = len(request.tokens)
-        to_read += sum(len(other.job.request.tokens) for other in (*self._waiting, *self._reading))
+        to_read = len(request.tokens) + sum(len(other.job.request.tokens) for other in self._reading)
         if len(self._all_jobs()) >= self._max_jobs or to_read > self._max_waiting_bytes:
             raise TooMany("The server is busy: too many requests wait; try again later.")
         session = None if request.session_id is None else self.store.acquire(request.session_id)
@@ -184,27 +185,50 @@ class Scheduler:
                     self.store.release(session, origin)
                 raise NothingToContinue("There is no text to continue, and this model has no end byte to begin with.")
             origin = replace(origin, pending=self._begin_token)
-        self._waiting.append(Progress(job, session, origin, origin))
+            job.prefix = [self._begin_token]
+            request.source.read(job.prefix)
+        self._reading.append(Progress(job, session, origin, origin))
 
     def _tick(self) -> None:
         self._drop_ended()
-        while self._waiting and len(self._reading) + len(self._joining) + len(self._batch.rows) < self._max_rows:
-            self._reading.append(self._waiting.popleft())
-        if self._reading:
-            progress = self._reading.popleft()
-            try:
-                self._read_slice(progress)
-            except Exception as error:
-                self._fail(progress, error)
-        if self._joining:
-            self._batch.add(self._joining)
-            self._joining = []
+        self._read()
+        self._fill_rows()
         if self._batch.rows:
             self._step()
         self._commit()
         self.counts.ticks += 1
         self.counts.waiting, self.counts.reading = len(self._waiting), len(self._reading)
         self.counts.generating = len(self._batch.rows)
+
+    def _read(self) -> None:
+        """Read a slice of one text, or several short texts."""
+        left = (self.learner or self.steps).slice_length
+        while self._reading and left > 0:
+            progress = self._reading.popleft()
+            before = progress.fed
+            try:
+                self._read_slice(progress)
+            except Exception as error:
+                self._fail(progress, error)
+            left -= max(progress.fed - before, 1)
+
+    def _fill_rows(self) -> None:
+        free = min(self._max_rows - len(self._batch.rows), len(self._waiting))
+        if free > 0:
+            new, now = list(islice(self._waiting, free)), time.monotonic()
+            for progress in new:
+                progress.turn_began = now
+            self._batch.add(new)
+            for _ in new:  # known as waiting until they are rows, so that an error in between reaches their clients
+                self._waiting.popleft()
+
+    def _end_turns(self, now: float) -> None:
+        """Make room for texts that wait; all generated tokens have to be durable."""
+        over = [row for row, each in enumerate(self._batch.rows) if now - each.turn_began >= _TURN_SECONDS]
+        missing = len(self._waiting) - (self._max_rows - len(self._batch.rows))
+        if over and missing > 0:
+            over.sort(key=lambda row: self._batch.rows[row].turn_began)
+            self._waiting += self._batch.end_turns(over[:missing])
 
     def _read_slice(self, progress: Progress) -> None:
         """Feed the next tokens of a text; the job then continues reading, generates, or is done."""
@@ -226,7 +250,7 @@ class Scheduler:
         if progress.fed < len(progress.feed):
             self._reading.append(progress)
         elif progress.job.request.max_new_tokens:
-            self._joining.append(progress)
+            self._waiting.append(progress)
         else:
             self._finish(progress, progress.snapshot)
 
@@ -269,8 +293,11 @@ class Scheduler:
         is_due = now - self._last_commit >= _COMMIT_SECONDS
         if is_due:
             self._last_commit = now
+        is_held = self.store.is_on_disk and not is_due
         released = [progress for progress in self._batch.rows if progress.session is None]
-        durable = [row for row, progress in enumerate(self._batch.rows) if progress.session is not None and is_due]
+        durable = [
+            row for row, progress in enumerate(self._batch.rows) if progress.session is not None and not is_held
+        ]
         rows = {row: self._batch.rows[row] for row in durable}
         try:
             self.store.journal(
@@ -287,21 +314,24 @@ class Scheduler:
             progress.journaled = len(job.output)
             job.released = len(job.output) - (job.request.held_back(job.output) if job.request.stops else 0)
             job.wake()
+        if is_due:
+            self._end_turns(now)
 
     # ---- Ends of jobs
 
     def _drop_ended(self) -> None:
         """Drop cancelled and expired jobs."""
         now = time.monotonic()
-        for jobs in (self._waiting, self._reading):
-            for progress in [progress for progress in jobs if progress.job.is_over(now)]:
-                jobs.remove(progress)
-                is_stopped = progress.job.is_cancelled and not self._is_closing
-                error = Stopped("Stopped: nothing of the text was read.") if is_stopped else TimeIsUp(_TOO_LATE)
-                self._fail(progress, error)
-        for progress in [progress for progress in self._joining if progress.job.is_cancelled]:
-            self._joining.remove(progress)
-            self._finish(progress, progress.snapshot)
+        for progress in [progress for progress in self._reading if progress.job.is_over(now)]:
+            self._reading.remove(progress)
+            is_stopped = progress.job.is_cancelled and not self._is_closing
+            error = Stopped("Stopped: nothing of the text was read.") if is_stopped else TimeIsUp(_TOO_LATE)
+            self._fail(progress, error)
+        for progress in [progress for progress in self._waiting if progress.job.is_over(now)]:
+            self._waiting.remove(progress)
+            progress.job.finish_reason = "length"
+            state = {name: part.clone() for name, part in progress.snapshot.state.items()}  # may be a view of a batch
+            self._finish(progress, replace(progress.snapshot, state=state), len(progress.job.output))
         ended = [row for row, progress in enumerate(self._batch.rows) if progress.job.is_over(now)]
         for row in ended:
             self._end_row(row, "length")

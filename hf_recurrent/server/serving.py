@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +79,19 @@ def serving_scheduler(
 
         ends = end_token_list(model.generation_config.eos_token_id)
         begin = model.generation_config.bos_token_id
+        begin = begin if begin is not None else next(iter(ends), None)
         scheduler = Scheduler(
             steps,
             SessionStore(
                 zero,
                 database,
-                steps.continue_from,
+                partial(steps.continue_from, begin_token=begin),
                 max_states=max_states,
                 max_resident=max_resident,
                 forgets=forgets,
             ),
             learner=learner,
-            begin_token=begin if begin is not None else next(iter(ends), None),
+            begin_token=begin,
             end_tokens=frozenset(ends),
             max_rows=max_rows,
             max_jobs=max_jobs,

@@ -1,7 +1,8 @@
 """Sessions on disk: one SQLite database, which stays consistent when the process is killed.
 
-A session's record is its state at some moment and a journal of the tokens that it has read since. Reading them again
-gives the state bit for bit, because a token is fed in the same way whatever is read together with it.
+A session's record is its state at some moment and a journal of the tokens that it has generated since. Reading them
+again gives the state bit for bit, because a token is fed in the same way whatever is read together with it. A journal
+that begins with an empty row belongs to a record that was written in the middle of a generation.
 
 Every commit survives the end of the process. After a power failure the last ones may be missing.
 """
@@ -9,6 +10,7 @@ Every commit survives the end of the process. After a power failure the last one
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,15 +44,12 @@ class StatePacking:
     """
 
     def __init__(self, zero: RecurrentState):
-        self._shapes = {name: tensor.shape for name, tensor in zero.items()}
-        self._sizes = [shape.numel() for shape in self._shapes.values()]
-        first = next(iter(zero.values()))
-        self._dtype, self._device = first.dtype, first.device
-        self.nbytes = sum(self._sizes) * first.element_size()
+        self._zero = zero
+        self.nbytes = sum(part.nbytes for part in zero.values())
 
     def pack(self, state: RecurrentState) -> bytes:
         """The elements of a state."""
-        return torch.cat([state[name].reshape(-1) for name in self._shapes]).cpu().numpy().tobytes()
+        return b"".join(state[name].cpu().numpy().tobytes() for name in self._zero)
 
     def unpack(self, data: bytes) -> RecurrentState:
         """The inverse of [`pack`].
@@ -60,10 +59,13 @@ class StatePacking:
         """
         if len(data) != self.nbytes:
             raise ValueError(f"A stored state has {len(data)} bytes; this model needs {self.nbytes}.")
-        elements = torch.frombuffer(bytearray(data), dtype=self._dtype).split(self._sizes)
-        # Cloned, so that the memory is aligned as in a new tensor.
-        parts = (part.view(shape).clone() for part, shape in zip(elements, self._shapes.values(), strict=True))
-        return {name: part.to(self._device) for name, part in zip(self._shapes, parts, strict=True)}
+        state, begin = {}, 0
+        for name, like in self._zero.items():
+            # Copied, so that the memory is aligned as in a new tensor.
+            piece = bytearray(data[begin : begin + like.nbytes])
+            state[name] = torch.frombuffer(piece, dtype=like.dtype).view(like.shape).clone().to(like.device)
+            begin += like.nbytes
+        return state
 
 
 class SessionDatabase:
@@ -127,6 +129,8 @@ class SessionDatabase:
                 (session.id, session.created, session.learns, *place),
             )
             self._connection.execute("delete from journal where session = ?", (session.id,))
+            if session.snapshot.is_generating:
+                self._connection.execute("insert into journal (session, tokens) values (?, ?)", (session.id, b""))
 
     def write_marks(self, session: Session, marks: Mapping[str, Snapshot]) -> None:
         """Write marks of a session, each in place of one of the same name."""
@@ -161,10 +165,11 @@ class SessionDatabase:
         query = "select name, state, pending, bytes_read from marks where session = ?"
         marks = self._connection.execute(query, (session_id,))
         snapshots = {name: self._snapshot(*of_mark) for name, *of_mark in marks}
-        session = Session(self._snapshot(*place), session_id, created, bool(learns), snapshots)
         query = "select tokens from journal where session = ? order by number"
-        journal = self._connection.execute(query, (session_id,))
-        return session, [token for (data,) in journal for token in np.frombuffer(data, np.int32).tolist()]
+        journal = [row[0] for row in self._connection.execute(query, (session_id,))]
+        snapshot = replace(self._snapshot(*place), is_generating=journal[:1] == [b""])
+        session = Session(snapshot, session_id, created, bool(learns), snapshots)
+        return session, [token for data in journal for token in np.frombuffer(data, np.int32).tolist()]
 
     def _place(self, snapshot: Snapshot) -> tuple[int, int | None, bytes]:
         return snapshot.bytes_read, snapshot.pending, self._packing.pack(snapshot.state)

@@ -11,11 +11,15 @@ def state_of_session(scheduler: Scheduler, session_id: str) -> bytes:
 
     Raises:
         UnknownSession: there is none with that id.
+        SessionError: the state has NaN or infinite values.
     """
     snapshot = scheduler.store.get(session_id).snapshot
     if scheduler.learner is not None:
         scheduler.learner.remember_weights()
-    return pack_text_state(scheduler.steps.model, TextState(snapshot.state, [snapshot.pending]))
+    try:
+        return pack_text_state(scheduler.steps.model, TextState(snapshot.state, [snapshot.pending]))
+    except ValueError as error:
+        raise SessionError(f"The session cannot be saved: {error}") from error
 
 
 def session_of_state(scheduler: Scheduler, data: bytes) -> Session:

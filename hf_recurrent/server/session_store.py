@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
@@ -74,6 +75,11 @@ class SessionStore:
         return len(self._ids)
 
     @property
+    def is_on_disk(self) -> bool:
+        """True if sessions outlive the process."""
+        return self._database is not None
+
+    @property
     def resident(self) -> int:
         """Number of sessions in memory."""
         return len(self._resident)
@@ -112,6 +118,8 @@ class SessionStore:
             session, journal = self._database.read(session_id)
             if journal:
                 session.snapshot = self._replay(session.snapshot, journal)
+            if journal or session.snapshot.is_generating:
+                session.snapshot = replace(session.snapshot, is_generating=False)
                 self._database.write(session)
             self._resident[session_id] = session
             self._evict(session_id)
@@ -187,7 +195,7 @@ class SessionStore:
         for session, tokens, snapshot in generated:
             length = self._journaled.get(session.id, 0) + len(tokens)
             if length > _LONGEST_JOURNAL:
-                self._replace(session, snapshot())
+                self._replace(session, replace(snapshot(), is_generating=True))
             else:
                 self._journaled[session.id] = length
                 short.append((session.id, tokens))

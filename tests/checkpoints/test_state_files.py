@@ -8,7 +8,8 @@ from model_cases import each_family, tiny_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from hf_recurrent import join_states, load_state, save_state, split_state
+from hf_recurrent import join_states, load_state, save_state, split_state, weights_hash
+from hf_recurrent.checkpoints.state_files import pack_state, unpack_state
 from hf_recurrent.generation.text_state import load_text_state
 
 TEXT = torch.tensor([list(b"to be"), list(b"or no")])
@@ -82,8 +83,35 @@ def test_damage_is_named(tmp_path):
         load_state(tmp_path / "none", model)
 
 
+def test_every_damaged_bit_is_noticed():
+    model = tiny_model("memora")
+    data = pack_state(state_of(model), model, {"pending": "[66, 67]"})
+    unpack_state(data, "state", model)
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        with pytest.raises(ValueError, match=r"`state` (is damaged|belongs to other weights|is not a state)"):
+            unpack_state(bytes(damaged), "state", model)
+
+
+def test_files_of_the_version_without_a_checksum_still_load(tmp_path):
+    model, path = tiny_model("memora"), tmp_path / "state.safetensors"
+    state = state_of(model)
+    save_file(dict(state), path, {"format": "hf_recurrent.state.2", "weights": weights_hash(model)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = load_state(path, model)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+    save_file(dict(state), path, {"format": "hf_recurrent.state.3", "weights": weights_hash(model)})
+    with pytest.raises(ValueError, match="is damaged: its content does not match its checksum"):
+        load_state(path, model)
+
+
 def test_what_is_no_state_is_not_saved(tmp_path):
     model, path = tiny_model("memora"), tmp_path / "state.safetensors"
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="has NaN or infinite values"):
+            save_state({name: tensor + value for name, tensor in state_of(model).items()}, path, model)
     with pytest.raises(TypeError, match="`state` is of type NoneType"):
         save_state(None, path, model)
     with pytest.raises(ValueError, match="`state` has no"):

@@ -90,7 +90,13 @@ class Client:
 
 @contextmanager
 def running_server(
-    model=None, *, session_dir: Path | None = None, learning=None, options: dict | None = None, **settings
+    model=None,
+    *,
+    tokenizer=None,
+    session_dir: Path | None = None,
+    learning=None,
+    options: dict | None = None,
+    **settings,
 ) -> Iterator[Client]:
     """A server of a tiny model.
 
@@ -100,7 +106,7 @@ def running_server(
     """
     torch.set_num_threads(1)
     model = model or tiny_model("memora")
-    tokenizer = ByteTokenizer()
+    tokenizer = tokenizer or ByteTokenizer()
     started = serving_scheduler(model, tokenizer, session_dir=session_dir, learning=learning, **options or {})
     with started as scheduler, listen("127.0.0.1", 0) as listener:
         served = ServedModel(scheduler, tokenizer, ServerSettings(**{"name": "tiny"} | settings))

@@ -9,6 +9,7 @@ import torch
 from model_cases import tiny_model
 
 from hf_recurrent.generation.sampling import Sampling
+from hf_recurrent.server.batch import Batch
 from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.sampling import TokenSource, choose_tokens
@@ -243,22 +244,81 @@ def test_a_generation_that_is_cancelled_ends_where_it_is():
     scheduler.close()
 
 
+def test_more_texts_than_rows_take_turns(monkeypatch):
+    """Each has the bytes that it has alone, and none waits for the end of another one."""
+    monkeypatch.setattr("hf_recurrent.server.scheduler._TURN_SECONDS", 0.0)
+    monkeypatch.setattr("hf_recurrent.server.scheduler._COMMIT_SECONDS", 0.0)
+    model = tiny_model("memora")
+    store = SessionStore(model.init_state(1))
+    scheduler = make_scheduler(model, store, max_rows=3, end_tokens=frozenset())
+    sessions = [scheduler.call(store.add, Session(Snapshot(store.zero))).result() for _ in range(4)]
+    texts = [f"text {number}".encode() for number in range(8)]
+
+    def new_jobs(ids) -> list[Job]:
+        return [
+            job_of(text, max_new_tokens=60, source=TokenSource(SAMPLINGS[number % 5], number), session_id=session)
+            for number, (text, session) in enumerate(zip(texts, ids, strict=True))
+        ]
+
+    jobs = new_jobs([*(session.id for session in sessions), *[None] * 4])
+    ended_before = {}  # the first byte of each: how many jobs
+    for job in jobs:
+        job.wake = lambda job=job: job.released and ended_before.setdefault(job, sum(other.is_done for other in jobs))
+    finish(scheduler, *jobs)
+    assert list(ended_before.values()) == [0] * 8
+    side_by_side, expected = make_scheduler(model, end_tokens=frozenset()), new_jobs([None] * 8)
+    finish(side_by_side, *expected)
+    side_by_side.close()
+    assert [job.output for job in jobs] == [job.output for job in expected]
+    for session, job, text in zip(sessions, jobs, texts, strict=False):
+        state, pending = read_singly(model, text + bytes(job.output))
+        assert session.snapshot.pending == pending and session.snapshot.bytes_read == len(text) + 60
+        assert all(torch.equal(session.snapshot.state[name], state[name]) for name in state)
+    scheduler.close()
+
+
+def test_a_text_that_waits_for_its_turn_ends_where_it_is():
+    model = tiny_model("memora")
+    store = SessionStore(model.init_state(1))
+    scheduler = make_scheduler(model, store, max_rows=1, end_tokens=frozenset())
+    session = scheduler.call(store.add, Session(Snapshot(store.zero))).result()
+    jobs = [
+        job_of(b"a", max_new_tokens=10**6, source=TokenSource(Sampling(), 0), session_id=each, seconds=5)
+        for each in (session.id, None)
+    ]
+    for job in jobs:
+        scheduler.submit(job).result()
+    while not jobs[1].output:
+        assert not jobs[0].is_done
+        time.sleep(0.001)
+    jobs[0].cancel()
+    finish_only(jobs[0])
+    jobs[1].cancel()
+    finish_only(jobs[1])
+    state, pending = read_singly(model, b"a" + bytes(jobs[0].output))
+    assert jobs[0].finish_reason == "length" and jobs[0].released == len(jobs[0].output) > 0
+    assert session.snapshot.pending == pending and session.snapshot.bytes_read == 1 + len(jobs[0].output)
+    for name, part in session.snapshot.state.items():
+        assert torch.equal(part, state[name]) and part.untyped_storage().nbytes() == part.nbytes
+    scheduler.close()
+
+
 def test_limits_of_time_and_number():
     model = tiny_model("memora")
-    scheduler = make_scheduler(model, max_rows=2, max_jobs=3, max_waiting_bytes=100, end_tokens=frozenset())
+    scheduler = make_scheduler(model, max_jobs=3, max_waiting_bytes=10**6, end_tokens=frozenset())
     endless = [job_of(b"a", max_new_tokens=10**6, seconds=0.2, source=TokenSource(Sampling(), 0)) for _ in range(2)]
-    waiting = job_of(b"a", seconds=0.05)
-    for job in (*endless, waiting):
+    long = job_of(b"a" * 10**6, seconds=0.05)
+    for job in (*endless, long):
         scheduler.submit(job).result()
     with pytest.raises(TooMany, match="too many requests wait"):
         scheduler.submit(job_of(b"a")).result()
     with pytest.raises(TimeIsUp):
-        finish_only(waiting)
+        finish_only(long)
     for job in endless:
         finish_only(job)
         assert job.finish_reason == "length" and len(job.output)
     with pytest.raises(TooMany):
-        scheduler.submit(job_of(b"a" * 101)).result()
+        scheduler.submit(job_of(b"a" * (10**6 + 1))).result()
     scheduler.close()
     scheduler = make_scheduler(model, begin_token=None)
     with pytest.raises(NothingToContinue):
@@ -273,13 +333,16 @@ def finish_only(job: Job) -> None:
         raise job.error
 
 
-def test_a_model_that_fails_does_not_end_the_server():
+def test_a_model_that_fails_does_not_end_the_server(monkeypatch):
     model = tiny_model("memora")
     scheduler = make_scheduler(model)
     working, scheduler.steps.step = scheduler.steps.step, lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
         finish(scheduler, job_of(b"a", max_new_tokens=3, source=TokenSource(Sampling(), 0)))
     scheduler.steps.step = working
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Batch, "add", lambda *_: 1 / 0)
+        finish(scheduler, job_of(b"a", max_new_tokens=3, source=TokenSource(Sampling(), 0)))
     job = job_of(b"a", max_new_tokens=3, source=TokenSource(Sampling(), 0))
     finish(scheduler, job)
     assert job.output == generate_alone(model, b"a", 3, Sampling(), 0)

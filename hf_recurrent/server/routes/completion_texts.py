@@ -39,9 +39,16 @@ class CompletionChoice:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length, self._taken, self._is_first, self._is_over = 0, 0, True, False
 
-    def take(self) -> dict[str, Any] | None:
-        """The JSON of the new part; None if there is none, and after the end."""
+    @property
+    def prefix(self) -> dict[str, str]:
+        """See [`ServedModel.prefix`]."""
+        return self._served.prefix(self.job)
+
+    def take(self, most: int | None = None) -> dict[str, Any] | None:
+        """The JSON of the new part, of at most so many tokens; None if there is none, and after the end."""
         is_done, released = self.job.is_done, self.job.released  # in this order: nothing is released after the end
+        if most is not None and released - self._taken > most:
+            is_done, released = False, self._taken + most
         if self._is_over or not (is_done or released > self._taken or (self._is_first and len(self._prompt))):
             return None
         prompt = self._prompt if self._is_first else ()

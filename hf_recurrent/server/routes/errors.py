@@ -2,7 +2,7 @@
 
 import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,12 +10,21 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from hf_recurrent.server.routes.error_messages import refusal
 from hf_recurrent.server.scheduler import TimeIsUp
 from hf_recurrent.server.session_store import SessionBusy, SessionError, Stopped, TooMany, UnknownSession
 
 _log = logging.getLogger(__name__)
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_STATUS_OF = {UnknownSession: 404, SessionBusy: 409, Stopped: 409, TooMany: 429, TimeIsUp: 503}
+# The others are "invalid_request_error" or, from 500 on, "server_error".
+_TYPES = {403: "permission_error", 429: "requests"}
+_STATUS_AND_CODE = {
+    UnknownSession: (404, "session_not_found"),
+    SessionBusy: (409, "session_busy"),
+    Stopped: (409, "session_stopped"),
+    TooMany: (429, "rate_limit_exceeded"),
+    TimeIsUp: (503, "server_overloaded"),
+}
+ABOVE_LIMIT = "integer_above_max_value"
 
 
 class ApiError(Exception):
@@ -33,23 +42,13 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
 
 
-def value_error(found: Sequence[Any]) -> ApiError:
-    """The first of pydantic's errors about a body."""
-    first = found[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    name = (place[0] if place else "body")[:80]
-    if first["type"] == "json_invalid":
-        return ApiError(400, "The body is not valid JSON.")
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return ApiError(400, f"`{name}` is not allowed: {message}.".replace("..", "."), name)
-
-
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """The status and the JSON of an error; one that is not the client's fault is logged and says nothing."""
     if isinstance(error, ApiError):
         return _body(error.status, error.message, error.param, error.code)
     if isinstance(error, SessionError | TimeIsUp):
-        return _body(_STATUS_OF.get(type(error), 400), str(error))
+        status, code = _STATUS_AND_CODE.get(type(error), (400, None))
+        return _body(status, str(error), code=code)
     _log.error("A request failed.", exc_info=error)
     if isinstance(error, OSError | sqlite3.Error):
         return _body(507, "The session cannot be written: the disk of the server is full or damaged.")
@@ -67,7 +66,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def refuse_values(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(value_error(error.errors()))
+        return error_response(ApiError(400, *refusal(error.errors(), request.headers.get("content-type"))))
 
     @app.exception_handler(HTTPException)
     async def refuse(request: Request, error: HTTPException) -> JSONResponse:

@@ -4,12 +4,16 @@ import asyncio
 import hmac
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from hf_recurrent.server.routes.errors import ApiError, error_response
 from hf_recurrent.server.routes.page import PAGE_FILES
 from hf_recurrent.server.routes.settings import ServerSettings
 
+# Of the rest of a body that is refused: taken and forgotten.
+_MOST_REFUSED = 1 << 26
+_REFUSED_SECONDS, _REFUSED_IDLE_SECONDS = 5.0, 0.5
 _OPEN_PATHS = ("/health", *PAGE_FILES)
 
 
@@ -41,19 +45,18 @@ class Guards:
                 self.responses[scope["method"] if route else "other", path, message["status"]] += 1
             await send(message)
 
-        held = [0]
+        incoming = _IncomingBody(receive)
         try:
             self._check_host(scope)
             self._check_key(scope)
-            body = await self._read_body(scope, receive, held)
+            body = await self._read_body(scope, incoming)
             if body is None:  # the client has gone
                 return None
             await self._app(scope, _replayed(body, receive), send_counted)
         except ApiError as error:
-            # Nothing of the rest of the body will be read.
-            await error_response(error, {"connection": "close"})(scope, receive, send_counted)
+            await _refuse(error, incoming, send_counted)
         finally:
-            self._buffered -= held[0]
+            self._buffered -= incoming.held
 
     def _check_host(self, scope: dict) -> None:
         hosts = self._settings.hosts
@@ -78,32 +81,66 @@ class Guards:
             message = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key")
 
-    async def _read_body(self, scope: dict, receive: Any, held: list[int]) -> bytes | None:
+    async def _read_body(self, scope: dict, incoming: "_IncomingBody") -> bytes | None:
         length = next(_headers(scope, b"content-length"), b"0")
         if length.isdigit() and int(length[:20]) > self._settings.max_body:
             raise self._too_large()
         body = bytearray()
         try:
             async with asyncio.timeout(self._settings.body_seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    piece = message.get("body", b"")
+                while not incoming.is_over:
+                    piece = await incoming.next()
                     if len(body) + len(piece) > self._settings.max_body:
                         raise self._too_large()
                     if self._buffered + len(piece) > self._settings.max_buffered:
                         raise ApiError(503, "The server is busy: too many bodies at a time; try again later.")
                     self._buffered += len(piece)
-                    held[0] += len(piece)
+                    incoming.held += len(piece)
                     body += piece
-                    if not message.get("more_body", False):
-                        return bytes(body)
         except TimeoutError:
             raise ApiError(408, f"The body did not arrive within {self._settings.body_seconds:g} seconds.") from None
+        return None if incoming.has_gone else bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"The body is too large; this server reads at most {self._settings.max_body} bytes.")
+        message = f"The body is too large; this server reads at most {self._settings.max_body} bytes."
+        return ApiError(413, message, code="request_too_large")
+
+
+class _IncomingBody:
+    """The pieces of a request's body.
+
+    Attributes:
+        held: bytes that are kept in memory.
+        is_over: nothing comes any more.
+        has_gone: the client has closed the connection.
+    """
+
+    def __init__(self, receive: Any):
+        self._receive, self.held, self.is_over, self.has_gone = receive, 0, False, False
+
+    async def next(self) -> bytes:
+        """The next piece."""
+        message = await self._receive()
+        self.has_gone = message["type"] == "http.disconnect"
+        self.is_over = self.has_gone or not message.get("more_body", False)
+        return message.get("body", b"")
+
+
+async def _refuse(error: ApiError, incoming: _IncomingBody, send: Any) -> None:
+    """Answer, and close the connection.
+
+    A connection with unread bytes would be reset, and the client would lose the answer; so the rest of the body is
+    taken first, within limits.
+    """
+    response = error_response(error, {"connection": "close"})
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    taken = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_REFUSED_SECONDS):
+            while not incoming.is_over and taken < _MOST_REFUSED:
+                taken += len(await asyncio.wait_for(incoming.next(), _REFUSED_IDLE_SECONDS))
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _headers(scope: dict, name: bytes) -> Iterator[bytes]:

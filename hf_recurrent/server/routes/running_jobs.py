@@ -63,14 +63,12 @@ class RunningJobs:
         finally:
             self.cancel()
 
-    async def updates(self, interval: Callable[[], float]) -> AsyncIterator[bool]:
-        """Yield when there are new results, at most once per interval, and at the end, where it yields True."""
+    async def updates(self) -> AsyncIterator[bool]:
+        """Yield when there are new results, and at the end, where it yields True."""
         try:
             while not self.are_done:
                 await self._next_results()
                 yield False
-                if not self.are_done:
-                    await asyncio.sleep(interval())
             yield True
         finally:
             self.cancel()
@@ -117,7 +115,7 @@ class JobsResponse(StreamingResponse):
 
     Args:
         running: jobs that were submitted.
-        interval: seconds between two updates, at least.
+        interval: seconds from sent results to the next update, at least.
         take: the objects of the new results; its argument is True in the last update.
     """
 
@@ -129,10 +127,14 @@ class JobsResponse(StreamingResponse):
 
     async def _events(self) -> AsyncIterator[str]:
         try:
-            async for is_last in self._running.updates(self._interval):
+            async for is_last in self._running.updates():
                 self._running.check()
+                is_sent = False
                 for content in self._take(is_last):
+                    is_sent = True
                     yield _event(content)
+                if is_sent and not self._running.are_done:
+                    await asyncio.sleep(self._interval())
         except Exception as error:
             yield _event(error_body(error)[1])
         yield "data: [DONE]\n\n"

@@ -1,18 +1,23 @@
-"""The bodies of requests. Values of other types, unknown fields, NaN and infinities are refused."""
+"""The bodies of requests. Values of other types, unknown fields, NaN and infinities are refused.
+
+`error_messages.py` turns the errors into sentences.
+"""
 
 import base64
 import binascii
 import secrets
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from hf_recurrent.argument_checks import LEAST_TEMPERATURE
-from hf_recurrent.generation.sampling import Sampling
+from hf_recurrent.server.sampling import LogitChanges, ServerSampling
 
 _MOST_SEED = 2**63 - 1 - (1 << 16)  # further choices take the next seeds
 _MOST_TOKENS = 1 << 31
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_Stops = Annotated[list[_Stop], Field(max_length=4), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Id = Annotated[str, Field(max_length=100)]
 
 
@@ -26,10 +31,15 @@ class SamplingFields(Body):
     """How new text is chosen."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MOST_TOKENS)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=_MOST_SEED)] | None = None
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
+    stop: _Stops | None = None
 
     @field_validator("temperature")
     @classmethod
@@ -38,23 +48,49 @@ class SamplingFields(Body):
             raise ValueError(f"it must be 0 or at least {LEAST_TEMPERATURE}")
         return value
 
+    @field_validator("logit_bias")
+    @classmethod
+    def _has_tokens(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if wrong := next((key for key in value or () if not (key.isascii() and key.isdigit())), None):
+            raise ValueError(f"it has the key {wrong[:40]!r}; keys must be token ids")
+        return value
+
     @property
-    def sampling(self) -> Sampling:
-        """With the defaults of OpenAI: temperature 1, no top_p, no top_k."""
+    def sampling(self) -> ServerSampling:
+        """With the defaults of OpenAI: temperature 1, and every token."""
         temperature = 1.0 if self.temperature is None else self.temperature
-        return Sampling(temperature, self.top_k or 0, self.top_p or 1.0)
+        if self.top_p == 0:  # of the most likely token alone
+            temperature = 0.0
+        return ServerSampling(temperature, max(self.top_k or 0, 0), self.top_p or 1.0, self.min_p or 0.0)
+
+    @property
+    def changes(self) -> LogitChanges:
+        """Penalties and biases."""
+        bias = tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
+        repetition = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        return LogitChanges(self.presence_penalty or 0.0, self.frequency_penalty or 0.0, repetition, bias)
 
     @property
     def stops(self) -> list[str]:
         """The stop strings."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return self.stop or []
 
     def seed_or_random(self) -> int:
         """The seed that was given, or an unpredictable one."""
         return secrets.randbits(62) if self.seed is None else self.seed
 
 
-class StreamOptions(Body):
+class PieceOptions(Body):
+    """`stream_options` of a session's generation.
+
+    Args:
+        every_token: an event for every token; by default, an event has the bytes of 20 ms or more.
+    """
+
+    every_token: bool = False
+
+
+class StreamOptions(PieceOptions):
     """`stream_options` of a completion."""
 
     include_usage: bool = False
@@ -62,7 +98,7 @@ class StreamOptions(Body):
 
 
 class CompletionRequest(SamplingFields):
-    """`POST /v1/completions`. Arguments that the models do not have may be given with their neutral value."""
+    """`POST /v1/completions`. Arguments that are not supported may be given with their neutral value."""
 
     model: str
     prompt: str | list[int] | list[str] | list[list[int]] = ""
@@ -76,9 +112,44 @@ class CompletionRequest(SamplingFields):
     user: str | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+
+class TextPart(Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _as_parts(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class ChatMessage(Body):
+    """A message: a text, or its parts."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all parts."""
+        return "".join(part.text for part in self.content)
+
+
+class ChatRequest(SamplingFields):
+    """`POST /v1/chat/completions`."""
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    logprobs: Literal[False] | None = None
 
 
 class SessionRequest(Body):
@@ -146,3 +217,4 @@ class GenerateRequest(SamplingFields):
     max_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] = 16
     bits: bool = False
     stream: bool = False
+    stream_options: PieceOptions = PieceOptions()

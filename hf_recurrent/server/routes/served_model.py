@@ -1,7 +1,8 @@
 """A model as the APIs and the page use it: its name, tokenizer, scheduler and limits."""
 
+import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from hf_recurrent.server.job import Job, Request
-from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.schemas import GenerateRequest, SamplingFields
+from hf_recurrent.server.routes.errors import ABOVE_LIMIT, ApiError
+from hf_recurrent.server.routes.schemas import GenerateRequest, PieceOptions, SamplingFields
 from hf_recurrent.server.routes.settings import ServerSettings
-from hf_recurrent.server.sampling import TokenSource
+from hf_recurrent.server.sampling import LogitChanges, TokenSource
 from hf_recurrent.server.scheduler import Scheduler
 
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.02, 0.2
@@ -44,10 +45,12 @@ class ServedModel:
         """Ids that a prompt may have."""
         return self.scheduler.steps.model.config.vocab_size
 
-    def send_interval(self) -> float:
-        """Seconds between two pieces of a stream, longer the more texts are generated."""
-        fair = self.scheduler.counts.generating / self.settings.pieces_per_second
-        return min(max(fair, _SHORTEST_INTERVAL), _LONGEST_INTERVAL)
+    def send_interval(self, options: PieceOptions | None) -> Callable[[], float]:
+        """Seconds between two pieces of a stream: more if many texts are generated, 0 for a piece of every token."""
+        if options is not None and options.every_token:
+            return lambda: 0.0
+        counts, rate = self.scheduler.counts, self.settings.pieces_per_second
+        return lambda: min(max((counts.generating + counts.waiting) / rate, _SHORTEST_INTERVAL), _LONGEST_INTERVAL)
 
     def encode(self, text: str | bytes, param: str) -> np.ndarray:
         """The tokens of a text.
@@ -58,16 +61,27 @@ class ServedModel:
         try:
             return self.tokenizer.encode_bytes(text.encode() if isinstance(text, str) else text)
         except UnicodeEncodeError as error:
-            raise ApiError(400, f"`{param}` is not valid Unicode: it has a lone surrogate.", param) from error
+            raise ApiError(
+                400, f"`{param}` is not valid Unicode: it has a lone surrogate.", param, "invalid_value"
+            ) from error
         except ValueError as error:
-            raise ApiError(400, f"`{param}` cannot be read by this model: {error}", param) from error
+            raise ApiError(400, f"`{param}` cannot be read by this model: {error}", param, "invalid_value") from error
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The bytes of tokens."""
         return self.tokenizer.decode_bytes(np.array(tokens, dtype=np.int64))
 
+    def prefix(self, job: Job) -> dict[str, str]:
+        """The bytes that a session read before its first generated one, in base64; empty if its text had begun."""
+        return {"prefix": base64.b64encode(self.decode(job.prefix)).decode()} if job.prefix else {}
+
     def job(
-        self, tokens: np.ndarray, sampling: SamplingFields | None = None, seed: int | None = None, **options: Any
+        self,
+        tokens: np.ndarray,
+        sampling: SamplingFields | None = None,
+        seed: int | None = None,
+        prompt: np.ndarray | None = None,
+        **options: Any,
     ) -> Job:
         """A job within the limits.
 
@@ -75,10 +89,14 @@ class ServedModel:
             tokens: to read.
             sampling: how new text is chosen; None only reads.
             seed: takes precedence over the seed of `sampling`.
+            prompt: of which `repetition_penalty` knows; by default, `tokens`.
             options: further fields of [`Request`].
         """
         if sampling is not None:
-            options["source"] = TokenSource(sampling.sampling, sampling.seed_or_random() if seed is None else seed)
+            seed = sampling.seed_or_random() if seed is None else seed
+            source = TokenSource(sampling.sampling, seed, self._changes(sampling), self.vocab_size)
+            source.read(tokens if prompt is None else prompt)
+            options["source"] = source
             options["stops"] = [self.encode(stop, "stop").tolist() for stop in sampling.stops]
         return Job(Request(tokens, seconds=self.settings.seconds, **options))
 
@@ -88,10 +106,17 @@ class ServedModel:
         nothing = np.zeros(0, dtype=np.int64)
         return self.job(nothing, body, session_id=session_id, max_new_tokens=body.max_tokens, **options)
 
+    def _changes(self, sampling: SamplingFields) -> LogitChanges:
+        changes, known = sampling.changes, self.vocab_size
+        if wrong := next((token for token, _ in changes.logit_bias if token >= known), None):
+            message = f"`logit_bias` has the token {str(wrong)[:40]}; it must be from 0 to {known - 1}."
+            raise ApiError(400, message, "logit_bias", "invalid_value")
+        return changes
+
     def check_limit(self, param: str, value: int, limit: int) -> None:
         """Raise an ApiError that names an argument above its limit."""
         if value > limit:
-            raise ApiError(400, f"`{param}` asks for {value}; this server allows at most {limit}.", param)
+            raise ApiError(400, f"`{param}` asks for {value}; this server allows at most {limit}.", param, ABOVE_LIMIT)
 
 
 def _token_name(data: bytes) -> str:

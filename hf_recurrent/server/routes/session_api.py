@@ -138,10 +138,11 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
     async def generate(session_id: str, body: GenerateRequest, request: HttpRequest) -> dict | Response:
         """Continue the session, as one answer or as server-sent events."""
         job = served.generation(body, session_id, output_scores=0 if body.bits else None)
-        running, text = RunningJobs(served.scheduler, [job], body.stream), _GeneratedText(served, job)
+        running = RunningJobs(served.scheduler, [job], body.stream)
+        text = _GeneratedText(served, job, body.stream and body.stream_options.every_token)
         if body.stream:
             await running.submit()
-            return JobsResponse(running, served.send_interval, text.take)
+            return JobsResponse(running, served.send_interval(body.stream_options), text.take)
         await running.run(request)
         (whole,) = text.take(is_last=True)
         return whole
@@ -153,24 +154,30 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
 
 
 class _GeneratedText:
-    """The new bytes of a job that continues a session, taken piece by piece."""
+    """The new bytes of a job that continues a session, taken piece by piece, or byte by byte."""
 
-    def __init__(self, served: ServedModel, job: Job):
-        self._served, self._job, self._taken = served, job, 0
+    def __init__(self, served: ServedModel, job: Job, every_token: bool):
+        self._served, self._job, self._every_token, self._taken = served, job, every_token, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
         """The text generated since the last call; the last piece says how the job ended."""
-        begin, end = self._taken, self._job.released
-        if end == begin and not is_last:
-            return
-        data, self._taken = self._served.decode(self._job.output[begin:end]), end
+        end = self._job.released
+        while self._every_token and end - self._taken > 1:
+            yield self._piece(self._taken + 1, is_last=False)
+        if end > self._taken or is_last:
+            yield self._piece(end, is_last)
+
+    def _piece(self, end: int, is_last: bool) -> dict[str, Any]:
+        begin, self._taken = self._taken, end
+        data = self._served.decode(self._job.output[begin:end])
         piece = {"text": self._decoder.decode(data, is_last), "base64": base64.b64encode(data).decode()}
         if self._job.output_scores is not None:
             piece["bits"] = _json_bits(self._job.output_scores.bits()[begin:end])
         if is_last:
             piece |= {"finish_reason": self._job.finish_reason, "bytes_read": self._job.snapshot.bytes_read}
-        yield piece
+            piece |= self._served.prefix(self._job)
+        return piece
 
 
 def _json_bits(bits: Sequence[float]) -> list[float | None]:

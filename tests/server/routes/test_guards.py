@@ -56,7 +56,17 @@ def test_forms_of_other_sites_are_not_read(server):
     """A page of another site may send these without asking the browser first."""
     body = json.dumps({"model": "tiny", "prompt": "a"}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
-        assert server.request("POST", "/v1/completions", body, {"content-type": kind}).status == 400
+        reply = server.request("POST", "/v1/completions", body, {"content-type": kind})
+        assert reply.status == 400 and reply.error() == f"The header `Content-Type` is '{kind}'; " + (
+            "it must be 'application/json'."
+        )
+    with connect(server.port) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+            + f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        assert b"The header `Content-Type` is missing; it must be 'application/json'." in received(connection)
     reply = server.request("GET", "/v1/models", headers={"host": "evil.example"})
     assert reply.status == 403 and "Host" in reply.error()
     assert server.request("GET", "/v1/models", headers={"host": f"localhost:{server.port}"}).status == 200
@@ -85,7 +95,10 @@ def test_large_bodies_are_refused_before_they_are_read(server):
         except OSError:
             pass
         assert received(connection)[:13] in (b"HTTP/1.1 413 ", b"")
-    assert server.request("POST", "/v1/completions", b"x" * 5001).status == 413
+    # Also while the client still sends, which reads no answer before the end.
+    for size in (5001, 5_000_000):
+        reply = server.request("POST", "/v1/completions", b"x" * size)
+        assert reply.status == 413 and "reads at most 5000 bytes" in reply.error()
     assert server.request("POST", "/v1/completions", b"x" * 5000).status == 400
 
 

@@ -42,6 +42,25 @@ def test_bytes_that_are_no_text(server):
     assert made.decode("utf-8", "replace") == found["text"] and found["bytes_read"] == 255 + len(made)
 
 
+def test_a_session_that_begins_by_generating_says_which_byte_it_read_first(server):
+    def state(session):
+        return load(server.request("GET", f"/v1/sessions/{session}/state").body)
+
+    direct, completed, read, ended = (server.new_session() for _ in range(4))
+    found = server.generate(direct, max_tokens=9, seed=3)
+    completion = server.complete(session=completed, max_tokens=9, seed=3)
+    assert base64.b64decode(found["prefix"]) == b"\0" and completion["prefix"] == found["prefix"]
+    assert found["text"] == completion["choices"][0]["text"] and found["finish_reason"] == "length"
+    again = base64.b64encode(b"\0" + base64.b64decode(found["base64"])).decode()
+    server.post(f"/v1/sessions/{read}/read", {"base64": again})
+    for session in (direct, completed):
+        assert all(torch.equal(part, state(read)[name]) for name, part in state(session).items())
+    assert server.generate(direct, max_tokens=9, seed=4) == server.generate(completed, max_tokens=9, seed=4)
+    assert "prefix" not in server.generate(direct, max_tokens=1)
+    server.read(ended, "a")
+    assert "prefix" not in server.generate(ended, max_tokens=1)
+
+
 def test_a_generation_with_bits_is_streamed_and_stopped(server):
     whole, streamed, read = (server.new_session() for _ in range(3))
     for session in (whole, streamed, read):
@@ -58,6 +77,11 @@ def test_a_generation_with_bits_is_streamed_and_stopped(server):
     assert pieces[-1]["finish_reason"] == expected["finish_reason"]
     body = {"base64": base64.b64encode(data).decode()}
     assert server.post(f"/v1/sessions/{read}/read", body)["bits"] == pytest.approx(expected["bits"], rel=1e-5)
+    each = server.post(f"/v1/sessions/{whole}/fork")["id"]
+    options |= {"stream": True, "stream_options": {"every_token": True}}
+    singles = list(server.stream(options, f"/v1/sessions/{each}/generate"))
+    assert {len(piece["bits"]) for piece in singles[:-1]} == {1} and len(singles[-1]["bits"]) <= 1
+    assert "".join(piece["text"] for piece in singles) == server.generate(whole, max_tokens=60, seed=2)["text"]
     # Stopped where it is, with every byte that the session has.
     pieces, ends = [], server.scheduler._end_tokens
     server.scheduler._end_tokens = frozenset()
@@ -140,6 +164,9 @@ def hostile_states() -> dict[str, bytes]:
         "huge header": (2**62).to_bytes(8, "little") + whole[8:],
         "no safetensors": b"\x80\x04}q\x00." * 20,
         "NaN": changed(numbers | {name: torch.full_like(numbers[name], float("nan"))}),
+        "infinite": changed(numbers | {name: torch.full_like(numbers[name], float("inf"))}),
+        "another value": changed(numbers | {name: numbers[name] + 1}),
+        "another pending byte": changed(numbers, pending="[66]"),
         "shape": changed(numbers | {name: torch.zeros(1, 5)}),
         "two texts": changed(
             {key: torch.zeros(2, *value.shape[1:]) for key, value in numbers.items()}, pending="[1,2]"
