@@ -43,6 +43,8 @@ PRIVATE_NAMES = {
     "torch.nn.Module._buffers": "likewise",
     "torch.nn.Module._forward_hooks": "a cached step must not skip hooks; nothing public lists them",
     "torch.nn.Module._forward_pre_hooks": "likewise",
+    "torch.nn.Module._backward_hooks": "a fused map must not skip hooks; nothing public lists them",
+    "torch.nn.Module._backward_pre_hooks": "likewise",
     "torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model": (
         "DDP with NCCL reduces no sparse gradients; torch names no public way to leave parameters out"
     ),
