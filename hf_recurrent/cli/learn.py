@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_recurrent.cli.flags import named
 from hf_recurrent.cli.loading import add_loading_arguments, load_or_build, move_to_device
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, dataclass_of, run_command
 from hf_recurrent.cli.threads import add_threads_argument, thread_count
@@ -179,7 +180,8 @@ def _load_held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus | N
 
     if not arguments.held_out:
         return None
-    return load_corpus(arguments.held_out, tokenizer=tokenizer, binary=arguments.binary)
+    with named(source="--held_out"):
+        return load_corpus(arguments.held_out, tokenizer=tokenizer, binary=arguments.binary)
 
 
 def _print_summary(arguments: argparse.Namespace, run: "LearnRun") -> None:

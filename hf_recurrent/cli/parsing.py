@@ -35,7 +35,9 @@ class OneSentenceErrors:
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Accept every spelling of a flag; refuse `--flag=--`, which argparse reads as a flag with an empty list."""
-        args, self.typed = normalize(sys.argv[1:] if args is None else args, self._option_string_actions)
+        args, typed = normalize(sys.argv[1:] if args is None else args, self._option_string_actions)
+        positional = {action.dest: action.metavar or action.dest for action in self._get_positional_actions()}
+        self.typed = positional | typed  # a flag of the same name takes precedence
         if found := next((word for word in args if re.fullmatch(r"--?\w[\w-]*=--", word)), None):
             self.error(f"argument {found.partition('=')[0]}: expected a value, not '--'")
         return super().parse_known_args(args, namespace)

@@ -80,7 +80,7 @@ def test_a_step_that_depends_on_values_is_named_with_its_line(tmp_path, monkeypa
         with pytest.raises(SystemExit):
             main(["export", "model", "--import", "branching.py"])
     message = capsys.readouterr().err
-    assert "`model` is a MemoraModel, of which a step cannot be exported: `if projection.sum() > 0:`" in message
+    assert "`MODEL` is a MemoraModel, of which a step cannot be exported: `if projection.sum() > 0:`" in message
     assert "(branching.py, line 13): Could not guard on data-dependent expression" in message
     assert message.count("error:") == 1 and len(message.splitlines()) == 1
     assert not Path("model-torch").exists()
