@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hf_recurrent.cli.loading import add_loading_arguments
+from hf_recurrent.cli.loading import add_loading_arguments, move_to_device
 from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command
 from hf_recurrent.export.formats import FORMATS
 
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
         'In Python, hf_recurrent.ExportedStep("hawk-onnx") runs the folder, and\n'
         'ExportedStep("you/hawk-step") a repository on the Hub.\n',
     )
-    add_loading_arguments(parser)
+    add_loading_arguments(parser, device="cpu")
     parser.add_argument(
         "--format",
         default="torch",
@@ -59,9 +59,9 @@ def _export(arguments: argparse.Namespace) -> None:
     tokenizer = None
     if getattr(model.config, "input_size", None) is None:
         tokenizer = load_tokenizer(name, **options)
-    model.to(arguments.device or "cpu").eval()
+    move_to_device(model, arguments)
     specification = save_exported_step(
-        model, folder, runtime=arguments.format, tokenizer=tokenizer, weights=arguments.quantize
+        model.eval(), folder, runtime=arguments.format, tokenizer=tokenizer, weights=arguments.quantize
     )
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {specification.program}, {size:,} bytes in all", file=sys.stderr)

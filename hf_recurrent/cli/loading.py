@@ -11,8 +11,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def add_loading_arguments(parser: argparse.ArgumentParser, takes_presets: bool = False) -> None:
-    """Add the arguments of all commands that read a trained model, or also build a preset."""
+def add_loading_arguments(
+    parser: argparse.ArgumentParser, takes_presets: bool = False, device: str | None = None
+) -> None:
+    """Add the arguments of all commands that read a trained model, or also build a preset.
+
+    Args:
+        takes_presets: MODEL may be the name of a preset.
+        device: the default; None for the first GPU, or the CPU without one.
+    """
     parser.set_defaults(takes_presets=takes_presets)
     parser.add_argument("model", metavar="MODEL", help="directory of a checkpoint, or owner/name on the Hub")
     parser.add_argument(
@@ -21,7 +28,8 @@ def add_loading_arguments(parser: argparse.ArgumentParser, takes_presets: bool =
         help="run the code in the repository of MODEL, needed only for user-defined classes and units",
     )
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float64"])
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the first GPU, or the CPU without one)")
+    default = device or "the first GPU, or the CPU without one"
+    parser.add_argument("--device", default=device, help=f"cpu, cuda, cuda:1, ... (default: {default})")
 
 
 def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MODEL") -> "tuple[PreTrainedModel, Any]":
