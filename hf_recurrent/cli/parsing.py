@@ -85,7 +85,7 @@ def run_command(
         import_user_code(arguments.user_code)
         return action(arguments, remaining) if passes_on else action(arguments)
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
+        discard_output()
         raise SystemExit(1) from None
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
@@ -102,6 +102,11 @@ def command(
         run_command(build_parser(), argv, action)
 
     return main
+
+
+def discard_output() -> None:
+    """Drop what is waiting for standard output, after an error: else Python fails again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_any_text() -> None:

@@ -1,6 +1,9 @@
 """`hf-recurrent export`: a folder that runs, and refusals before anything is exported."""
 
+import errno
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,19 @@ def test_wrong_arguments(arguments, message, checkpoint, capsys):
     with pytest.raises(SystemExit):
         main(["export", *(argument.format(checkpoint=checkpoint) for argument in arguments)])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["pathlib.Path.write_bytes", "pathlib.Path.write_text"])
+def test_a_full_disk_names_the_folder(target, checkpoint, tmp_path, monkeypatch, capsys):
+    def fail(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(target, fail)
+    with pytest.raises(SystemExit):
+        main(["export", str(checkpoint), "--output_dir", str(tmp_path / "step")])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and re.search(rf"No space left on device: '{tmp_path}/\S*step", error)
+    assert not list(tmp_path.iterdir())
 
 
 BRANCHING = """
