@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.parsing import CommandParser, command
 from hf_recurrent.cli.reproduce import load_papers
 
@@ -78,7 +79,8 @@ def _parsers(name: str) -> list[argparse.ArgumentParser]:
         if name == "reproduce":
             _set_choices(parser, "name", load_papers().EXPERIMENTS)
         return [parser]
-    from hf_recurrent.cli.pretrain_arguments import build_parser
+    with without_collection():
+        from hf_recurrent.cli.pretrain_arguments import build_parser
     from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT
     from hf_recurrent.cli.recipes import recipe_names
     from hf_recurrent.presets import preset_names

@@ -13,8 +13,16 @@ from hf_recurrent.cli.data_arguments import (
     load_training_sources,
     token_vocabulary,
 )
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
-from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, command, dataclass_of
+from hf_recurrent.cli.parsing import (
+    OneSentenceErrors,
+    check_at_least,
+    check_model_name,
+    check_parent,
+    command,
+    dataclass_of,
+)
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
@@ -77,10 +85,11 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     check_parent("--output", arguments.output)
     check_at_least(1, arguments, "num_streams", "block_size")
     data = dataclass_of(DataArguments, arguments)
+    check_model_name("MODEL", arguments.model)
     is_text = token_vocabulary(data.corpus) is None
     _check_accounts(arguments)
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries()
     from hf_recurrent.checkpoints.files import write_json
     from hf_recurrent.checkpoints.provenance_files import find_provenance
     from hf_recurrent.data.episode_losses import has_count_memory

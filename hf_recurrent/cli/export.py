@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.loading import add_loading_arguments, move_to_device
 from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command
 from hf_recurrent.export.formats import FORMATS
@@ -47,7 +48,7 @@ def _export(arguments: argparse.Namespace) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"`--output_dir` is {str(folder)!r}, which exists; it must be a new or empty folder.")
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries()
     from transformers.utils import logging
 
     from hf_recurrent.export.exported_step import save_exported_step

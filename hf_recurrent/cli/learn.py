@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.flags import named
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.loading import add_loading_arguments, load_or_build, move_to_device
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, dataclass_of, run_command
 from hf_recurrent.cli.threads import add_threads_argument, thread_count
@@ -139,7 +140,7 @@ def _open(arguments: argparse.Namespace) -> "AbstractContextManager[LearnRun]":
 
         require_pyplot()
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries()
     from transformers.utils import logging
 
     from hf_recurrent.online.learn_run import LearnOptions, open_learn_run

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.parsing import check_model_name, is_out_of_memory, one_line, parse_pairs
 from hf_recurrent.presets import config_from_preset, preset_names
 
@@ -46,7 +47,7 @@ def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MOD
     name = arguments.model
     check_model_name(argument, name, preset_names() if arguments.takes_presets else ())
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries()
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -62,10 +63,11 @@ def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MOD
 
 def load_recurrent_model(arguments: argparse.Namespace, hint: str = ".") -> "tuple[PreTrainedModel, Any]":
     """As [`load_model_and_tokenizer`]; a ValueError, which ends with a hint, without a state or a byte tokenizer."""
+    model, tokenizer = load_model_and_tokenizer(arguments)
+
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
-    model, tokenizer = load_model_and_tokenizer(arguments)
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
     if not supports_recurrent_state(with_state(model)):
         problem = f"a {type(model).__name__} without a recurrent state"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import hf_recurrent
 from hf_recurrent.cli import threads
 from hf_recurrent.cli.flags import did_you_mean
+from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.pretrain_help import is_help, print_help
 
 # Command → help; its code is in the module of the same name with underscores, imported on use.
@@ -59,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "torch" not in sys.modules:  # else it is too late, and the caller has chosen
         threads.observe()
     try:
-        importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").main(rest)
+        with without_collection():
+            module = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}")
+        module.main(rest)
     except KeyboardInterrupt:
         print(f"\nhf-recurrent {name}: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

@@ -36,7 +36,7 @@ class OneSentenceErrors:
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Accept every spelling of a flag; refuse `--flag=--`, which argparse reads as a flag with an empty list."""
         args, typed = normalize(sys.argv[1:] if args is None else args, self._option_string_actions)
-        positional = {action.dest: action.metavar or action.dest for action in self._get_positional_actions()}
+        positional = {one.dest: one.metavar or one.dest for one in self._actions if not one.option_strings}
         self.typed = positional | typed  # a flag of the same name takes precedence
         if found := next((word for word in args if re.fullmatch(r"--?\w[\w-]*=--", word)), None):
             self.error(f"argument {found.partition('=')[0]}: expected a value, not '--'")

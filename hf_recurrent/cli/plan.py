@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool
         if getattr(arguments, name) is not None:
             check_at_least(1, arguments, name)
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries("hf_recurrent.cli.pretrain_arguments", "hf_recurrent.planning.training_steps")
     from transformers.utils import logging
 
     before = logging.get_verbosity()
