@@ -18,7 +18,7 @@ COMMANDS = {
     "score": "print log-probabilities of bytes, lines or documents as JSON",
     "generate": "continue a prompt, a file or a saved state",
     "chat": "talk to a model that keeps everything in its state",
-    "serve": "serve a model over HTTP: OpenAI's API, and sessions",
+    "serve": "serve a model over HTTP: OpenAI's completions, and sessions",
     "watch": "show the unusual lines of logs as they grow",
     "learn": "read an endless stream and learn from every byte",
     "compress": "compress a file by counts of contexts, or with a model",
