@@ -14,7 +14,7 @@ from hf_recurrent.cli.parsing import CommandParser, command
 from hf_recurrent.cli.reproduce import load_papers
 
 PROG = "hf-recurrent"
-SHELLS = ("bash", "zsh")
+SHELLS = ("bash", "zsh", "fish")
 # Arguments that are files or directories, although their type is text.
 _FILES = {
     "model", "corpus", "validation_corpus", "files", "logs", "source", "held_out", "output_dir", "draft", "teacher",
@@ -30,7 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  cd ~/.local/share/bash-completion/completions\n"
         "  hf-recurrent completion bash > hf-recurrent\n"
-        "  hf-recurrent completion zsh > ~/.zfunc/_hf-recurrent  # a folder of fpath\n\n"
+        "  hf-recurrent completion zsh > ~/.zfunc/_hf-recurrent  # a folder of fpath\n"
+        "  cd ~/.config/fish/completions\n"
+        "  hf-recurrent completion fish > hf-recurrent.fish\n\n"
         "Repeat it after an update.",
     )
     parser.add_argument("shell", choices=SHELLS)

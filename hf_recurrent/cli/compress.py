@@ -1,6 +1,7 @@
 """`hf-recurrent compress [MODEL] FILE` and, for `decompress`, what both have in common."""
 
 import argparse
+import json
 import lzma
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build
-from hf_recurrent.cli.parsing import CommandParser, command
+from hf_recurrent.cli.parsing import CommandParser, add_json_argument, command
 from hf_recurrent.cli.pipes import PIPE, check_paths, input_file, output_file
 from hf_recurrent.cli.threads import thread_count
 from hf_recurrent.presets import preset_names
@@ -75,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="use the network's predictions alone; by default they are mixed with counts of the bytes that followed "
         "the same contexts before, which makes the archive smaller",
     )
+    add_json_argument(parser)
     add_writing_arguments(parser)
     return parser
 
@@ -100,6 +102,8 @@ def _compress(arguments: argparse.Namespace) -> None:
     output = arguments.output or _default_output(arguments.file)
     is_piped = check_paths(arguments, "FILE", output)
     settings = _learning_settings(arguments)
+    if output == PIPE and arguments.json:
+        raise ValueError("`--json` is given, but standard output is the archive; add --output ARCHIVE.")
     if output == PIPE and sys.stdout.isatty():
         raise ValueError("The archive would be written to the terminal; add > ARCHIVE, or --output ARCHIVE.")
     from hf_recurrent.compression.agreement import new_header
@@ -120,8 +124,11 @@ def _compress(arguments: argparse.Namespace) -> None:
                         compress_to(file, mapped(source), model, header, report)
                 else:
                     compress_file(source, output, model, header, report)
-        if not arguments.quiet and output != PIPE:
-            _summarize(arguments.file, source, output, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        if arguments.json:
+            print(json.dumps(_results(arguments.file, source, output, seconds)))
+        elif not arguments.quiet and output != PIPE:
+            _summarize(_results(arguments.file, source, output, seconds))
 
 
 def _default_output(file: Path) -> Path:
@@ -185,14 +192,21 @@ def progress(arguments: argparse.Namespace, description: str, size: int) -> Iter
         yield lambda done: bar.update(done - bar.n) and None
 
 
-def _summarize(name: Path, source: Path, output: Path, seconds: float) -> None:
-    before, after = source.stat().st_size, output.stat().st_size
-    summary = f"{name} → {output}: {before:,} → {after:,} bytes"
-    if before:
-        summary += f", {8 * after / before:.3f} bits per byte, {before / seconds / 1000:.1f} kB/s"
-    print(summary, file=sys.stderr)
+def _results(name: Path, source: Path, output: Path, seconds: float) -> dict[str, Any]:
+    before, after, xz = source.stat().st_size, output.stat().st_size, None
     if before <= _LARGEST_FOR_XZ:
-        print(f"xz -9e: {len(lzma.compress(source.read_bytes(), preset=9 | lzma.PRESET_EXTREME)):,}", file=sys.stderr)
+        xz = len(lzma.compress(source.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+    rates = {"bits_per_byte": 8 * after / before if before else None, "bytes_per_second": before / seconds}
+    return {"file": str(name), "output": str(output), "bytes": before, "archive_bytes": after, "xz_bytes": xz, **rates}
+
+
+def _summarize(results: dict[str, Any]) -> None:
+    summary = "{file} → {output}: {bytes:,} → {archive_bytes:,} bytes".format(**results)
+    if results["bytes"]:
+        summary += f", {results['bits_per_byte']:.3f} bits per byte, {results['bytes_per_second'] / 1000:.1f} kB/s"
+    print(summary, file=sys.stderr)
+    if results["xz_bytes"] is not None:
+        print(f"xz -9e: {results['xz_bytes']:,}", file=sys.stderr)
 
 
 main = command(build_parser, _compress)

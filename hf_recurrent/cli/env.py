@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 
 from hf_recurrent.cli.imports import without_collection
-from hf_recurrent.cli.parsing import CommandParser, command
+from hf_recurrent.cli.parsing import CommandParser, add_json_argument, command
 
 PACKAGES = (
     "hf-recurrent", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "datasets",
@@ -21,7 +21,7 @@ PACKAGES = (
 def build_parser() -> CommandParser:
     """The arguments of the command."""
     parser = CommandParser(prog="hf-recurrent env", description="Print versions, devices and the scan backends.")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    add_json_argument(parser)
     return parser
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import (
     OneSentenceErrors,
+    add_json_argument,
     check_at_least,
     check_model_name,
     check_parent,
@@ -75,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--no_compressors", action="store_true", help="skip gzip, bz2 and xz")
     run.add_argument("--output", type=Path, help="write the results to this JSON file")
+    add_json_argument(run)
     add_threads_argument(run)
     run.add_argument("--quiet", action="store_true", help="hide progress bars")
     return parser
@@ -139,7 +142,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         results["compressors"] = compressed_bits_per_byte(source, progress=not arguments.quiet) if compress else {}
     if arguments.output:
         write_json(results, arguments.output)
-    print(_table(source, metrics, results))
+    print(json.dumps(results) if arguments.json else _table(source, metrics, results))
 
 
 def _check_accounts(arguments: argparse.Namespace) -> None:

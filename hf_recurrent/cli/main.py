@@ -27,7 +27,7 @@ COMMANDS = {
     "push-to-hub": "upload a trained model with its tokenizer, code and model card",
     "transformers": "run a command of transformers, such as serve, with our models",
     "reproduce": "measure a table of the papers next to the printed numbers",
-    "completion": "print a script that completes commands and flags in bash or zsh",
+    "completion": "print a script that completes commands in bash, zsh or fish",
     "env": "print versions and available scan backends, for bug reports",
 }
 

@@ -93,6 +93,11 @@ def run_command(
         parser.error(explain_memory(error))
 
 
+def add_json_argument(parser: Any) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
 def command(
     build_parser: Callable[[], argparse.ArgumentParser], action: Callable[[argparse.Namespace], object]
 ) -> Callable[[Sequence[str] | None], None]:

@@ -1,5 +1,6 @@
 """`hf-recurrent compress` and `decompress`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -167,3 +168,13 @@ def test_a_refused_archive_leaves_nothing(file, capsys):
         main(["decompress", str(archive), "--output", str(file.with_name("copy.txt")), "--quiet"])
     assert "it is damaged or cut off" in capsys.readouterr().err
     assert sorted(path.name for path in file.parent.iterdir()) == ["notes.txt", "notes.txt.hfr"]
+
+
+def test_results_as_json(file, capsys):
+    main(["compress", str(file), "--json"])
+    results = json.loads(capsys.readouterr().out)
+    archive = file.with_name("notes.txt.hfr")
+    size = archive.stat().st_size
+    assert (results["file"], results["output"]) == (str(file), str(archive))
+    assert (results["bytes"], results["archive_bytes"]) == (len(TEXT), size)
+    assert results["bits_per_byte"] == 8 * size / len(TEXT) and results["xz_bytes"] > 0

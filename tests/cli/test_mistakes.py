@@ -22,7 +22,7 @@ MISTAKES = [
     ("pushtohub MODEL", ["unknown command 'pushtohub'", "did you mean push-to-hub?"]),
     ("--help-me", ["unknown command '--help-me'"]),
     ("completion", ["the following arguments are required: shell"]),
-    ("completion fish", ["shell", "'fish'", "bash"]),
+    ("completion tcsh", ["shell", "'tcsh'", "fish"]),
     ("env --verbose", ["unrecognized arguments: --verbose"]),
     # Training
     (f"{TRAIN} --learning-rte 1e-3", ["--learning-rte", "did you mean --learning_rate?"]),
@@ -111,6 +111,8 @@ MISTAKES = [
     ("chat MODEL --state book.txt", ["book.txt", "not a saved state"]),
     ("chat LLAMA", ["LLAMA", "without a recurrent state"]),
     ("chat MODEL --system brief", ["--system", "chat template"]),
+    # Files
+    ("compress book.txt --json --output -", ["`--json`", "standard output"]),
     # Learning
     ("learn MODEL", ["the following arguments are required: --source"]),
     ("learn MODEL --source absent.log", ["absent.log"]),
