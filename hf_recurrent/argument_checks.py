@@ -1,8 +1,10 @@
-"""Fields of dataclasses of arguments, and ranges of numeric arguments, for commands, trainers and settings."""
+"""Fields of dataclasses of arguments, ranges of numbers, and paths, for commands, trainers and settings."""
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
 # Of the integers of torch and NumPy.
@@ -43,6 +45,14 @@ def check_numbers(values: Mapping[str, object], prefix: str = "") -> None:
                 raise ValueError(f"`{prefix}{name}` is {number}; it must be at most {_MOST_WORKERS}.")
             if not -_LIMIT < number < _LIMIT:
                 raise ValueError(f"`{prefix}{name}` is {number}; it must be a finite number below 2**63.")
+
+
+def expand_home(path: str | os.PathLike) -> Path:
+    """A path with `~` and `~user` replaced; that of an unknown user stays, and is reported as a file that is missing.
+
+    `Path.expanduser` raises a RuntimeError instead, which names neither the path nor its argument.
+    """
+    return Path(os.path.expanduser(path))
 
 
 def check_integer(name: str, value: object, least: int, most: int) -> None:

@@ -56,7 +56,8 @@ class ConversationPartner:
         """Read a line of the user; an empty one continues the text, and is an error in a chat.
 
         Raises:
-            ValueError: there is nothing to continue, or a token is outside the model's vocabulary.
+            ValueError: there is nothing to continue, the chat template fails, or a token is outside the model's
+                vocabulary.
         """
         if not self.is_chat:
             if not typed and (before.text is None or before.text.pending == [None]):
@@ -65,7 +66,7 @@ class ConversationPartner:
         if not typed:
             raise ValueError("The message is empty; type some text.")
         messages = (*before.messages, {"role": "user", "content": typed})
-        rendered = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        rendered = self._render(messages)
         if rendered.startswith(before.read):
             return Conversation(self._read(before.text, rendered.removeprefix(before.read)), messages, rendered)
         # The template changes earlier messages, for example drops some: read everything again.
@@ -130,6 +131,18 @@ class ConversationPartner:
         if self.is_chat and text.pending not in ([end], [None]) and end is not None:
             text = self._read_ids(text, np.array([end]))  # ends the last message
         return Conversation(text)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except ImportError:  # says which package to install
+            raise
+        except Exception as error:  # a template is code from elsewhere, in a sandbox: it may raise anything
+            reason = " ".join(str(error).split()).rstrip(".") or "no reason given"
+            raise ValueError(
+                f"The tokenizer's chat template fails ({type(error).__name__}: {reason}); start with --plain to "
+                "continue text without it."
+            ) from error
 
     def _read(self, text: TextState | None, typed: str) -> TextState:
         # A terminal passes bytes that are not UTF-8 as surrogate escapes (PEP 383).

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import set_seed
 
+from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.chat.commands import COMMANDS, ChatSettings, command_table
 from hf_recurrent.chat.conversation import Conversation, ConversationPartner
 from hf_recurrent.data.quantities import count_of
@@ -189,4 +190,4 @@ class ChatLoop:
 def _file(command: str, path: str) -> Path:
     if not path:
         raise ValueError(f"`{command}` needs the name of a file.")
-    return Path(path).expanduser()
+    return expand_home(path)

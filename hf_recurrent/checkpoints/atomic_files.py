@@ -1,9 +1,24 @@
-"""Writing files atomically, without torch."""
+"""Writing files atomically, and errors of full disks, without torch."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# Errors of writing, whatever was written: the disk or the quota is full, the file too large, the disk read-only.
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+@contextmanager
+def naming_file(path: str | os.PathLike) -> Iterator[None]:
+    """Inside the block, an error of a full disk names the file or directory that is written; the system names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in CANNOT_WRITE:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 @contextmanager
@@ -16,8 +31,9 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     partial.unlink(missing_ok=True)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
-        yield partial
-        sync(partial)
+        with naming_file(path):
+            yield partial
+            sync(partial)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)

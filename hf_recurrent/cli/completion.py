@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.parsing import CommandParser, command
 from hf_recurrent.cli.reproduce import load_papers
 
 PROG = "hf-recurrent"
-SHELLS = ("bash", "zsh")
+SHELLS = ("bash", "zsh", "fish")
 # Arguments that are files or directories, although their type is text.
 _FILES = {
     "model", "corpus", "validation_corpus", "files", "logs", "source", "held_out", "output_dir", "draft", "teacher",
@@ -29,7 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  cd ~/.local/share/bash-completion/completions\n"
         "  hf-recurrent completion bash > hf-recurrent\n"
-        "  hf-recurrent completion zsh > ~/.zfunc/_hf-recurrent  # a folder of fpath\n\n"
+        "  hf-recurrent completion zsh > ~/.zfunc/_hf-recurrent  # a folder of fpath\n"
+        "  cd ~/.config/fish/completions\n"
+        "  hf-recurrent completion fish > hf-recurrent.fish\n\n"
         "Repeat it after an update.",
     )
     parser.add_argument("shell", choices=SHELLS)
@@ -78,7 +81,8 @@ def _parsers(name: str) -> list[argparse.ArgumentParser]:
         if name == "reproduce":
             _set_choices(parser, "name", load_papers().EXPERIMENTS)
         return [parser]
-    from hf_recurrent.cli.pretrain_arguments import build_parser
+    with without_collection():
+        from hf_recurrent.cli.pretrain_arguments import build_parser
     from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT
     from hf_recurrent.cli.recipes import recipe_names
     from hf_recurrent.presets import preset_names

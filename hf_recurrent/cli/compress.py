@@ -1,6 +1,7 @@
 """`hf-recurrent compress [MODEL] FILE` and, for `decompress`, what both have in common."""
 
 import argparse
+import json
 import lzma
 import sys
 import time
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build
-from hf_recurrent.cli.parsing import CommandParser, check_file, check_parent, command
+from hf_recurrent.cli.parsing import CommandParser, add_json_argument, command
+from hf_recurrent.cli.pipes import PIPE, check_paths, input_file, output_file
 from hf_recurrent.cli.threads import thread_count
 from hf_recurrent.presets import preset_names
 
@@ -29,7 +31,7 @@ class FileParser(CommandParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Accept flags between MODEL and FILE, where argparse takes the first word for FILE."""
         arguments, remaining = super().parse_known_args(args, namespace)
-        if arguments.model is None and len(remaining) == 1 and not remaining[0].startswith("-"):
+        if arguments.model is None and len(remaining) == 1 and (remaining == ["-"] or remaining[0][0] != "-"):
             arguments.model, arguments.file = str(arguments.file), Path(remaining.pop())
         return arguments, remaining
 
@@ -46,13 +48,14 @@ def build_parser() -> argparse.ArgumentParser:
         "  hf-recurrent compress server.log\n"
         "  hf-recurrent compress server.log --learn\n"
         "  hf-recurrent compress runs/memora-tiny-python argparse.py\n"
+        "  tar c notes | hf-recurrent compress - > notes.tar.hfr\n"
         "  hf-recurrent decompress server.log.hfr --output copy.log\n\n"
         "With --learn, the network learns while it reads, and so does decompress: new\n"
         "weights are enough then, and the weights of a checkpoint adapt to the file.",
     )
     add_model_arguments(parser)
-    parser.add_argument("file", metavar="FILE", type=Path, help="the file; for a directory, make a tar file first")
-    parser.add_argument("--output", type=Path, help=f"the archive (default: FILE{SUFFIX})")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file, or - for standard input")
+    parser.add_argument("--output", type=Path, help=f"the archive, or - (default: FILE{SUFFIX}; of -, -)")
     parser.add_argument(
         "--learn", action="store_true", help="let a network learn from the file: that of MODEL, or a small new one"
     )
@@ -73,17 +76,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="use the network's predictions alone; by default they are mixed with counts of the bytes that followed "
         "the same contexts before, which makes the archive smaller",
     )
+    add_json_argument(parser)
     add_writing_arguments(parser)
     return parser
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and how it is built or loaded: the same arguments for both commands give the same weights."""
-    add_loading_arguments(parser, takes_presets=True)
+    add_loading_arguments(parser, takes_presets=True, device="cpu")
     model = next(action for action in parser._actions if action.dest == "model")
     model.nargs, model.required = "?", False
     model.help += ", or the name of a preset; without it, counts predict alone"
-    parser.set_defaults(dtype="float32", device="cpu", model=None)
+    parser.set_defaults(dtype="float32", model=None)
     parser.add_argument("--seed", type=int, default=0, help="seed of the new weights of a preset (default: 0)")
 
 
@@ -95,9 +99,44 @@ def add_writing_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _compress(arguments: argparse.Namespace) -> None:
-    check_file("FILE", arguments.file)
-    output = arguments.output or arguments.file.with_name(arguments.file.name + SUFFIX)
-    check_parent("--output", output)
+    output = arguments.output or _default_output(arguments.file)
+    is_piped = check_paths(arguments, "FILE", output)
+    settings = _learning_settings(arguments)
+    if output == PIPE and arguments.json:
+        raise ValueError("`--json` is given, but standard output is the archive; add --output ARCHIVE.")
+    if output == PIPE and sys.stdout.isatty():
+        raise ValueError("The archive would be written to the terminal; add > ARCHIVE, or --output ARCHIVE.")
+    from hf_recurrent.compression.agreement import new_header
+    from hf_recurrent.compression.files import check_output, compress_file, mapped
+    from hf_recurrent.compression.pipes import compress_to
+
+    if output != PIPE:
+        check_output(output, force=arguments.force, resume=arguments.resume)
+    with input_file(arguments.file) as source:
+        size = source.stat().st_size
+        model, options = _network(arguments, settings, size)
+        with one_thread(model):
+            header = new_header(model, size, **options)
+            begin = time.perf_counter()
+            with progress(arguments, "compressing", size) as report:
+                if is_piped:
+                    with output_file(output) as file:
+                        compress_to(file, mapped(source), model, header, report)
+                else:
+                    compress_file(source, output, model, header, report)
+        seconds = time.perf_counter() - begin
+        if arguments.json:
+            print(json.dumps(_results(arguments.file, source, output, seconds)))
+        elif not arguments.quiet and output != PIPE:
+            _summarize(_results(arguments.file, source, output, seconds))
+
+
+def _default_output(file: Path) -> Path:
+    return file if file == PIPE else file.with_name(file.name + SUFFIX)
+
+
+def _learning_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of learning that are given; a ValueError if an argument is for a network, and there is none."""
     settings = {name: getattr(arguments, name) for name in ("stride", "learning_rate")}
     settings = {name: value for name, value in settings.items() if value is not None}
     if settings and not arguments.learn:
@@ -107,32 +146,27 @@ def _compress(arguments: argparse.Namespace) -> None:
             f"`MODEL` is the preset {arguments.model}, whose new weights predict nothing; add --learn, or give a "
             "checkpoint."
         )
-    uses_network = arguments.learn or arguments.model is not None
     for flag in ("no_mix", "streams"):
-        if getattr(arguments, flag) and not uses_network:
+        if getattr(arguments, flag) and not arguments.learn and arguments.model is None:
             raise ValueError(f"`--{flag}` is given without MODEL and --learn; it is for a network.")
-    from hf_recurrent.compression.agreement import new_header
-    from hf_recurrent.compression.files import check_output, compress_file, default_streams
+    return settings
 
-    check_output(output, force=arguments.force, resume=arguments.resume)
-    size, model, options = arguments.file.stat().st_size, None, {}
-    if uses_network:
-        from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
-        from hf_recurrent.compression.new_network import new_network
 
-        adaptive = AdaptiveSettings(**settings) if arguments.learn else None
-        streams = arguments.streams or default_streams(size, adaptive)
-        options = {"adaptive": adaptive, "streams": streams, "mixes": not arguments.no_mix}
-        options["is_new"] = arguments.model is None
-        model = new_network() if arguments.model is None else load_byte_model(arguments)
-    with one_thread(model):
-        header = new_header(model, size, **options)
-        with progress(arguments, "compressing", size) as report:
-            begin = time.perf_counter()
-            compress_file(arguments.file, output, model, header, report)
-            seconds = time.perf_counter() - begin
-    if not arguments.quiet:
-        _summarize(arguments.file, output, seconds)
+def _network(
+    arguments: argparse.Namespace, settings: dict[str, Any], size: int
+) -> "tuple[PreTrainedModel | None, dict[str, Any]]":
+    """The model, None for counts alone, and the options of its header."""
+    if not arguments.learn and arguments.model is None:
+        return None, {}
+    from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+    from hf_recurrent.compression.files import default_streams
+    from hf_recurrent.compression.new_network import new_network
+
+    adaptive = AdaptiveSettings(**settings) if arguments.learn else None
+    is_new = arguments.model is None
+    streams = arguments.streams or default_streams(size, adaptive)
+    options = {"adaptive": adaptive, "streams": streams, "mixes": not arguments.no_mix, "is_new": is_new}
+    return new_network() if is_new else load_byte_model(arguments), options
 
 
 def one_thread(network: object) -> AbstractContextManager[None]:
@@ -158,14 +192,21 @@ def progress(arguments: argparse.Namespace, description: str, size: int) -> Iter
         yield lambda done: bar.update(done - bar.n) and None
 
 
-def _summarize(source: Path, output: Path, seconds: float) -> None:
-    before, after = source.stat().st_size, output.stat().st_size
-    summary = f"{source} → {output}: {before:,} → {after:,} bytes"
-    if before:
-        summary += f", {8 * after / before:.3f} bits per byte, {before / seconds / 1000:.1f} kB/s"
-    print(summary, file=sys.stderr)
+def _results(name: Path, source: Path, output: Path, seconds: float) -> dict[str, Any]:
+    before, after, xz = source.stat().st_size, output.stat().st_size, None
     if before <= _LARGEST_FOR_XZ:
-        print(f"xz -9e: {len(lzma.compress(source.read_bytes(), preset=9 | lzma.PRESET_EXTREME)):,}", file=sys.stderr)
+        xz = len(lzma.compress(source.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+    rates = {"bits_per_byte": 8 * after / before if before else None, "bytes_per_second": before / seconds}
+    return {"file": str(name), "output": str(output), "bytes": before, "archive_bytes": after, "xz_bytes": xz, **rates}
+
+
+def _summarize(results: dict[str, Any]) -> None:
+    summary = "{file} → {output}: {bytes:,} → {archive_bytes:,} bytes".format(**results)
+    if results["bytes"]:
+        summary += f", {results['bits_per_byte']:.3f} bits per byte, {results['bytes_per_second'] / 1000:.1f} kB/s"
+    print(summary, file=sys.stderr)
+    if results["xz_bytes"] is not None:
+        print(f"xz -9e: {results['xz_bytes']:,}", file=sys.stderr)
 
 
 main = command(build_parser, _compress)

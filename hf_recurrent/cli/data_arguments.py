@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.argument_checks import argument, check_numbers
+from hf_recurrent.cli.flags import named
 
 if TYPE_CHECKING:
     from hf_recurrent.data.corpus import Corpus
@@ -73,7 +74,9 @@ def load_training_sources(
         # The number of validation examples is part of a task's fingerprint, which checkpoints compare.
         return _limited(task, arguments), _limited(held_out, arguments)
     if validation_corpus:
-        train, held_out = (_documents(arguments, names, tokenizer) for names in (arguments.corpus, validation_corpus))
+        train = _documents(arguments, arguments.corpus, tokenizer)
+        with named(source="--validation_corpus"):
+            held_out = _documents(arguments, validation_corpus, tokenizer)
     else:
         train, held_out = _split_documents(arguments, tokenizer)
     return train, _limited(held_out, arguments)

@@ -12,7 +12,8 @@ from hf_recurrent.cli.compress import (
     one_thread,
     progress,
 )
-from hf_recurrent.cli.parsing import check_file, check_parent, command
+from hf_recurrent.cli.parsing import command
+from hf_recurrent.cli.pipes import PIPE, check_paths, input_file, output_file
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -22,35 +23,48 @@ def build_parser() -> argparse.ArgumentParser:
         description="Decompress an archive of hf-recurrent compress, with the same MODEL, if any.",
         epilog="examples:\n  hf-recurrent decompress server.log.hfr\n"
         "  hf-recurrent decompress runs/memora-tiny-python argparse.py.hfr\n"
-        "  hf-recurrent decompress memora-tiny server.log.hfr --output copy.log",
+        "  hf-recurrent decompress memora-tiny server.log.hfr --output copy.log\n"
+        "  hf-recurrent decompress notes.tar.hfr --output - | tar x",
     )
     add_model_arguments(parser)
-    parser.add_argument("file", metavar="ARCHIVE", type=Path, help="the archive")
-    parser.add_argument("--output", type=Path, help=f"the file (default: ARCHIVE without {SUFFIX})")
+    parser.add_argument("file", metavar="ARCHIVE", type=Path, help="the archive, or - for standard input")
+    parser.add_argument("--output", type=Path, help=f"the file, or - (default: ARCHIVE without {SUFFIX}; of -, -)")
     add_writing_arguments(parser)
     return parser
 
 
 def _decompress(arguments: argparse.Namespace) -> None:
-    check_file("ARCHIVE", arguments.file)
-    output = arguments.output
-    if output is None:
-        if arguments.file.suffix != SUFFIX:
-            raise ValueError(f"`ARCHIVE` is {str(arguments.file)!r}, which does not end in {SUFFIX}; add --output.")
-        output = arguments.file.with_suffix("")
-    check_parent("--output", output)
+    output = arguments.output or _default_output(arguments.file)
+    is_piped = check_paths(arguments, "ARCHIVE", output)
     from hf_recurrent.compression.archive import ArchiveError, read_header
     from hf_recurrent.compression.files import check_output, decompress_file
+    from hf_recurrent.compression.pipes import decompress_to, decompress_to_pipe
 
-    check_output(output, force=arguments.force, resume=arguments.resume)
+    if output != PIPE:
+        check_output(output, force=arguments.force, resume=arguments.resume)
     try:
-        with arguments.file.open("rb") as file:
-            header = read_header(file, arguments.file.stat().st_size)
-        model = None if arguments.model is None else load_byte_model(arguments)
-        with one_thread(header.network), progress(arguments, "decompressing", header.size) as report:
-            decompress_file(arguments.file, output, model, report)
+        with input_file(arguments.file) as source, source.open("rb") as archive:
+            length = source.stat().st_size
+            header = read_header(archive, length)
+            archive.seek(0)
+            model = None if arguments.model is None else load_byte_model(arguments)
+            with one_thread(header.network), progress(arguments, "decompressing", header.size) as report:
+                if is_piped:
+                    write = decompress_to_pipe if output == PIPE else decompress_to
+                    with output_file(output) as file:
+                        write(file, archive, length, model, report)
+                else:
+                    decompress_file(source, output, model, report)
     except ArchiveError as error:
         raise ArchiveError(f"`ARCHIVE` is {str(arguments.file)!r}: {error}") from error
+
+
+def _default_output(archive: Path) -> Path:
+    if archive == PIPE:
+        return PIPE
+    if archive.suffix != SUFFIX:
+        raise ValueError(f"`ARCHIVE` is {str(archive)!r}, which does not end in {SUFFIX}; add --output.")
+    return archive.with_suffix("")
 
 
 main = command(build_parser, _decompress)

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,17 @@ from hf_recurrent.cli.data_arguments import (
     load_training_sources,
     token_vocabulary,
 )
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.loading import add_loading_arguments, load_model_and_tokenizer
-from hf_recurrent.cli.parsing import OneSentenceErrors, check_at_least, check_parent, command, dataclass_of
+from hf_recurrent.cli.parsing import (
+    OneSentenceErrors,
+    add_json_argument,
+    check_at_least,
+    check_model_name,
+    check_parent,
+    command,
+    dataclass_of,
+)
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
@@ -67,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--no_compressors", action="store_true", help="skip gzip, bz2 and xz")
     run.add_argument("--output", type=Path, help="write the results to this JSON file")
+    add_json_argument(run)
     add_threads_argument(run)
     run.add_argument("--quiet", action="store_true", help="hide progress bars")
     return parser
@@ -77,10 +88,11 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     check_parent("--output", arguments.output)
     check_at_least(1, arguments, "num_streams", "block_size")
     data = dataclass_of(DataArguments, arguments)
+    check_model_name("MODEL", arguments.model)
     is_text = token_vocabulary(data.corpus) is None
     _check_accounts(arguments)
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries()
     from hf_recurrent.checkpoints.files import write_json
     from hf_recurrent.checkpoints.provenance_files import find_provenance
     from hf_recurrent.data.episode_losses import has_count_memory
@@ -130,7 +142,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         results["compressors"] = compressed_bits_per_byte(source, progress=not arguments.quiet) if compress else {}
     if arguments.output:
         write_json(results, arguments.output)
-    print(_table(source, metrics, results))
+    print(json.dumps(results) if arguments.json else _table(source, metrics, results))
 
 
 def _check_accounts(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from hf_recurrent.cli.loading import add_loading_arguments
+from hf_recurrent.cli.imports import import_libraries
+from hf_recurrent.cli.loading import add_loading_arguments, move_to_device
 from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command
 from hf_recurrent.export.formats import FORMATS
 
@@ -23,7 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
         'In Python, hf_recurrent.ExportedStep("hawk-onnx") runs the folder, and\n'
         'ExportedStep("you/hawk-step") a repository on the Hub.\n',
     )
-    add_loading_arguments(parser)
+    add_loading_arguments(parser, device="cpu")
     parser.add_argument(
         "--format",
         default="torch",
@@ -47,7 +48,7 @@ def _export(arguments: argparse.Namespace) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"`--output_dir` is {str(folder)!r}, which exists; it must be a new or empty folder.")
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries()
     from transformers.utils import logging
 
     from hf_recurrent.export.exported_step import save_exported_step
@@ -59,9 +60,9 @@ def _export(arguments: argparse.Namespace) -> None:
     tokenizer = None
     if getattr(model.config, "input_size", None) is None:
         tokenizer = load_tokenizer(name, **options)
-    model.to(arguments.device or "cpu").eval()
+    move_to_device(model, arguments)
     specification = save_exported_step(
-        model, folder, runtime=arguments.format, tokenizer=tokenizer, weights=arguments.quantize
+        model.eval(), folder, runtime=arguments.format, tokenizer=tokenizer, weights=arguments.quantize
     )
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {specification.program}, {size:,} bytes in all", file=sys.stderr)

@@ -3,7 +3,8 @@
 import argparse
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 # Other name → name. A command that has the first as a flag of its own keeps it.
 ALIASES = {
@@ -11,17 +12,26 @@ ALIASES = {
     "optimizer": "optim",
     "rule": "method",
 }
-# Argument of a function → flag that sets it, for errors that come from within.
-_FLAG_OF = {
-    "batch_size": "num_streams",
-    "config_name": "dataset_config",
-    "max_bytes": "max_corpus_bytes",
-    "max_tokens": "max_eval_bytes",
-    "rule": "method",
-    "source": "corpus",
-    "split": "dataset_split",
-    "weights": "quantize",
+# Argument of a function → arguments of commands that set it, for errors that come from within.
+_ARGUMENTS_OF = {
+    "batch_size": ("num_streams",),
+    "config_name": ("dataset_config",),
+    "data": ("source",),
+    "directory": ("output_dir",),
+    "folder": ("output_dir",),
+    "max_bytes": ("max_corpus_bytes",),
+    "max_tokens": ("max_eval_bytes",),
+    "optimizer": ("optim",),
+    "pattern": ("regex",),
+    "rule": ("method",),
+    "runtime": ("format",),
+    "schema": ("json_schema",),
+    "source": ("corpus", "files"),
+    "split": ("dataset_split",),
+    "train_corpus": ("corpus",),
+    "weights": ("quantize",),
 }
+_NAME = re.compile(r"`(\w+)`|(?<![\w-])--(\w+)(?![\w-])")
 # argparse takes a word with a space for a value.
 _FLAG = re.compile(r"--(\w[\w-]*)(?==|$)")
 
@@ -54,12 +64,34 @@ def normalize(words: Sequence[str], known: Iterable[str] | None) -> tuple[list[s
 
 
 def name_typed(message: str, typed: dict[str, str]) -> str:
-    """The message with the flags that were typed, in place of arguments of functions and other spellings."""
+    """The message with the arguments that were typed, in place of arguments of functions and other spellings.
+
+    Args:
+        message: it has names of functions' arguments as `name`, and those of commands as `--name` or `NAME`.
+        typed: of [`normalize`], and names of positional arguments, such as "model": "MODEL".
+    """
+
+    def replace(match: re.Match) -> str:
+        inner, flag = match.groups()
+        if flag is not None:
+            return typed.get(flag, match[0])
+        found = [typed[name] for name in (*_ARGUMENTS_OF.get(inner, ()), inner) if name in typed]
+        return f"`{found[0]}`" if found else match[0]
+
     message = re.sub(r"argument (--[\w-]+)(/--[\w-]+)+:", r"argument \1:", message)
-    inner = {name: typed[flag] for name, flag in _FLAG_OF.items() if flag in typed}
-    for name, flag in (inner | typed).items():
-        message = re.sub(rf"(?<![\w-])--{name}(?![\w-])|(?<=`){name}(?=`)", flag, message)
-    return message.replace("pass `binary=True`", "add `--binary`")
+    return _NAME.sub(replace, message).replace("pass `binary=True`", "add `--binary`")
+
+
+@contextmanager
+def named(**arguments: str) -> Iterator[None]:
+    """Inside the block, errors name these in place of functions' arguments: `named(source="--held_out")`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        message = name_typed(str(error), arguments)
+        if message == str(error) or len(error.args) != 1:  # others have fields, such as the number of an OSError
+            raise
+        raise type(error)(message) from error
 
 
 def check_recognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:

@@ -137,7 +137,7 @@ def _check_stock(arguments: argparse.Namespace, kind: str) -> None:
 def _draft(arguments: argparse.Namespace) -> "PreTrainedModel | None":
     if arguments.draft is None or not arguments.max_new_tokens:
         return None
-    return load_model_and_tokenizer(argparse.Namespace(**vars(arguments) | {"model": arguments.draft}))[0]
+    return load_model_and_tokenizer(argparse.Namespace(**vars(arguments) | {"model": arguments.draft}), "--draft")[0]
 
 
 def _constraint(arguments: argparse.Namespace) -> "Constraint | None":

@@ -1,6 +1,8 @@
 """`hf-recurrent learn MODEL --source ...`: read an endless stream of bytes and learn from it."""
 
 import argparse
+import dataclasses
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -8,8 +10,10 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_recurrent.cli.flags import named
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.loading import add_loading_arguments, load_or_build, move_to_device
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, dataclass_of, run_command
+from hf_recurrent.cli.parsing import CommandParser, add_json_argument, check_at_least, dataclass_of, run_command
 from hf_recurrent.cli.threads import add_threads_argument, thread_count
 from hf_recurrent.cli.user_code import import_flags
 
@@ -86,6 +90,7 @@ def _add_output_arguments(output: Any) -> None:
     output.add_argument(
         "--plot", action="store_true", help="plot the records to OUTPUT_DIR/prequential.png at the end"
     )
+    add_json_argument(output)
     output.add_argument("--quiet", action="store_true", help="hide progress")
 
 
@@ -138,7 +143,7 @@ def _open(arguments: argparse.Namespace) -> "AbstractContextManager[LearnRun]":
 
         require_pyplot()
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries()
     from transformers.utils import logging
 
     from hf_recurrent.online.learn_run import LearnOptions, open_learn_run
@@ -179,13 +184,18 @@ def _load_held_out(arguments: argparse.Namespace, tokenizer: Any) -> "Corpus | N
 
     if not arguments.held_out:
         return None
-    return load_corpus(arguments.held_out, tokenizer=tokenizer, binary=arguments.binary)
+    with named(source="--held_out"):
+        return load_corpus(arguments.held_out, tokenizer=tokenizer, binary=arguments.binary)
 
 
 def _print_summary(arguments: argparse.Namespace, run: "LearnRun") -> None:
     from hf_recurrent.online.run_directory import STATE_FILE
 
     directory = arguments.output_dir
+    if arguments.json:
+        values = {"ending": run.ending, **dataclasses.asdict(run.learner.record()), "output_dir": str(directory)}
+        print(json.dumps(values))
+        return
     start = f"--state {directory / STATE_FILE}" if run.learner.has_context else '--prompt "..."'
     if arguments.user_code:
         start = f"{shlex.join(import_flags(arguments.user_code))} {start}"

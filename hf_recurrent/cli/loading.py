@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.parsing import check_model_name, is_out_of_memory, one_line, parse_pairs
 from hf_recurrent.presets import config_from_preset, preset_names
 
@@ -11,8 +12,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def add_loading_arguments(parser: argparse.ArgumentParser, takes_presets: bool = False) -> None:
-    """Add the arguments of all commands that read a trained model, or also build a preset."""
+def add_loading_arguments(
+    parser: argparse.ArgumentParser, takes_presets: bool = False, device: str | None = None
+) -> None:
+    """Add the arguments of all commands that read a trained model, or also build a preset.
+
+    Args:
+        takes_presets: MODEL may be the name of a preset.
+        device: the default; None for the first GPU, or the CPU without one.
+    """
     parser.set_defaults(takes_presets=takes_presets)
     parser.add_argument("model", metavar="MODEL", help="directory of a checkpoint, or owner/name on the Hub")
     parser.add_argument(
@@ -21,7 +29,8 @@ def add_loading_arguments(parser: argparse.ArgumentParser, takes_presets: bool =
         help="run the code in the repository of MODEL, needed only for user-defined classes and units",
     )
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float64"])
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the first GPU, or the CPU without one)")
+    default = device or "the first GPU, or the CPU without one"
+    parser.add_argument("--device", default=device, help=f"cpu, cuda, cuda:1, ... (default: {default})")
 
 
 def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MODEL") -> "tuple[PreTrainedModel, Any]":
@@ -38,7 +47,7 @@ def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MOD
     name = arguments.model
     check_model_name(argument, name, preset_names() if arguments.takes_presets else ())
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries()
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -54,10 +63,11 @@ def load_model_and_tokenizer(arguments: argparse.Namespace, argument: str = "MOD
 
 def load_recurrent_model(arguments: argparse.Namespace, hint: str = ".") -> "tuple[PreTrainedModel, Any]":
     """As [`load_model_and_tokenizer`]; a ValueError, which ends with a hint, without a state or a byte tokenizer."""
+    model, tokenizer = load_model_and_tokenizer(arguments)
+
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
-    model, tokenizer = load_model_and_tokenizer(arguments)
     check_byte_tokenizer("MODEL", arguments.model, tokenizer)
     if not supports_recurrent_state(with_state(model)):
         problem = f"a {type(model).__name__} without a recurrent state"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import hf_recurrent
 from hf_recurrent.cli import threads
 from hf_recurrent.cli.flags import did_you_mean
+from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.pretrain_help import is_help, print_help
 
 # Command → help; its code is in the module of the same name with underscores, imported on use.
@@ -17,7 +18,7 @@ COMMANDS = {
     "score": "print log-probabilities of bytes, lines or documents as JSON",
     "generate": "continue a prompt, a file or a saved state",
     "chat": "talk to a model that keeps everything in its state",
-    "serve": "serve a model over HTTP: OpenAI's API, and sessions",
+    "serve": "serve a model over HTTP: OpenAI's completions, and sessions",
     "watch": "show the unusual lines of logs as they grow",
     "learn": "read an endless stream and learn from every byte",
     "compress": "compress a file by counts of contexts, or with a model",
@@ -26,7 +27,7 @@ COMMANDS = {
     "push-to-hub": "upload a trained model with its tokenizer, code and model card",
     "transformers": "run a command of transformers, such as serve, with our models",
     "reproduce": "measure a table of the papers next to the printed numbers",
-    "completion": "print a script that completes commands and flags in bash or zsh",
+    "completion": "print a script that completes commands in bash, zsh or fish",
     "env": "print versions and available scan backends, for bug reports",
 }
 
@@ -59,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "torch" not in sys.modules:  # else it is too late, and the caller has chosen
         threads.observe()
     try:
-        importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").main(rest)
+        with without_collection():
+            module = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}")
+        module.main(rest)
     except KeyboardInterrupt:
         print(f"\nhf-recurrent {name}: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

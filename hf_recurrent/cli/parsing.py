@@ -35,7 +35,9 @@ class OneSentenceErrors:
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Accept every spelling of a flag; refuse `--flag=--`, which argparse reads as a flag with an empty list."""
-        args, self.typed = normalize(sys.argv[1:] if args is None else args, self._option_string_actions)
+        args, typed = normalize(sys.argv[1:] if args is None else args, self._option_string_actions)
+        positional = {one.dest: one.metavar or one.dest for one in self._actions if not one.option_strings}
+        self.typed = positional | typed  # a flag of the same name takes precedence
         if found := next((word for word in args if re.fullmatch(r"--?\w[\w-]*=--", word)), None):
             self.error(f"argument {found.partition('=')[0]}: expected a value, not '--'")
         return super().parse_known_args(args, namespace)
@@ -83,12 +85,17 @@ def run_command(
         import_user_code(arguments.user_code)
         return action(arguments, remaining) if passes_on else action(arguments)
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
+        discard_output()
         raise SystemExit(1) from None
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
     except (MemoryError, RuntimeError) as error:
         parser.error(explain_memory(error))
+
+
+def add_json_argument(parser: Any) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
 def command(
@@ -100,6 +107,11 @@ def command(
         run_command(build_parser(), argv, action)
 
     return main
+
+
+def discard_output() -> None:
+    """Drop what is waiting for standard output, after an error: else Python fails again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_any_text() -> None:

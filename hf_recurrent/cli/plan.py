@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, run_command
+from hf_recurrent.cli.imports import import_libraries
+from hf_recurrent.cli.parsing import CommandParser, add_json_argument, check_at_least, run_command
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--memory", type=parse_size, metavar="SIZE", help="of one process; says whether the run fits")
     parser.add_argument("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")
-    parser.add_argument("--json", action="store_true", help="print numbers as JSON")
+    add_json_argument(parser)
     return parser
 
 
@@ -64,7 +65,7 @@ def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool
         if getattr(arguments, name) is not None:
             check_at_least(1, arguments, name)
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries("hf_recurrent.cli.pretrain_arguments", "hf_recurrent.planning.training_steps")
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -89,20 +90,21 @@ def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     setting = setting_of(training, episode_source(run.data.corpus), arguments.config_file, arguments.processes)
     counter = MemoryCounter(lambda: _build(run, vocab_size), training)
     memory = counter.count(setting)
-    if arguments.json:
-        print(json.dumps(dataclasses.asdict(memory) | {"total": memory.total}))
-    else:
-        print(describe(run.model.model, setting, memory, getattr(training.optim, "value", training.optim)))
-        if run.teacher is not None and run.teacher.dmt_steps:
-            print("The DMT steps after it are not counted; --method dmt plans them.")
+    values = dataclasses.asdict(memory) | {"total": memory.total}
+    lines = [describe(run.model.model, setting, memory, getattr(training.optim, "value", training.optim))]
+    if run.teacher is not None and run.teacher.dmt_steps:
+        lines.append("The DMT steps after it are not counted; --method dmt plans them.")
     if arguments.measure is not None:
         rate = bytes_per_second(_build(run, vocab_size), training, setting, arguments.measure)
         total = training.max_steps * setting.step_bytes if training.max_steps > 0 else training.train_bytes
-        print(describe_time(rate, setting, total))
-    if arguments.memory is None:
-        return True
-    fits = memory.total <= arguments.memory
-    print(describe_changes(memory.total, arguments.memory, [] if fits else list(changes(setting, counter))))
+        values |= {"bytes_per_second": rate, "seconds": total / (rate * setting.processes) if total else None}
+        lines.append(describe_time(rate, setting, total))
+    fits = arguments.memory is None or memory.total <= arguments.memory
+    if arguments.memory is not None:
+        found = [] if fits else list(changes(setting, counter))
+        values |= {"fits": fits}
+        lines.append(describe_changes(memory.total, arguments.memory, found))
+    print(json.dumps(values) if arguments.json else "\n".join(lines))
     return fits
 
 

@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 
 from hf_recurrent.checkpoints.privacy import hub_name
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.parsing import CommandParser, check_checkpoint, command
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _push(arguments: argparse.Namespace) -> None:
         raise ValueError(f"`--base_model` is {arguments.base_model!r}; it must be owner/name on the Hub.")
     check_checkpoint("PATH", arguments.path)
 
-    # After the checks, because importing torch takes seconds.
+    import_libraries()
     from hf_recurrent.checkpoints.hub_repositories import is_connection_error, unreachable
     from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer

@@ -4,8 +4,16 @@ import argparse
 from pathlib import Path
 
 from hf_recurrent.cli.data_arguments import TASK_PREFIX
+from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent, command, dataclass_of
+from hf_recurrent.cli.parsing import (
+    CommandParser,
+    check_at_least,
+    check_model_name,
+    check_parent,
+    command,
+    dataclass_of,
+)
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 _UNITS = ("byte", "line", "document")
@@ -54,7 +62,8 @@ def _score(arguments: argparse.Namespace) -> None:
     if arguments.files.count("-") > 1:
         raise ValueError("`FILE` is - more than once; standard input can be read only once.")
 
-    # After the checks, because importing torch takes seconds.
+    check_model_name("MODEL", arguments.model)
+    import_libraries()
     from hf_recurrent.data.documents import ReadOptions
     from hf_recurrent.data.pixel_readers import pixel_format
     from hf_recurrent.evaluation.scores import ScoreOptions, read_documents, score_documents

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.learn import METHODS
 from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, command
+from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_name, command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _serve(arguments: argparse.Namespace) -> None:
     api_key = _check(arguments)
+    check_model_name("MODEL", arguments.model)
     try:
         from hf_recurrent.server.routes import app, served_model, settings
     except ImportError as error:

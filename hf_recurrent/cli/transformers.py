@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import hf_recurrent
+from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.parsing import CommandParser
 from hf_recurrent.cli.user_code import import_user_code
 
@@ -31,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         import_user_code(arguments.user_code)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    add_model_classes()
-    from transformers.cli.transformers import app  # after it, so that this has the module with the classes
+    with without_collection():
+        add_model_classes()
+        from transformers.cli.transformers import app  # after it, so that this has the module with the classes
 
     try:
         app(words, prog_name="hf-recurrent transformers")

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_recurrent.argument_checks import expand_home
+
 IMPORT_HELP = "Run a Python file or module first that registers units, tasks or sources; may be repeated."
 
 
@@ -40,7 +42,7 @@ def import_flags(names: Sequence[str]) -> list[str]:
 
 def _module_of_file(name: str) -> tuple[str, Path]:
     """Name of the module of a file, which can be imported afterwards, and the path of the file."""
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if not path.is_file():
         raise FileNotFoundError(f"`--import` is {name!r}; file not found.")
     if path.suffix != ".py" or not path.stem.isidentifier():

@@ -5,12 +5,13 @@ import dataclasses
 import importlib.util
 import json
 import math
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_parent, command
+from hf_recurrent.cli.parsing import CommandParser, add_json_argument, check_at_least, check_parent, command
 
 if TYPE_CHECKING:
     from hf_recurrent.watch.labelled_log import LabelledLog
@@ -50,7 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers", choices=("all", "none"), default="all", help="measure the peers, too (default: all)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE, too")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the results to this JSON file")
+    add_json_argument(parser)
     return parser
 
 
@@ -60,7 +62,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
     for least, names in ((1, ("label_column", "budget")), (0, ("warm_up", "gap"))):
         check_at_least(least, arguments, *(name for name in names if getattr(arguments, name) is not None))
-    check_parent("--json", arguments.json)
+    check_parent("--output", arguments.output)
     log = read_labelled_log(arguments.lines, arguments.labels, arguments.label_column)
     result = run_engine(log.lines)
     if log.session_labels is None:
@@ -75,10 +77,13 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         rows += _session_peers(log, arguments) if arguments.peers == "all" else []
     for row in rows:
         row["lines_per_second"] = round(len(log.lines) / max(row.pop("seconds"), 1e-9))
-    _print(rows, "sessions" if log.session_labels else "lines")
-    if arguments.json is not None:
-        text = json.dumps(rows, indent=1, default=float).replace("NaN", "null")
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+    text = json.dumps(rows, indent=1, default=float).replace("NaN", "null")
+    if arguments.output is not None:
+        arguments.output.write_text(text + "\n", encoding="utf-8")
+    if arguments.json:
+        print(text)
+    else:
+        _print(rows, "sessions" if log.session_labels else "lines")
 
 
 def _row(
@@ -105,7 +110,10 @@ def _line_peers(log: "LabelledLog", arguments: argparse.Namespace) -> list[dict[
     rows = []
     for peer in LINE_PEERS:
         if peer.requires is not None and importlib.util.find_spec(peer.requires) is None:
-            print(f"Without {peer.name}, which needs {peer.requires}: pip install 'hf-recurrent[peers]'.")
+            print(
+                f"Without {peer.name}, which needs {peer.requires}: pip install 'hf-recurrent[peers]'.",
+                file=sys.stderr,
+            )
             continue
         begin = time.perf_counter()
         scores = list(peer.scores(log.lines, **peer.grid[0]))

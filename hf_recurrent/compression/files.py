@@ -8,19 +8,21 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_recurrent.checkpoints.atomic_files import naming_file
 from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.compression.agreement import check_header, model_of, new_coding, new_header
-from hf_recurrent.compression.archive import Header, read_header, write_header
+from hf_recurrent.compression.archive import ArchiveError, Header, read_header, write_header
 from hf_recurrent.compression.byte_coding import ByteCoding, require_kernel
 from hf_recurrent.compression.coding import Progress, decode, encode, no_progress
 from hf_recurrent.compression.new_network import new_network
+from hf_recurrent.compression.pipes import compress_to, decompress_to
 
 if TYPE_CHECKING:  # counts alone need no torch
     from transformers import PreTrainedModel
@@ -61,10 +63,7 @@ def compress(
     if is_new := model is None and adaptive is not None:
         model = new_network()
     header, archive = new_header(model, len(data), adaptive, streams, mixes, is_new), io.BytesIO()
-    write_header(archive, header)
-    with new_coding(header, model) as coding:
-        for _ in encode(np.frombuffer(data, np.uint8), archive, coding):
-            pass
+    compress_to(archive, np.frombuffer(data, np.uint8), model, header)
     return archive.getvalue()
 
 
@@ -81,19 +80,19 @@ def decompress(archive: bytes | bytearray | memoryview, model: "PreTrainedModel 
         ImportError: the compiled kernel was not built.
     """
     require_kernel()
-    file, output = io.BytesIO(archive), io.BytesIO()
-    header = read_header(file, len(archive))
-    model = model_of(header, model)
-    check_header(header, model)
-    with new_coding(header, model) as coding:
-        for _ in decode(file, header, output, coding):
-            pass
+    output = io.BytesIO()
+    decompress_to(output, io.BytesIO(archive), len(archive), model)
     return output.getvalue()
 
 
 def default_streams(size: int, adaptive: "AdaptiveSettings | None") -> int:
     """Number of parts of a file: one for each 64 KiB, at most 16; one for a model that learns."""
     return 1 if adaptive else max(1, min(_MOST_STREAMS, size // _SMALLEST_PART))
+
+
+def mapped(source: Path) -> np.ndarray:
+    """The bytes of a file, which are read on access; an empty file cannot be mapped."""
+    return np.memmap(source, np.uint8, "r") if source.stat().st_size else np.empty(0, np.uint8)
 
 
 def check_output(output: Path, *, force: bool, resume: bool) -> None:
@@ -141,8 +140,7 @@ def compress_file(
         ValueError: OUTPUT.partial belongs to another file, model or setting.
         OSError: a file cannot be read or written.
     """
-    # Mapped, so that bytes are read on access; an empty file cannot be mapped.
-    data = np.memmap(source, np.uint8, "r") if source.stat().st_size else np.empty(0, np.uint8)
+    data = mapped(source)
     identity = {"source": _identity(source), "header": asdict(header)}
     with new_coding(header, model) as coding, _unfinished_file(output) as archive:
         saved = _load_progress(output, identity, coding)
@@ -204,18 +202,35 @@ def _partial_directory(output: Path) -> Path:
 
 @contextmanager
 def _unfinished_file(output: Path) -> Iterator[IO[bytes]]:
-    """A file in OUTPUT.partial, locked against other processes, and renamed to `output` without an exception."""
+    """A file in OUTPUT.partial, locked against other processes, and renamed to `output` without an exception.
+
+    After an exception, the directory stays only if the work can be continued.
+    """
     directory = _partial_directory(output)
-    with output_lock(directory):
-        path = directory / "content"
-        path.touch()
-        with path.open("r+b") as file:
-            yield file
-            _sync(file)
-            os.replace(path, output)
-        for saved in _directories(directory):
-            shutil.rmtree(saved)
-    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        with output_lock(directory):
+            path = directory / "content"
+            try:
+                with naming_file(output):
+                    path.touch()
+                    with path.open("r+b") as file:
+                        yield file
+                        _sync(file)
+                os.replace(path, output)
+            except BaseException as error:
+                if isinstance(error, ArchiveError) or not _directories(directory):
+                    _remove_content(directory)
+                raise
+            _remove_content(directory)
+    finally:
+        with suppress(OSError):  # it is not empty, or is another process's
+            directory.rmdir()
+
+
+def _remove_content(directory: Path) -> None:
+    (directory / "content").unlink(missing_ok=True)
+    for saved in _directories(directory):
+        shutil.rmtree(saved)
 
 
 def _directories(directory: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.decompression import read_chunks
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -18,7 +19,7 @@ def find_idx(directory: str | os.PathLike, stem: str, num_dimensions: int) -> Pa
     Raises:
         FileNotFoundError: no such file.
     """
-    directory = Path(directory).expanduser()
+    directory = expand_home(directory)
     names = [f"{stem}{mark}idx{num_dimensions}-ubyte{suffix}" for mark in "-." for suffix in ("", ".gz")]
     for name in names:
         if (directory / name).is_file():

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.dataset_sources import dataset_name, is_dataset
 from hf_recurrent.data.documents import ReadOptions
@@ -137,7 +138,7 @@ def _name(source: Any) -> str:
 
 def _cache_directory(cache_dir: str | os.PathLike | None) -> Path:
     if cache_dir is not None:
-        return Path(cache_dir).expanduser()
+        return expand_home(cache_dir)
     from huggingface_hub import constants
 
     return Path(constants.HF_HOME) / "hf_recurrent" / "corpora"

@@ -1,7 +1,6 @@
 """Documents packed once into a directory that is memory-mapped from then on."""
 
 import contextlib
-import errno
 import json
 import logging
 import math
@@ -17,6 +16,7 @@ import numpy as np
 from filelock import Timeout
 from huggingface_hub.utils import WeakFileLock, tqdm
 
+from hf_recurrent.checkpoints.atomic_files import CANNOT_WRITE
 from hf_recurrent.data.documents import Document
 from hf_recurrent.data.packed_files import (
     FORMAT,
@@ -33,8 +33,6 @@ _ABANDONED_AFTER_SECONDS = 24 * 3600
 _SILENT_SECONDS = 3
 _WRITE_AT_ONCE = 1 << 20
 _STARTS = "starts.bin"
-# Errors of writing, whatever was written.
-_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 _logger = logging.getLogger(__name__)
 
@@ -116,7 +114,7 @@ def _packed_aside(directory: Path, packing: Packing) -> Iterator[Path]:
         remember_verified(partial)
         yield partial
     except OSError as error:
-        if error.errno not in _CANNOT_WRITE:
+        if error.errno not in CANNOT_WRITE:
             raise
         raise OSError(
             f"The corpus {packing.name!r} cannot be packed in {str(directory.parent)!r}: {error.strerror}; free some "

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.documents import Document, Source, file_stamp
 from hf_recurrent.data.idx_files import find_idx, read_idx
 from hf_recurrent.data.pixel_images import GREY_LEVELS, PATCHES, binary_patches, import_pillow
@@ -76,7 +77,7 @@ def pixel_sources(name: str, split: str) -> list[Source] | None:
     prefix, _, folder = name.partition(":")
     if split not in _SPLITS:
         raise ValueError(f"`split` is {split!r}; for {prefix}: sources it must be one of {', '.join(_SPLITS)}.")
-    directory = Path(folder).expanduser()
+    directory = expand_home(folder)
     if not directory.is_dir():
         raise FileNotFoundError(f"`source` is {name!r}; directory not found: {directory}")
     if kind.read is _read_image:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.dataset_sources import given_dataset, hub_dataset, is_dataset, saved_dataset
 from hf_recurrent.data.documents import Document, ReadOptions, Source, file_stamp, files_below
 from hf_recurrent.data.episode_source import EpisodeSource
@@ -96,7 +97,7 @@ def resolve(source: Any, options: ReadOptions) -> list[Source]:
         return [Source(None, partial(_own_documents, name, own))]
     if (pixels := pixel_sources(name, options.split)) is not None:
         return pixels
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
         return [saved_dataset(path, options)]
     files = _files(path, name)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_recurrent.checkpoints.atomic_files import atomic_file
+from hf_recurrent.checkpoints.atomic_files import atomic_file, naming_file
 from hf_recurrent.checkpoints.files import STAGING_PREFIX, pack_tensors, unpack_tensors, write_json
 from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
@@ -159,13 +159,14 @@ def save_exported_step(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        _write(target, program, staging / target.file, specification)
-        write_json(specification.to_json(), staging / SPECIFICATION_FILE)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(staging)
-        write_manifest(staging, kind=_KIND)
-        # After the manifest: a card may be edited.
-        (staging / "README.md").write_text(export_card(specification, card_data or {}), encoding="utf-8")
+        with naming_file(folder):
+            _write(target, program, staging / target.file, specification)
+            write_json(specification.to_json(), staging / SPECIFICATION_FILE)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(staging)
+            write_manifest(staging, kind=_KIND)
+            # After the manifest: a card may be edited.
+            (staging / "README.md").write_text(export_card(specification, card_data or {}), encoding="utf-8")
         if folder.exists():
             folder.rmdir()
         os.replace(staging, folder)

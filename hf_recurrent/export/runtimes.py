@@ -4,6 +4,7 @@ Shape letters: B streams.
 """
 
 import importlib
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,9 @@ def _require(module: str, runtime: str, packages: str) -> Any:
 
 def _write_torch(program: ExportedProgram, path: Path, names: list[str]) -> None:
     program.example_inputs = None  # they would be pickled
-    torch.export.save(program, path)
+    archive = io.BytesIO()  # on a full disk, torch's own writer of files ends the process
+    torch.export.save(program, archive)
+    path.write_bytes(archive.getbuffer())
 
 
 def _load_torch(path: Path) -> Run:

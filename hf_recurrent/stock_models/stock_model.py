@@ -15,7 +15,7 @@ from hf_recurrent.modeling.block.causal_lm_loss import causal_lm_loss
 from hf_recurrent.modeling.block.recurrent_blocks import temporal_convolution
 from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentCausalLMOutput
 from hf_recurrent.modeling.block.recurrent_generation import CACHE_ARGUMENTS, StatefulGeneration
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState, StatefulModel, check_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, StatefulModel, check_state, in_state_dtype
 from hf_recurrent.modeling.block.tensor_checks import check_token_ids, kept_steps
 
 CHECKPOINTING_ERROR = (
@@ -167,6 +167,7 @@ class StockModelWithState(StatefulModel, StatefulGeneration):
         if state is None:
             state = self.init_state(batch_size, input_ids.device)
         check_state(state, self.state_shapes(batch_size), input_ids.device)
+        state = in_state_dtype(state, self.dtype)
         reset_mask, padding = read_masks((batch_size, steps), attention_mask, reset_mask, others)
         kept = kept_steps(logits_to_keep)
         options = {"logits_to_keep": logits_to_keep} if self.keeps_logits and padding is None else {}

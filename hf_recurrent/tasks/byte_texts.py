@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.readers import json_rows
 from hf_recurrent.tasks.example_draws import check_integer
 
@@ -71,7 +72,7 @@ def byte_text_classification(
         FileNotFoundError: no such file, or no directory with `neg` and `pos`.
         ValueError: another type of file, a row that is damaged or lacks a column, an empty text, or an unknown label.
     """
-    path = Path(path).expanduser()
+    path = expand_home(path)
     if max_length is not None:
         check_integer("max_length", max_length, 1)
     if path.is_dir():

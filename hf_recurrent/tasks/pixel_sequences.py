@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.document_order import hash_integers
 from hf_recurrent.data.idx_files import find_idx, read_idx
 
@@ -115,7 +116,7 @@ def sequential_cifar10(
         ValueError: an unknown split, or a file that is damaged or of another format.
     """
     names = _file_names(_CIFAR_FILES, split)
-    parent = Path(directory).expanduser()
+    parent = expand_home(directory)
     directory = next(
         (folder for folder in (parent, parent / "cifar-10-batches-bin") if (folder / names[0]).is_file()), None
     )

@@ -23,7 +23,7 @@ from ..step.single_step import run_single_step
 from ..units.recurrent_unit import RecurrentUnit, lecun_std
 from .block_inputs import Padding, check_arguments, read_masks
 from .recurrent_blocks import Contraction, resets_itself
-from .recurrent_state import RecurrentState, StatefulModel, check_state
+from .recurrent_state import RecurrentState, StatefulModel, check_state, in_state_dtype
 from .rms_norm import rms_norm
 from .saved_code import SavedCode
 from .tensor_checks import check_embeddings, check_token_ids, kept_steps
@@ -256,6 +256,8 @@ class RecurrentBackbone(RecurrentPreTrainedModel):
         if single_step is None:
             check_state(state, self.state_shapes(shape[0]), inputs.device)
             check_weights(self, inputs.device)
+            # A state may have been stored in a narrower type; complex units have no arithmetic for bfloat16.
+            state = in_state_dtype(state, self.dtype)
             hidden, new_state, hidden_states = self.read_embedded(
                 embedded, state, reset_mask, padding, kept, output_hidden_states
             )

@@ -84,6 +84,22 @@ class GeneratedStates(StoppingCriteriaList):
         return last, state
 
 
+def _check_drafts(options: dict[str, Any]) -> None:
+    """Raise a ValueError if text is to be drafted: transformers then cuts a cache back, which a state forbids."""
+    config = options.get("generation_config")
+    looked_up = options.get("prompt_lookup_num_tokens") or getattr(config, "prompt_lookup_num_tokens", None)
+    for name, given, draft in (
+        ("assistant_model", options.get("assistant_model") is not None, "draft=assistant_model"),
+        ("assistant_model", getattr(config, "is_assistant", False), "draft=..."),
+        ("prompt_lookup_num_tokens", looked_up, "draft='prompt-lookup'"),
+    ):
+        if given:
+            raise ValueError(
+                f"`{name}` of `generate` cannot be used with a recurrent model, whose state cannot be cut back to the "
+                f"accepted tokens; use `hf_recurrent.generate_speculative(model, input_ids, {draft})`."
+            )
+
+
 class StatefulGeneration:
     """For a model with a `GenerationMixin` whose `forward` takes and returns a `state`: `generate()` does so too."""
 
@@ -91,8 +107,9 @@ class StatefulGeneration:
         """As `transformers.GenerationMixin.generate`.
 
         Raises:
-            ValueError: `state` is None.
+            ValueError: `state` is None, or another model or prompt lookup is to propose text.
         """
+        _check_drafts(kwargs)
         if "state" in kwargs and kwargs["state"] is None:
             raise ValueError(
                 "`state` is None; to begin a new text, leave it out or pass `model.init_state(batch_size)`."

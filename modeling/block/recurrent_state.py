@@ -23,6 +23,12 @@ def upcast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(state_dtype(tensor.dtype))
 
 
+def in_state_dtype(state: RecurrentState, dtype: torch.dtype) -> RecurrentState:
+    """The state in the type that a model of `dtype` computes with; parts of integers stay."""
+    target = state_dtype(dtype)
+    return {name: tensor.to(target) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+
+
 class StatefulModel:
     """For a model whose `forward` takes and returns a state."""
 

@@ -14,8 +14,8 @@ from hf_recurrent.cli import chat
 def say(monkeypatch, capsys):
     """Runs lines in a loop of plain text or of a chat, and returns its output, its errors, and the loop."""
 
-    def run(*lines: str, is_chat: bool = False, **settings):
-        model, tokenizer = build(endless=True, chat_template=CHAT_TEMPLATE)
+    def run(*lines: str, is_chat: bool = False, template: str = CHAT_TEMPLATE, **settings):
+        model, tokenizer = build(endless=True, chat_template=template)
         waiting = iter(lines)
 
         def type_line(prompt: str) -> str:
@@ -79,6 +79,7 @@ def test_save_load_and_reset(say, tmp_path, is_chat):
         ("/save s", "There is no state to save; type some text first."),
         ("/save", "`/save` needs the name of a file."),
         ("/load absent", "There is no saved state at `absent`."),
+        ("/load ~nouser/s", "There is no saved state at `~nouser/s`."),
         ("/rewind x", "`/rewind` is x; it must be left out"),
         ("/temprature 3", "unknown command /temprature; did you mean /temperature?"),
         ("/xyz", "unknown command /xyz; /help lists"),
@@ -96,6 +97,21 @@ def test_lines_that_are_answered_with_a_sentence(line, message, say, tmp_path, m
     monkeypatch.chdir(tmp_path)
     out, errors, loop = say(line)
     assert not out and len(errors) == 1 and message in errors[0] and len(loop._turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ ().__class__.__mro__ }}", "SecurityError: access to attribute '__class__'"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ raise_exception('no\nsystem message.') }}", "TemplateError: no system message)"),
+        ("{% for message in %}", "TemplateSyntaxError: "),
+    ],
+)
+def test_a_chat_template_that_fails_is_named(template, reason, say):
+    out, errors, loop = say("Hi", is_chat=True, template=template)
+    assert not out and len(errors) == 1 and len(loop._turns) == 1
+    assert errors[0].startswith("The tokenizer's chat template fails (") and reason in errors[0]
 
 
 def test_lines_are_joined_and_slashes_escaped(say):

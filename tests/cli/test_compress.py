@@ -1,5 +1,10 @@
 """`hf-recurrent compress` and `decompress`."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from hf_recurrent.cli import compress, decompress
@@ -122,3 +127,54 @@ def test_the_dtype_and_device_of_a_preset_are_those_given(file, capsys):
     parser = compress.build_parser()
     model = compress.load_byte_model(parser.parse_args(["memora-tiny", "file", "--dtype", "float64"]))
     assert str(model.dtype) == "torch.float64"
+
+
+def run(*words: str, data: bytes = b"", **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "hf_recurrent.cli.main", *words]
+    return subprocess.run(command, input=data, stderr=subprocess.PIPE, **{"stdout": subprocess.PIPE} | options)
+
+
+@pytest.mark.parametrize("words", [[], ["--learn", "memora-tiny"]], ids=["counts", "network"])
+def test_pipes(words, file, tmp_path):
+    packed = run("compress", *words, "-", data=TEXT, cwd=tmp_path)
+    assert packed.returncode == 0 and b"\r" in packed.stderr and b"xz" not in packed.stderr
+    model = words[1:]
+    assert run("decompress", *model, "-", "--quiet", data=packed.stdout, cwd=tmp_path).stdout == TEXT
+    assert run("compress", *words, str(file), "--output", "-", "--quiet").stdout == packed.stdout
+    assert run("decompress", *model, "-", "--output", "copy", data=packed.stdout, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "copy").read_bytes() == TEXT
+    assert sorted(os.listdir(tmp_path)) == ["copy", "notes.txt"]
+
+
+def test_pipes_that_are_empty_full_or_damaged(tmp_path):
+    packed = run("compress", "-", "--quiet", data=b"").stdout
+    assert run("decompress", "-", "--quiet", data=packed).stdout == b""
+    with open("/dev/full", "wb") as full:
+        failed = run("compress", "-", "--quiet", data=TEXT, stdout=full)
+    assert failed.returncode == 2
+    assert failed.stderr.endswith(b"No space left on device: 'standard output'\n") and failed.stderr.count(b"\n") == 1
+    packed = run("compress", "-", "--quiet", data=TEXT).stdout
+    failed = run("decompress", "-", "--quiet", data=packed[:-1])
+    assert failed.returncode == 2 and not failed.stdout and b"`ARCHIVE` is '-': it is damaged" in failed.stderr
+    failed = run("decompress", "-", "--resume", "--quiet", data=packed)
+    assert failed.returncode == 2 and b"`--resume` cannot be combined with -" in failed.stderr
+
+
+def test_a_refused_archive_leaves_nothing(file, capsys):
+    main(["compress", str(file), "--quiet"])
+    archive = file.with_name("notes.txt.hfr")
+    archive.write_bytes(archive.read_bytes()[:-1])
+    with pytest.raises(SystemExit):
+        main(["decompress", str(archive), "--output", str(file.with_name("copy.txt")), "--quiet"])
+    assert "it is damaged or cut off" in capsys.readouterr().err
+    assert sorted(path.name for path in file.parent.iterdir()) == ["notes.txt", "notes.txt.hfr"]
+
+
+def test_results_as_json(file, capsys):
+    main(["compress", str(file), "--json"])
+    results = json.loads(capsys.readouterr().out)
+    archive = file.with_name("notes.txt.hfr")
+    size = archive.stat().st_size
+    assert (results["file"], results["output"]) == (str(file), str(archive))
+    assert (results["bytes"], results["archive_bytes"]) == (len(TEXT), size)
+    assert results["bits_per_byte"] == 8 * size / len(TEXT) and results["xz_bytes"] > 0

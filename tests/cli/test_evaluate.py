@@ -52,6 +52,8 @@ def test_table_and_results_are_those_of_the_held_out_files(checkpoint, texts, tm
     assert results["bits_per_byte"] == pytest.approx(expected["bits_per_byte"], rel=1e-6)
     assert results["compressors"] == compressed_bits_per_byte(held_out, progress=False)
     assert (results["num_episodes"], results["split"], results["context"]) == (8, "validation", "whole episode")
+    printed = json.loads(run(capsys, checkpoint, "--corpus", texts, "--json", "--validation_fraction", "0.2"))
+    assert printed == results
     for name, value in [(checkpoint, results["bits_per_byte"]), *results["compressors"].items()]:
         line = next(line for line in table.splitlines() if line.startswith(name))
         assert line.endswith(f"{value:.4f}")

@@ -1,6 +1,9 @@
 """`hf-recurrent export`: a folder that runs, and refusals before anything is exported."""
 
+import errno
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,19 @@ def test_wrong_arguments(arguments, message, checkpoint, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("target", ["pathlib.Path.write_bytes", "pathlib.Path.write_text"])
+def test_a_full_disk_names_the_folder(target, checkpoint, tmp_path, monkeypatch, capsys):
+    def fail(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(target, fail)
+    with pytest.raises(SystemExit):
+        main(["export", str(checkpoint), "--output_dir", str(tmp_path / "step")])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and re.search(rf"No space left on device: '{tmp_path}/\S*step", error)
+    assert not list(tmp_path.iterdir())
+
+
 BRANCHING = """
 import torch
 from hf_recurrent import RecurrentUnit, register_recurrent_unit
@@ -80,7 +96,7 @@ def test_a_step_that_depends_on_values_is_named_with_its_line(tmp_path, monkeypa
         with pytest.raises(SystemExit):
             main(["export", "model", "--import", "branching.py"])
     message = capsys.readouterr().err
-    assert "`model` is a MemoraModel, of which a step cannot be exported: `if projection.sum() > 0:`" in message
+    assert "`MODEL` is a MemoraModel, of which a step cannot be exported: `if projection.sum() > 0:`" in message
     assert "(branching.py, line 13): Could not guard on data-dependent expression" in message
     assert message.count("error:") == 1 and len(message.splitlines()) == 1
     assert not Path("model-torch").exists()

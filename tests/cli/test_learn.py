@@ -89,6 +89,17 @@ def test_a_file_is_read_to_its_end(model, capsys):
     generate(["out", "--state", "out/state.safetensors", "--max_new_tokens", "3", "--seed", "0"])
 
 
+def test_the_summary_as_json(model, capsys):
+    learn(model, "--json", "--quiet")
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["bytes_read"], summary["ending"], summary["output_dir"]) == (
+        len(STREAM),
+        "end of the source",
+        "out",
+    )
+    assert summary["bits_per_byte"] == records()[-1]["bits_per_byte"]
+
+
 def test_standard_input_and_a_preset(monkeypatch):
     reading, writing = os.pipe()
     monkeypatch.setattr(sys, "stdin", os.fdopen(reading))

@@ -39,6 +39,16 @@ def test_numbers_as_json(capsys):
     assert status == 0 and numbers["total"] == sum(numbers[part] for part in parts) and numbers["sensitivities"] > 0
 
 
+def test_everything_that_is_planned_is_in_the_json(capsys):
+    words = "--json --memory 1GB --measure 1 --train_bytes 1e6 --block-size 8 --processes 2"
+    status, out = run(capsys, words)
+    numbers = json.loads(out.out)
+    assert status == 0 and numbers["fits"] is True
+    assert numbers["seconds"] == pytest.approx(1e6 / (2 * numbers["bytes_per_second"]))
+    status, out = run(capsys, "--json --memory 1kB")
+    assert status == 1 and json.loads(out.out)["fits"] is False
+
+
 def test_a_launch_configuration_says_how_processes_share(capsys, tmp_path):
     def planned(words):
         return json.loads(run(capsys, f"--json --block_size 8 {words}")[1].out)

@@ -159,7 +159,7 @@ def test_an_output_is_complete_or_absent(model, files, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["absent.txt"], "`source` is 'absent.txt', which does not exist"),
+        (["absent.txt"], "`FILE` is 'absent.txt', which does not exist"),
         (["texts/a.txt", "--block_size", "0"], "`--block_size` is 0; it must be at least 1."),
         (["texts/a.txt", "--output", "no/such.jsonl"], "`--output` is 'no/such.jsonl'; directory 'no' not found."),
         (["texts/a.txt", "--output", "texts"], "`--output` is 'texts'; it must be a file, not a directory."),

@@ -56,7 +56,7 @@ def test_lines_are_evaluated(capsys):
     write("a.log", lines)
     write("labels.txt", [b"FATAL" if label else b"-" for label in labels])
     write("b.log", [(b"FATAL " if label else b"- ") + line for line, label in zip(lines, labels, strict=True)])
-    main(["evaluate", "a.log", "labels.txt", "--json", "a.json"])
+    main(["evaluate", "a.log", "labels.txt", "--output", "a.json"])
     shown = capsys.readouterr().out
     assert "1,504 lines, 4 of them labelled\n3 incidents\n" in shown
     with open("a.json") as file:
@@ -64,16 +64,19 @@ def test_lines_are_evaluated(capsys):
     assert set(rows) == {"watch", *(peer.name for peer in LINE_PEERS)}
     assert rows["watch"]["auroc"] > 0.995 and rows["watch"]["incidents_found"] == 1
     assert rows["watch"]["after_warm_up"]["from"] == 300
-    main(["evaluate", "b.log", "--label_column", "1", "--json", "b.json", "--peers", "none"])
+    main(["evaluate", "b.log", "--label_column", "1", "--output", "b.json", "--peers", "none"])
     with open("b.json") as file:
         assert json.load(file)[0]["auroc"] == rows["watch"]["auroc"]
+    capsys.readouterr()
+    main(["evaluate", "a.log", "labels.txt", "--json", "--peers", "none"])
+    assert json.loads(capsys.readouterr().out)[0]["auroc"] == rows["watch"]["auroc"]
 
 
 def test_sessions_are_evaluated(capsys):
     lines, labels = block_log(400)
     write("a.log", lines)
     write("s.csv", [b"session,anomalous", *(f"{name},{int(label)}".encode() for name, label in labels.items())])
-    main(["evaluate", "a.log", "s.csv", "--json", "a.json"])
+    main(["evaluate", "a.log", "s.csv", "--output", "a.json"])
     assert "400 sessions" in capsys.readouterr().out
     with open("a.json") as file:
         rows = {row["detector"]: row for row in json.load(file)}

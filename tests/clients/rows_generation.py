@@ -140,13 +140,13 @@ def compiled_generation(folder):
 def assisted_generation(folder):
     reason = "transformers cuts a cache back to the accepted tokens, which a state does not allow; "
     reason += "`generate_speculative` does it"
-    with refusal(ValueError, "not supported with stateful models", reason):
+    with refusal(ValueError, "use `hf_recurrent.generate_speculative", reason):
         tiny_model().generate(**batch(TEXTS[:1]), **GREEDY, assistant_model=tiny_model())
 
 
 @row("transformers", "prompt lookup, `prompt_lookup_num_tokens`")
 def prompt_lookup(folder):
-    with refusal(ValueError, "not supported with stateful models", "as assisted generation"):
+    with refusal(ValueError, "use `hf_recurrent.generate_speculative", "as assisted generation"):
         tiny_model().generate(**batch(TEXTS[:1]), **GREEDY, prompt_lookup_num_tokens=2)
 
 

@@ -1,9 +1,11 @@
 """Compression: what comes back is what went in, or nothing does."""
 
 import copy
+import errno
 import io
 import itertools
 import math
+import os
 import struct
 import zlib
 from dataclasses import replace
@@ -16,11 +18,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import __version__, config_from_preset
-from hf_recurrent.compression import agreement, predictors
+from hf_recurrent.compression import agreement, files, predictors
 from hf_recurrent.compression.adaptive_predictor import AdaptivePredictor, AdaptiveSettings
 from hf_recurrent.compression.archive import ArchiveError, read_header, write_header
 from hf_recurrent.compression.coding import Parts
 from hf_recurrent.compression.files import compress, compress_file, decompress, decompress_file
+from hf_recurrent.compression.pipes import decompress_to
 from hf_recurrent.compression.predictors import FrozenPredictor
 from hf_recurrent.learning_rules import compiled_program
 
@@ -169,11 +172,13 @@ def test_a_block_that_is_decoded_wrongly_is_not_written(model, monkeypatch, tmp_
             self.logits = np.roll(self.logits, 1, -1)
 
     monkeypatch.setattr(FrozenPredictor, "read", drift)
-    done = []
+    done, output = [], io.BytesIO()
     with pytest.raises(ArchiveError, match="decoded to other bytes than were compressed"):
-        decompress_file(tmp_path / "packed", tmp_path / "data", model, done.append)
-    assert not (tmp_path / "data").exists() and done
-    content = (tmp_path / "data.partial" / "content").read_bytes()
+        decompress_to(output, io.BytesIO(packed), len(packed), model, done.append)
+    content, count = output.getvalue(), 0
+    with pytest.raises(ArchiveError, match="decoded to other bytes than were compressed"):
+        decompress_file(tmp_path / "packed", tmp_path / "data", model)
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"] and done
     assert all(byte in (0, TEXT[place]) for place, byte in enumerate(content))
     assert sum(map(bool, content)) == done[-1]
 
@@ -408,3 +413,22 @@ def test_parts_cover_every_byte_once(size, streams):
     data = np.arange(size) % 251
     pieces = parts.pieces(data.astype(np.uint8)[places] if size else data.astype(np.uint8), 0, parts.steps)
     assert not size or b"".join(piece for _, piece in sorted(pieces)) == bytes(data.astype(np.uint8))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_names_the_file_and_leaves_nothing(monkeypatch, tmp_path, code):
+    (tmp_path / "data").write_bytes(TEXT)
+    (tmp_path / "packed").write_bytes(compress(TEXT))
+
+    def fail(file):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files, "_sync", fail)
+    header = agreement.new_header(None, len(TEXT))
+    for write in (
+        lambda output: compress_file(tmp_path / "data", output, None, header),
+        lambda output: decompress_file(tmp_path / "packed", output),
+    ):
+        with pytest.raises(OSError, match=rf"{os.strerror(code)}: '.*output'"):
+            write(tmp_path / "output")
+        assert {path.name for path in tmp_path.iterdir()} == {"data", "packed"}

@@ -215,6 +215,14 @@ def test_generation_from_a_state(pair):
         model.generate(ids, state=None)
 
 
+def test_a_state_of_another_type_is_read_in_the_models_own(pair):
+    _, model = pair
+    ids = random_ids(2, 3)
+    stored = {name: tensor.bfloat16() for name, tensor in model(ids, state=model.init_state(2)).state.items()}
+    expected = model(ids, state={name: tensor.double() for name, tensor in stored.items()}).logits
+    assert torch.equal(model(ids, state=stored).logits, expected)
+
+
 def test_positions_of_packed_documents_are_resets(pair):
     model, ids = pair[1], random_ids(1, 12)
     resets = torch.zeros(1, 12, dtype=torch.bool)

@@ -8,7 +8,7 @@ from model_cases import each_family, tiny_model
 from torch._dynamo.testing import CompileCounter
 from transformers import AutoModelForCausalLM, GenerationConfig, TextIteratorStreamer
 
-from hf_recurrent import ByteIteratorStreamer, ByteTokenizer
+from hf_recurrent import ByteIteratorStreamer, ByteTokenizer, config_from_preset
 
 PROMPTS = [b"def", b"import os\n", b"class Stream:"]
 
@@ -180,3 +180,20 @@ def test_streamers_give_the_decoded_text(streamer_class):
     text = "".join(streamer)
     thread.join()
     assert text == tokenizer.decode(greedy(model, inputs=ids(PROMPTS[0]))[0, len(PROMPTS[0]) :])
+
+
+@pytest.mark.parametrize("given", ["assistant", "lookup", "lookup in the configuration", "assistant of another model"])
+def test_drafts_are_refused_with_the_way_that_works(given):
+    model, prompt = tiny_model("memora"), torch.tensor([[65, 66]])
+    options = {
+        "assistant": {"assistant_model": tiny_model("hawk")},
+        "lookup": {"prompt_lookup_num_tokens": 2},
+        "lookup in the configuration": {"generation_config": GenerationConfig(prompt_lookup_num_tokens=2)},
+        "assistant of another model": {"assistant_model": model, "max_new_tokens": 3},
+    }[given]
+    if given == "assistant of another model":
+        model = AutoModelForCausalLM.from_config(
+            config_from_preset("llama-s0", hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        )
+    with pytest.raises(ValueError, match=r"use `hf_recurrent\.generate_speculative\(model, input_ids, draft="):
+        model.generate(prompt, **options)

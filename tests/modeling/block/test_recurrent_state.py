@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_cases import each_family, tiny_model
+from model_cases import each_family, each_variant, tiny_model
 
 from hf_recurrent import join_states, select_state, split_state
 
@@ -34,6 +34,17 @@ def test_streams_that_move_between_batches(family):
     for place, row in enumerate((2, 0, 1)):
         expected = model(TEXT[place : place + 1], state=alone[row]).logits
         torch.testing.assert_close(logits[place : place + 1], expected, rtol=1e-9, atol=1e-9)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_state_of_another_type_is_read_in_the_models_own(variant, dtype):
+    model = tiny_model(variant)
+    stored = {name: tensor.to(dtype) for name, tensor in model(TEXT).state.items()}
+    expected = model(TEXT, state={name: tensor.float() for name, tensor in stored.items()})
+    output = model(TEXT, state=stored)
+    assert torch.equal(output.logits, expected.logits)
+    assert all(torch.equal(output.state[name], tensor) for name, tensor in expected.state.items())
 
 
 def test_select_takes_numbers_lists_and_tensors():

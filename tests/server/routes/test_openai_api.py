@@ -34,6 +34,12 @@ def generated(model, prompt: bytes, seed: int, new: int, **options) -> bytes:
     return bytes(token for token in output.tolist() if token)
 
 
+@pytest.mark.parametrize("path", ["responses", "embeddings"])
+def test_routes_that_the_documentation_names_as_missing(server, path):
+    reply = server.request("POST", f"/v1/{path}", {"model": "tiny", "input": "a"})
+    assert reply.status == 404 and reply.error()
+
+
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "hf-recurrent"
