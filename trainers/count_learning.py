@@ -1,10 +1,12 @@
 """`CountLearning`: fills the count memory of a model in the same pass over the data that trains its network."""
 
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hf_recurrent.kernels.thread_count import beside_kernels
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.contexts.count_memory import CountMemory
 from hf_recurrent.modeling.contexts.document_learning import DocumentLearning
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CountLearning:
-    """The count memory learns from every block right after the network's loss, with the network's predictions.
+    """The count memory learns from every block with the network's predictions, in a thread next to the backward pass.
 
     All processes gather the blocks of all streams and learn the same, in the order of the streams, so the memory does
     not depend on the number of processes or micro-batches.
@@ -22,6 +24,8 @@ class CountLearning:
 
     def __init__(self, trainer: "StreamTrainer"):
         self.trainer = trainer
+        self._thread = ThreadPoolExecutor(1, "count-learning")
+        self._running: Future[tuple[float, int]] | None = None
         self.reset()
 
     @property
@@ -31,6 +35,9 @@ class CountLearning:
 
     def reset(self) -> None:
         """Begin a run: no stream has read anything."""
+        if self._running is not None:  # of a run that was interrupted
+            self._running.exception()
+            self._running = None
         self._blocks: list[dict[str, torch.Tensor]] = []
         self._documents: DocumentLearning | None = None  # until the first block
         self._nats, self._bytes = 0.0, 0
@@ -57,6 +64,14 @@ class CountLearning:
         if len(self._blocks) == self.trainer.args.gradient_accumulation_steps:
             self._learn()
 
+    def wait(self) -> None:
+        """Wait until the block is learned; only then may the memory be read."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            nats, count = running.result()
+            self._nats += nats
+            self._bytes += count
+
     def _learn(self) -> None:
         joined = {name: torch.cat([block[name] for block in self._blocks]) for name in self._blocks[0]}
         self._blocks.clear()
@@ -66,9 +81,13 @@ class CountLearning:
         block = {name: tensor[order].cpu() for name, tensor in joined.items()}
         if self._documents is None:
             self._documents = DocumentLearning(self.memory, len(order))
-        nats = self._documents.read(block, block.get("network"))
-        self._nats += float(nats.sum(dtype=torch.float64))
-        self._bytes += int((block["shift_labels"] != IGNORE_INDEX).sum())
+        self._running = self._thread.submit(self._read, block)
+
+    def _read(self, block: dict[str, torch.Tensor]) -> tuple[float, int]:
+        """Learn a block; returns the nats of its targets and their number."""
+        with beside_kernels():
+            nats = self._documents.read(block, block.get("network"))
+        return float(nats.sum(dtype=torch.float64)), int((block["shift_labels"] != IGNORE_INDEX).sum())
 
     def metrics(self) -> dict[str, float]:
         """Bits per byte of network and memory together since the last log; then counting starts again."""

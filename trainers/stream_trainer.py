@@ -18,7 +18,6 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
-from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
 from hf_recurrent.checkpoints.files import remove_staging
@@ -46,7 +45,7 @@ from hf_recurrent.trainers.source_checks import check_sources
 from hf_recurrent.trainers.stop_signals import EvaluationStopped, StopSignals, TrainingInterrupted
 from hf_recurrent.trainers.stream_progress import StreamProgress
 from hf_recurrent.trainers.table_gradients import TableGradients
-from hf_recurrent.trainers.training_callbacks import BytesProgressCallback, LoopCallback, SampleCallback, Throughput
+from hf_recurrent.trainers.training_callbacks import LoopCallback, SampleCallback, Throughput, replace_progress_bar
 
 logger = logging.get_logger(__name__)
 
@@ -107,9 +106,7 @@ class StreamTrainer(Trainer):
             if args.sample_every and processing_class is None:
                 raise ValueError(f"`processing_class` is None; `sample_every` {args.sample_every} needs a tokenizer.")
             if self.sharding.is_sharded and optimizers[0] is not None:
-                raise ValueError(
-                    "`optimizers` must be (None, None) with FSDP: the parameters are replaced by their parts."
-                )
+                raise ValueError("`optimizers` must be (None, None) with FSDP: it replaces the parameters by parts.")
         if args.world_size > 1:
             check_same_run(args, trained, {"train_corpus": train_corpus, "eval_corpus": eval_corpus})
         if args.n_gpu > 1:
@@ -118,7 +115,7 @@ class StreamTrainer(Trainer):
             args._n_gpu = 1
         self.records, self.guard, self.checkpointing = PhaseRecords(self), DivergenceGuard(self), Checkpointing(self)
         self.signals = StopSignals(args.save_on_signal, self.sharding, args.device, args.world_size)
-        self.throughput = Throughput()
+        self.throughput, self._counted = Throughput(), None  # the batch with its last part, for `count_learning`
         super().__init__(
             model=trained,
             args=args,
@@ -140,10 +137,7 @@ class StreamTrainer(Trainer):
 
     def _add_callbacks(self) -> None:
         self.add_callback(LoopCallback(self.begin_steps, self.signals))
-        self._bar = None
-        if self.pop_callback(ProgressCallback) is not None:
-            self._bar = BytesProgressCallback(getattr(self.train_dataset, "unit", "byte"))
-            self.add_callback(self._bar)
+        self._bar = replace_progress_bar(self)
         if self.args.sample_every:
             self.add_callback(SampleCallback(self.processing_class, self.args, self.throughput, self.model_for_first))
 
@@ -314,12 +308,14 @@ class StreamTrainer(Trainer):
         # Arrays stay on the CPU, where they are read.
         batch = inputs | {name: inputs[name].cpu().numpy() for name in ("stream_indices", "stream_positions")}
         losses, self.method.block_logits = [], None if self.count_learning.memory is None else []
-        for part in self.method.parts(batch):
+        parts = list(self.method.parts(batch))
+        for number, part in enumerate(parts, 1):
+            self._counted = batch if number == len(parts) else None
             with self.method.learning(self._carried_by(batch)):
                 losses.append(super().training_step(model, part, num_items_in_batch))
         if self.accelerator.sync_gradients:
             self.tables.average()
-        self.count_learning.add(batch, self.method.block_logits)
+        self.count_learning.wait()
         self.progress.advance(inputs)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -332,6 +328,8 @@ class StreamTrainer(Trainer):
         """The loss of the method, scaled to its share of the step; what is carried moves on, detached."""
         batch = inputs | {"num_targets": num_items_in_batch}
         loss, carried = self.method.loss(model, batch, self._carried_by(inputs))
+        if self._counted is not None:
+            self.count_learning.add(self._counted, self.method.block_logits)
         if self.carried is not None:
             self.carried.set(int(inputs["stream_indices"][0]), detach_state(carried))
         if self.method.loss_is_mean:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 
 from hf_recurrent.data.quantities import with_unit
@@ -100,6 +100,15 @@ class BytesProgressCallback(ProgressCallback):
         """Print the result of an evaluation above the bar."""
         if state.is_world_process_zero and self.training_bar is not None:
             tqdm.write(f"step {state.global_step}: {words}", file=sys.stderr)
+
+
+def replace_progress_bar(trainer: Trainer) -> BytesProgressCallback | None:
+    """Give a trainer our progress bar in place of its own; None if it has none."""
+    if trainer.pop_callback(ProgressCallback) is None:
+        return None
+    bar = BytesProgressCallback(getattr(trainer.train_dataset, "unit", "byte"))
+    trainer.add_callback(bar)
+    return bar
 
 
 class SampleCallback(TrainerCallback):

@@ -15,7 +15,7 @@ from torch import Tensor
 from .addresses import address
 from .compiled import load_library
 from .output_memory import RESULTS
-from .thread_count import num_threads
+from .thread_count import free_threads
 from .thread_pool import use_pool
 
 _VERSION = 3  # of the struct in linear_scan_cpu.c
@@ -104,7 +104,7 @@ def _call_options(shape: torch.Size, dtype: torch.dtype, state_dtype: torch.dtyp
     if shape[1] >= _WIDE_STEPS:
         number, state_dtype = _WIDE_STATES.get(dtype, (number, state_dtype))
     elements = shape.numel()
-    threads = num_threads() if elements >= _SERIAL_ELEMENTS else 1
+    threads = free_threads() if elements >= _SERIAL_ELEMENTS else 1
     bypass = elements * dtype.itemsize >= _BYPASS_BYTES
     return state_dtype, (number, threads, bypass)
 

@@ -15,7 +15,7 @@ import torch
 
 from .addresses import address, check_shapes
 from .compiled import load_library
-from .thread_count import num_threads
+from .thread_count import free_threads
 from .thread_pool import use_pool
 
 _VERSION = 3  # of the struct in sensitivities_cpu.c
@@ -77,5 +77,5 @@ def advance(
     }
     pointers = [address(name, tensor, carried.dtype, tensor.numel()) for name, tensor in tensors.items()]
     pointers += [0, 0] if gradient is None else []
-    threads = min(num_threads(), rows) if carried.numel() >= _SERIAL_ELEMENTS else 1
+    threads = min(free_threads(), rows) if carried.numel() >= _SERIAL_ELEMENTS else 1
     _functions[carried.dtype](_pack(batch_size, rows, columns, groups, threads, *pointers))

@@ -6,11 +6,28 @@ from contextlib import contextmanager
 import torch
 
 _own_threads: int | None = None
+_others = 0
 
 
 def num_threads() -> int:
-    """Threads that a kernel may use: as many as torch, unless it has been given its own number."""
+    """Threads of kernels: as many as torch's, unless they have been given their own number."""
     return _own_threads or torch.get_num_threads()
+
+
+def free_threads() -> int:
+    """Threads that a kernel may use now: [`num_threads`] without those in [`beside_kernels`], at least one."""
+    return max(1, num_threads() - _others)
+
+
+@contextmanager
+def beside_kernels() -> Iterator[None]:
+    """For a thread that computes next to kernels: inside the block, they leave it a core."""
+    global _others
+    _others += 1
+    try:
+        yield
+    finally:
+        _others -= 1
 
 
 @contextmanager

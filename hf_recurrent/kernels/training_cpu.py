@@ -20,7 +20,7 @@ from torch import Tensor
 from .addresses import address, addresses
 from .compiled import load_library
 from .output_memory import RESULTS
-from .thread_count import num_threads
+from .thread_count import free_threads
 from .thread_pool import use_pool
 
 _VERSION = 1  # of the structs in training_cpu.c
@@ -74,7 +74,7 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]]) -> None:
     """
     dtype, threads = products[0][0].dtype, 1
     if sum(a.numel() * b.shape[1] for a, b, _, _ in products) >= _SERIAL_PRODUCTS:
-        threads = num_threads()
+        threads = free_threads()
     packed, fields, before = {}, [threads, len(products)], None
     for a, b, to, add in products:
         (rows, depth), width = a.shape, b.shape[1]
@@ -101,7 +101,7 @@ def _run(name: str, like: Tensor, eps: float | None, tensors: dict[str, Tensor],
     """Run a pass over `like`'s rows; `tensors` in the order of its struct, which ends with zeros."""
     width, elements = like.shape[-1], like.numel()
     pointers = addresses(tensors, zip(tensors, sizes, strict=True), like.dtype)
-    threads = num_threads() if elements >= _SERIAL_ELEMENTS else 1
+    threads = free_threads() if elements >= _SERIAL_ELEMENTS else 1
     head = struct.pack("=3q", threads, elements // width, width) + (b"" if eps is None else struct.pack("=d", eps))
     _functions[name, like.dtype](head + struct.pack(f"={len(pointers)}q", *pointers))
 
@@ -258,7 +258,7 @@ def _run_table(
         dtype = torch.long if each in _INTEGERS else table.dtype
         pointers.append(address(each, tensors[each], dtype, sizes[each]) if each in tensors else 0)
     _check_lookups(tensors["lookups"], len(table))
-    threads = num_threads() if rows * table.shape[1] >= _SERIAL_ELEMENTS else 1
+    threads = free_threads() if rows * table.shape[1] >= _SERIAL_ELEMENTS else 1
     head = (threads, rows, table.shape[1], group, rate, eps)
     _functions[name, table.dtype](struct.pack("=4q2d8q", *head, *pointers))
 
