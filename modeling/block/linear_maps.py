@@ -24,6 +24,11 @@ def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, .
     return tuple(linear(inputs) for linear in maps)
 
 
+def linear_map(linear: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """`linear(inputs)`, as [`linear_maps`] of one map."""
+    return linear_maps(inputs, linear)[0]
+
+
 class _LinearMaps(torch.autograd.Function):
     """Arguments: inputs, then weight and bias, which may be None, of each map."""
 

@@ -14,7 +14,7 @@ from ..contexts.counted_predictions import CountedPredictions, build_count_memor
 from ..step.single_step import choose_step_weights, run_single_step
 from .block_inputs import read_masks
 from .causal_lm_loss import causal_lm_loss
-from .linear_maps import linear_maps
+from .linear_maps import linear_map
 from .recurrent_backbone import RecurrentBackbone, RecurrentOutput, RecurrentPreTrainedModel
 from .recurrent_generation import RecurrentGenerationMixin
 from .recurrent_state import RecurrentState
@@ -73,7 +73,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits (B, T, V) of the steps whose final hidden states (B, T, M) are given."""
-        return linear_maps(hidden, self.lm_head)[0]
+        return linear_map(self.lm_head, hidden)
 
     def forward(
         self,

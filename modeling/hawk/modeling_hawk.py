@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..block.gated_gelu import gated_gelu
-from ..block.linear_maps import linear_maps
+from ..block.linear_maps import linear_map, linear_maps
 from ..block.recurrent_backbone import LayerInputs, RecurrentLayer, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_blocks import Contraction, TemporalConvolution
 from ..block.recurrent_causal_lm import RecurrentForCausalLM
@@ -35,7 +35,7 @@ class HawkRecurrentBlock(nn.Module):
         recurrent, final_state = self.recurrent_unit(
             convolved, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
         )
-        (output,) = linear_maps(gated_gelu(gate, recurrent.to(gate.dtype)), self.out_proj)
+        output = linear_map(self.out_proj, gated_gelu(gate, recurrent.to(gate.dtype)))
         return output, {"recurrent": final_state, "convolution": taps}
 
 
@@ -50,7 +50,7 @@ class HawkMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         gate, value = linear_maps(hidden, self.gate_proj, self.up_proj)
-        return linear_maps(gated_gelu(gate, value), self.down_proj)[0]
+        return linear_map(self.down_proj, gated_gelu(gate, value))
 
 
 class HawkPreTrainedModel(RecurrentPreTrainedModel):

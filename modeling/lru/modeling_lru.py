@@ -8,6 +8,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..block.linear_maps import linear_maps
 from ..block.real_valued_inputs import RealValuedInputs
 from ..block.recurrent_backbone import LayerInputs, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_causal_lm import RecurrentForCausalLM
@@ -44,7 +45,8 @@ class LruGLU(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = self.dropout(nn.functional.gelu(hidden))
-        return self.dropout(self.value_proj(hidden) * torch.sigmoid(self.gate_proj(hidden)))
+        value, gate = linear_maps(hidden, self.value_proj, self.gate_proj)
+        return self.dropout(value * torch.sigmoid(gate))
 
 
 class LruLayer(GradientCheckpointingLayer):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..block.gated_norm import gated_norm
-from ..block.linear_maps import linear_maps
+from ..block.linear_maps import linear_map, linear_maps
 from ..block.recurrent_backbone import LayerInputs, RecurrentLayer, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_blocks import Contraction, layer_norm
 from ..block.recurrent_causal_lm import RecurrentForCausalLM
@@ -31,11 +31,11 @@ class MemoraRecurrentBlock(nn.Module):
         self.out_proj = Contraction(unit.output_size, config.hidden_size)
 
     def forward(self, hidden: torch.Tensor, inputs: LayerInputs) -> tuple[torch.Tensor, RecurrentState]:
-        (gate,) = linear_maps(hidden, self.gate_proj)
+        gate = linear_map(self.gate_proj, hidden)
         recurrent, final_state = self.recurrent_unit(
             hidden, inputs.state["recurrent"], inputs.reset_mask, inputs.padding_mask
         )
-        (output,) = linear_maps(gated_norm(gate, recurrent, self.eps), self.out_proj)
+        output = linear_map(self.out_proj, gated_norm(gate, recurrent, self.eps))
         if self.norm_after_contraction:
             output = layer_norm(output, self.eps)
         return output, {"recurrent": final_state}
@@ -54,7 +54,7 @@ class MemoraMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         gate, value = linear_maps(hidden, self.gate_proj, self.up_proj)
-        (output,) = linear_maps(gated_norm(gate, value, self.eps), self.down_proj)
+        output = linear_map(self.down_proj, gated_norm(gate, value, self.eps))
         return layer_norm(output, self.eps) if self.norm_after_contraction else output
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..block.linear_maps import linear_map
 from ..block.real_valued_inputs import RealValuedInputs
 from ..block.recurrent_backbone import LayerInputs, RecurrentModel, RecurrentPreTrainedModel
 from ..block.recurrent_causal_lm import RecurrentForCausalLM
@@ -44,7 +45,7 @@ class MgradeMLP(nn.Module):
         self.down_proj = nn.Linear(width, config.hidden_size) if config.mlp_layers == 2 else nn.Identity()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.activation(self.up_proj(hidden)))
+        return linear_map(self.down_proj, self.activation(linear_map(self.up_proj, hidden)))
 
 
 class MgradeLayer(GradientCheckpointingLayer):

@@ -11,8 +11,10 @@ from torch import nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..block.linear_maps import linear_map
 from ..block.recurrent_blocks import Contraction, resets_itself
 from ..block.recurrent_state import state_dtype, upcast
+from ..block.rms_norm import rms_norm
 from ..units.recurrent_unit import lecun_std
 from .configuration_smt import SmtConfig
 
@@ -66,8 +68,8 @@ class MemoryAttention(nn.Module):
         self, hidden: torch.Tensor, rotary: Rotary, key_mask: torch.Tensor | None, causal: bool, num_outputs: int
     ) -> torch.Tensor:
         length, start = hidden.shape[1], hidden.shape[1] - num_outputs
-        query = self._split(self.q_proj(hidden[:, start:]))
-        key, value = (self._split(tensor) for tensor in self.kv_proj(hidden).chunk(2, dim=-1))
+        query = self._split(linear_map(self.q_proj, hidden[:, start:]))
+        key, value = (self._split(tensor) for tensor in linear_map(self.kv_proj, hidden).chunk(2, dim=-1))
         query, key = rotate(query, tuple(table[start:] for table in rotary)), rotate(key, rotary)
         mask = None if key_mask is None else key_mask[:, None, None, :]
         if causal and 1 < num_outputs < length:
@@ -78,7 +80,7 @@ class MemoryAttention(nn.Module):
             attn_mask=mask,
             is_causal=causal and num_outputs == length,
         )
-        return self.o_proj(attended.transpose(1, 2).flatten(2))
+        return linear_map(self.o_proj, attended.transpose(1, 2).flatten(2))
 
     def _split(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.unflatten(-1, (self.num_heads, -1))
@@ -93,7 +95,7 @@ class MemoryMLP(nn.Module):
         self.down_proj = Contraction(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(nn.functional.gelu(self.up_proj(hidden)))
+        return linear_map(self.down_proj, nn.functional.gelu(linear_map(self.up_proj, hidden)))
 
 
 class MemoryTransformerBlock(nn.Module):
@@ -109,9 +111,9 @@ class MemoryTransformerBlock(nn.Module):
     def forward(
         self, hidden: torch.Tensor, rotary: Rotary, key_mask: torch.Tensor | None, causal: bool, num_outputs: int
     ) -> torch.Tensor:
-        attended = self.attention(self.attention_norm(hidden), rotary, key_mask, causal, num_outputs)
+        attended = self.attention(rms_norm(self.attention_norm, hidden), rotary, key_mask, causal, num_outputs)
         hidden = hidden[:, hidden.shape[1] - num_outputs :] + attended
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        return hidden + self.mlp(rms_norm(self.mlp_norm, hidden))
 
 
 class MemoryTransformerLayer(GradientCheckpointingLayer, MemoryTransformerBlock):

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..block.causal_lm_loss import causal_lm_loss
+from ..block.linear_maps import linear_map
 from ..block.saved_code import SavedCode
 from ..block.tensor_checks import check_mask, check_tensor, check_token_ids, has_values
 from .configuration_smt_teacher import SmtTeacherConfig
@@ -119,7 +120,7 @@ class SmtTeacherModel(SavedCode, PreTrainedModel):
         check_tensor("memory", memory)
         if memory.shape != expected:
             raise ValueError(f"`memory` has shape {tuple(memory.shape)}; these inputs need {expected}.")
-        return self.lm_head(self.decoder(memory, embeds)[-1])
+        return linear_map(self.lm_head, self.decoder(memory, embeds)[-1])
 
     def forward(
         self,

@@ -110,7 +110,7 @@ def test_smt_has_no_unrolling_and_dmt_has(pair):
         objective = SmtObjective(*pair, context_length=steps, future_length=steps)
         smt[steps] = longest_path(objective(inputs, labels, resets, anchors).total)
         dmt[steps] = longest_path(DmtObjective(*pair, context_length=steps)(inputs, labels, resets, anchors, 0).total)
-    assert smt[8] == smt[32]
+    assert smt[32] <= smt[8]  # fused parts of long blocks are shorter
     assert dmt[32] > 3 * dmt[8]
 
 
