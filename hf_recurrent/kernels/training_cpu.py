@@ -63,6 +63,11 @@ def instruction_level(limit: int = -1) -> int:
 # ---- Matrix products ----
 
 
+def has_fast_products() -> bool:
+    """True with AVX2 or AVX-512, where they are faster than torch's; elsewhere they were not measured, or are slower."""
+    return instruction_level() > 0
+
+
 def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]]) -> None:
     """Compute `to = a @ b`, or `to += a @ b`, for each (a, b, to, add), side by side.
 

@@ -19,7 +19,8 @@ def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, .
     """
     if all(is_plain_layer(linear, nn.Linear, Contraction) for linear in maps):
         parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
-        if training_kernels(inputs, *parameters) is not None and not torch.is_autocast_enabled("cpu"):
+        kernels = training_kernels(inputs, *parameters)
+        if kernels is not None and kernels.has_fast_products() and not torch.is_autocast_enabled("cpu"):
             return _LinearMaps.apply(inputs, *parameters)
     return tuple(linear(inputs) for linear in maps)
 
