@@ -64,7 +64,7 @@ def instruction_level(limit: int = -1) -> int:
 
 
 def has_fast_products() -> bool:
-    """True with AVX2 or AVX-512, where they are faster than torch's; elsewhere they were not measured, or are slower."""
+    """True with AVX2 or AVX-512, where they are faster than torch's; with less they are slower, or not measured."""
     return instruction_level() > 0
 
 
