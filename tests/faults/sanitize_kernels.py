@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
-NAMES = ("count_memory_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu")
+NAMES = ("count_memory_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu", "thread_pool_cpu", "training_cpu")
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
     "-shared", "-D_GNU_SOURCE", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
@@ -88,13 +88,18 @@ def exercise(folder: Path, cases: int) -> None:
         linear_scan_cpu,
         sensitivities_cpu,
         step_cpu,
+        thread_pool,
+        training_cpu,
     )
 
-    for kernel in (block_cpu, count_memory_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu):
+    for kernel in (
+        block_cpu, count_memory_cpu, linear_scan_cpu, sensitivities_cpu, step_cpu, thread_pool, training_cpu
+    ):  # fmt: skip
         assert kernel._library._name.startswith(str(folder)), kernel._library
     torch.manual_seed(0)
     torch.set_num_threads(3)
     counts = scan_everything(linear_scan_cpu), run_programs(step_cpu), advance_everything(sensitivities_cpu)
+    counts += (train_everything(training_cpu, thread_pool),)
     torch.set_num_threads(1)
     counts += (learn_blocks(), read_counts(count_memory_cpu), code_bytes(count_memory_cpu))
     import fuzz_forward
@@ -102,8 +107,47 @@ def exercise(folder: Path, cases: int) -> None:
     fuzz_forward.prepare()
     for number in range(cases):
         fuzz_forward.judge(fuzz_forward.case_of(7, number))
-    kinds = "{} scans, {} programs, {} passes, {} blocks, {} read blocks, {} coded pieces,"
+    kinds = "{} scans, {} programs, {} passes, {} parts of training steps, {} blocks, {} read blocks, {} coded pieces,"
     print(kinds.format(*counts), cases, "fuzzed cases")
+
+
+def train_everything(kernel, pool) -> int:
+    """Every part, type and instruction set, in the pool and on OpenMP's threads, on shapes with and without rests."""
+    import torch
+
+    count = 0
+    kernel._SERIAL_ELEMENTS = kernel._SERIAL_PRODUCTS = 64  # threads from here on
+    shapes = [(1, 1), (15, 33), (65, 17), (130, 96)]
+    for dtype, (rows, width), level in itertools.product(kernel._TYPES, shapes, range(3)):
+        if kernel.instruction_level(level) != level:
+            continue
+        pool.use_team(rows == 65)
+        x, y, z, grad, other = (odd_values(torch.randn(rows, width, dtype=dtype)) for _ in range(5))
+        for columns in (1, 33, 70):
+            weight, of_output = torch.randn(columns, width, dtype=dtype), torch.randn(rows, columns, dtype=dtype)
+            output, of_weight, of_x = (
+                torch.empty(*size, dtype=dtype) for size in (of_output.shape, weight.shape, x.shape)
+            )
+            kernel.multiply([(x, weight.T, output, False)])
+            kernel.multiply(
+                [(of_output, weight, of_x, False), (of_output, weight, of_x, True), (of_output.T, x, of_weight, False)]
+            )
+        output, moments = kernel.gated_norm(x, y, 1e-6)
+        kernel.gated_norm_backward(x, y, moments, grad, 1e-6)
+        kernel.gated_gelu(x, y)
+        kernel.gated_gelu_backward(x, y, grad)
+        kernel.gate_coefficients(x, y[0].abs(), y, z)
+        kernel.gate_coefficients_backward(x, y[0].abs(), y, z, grad, other)
+        for vector in (None, y[0]):
+            output, scales = kernel.rms_norm(x, vector, 1e-6)
+            kernel.rms_norm_backward(x, vector, scales, grad, 1e-6)
+        lookups = torch.randint(0, rows, (2 * rows, 3))
+        kernel.table_sum(x, lookups)
+        found, values = kernel.table_gradient(x, lookups, torch.randn(2 * rows, width, dtype=dtype))
+        kernel.table_adagrad(x, torch.ones(rows, dtype=dtype), found, values, 0.1, 1e-10)
+        count += 1
+    pool.use_team(False)
+    return count
 
 
 def scan_everything(kernel) -> int:
