@@ -359,6 +359,7 @@ def main() -> None:
         "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1:handle_segv=0",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "OMP_NUM_THREADS": "1",
+        "GOMP_SPINCOUNT": "1000",  # kernels in the pool, which does not wait for threads on busy cores
     }
     for baseline in (False, True):
         with tempfile.TemporaryDirectory() as folder:
