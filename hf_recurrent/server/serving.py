@@ -17,6 +17,9 @@ from hf_recurrent.generation.arguments import end_token_list
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.settings import LearnerSettings
 from hf_recurrent.server.model_steps import ModelSteps
+from hf_recurrent.server.prefix_database import PrefixDatabase
+from hf_recurrent.server.prefix_reuse import PrefixReuse
+from hf_recurrent.server.prefix_store import PrefixStore
 from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.session_database import SessionDatabase
 from hf_recurrent.server.session_learner import SessionLearner
@@ -52,16 +55,18 @@ def serving_scheduler(
     max_rows: int = 64,
     max_jobs: int = 512,
     forgets: bool = False,
+    prefix_bytes: int = 1 << 28,
 ) -> Iterator[Scheduler]:
     """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
 
     Args:
         model: a recurrent language model, in evaluation mode.
         tokenizer: its byte tokenizer.
-        session_dir: where sessions are kept; None to forget them at the end.
+        session_dir: where sessions, and states of other texts, are kept; None to forget them at the end.
         learning: None for a model that does not change.
         max_states, max_resident, forgets: see [`SessionStore`].
         max_rows, max_jobs: see [`Scheduler`].
+        prefix_bytes: of stored states of texts that are no sessions; 0 to store none. A model that learns has none.
 
     Raises:
         TypeError: the model has no recurrent state.
@@ -90,6 +95,7 @@ def serving_scheduler(
                 max_resident=max_resident,
                 forgets=forgets,
             ),
+            reuse=None if learning or not prefix_bytes else _reuse(steps, prefix_bytes, session_dir),
             learner=learner,
             begin_token=begin,
             end_tokens=frozenset(ends),
@@ -101,6 +107,12 @@ def serving_scheduler(
         finally:
             if scheduler.is_alive:
                 scheduler.close()
+
+
+def _reuse(steps: ModelSteps, max_bytes: int, directory: Path | None) -> PrefixReuse:
+    database = None if directory is None else PrefixDatabase(directory, steps.computation())
+    store = PrefixStore(steps.model.init_state(1), max_bytes, database)
+    return PrefixReuse(store, keeps_answers=not steps.learns_while_reading)
 
 
 def _locked(directory: Path | None) -> AbstractContextManager:
