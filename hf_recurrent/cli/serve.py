@@ -56,6 +56,14 @@ def build_parser() -> argparse.ArgumentParser:
     sessions.add_argument(
         "--max_resident", type=int, default=1000, help="sessions in memory, with --session_dir (default: 1000)"
     )
+    texts = parser.add_argument_group("texts that begin alike")
+    texts.add_argument(
+        "--prefix_bytes",
+        type=int,
+        default=1 << 28,
+        help="bytes of stored states of texts; 0 to read every text anew (default: 268435456)",
+    )
+    texts.add_argument("--share_prefixes", action="store_true", help="also between clients with other API keys")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max_rows", type=int, default=64, help="texts that generate at a time; more take turns (default: 64)"
@@ -98,6 +106,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_body=arguments.max_body,
         has_page=not arguments.no_page,
         is_public=arguments.public,
+        shares_prefixes=arguments.share_prefixes,
         max_new_tokens=arguments.max_new_tokens,
         seconds=arguments.max_seconds,
     )
@@ -111,6 +120,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_rows=arguments.max_rows,
         max_jobs=arguments.max_waiting,
         forgets=arguments.public,
+        prefix_bytes=arguments.prefix_bytes,
     ) as scheduler:
         report = None if arguments.quiet else partial(print, file=sys.stderr, flush=True)
         app.run_server(served_model.ServedModel(scheduler, tokenizer, limits), arguments.host, arguments.port, report)
@@ -120,7 +130,7 @@ def _check(arguments: argparse.Namespace) -> str | None:
     """Raise a ValueError that names the first wrong argument; returns the key."""
     names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
     check_at_least(1, arguments, *names)
-    check_at_least(0, arguments, "port")
+    check_at_least(0, arguments, "port", "prefix_bytes")
     if arguments.port > 65535:
         raise ValueError(f"`--port` is {arguments.port}; it must be at most 65535.")
     if arguments.max_rows > 256:
@@ -136,6 +146,8 @@ def _check(arguments: argparse.Namespace) -> str | None:
         raise ValueError(
             f"`--host` is {arguments.host!r}, which other machines reach; give a key in the variable {_KEY_VARIABLE}."
         )
+    if arguments.share_prefixes and (arguments.learn or not arguments.prefix_bytes):
+        raise ValueError("`--share_prefixes` does not go with `--learn` or `--prefix_bytes 0`, which store no texts.")
     if arguments.learn and arguments.output_dir is None:
         raise ValueError("`--learn` needs `--output_dir`, where the checkpoints are written.")
     if arguments.output_dir is not None and not arguments.learn:
