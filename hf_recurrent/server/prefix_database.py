@@ -17,6 +17,7 @@ from hf_recurrent.server.text_hashes import PrefixKey
 _log = logging.getLogger(__name__)
 _FORMAT = "1"
 FILE = "prefixes.sqlite"
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the latter where a damaged text is part of an error message
 # States have a table of their own, so that the index is read without them.
 _TABLES = """
 create table if not exists properties (name text primary key, value text not null);
@@ -61,14 +62,14 @@ class PrefixDatabase:
             self._connection = sqlite3.connect(self._path, **options)
             try:
                 self._prepare(computation)
-            except sqlite3.Error as error:
+            except _ERRORS as error:
                 _log.warning("%s is damaged (%s); its texts will be read again.", self._path, error)
                 self._connection.close()
                 for end in ("", "-wal", "-shm"):
                     self._path.with_name(FILE + end).unlink(missing_ok=True)
                 self._connection = sqlite3.connect(self._path, **options)
                 self._prepare(computation)
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise OSError(f"The states in {str(self._path)!r} cannot be opened: {error}.") from error
 
     def _prepare(self, computation: str) -> None:
@@ -89,7 +90,7 @@ class PrefixDatabase:
     def index(self) -> Iterator[StoredPrefix]:
         """All valid rows, the oldest first."""
         query = "select whole, block, length, parent, priority from prefixes order by number"
-        with suppress(sqlite3.Error):
+        with suppress(*_ERRORS):
             for whole, block, length, parent, priority in self._connection.execute(query):
                 are_bytes = all(isinstance(each, bytes) for each in (whole, block, parent or b""))
                 if are_bytes and type(length) is int and length > 0 and _is_finite(priority):
@@ -109,7 +110,7 @@ class PrefixDatabase:
         query = "select checksum, state from states join prefixes using (number) where whole = ?"
         try:
             row = self._connection.execute(query, (key.whole,)).fetchone()
-        except sqlite3.Error:
+        except _ERRORS:
             return None
         is_valid = row and isinstance(row[1], bytes) and row[0] == _checksum(key, row[1])
         return row[1] if is_valid else None
@@ -128,7 +129,7 @@ class PrefixDatabase:
 
     def shrink(self) -> None:
         """Give the space of deleted rows back to the file system."""
-        with suppress(sqlite3.Error):
+        with suppress(*_ERRORS):
             self._connection.execute("pragma incremental_vacuum").fetchall()
 
     def _commit(self, *statements: tuple[str, tuple]) -> None:
@@ -138,8 +139,8 @@ class PrefixDatabase:
             for statement, values in statements:
                 self._connection.execute(statement, values)
             self._connection.execute("commit")
-        except sqlite3.Error as error:
-            with suppress(sqlite3.Error):
+        except _ERRORS as error:
+            with suppress(*_ERRORS):
                 self._connection.execute("rollback")
             if not self._has_failed:
                 self._has_failed = True

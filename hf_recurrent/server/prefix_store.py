@@ -74,13 +74,15 @@ class PrefixStore:
     def get(self, key: PrefixKey) -> RecurrentState | None:
         """The state after a text."""
         entry = self._entries.get(key.whole)
-        return None if entry is None else self._use(entry)
+        return None if entry is None or entry.key != key else self._use(entry)
 
     def put(self, text: TextHashes, key: PrefixKey, state: RecurrentState) -> None:
         """Store the state after the first tokens of a text, whose key this is."""
         if known := self._entries.get(key.whole):
-            self._renew(known)
-            return
+            if known.key == key:
+                self._renew(known)
+                return
+            self._delete(known)  # its row is damaged
         if not self._most:
             return
         while len(self._entries) >= self._most:

@@ -1,5 +1,7 @@
 """The app: all routes behind the guards, and the server that runs it."""
 
+import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,6 +20,7 @@ from hf_recurrent.server.routes.page import page_routes
 from hf_recurrent.server.routes.protocol import TimedProtocol
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.session_api import session_routes
+from hf_recurrent.server.routes.settings import ServerSettings
 
 _MOST_CONNECTIONS = 1024
 _KEEP_ALIVE_SECONDS = 15
@@ -81,13 +84,39 @@ def run_server(served: ServedModel, host: str, port: int, report: Callable[[str]
     Raises:
         OSError: the address cannot be used.
     """
-    listener = listen(host, port)
+    listener, app = listen(host, port), build_app(served)
+    asyncio.run(_warm_up(app, served.settings))
     if report:
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         page = f", with a page on {address}/" if served.settings.has_page else ""
         report(f"{served.settings.name} is served on {address}/v1{page}")
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again, after a graceful end
-        http_server(build_app(served)).run(sockets=[listener])
+        http_server(app).run(sockets=[listener])
+
+
+async def _warm_up(app: Guards, settings: ServerSettings) -> None:
+    """Answer a request, because the first one of a process takes several times as long as later ones."""
+    content = {"model": settings.name, "prompt": [0, 0], "max_tokens": 2}
+    incoming = [{"type": "http.request", "body": json.dumps(content).encode()}]
+
+    async def receive() -> dict:
+        return incoming.pop() if incoming else await asyncio.Future()
+
+    async def send(message: dict) -> None:
+        pass
+
+    headers = {"host": (settings.hosts or ("localhost",))[0], "authorization": f"Bearer {settings.api_key}"}
+    headers["content-type"] = "application/json"
+    path, raw = "/v1/completions", [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": raw,
+    }
+    await app(scope, receive, send)
 
 
 def listen(host: str, port: int) -> socket.socket:
