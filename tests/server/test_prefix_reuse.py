@@ -80,7 +80,10 @@ def test_answers_and_states_are_those_of_a_cold_run(model, tmp_path, monkeypatch
             warm.close()
             warm = reusing(model, room, tmp_path, max_rows=3)
         asked = [
-            (chance.choice(texts)[: chance.choice([None, 150])] + random_bytes(chance, chance.choice([0, 1, 30])), each)
+            (
+                chance.choice(texts)[: chance.choice([None, 150])] + random_bytes(chance, chance.choice([0, 1, 30])),
+                each,
+            )
             for each in range(4)
         ]
 
