@@ -102,7 +102,7 @@ def _long_history(model, size: int) -> None:
         _save(model, folder)
         for _ in range(_ROUNDS):
             text = ""
-            for kinds in (("new connection", "cold", "warm", "warm"), ("restart", "warm")):
+            for kinds in (("new connection", "cold", "warm", "warm"), *[("restart", "warm")] * 3):
                 with _server(folder, "--session_dir", os.path.join(folder, "sessions")) as port:
                     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
                     _request(connection, "GET", "/health")  # answered once the server has started

@@ -25,6 +25,7 @@ from hf_recurrent.server.routes.settings import ServerSettings
 _MOST_CONNECTIONS = 1024
 _KEEP_ALIVE_SECONDS = 15
 _SHUTDOWN_SECONDS = 5
+_WARM_UP_REQUESTS = 5
 
 
 def build_app(served: ServedModel) -> Guards:
@@ -95,9 +96,12 @@ def run_server(served: ServedModel, host: str, port: int, report: Callable[[str]
 
 
 async def _warm_up(app: Guards, settings: ServerSettings) -> None:
-    """Answer a request, because the first one of a process takes several times as long as later ones."""
-    content = {"model": settings.name, "prompt": [0, 0], "max_tokens": 2}
-    incoming = [{"type": "http.request", "body": json.dumps(content).encode()}]
+    """Answer some requests, because the first ones of a process take several times as long as later ones."""
+    # The first prompt is too short to have a stored state, so it is read; the other one is read by the first server.
+    prompts = [[0] * 30, [0] * 80]
+    content = {"model": settings.name, "prompt": prompts, "max_tokens": 2, "logit_bias": {"0": -1.0}}
+    message: dict = {"type": "http.request", "body": json.dumps(content).encode()}
+    incoming: list[dict] = []
 
     async def receive() -> dict:
         return incoming.pop() if incoming else await asyncio.Future()
@@ -116,7 +120,9 @@ async def _warm_up(app: Guards, settings: ServerSettings) -> None:
         "query_string": b"",
         "headers": raw,
     }
-    await app(scope, receive, send)
+    for _ in range(_WARM_UP_REQUESTS):
+        incoming.append(message)
+        await app(dict(scope), receive, send)
 
 
 def listen(host: str, port: int) -> socket.socket:
