@@ -50,20 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="no key: anyone may use the server; sessions are not listed, and the least recently used make room",
     )
-    sessions = parser.add_argument_group("sessions")
-    sessions.add_argument("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
-    sessions.add_argument("--max_sessions", type=int, default=20_000, help="with their marks (default: 20000)")
-    sessions.add_argument(
-        "--max_resident", type=int, default=1000, help="sessions in memory, with --session_dir (default: 1000)"
-    )
-    texts = parser.add_argument_group("texts that begin alike")
-    texts.add_argument(
-        "--prefix_bytes",
-        type=int,
-        default=1 << 28,
-        help="bytes of stored states of texts; 0 to read every text anew (default: 268435456)",
-    )
-    texts.add_argument("--share_prefixes", action="store_true", help="also between clients with other API keys")
+    _add_storage_arguments(parser)
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max_rows", type=int, default=64, help="texts that generate at a time; more take turns (default: 64)"
@@ -82,6 +69,24 @@ def build_parser() -> argparse.ArgumentParser:
     add_threads_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     return parser
+
+
+def _add_storage_arguments(parser: argparse.ArgumentParser) -> None:
+    """Sessions, and states of other texts."""
+    sessions = parser.add_argument_group("sessions")
+    sessions.add_argument("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
+    sessions.add_argument("--max_sessions", type=int, default=20_000, help="with their marks (default: 20000)")
+    sessions.add_argument(
+        "--max_resident", type=int, default=1000, help="sessions in memory, with --session_dir (default: 1000)"
+    )
+    texts = parser.add_argument_group("texts that begin alike")
+    texts.add_argument(
+        "--prefix_bytes",
+        type=int,
+        default=1 << 28,
+        help="bytes of stored states of texts; 0 to read every text anew (default: 268435456)",
+    )
+    texts.add_argument("--share_prefixes", action="store_true", help="also between clients with other API keys")
 
 
 def _serve(arguments: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.checkpoints.weights import load_weights
 from hf_recurrent.generation.arguments import end_token_list
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.settings import LearnerSettings
 from hf_recurrent.server.model_steps import ModelSteps
@@ -77,11 +78,7 @@ def serving_scheduler(
     zero = steps.model.init_state(1)
     with _locked(session_dir), _locked(learning and learning.directory):
         learner = None if learning is None else _learner(model, tokenizer, learning)
-        database = None
-        if session_dir is not None:
-            database = SessionDatabase(session_dir, zero)
-            _check_weights(database, model, learner, session_dir)
-
+        database = None if session_dir is None else _database(session_dir, zero, model, learner)
         ends = end_token_list(model.generation_config.eos_token_id)
         begin = model.generation_config.bos_token_id
         begin = begin if begin is not None else next(iter(ends), None)
@@ -130,9 +127,11 @@ def _learner(model: PreTrainedModel, tokenizer: Any, learning: Learning) -> Sess
     return SessionLearner(learner, learning.directory, save_every=learning.save_every)
 
 
-def _check_weights(
-    database: SessionDatabase, model: PreTrainedModel, learner: SessionLearner | None, directory: Path
-) -> None:
+def _database(
+    directory: Path, zero: RecurrentState, model: PreTrainedModel, learner: SessionLearner | None
+) -> SessionDatabase:
+    """The sessions of a directory, which have to belong to the model."""
+    database = SessionDatabase(directory, zero)
     own, stored = weights_hash(model), database.get_property(_WEIGHTS)
     if stored not in (None, own) and (learner is None or stored not in learner.known_weights):
         raise ValueError(
@@ -140,3 +139,4 @@ def _check_weights(
             "saved it. Serve that model, or choose another directory."
         )
     database.set_property(_WEIGHTS, own)
+    return database
