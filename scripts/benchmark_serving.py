@@ -1,6 +1,9 @@
 """Latency and throughput of `hf-recurrent serve`, the latter next to one batch in a bare loop; memory of sessions.
 
-    python scripts/benchmark_serving.py --preset memora-s0 --clients 32
+    python scripts/benchmark_serving.py --preset memora-s0 --clients 32 --history 6000
+
+With `--history`, a client without a session sends a conversation of so many bytes: new to the server (cold), once more
+with its next turn (warm), and with the turn after that, when the server was killed with SIGKILL and started again.
 
 The clients are threads of another process, each of which streams a completion. All connections are kept alive, as
 those of OpenAI's client are. The model has new weights.
@@ -16,6 +19,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
@@ -39,6 +44,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=400, help="that each client asks for")
     parser.add_argument("--turns", type=int, default=200, help="requests of one client whose median time is printed")
     parser.add_argument("--idle_sessions", type=int, default=10_000)
+    parser.add_argument("--history", type=int, default=6000, help="bytes of a conversation; 0 to leave it out")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -48,32 +54,77 @@ def main() -> None:
     print("| | |\n|---|---|")
     if arguments.clients:
         _throughput(model, arguments)
+    if arguments.history:
+        _long_history(model, arguments.history)
     _sessions(model, arguments)
 
 
 def _throughput(model, arguments: argparse.Namespace) -> None:
     bare, served = 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        hf_recurrent.ByteTokenizer().save_pretrained(folder)
-        command = [sys.executable, "-m", "hf_recurrent.cli.main", "serve", folder, "--name", "model", "--port", "0"]
-        server = subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.PIPE, text=True)
-        line = next(line for line in server.stderr if "is served on" in line)
-        port = int(line.rsplit(":", 1)[1].split("/")[0])
-        try:
+        _save(model, folder)
+        with _server(folder) as port:
             health, turn = _in_other_process(_one_client, port, arguments.turns)
             for _ in range(_ROUNDS):  # they take turns, because the speed of a shared machine changes
                 bare = max(bare, _bare_loop(model, arguments.clients, arguments.bytes))
                 served = max(served, _in_other_process(_stream_all, port, arguments.clients, arguments.bytes))
                 print(f"bare {bare:,.0f}, served {served:,.0f}", file=sys.stderr)
-        finally:
-            server.terminate()
-            server.wait()
     print(f"| `GET /health`, median | {health:.2f} ms |")
     print(f"| a session reads {_TURN_BYTES} bytes and generates {_TURN_BYTES}, median | {turn:.1f} ms |")
     print(f"| bytes per second, one batch of {arguments.clients} in a bare loop | {bare:,.0f} |")
     print(f"| {arguments.clients} clients that stream | {served:,.0f} |")
     print(f"| ratio | {served / bare:.2f} |")
+
+
+def _save(model, folder: str) -> None:
+    model.save_pretrained(folder)
+    hf_recurrent.ByteTokenizer().save_pretrained(folder)
+
+
+@contextmanager
+def _server(folder: str, *options: str) -> Iterator[int]:
+    """The port of a server, which is killed at the end."""
+    command = [sys.executable, "-m", "hf_recurrent.cli.main", "serve", folder, "--name", "model", "--port", "0"]
+    server = subprocess.Popen([*command, "--threads", "1", *options], stderr=subprocess.PIPE, text=True)
+    try:
+        line = next(line for line in server.stderr if "is served on" in line)
+        yield int(line.rsplit(":", 1)[1].split("/")[0])
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _long_history(model, size: int) -> None:
+    """Median times of turns of a conversation without a session."""
+    letters, random = [*b"abcdefghijklmnopqrstuvwxyz"], np.random.default_rng(0)
+    times, again = {"cold": [], "warm": [], "restart": []}, 0
+    with tempfile.TemporaryDirectory() as folder:
+        _save(model, folder)
+        for _ in range(_ROUNDS):
+            text = ""
+            for kinds in (("new connection", "cold", "warm", "warm"), *[("restart", "warm")] * 3):
+                with _server(folder, "--session_dir", os.path.join(folder, "sessions")) as port:
+                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                    _request(connection, "GET", "/health")  # answered once the server has started
+                    for kind in kinds:
+                        new = bytes(random.choice(letters, _TURN_BYTES if text else size).tolist()).decode()
+                        # Letters only, because bytes that are not UTF-8 do not come back in a prompt.
+                        body = {"model": "model", "prompt": text + new, "max_tokens": _TURN_BYTES}
+                        body["logit_bias"] = {str(letter): 100 for letter in letters}
+                        milliseconds, answer = _request(connection, "POST", "/v1/completions", body)
+                        if kind == "new connection":  # of another text, so that the next one is still cold
+                            continue
+                        times[kind].append(milliseconds)
+                        if text:  # the last byte of an answer was generated, but never read
+                            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                            again += len(text) - 1 - cached
+                        text += new + answer["choices"][0]["text"]
+    cold, warm, restart = (np.median(values) for values in times.values())
+    print(f"| a turn of a conversation of {size:,} bytes without a session, cold, median | {cold:.1f} ms |")
+    print(f"| its next turn, median | {warm:.1f} ms |")
+    print(f"| the first turn after `kill -9` and a new start, median | {restart:.1f} ms |")
+    print(f"| ratio of the latter two | {restart / warm:.2f} |")
+    print(f"| bytes of earlier turns that were read again | {again:,} |")
 
 
 @torch.no_grad()

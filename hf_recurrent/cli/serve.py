@@ -50,12 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="no key: anyone may use the server; sessions are not listed, and the least recently used make room",
     )
-    sessions = parser.add_argument_group("sessions")
-    sessions.add_argument("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
-    sessions.add_argument("--max_sessions", type=int, default=20_000, help="with their marks (default: 20000)")
-    sessions.add_argument(
-        "--max_resident", type=int, default=1000, help="sessions in memory, with --session_dir (default: 1000)"
-    )
+    _add_storage_arguments(parser)
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max_rows", type=int, default=64, help="texts that generate at a time; more take turns (default: 64)"
@@ -74,6 +69,24 @@ def build_parser() -> argparse.ArgumentParser:
     add_threads_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     return parser
+
+
+def _add_storage_arguments(parser: argparse.ArgumentParser) -> None:
+    """Sessions, and states of other texts."""
+    sessions = parser.add_argument_group("sessions")
+    sessions.add_argument("--session_dir", type=Path, help="keep sessions here, also when the process is killed")
+    sessions.add_argument("--max_sessions", type=int, default=20_000, help="with their marks (default: 20000)")
+    sessions.add_argument(
+        "--max_resident", type=int, default=1000, help="sessions in memory, with --session_dir (default: 1000)"
+    )
+    texts = parser.add_argument_group("texts that begin alike")
+    texts.add_argument(
+        "--prefix_bytes",
+        type=int,
+        default=1 << 28,
+        help="bytes of stored states of texts; 0 to read every text anew (default: 268435456)",
+    )
+    texts.add_argument("--share_prefixes", action="store_true", help="also between clients with other API keys")
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -98,6 +111,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_body=arguments.max_body,
         has_page=not arguments.no_page,
         is_public=arguments.public,
+        shares_prefixes=arguments.share_prefixes,
         max_new_tokens=arguments.max_new_tokens,
         seconds=arguments.max_seconds,
     )
@@ -111,6 +125,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_rows=arguments.max_rows,
         max_jobs=arguments.max_waiting,
         forgets=arguments.public,
+        prefix_bytes=arguments.prefix_bytes,
     ) as scheduler:
         report = None if arguments.quiet else partial(print, file=sys.stderr, flush=True)
         app.run_server(served_model.ServedModel(scheduler, tokenizer, limits), arguments.host, arguments.port, report)
@@ -120,7 +135,7 @@ def _check(arguments: argparse.Namespace) -> str | None:
     """Raise a ValueError that names the first wrong argument; returns the key."""
     names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
     check_at_least(1, arguments, *names)
-    check_at_least(0, arguments, "port")
+    check_at_least(0, arguments, "port", "prefix_bytes")
     if arguments.port > 65535:
         raise ValueError(f"`--port` is {arguments.port}; it must be at most 65535.")
     if arguments.max_rows > 256:
@@ -136,6 +151,8 @@ def _check(arguments: argparse.Namespace) -> str | None:
         raise ValueError(
             f"`--host` is {arguments.host!r}, which other machines reach; give a key in the variable {_KEY_VARIABLE}."
         )
+    if arguments.share_prefixes and (arguments.learn or not arguments.prefix_bytes):
+        raise ValueError("`--share_prefixes` does not go with `--learn` or `--prefix_bytes 0`, which store no texts.")
     if arguments.learn and arguments.output_dir is None:
         raise ValueError("`--learn` needs `--output_dir`, where the checkpoints are written.")
     if arguments.output_dir is not None and not arguments.learn:

@@ -3,8 +3,9 @@
 Shape letters: B batch, V vocabulary.
 """
 
+from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.sampling import choose_tokens
 from hf_recurrent.server.session import Session, Snapshot
+from hf_recurrent.server.text_hashes import PrefixKey
 
 
 @dataclass(eq=False)
@@ -29,6 +31,8 @@ class Progress:
         generated: how many generated tokens `snapshot` has.
         journaled: how many generated tokens are durable.
         turn_began: time at which the text joined the batch.
+        keep_at: where states are to be stored while the text is read, in order; a slice ends there.
+        before_stop: how many generated tokens came before what may be a stop sequence, and the state after them.
     """
 
     job: Job
@@ -39,6 +43,8 @@ class Progress:
     generated: int = 0
     journaled: int = 0
     turn_began: float = 0.0
+    keep_at: deque[PrefixKey] = field(default_factory=deque)
+    before_stop: tuple[int, RecurrentState] | None = None
 
     def __post_init__(self) -> None:
         # Of the tokens to read, the last one becomes the pending one.
@@ -54,12 +60,20 @@ class Progress:
     def next_slice(self, length: int) -> tuple[list[int], list[int]]:
         """The next tokens to feed, and the tokens of the request that are known after them."""
         begin = self.fed
+        if self.keep_at:
+            length = min(length, self.keep_at[0].length - begin)
         piece = self.feed[begin : begin + length].tolist()
         self.fed += len(piece)
         # A text without a pending token has its first token before any was fed.
         tokens = self.job.request.tokens
         ahead = len(tokens) - len(self.feed)
         return piece, tokens[begin + ahead if begin else 0 : self.fed + ahead].tolist()
+
+    def skip_to(self, length: int, state: RecurrentState) -> int:
+        """Go to the state after the first tokens of a new text; returns how many of them had not been read."""
+        skipped, self.fed = length - self.fed, length
+        self.snapshot = Snapshot(state, int(self.job.request.tokens[length]), self.origin.bytes_read + length + 1)
+        return skipped
 
 
 class Batch:
@@ -93,9 +107,13 @@ class Batch:
         self._tokens = choose_tokens(logits, [progress.job.request.source for progress in self.rows])
         return logits, self._tokens
 
+    def state(self, row: int) -> RecurrentState:
+        """The present state of a row, without its next token."""
+        return select_state(self._state, row)
+
     def snapshot(self, row: int) -> Snapshot:
         """The present text of a row."""
-        return Snapshot(select_state(self._state, row), self._tokens[row], self._bytes_read(row))
+        return Snapshot(self.state(row), self._tokens[row], self._bytes_read(row))
 
     def end_turns(self, rows: Collection[int]) -> list[Progress]:
         """Remove rows that will go on later; returns their texts."""

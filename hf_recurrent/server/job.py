@@ -14,6 +14,7 @@ import torch
 
 from hf_recurrent.server.sampling import TokenSource
 from hf_recurrent.server.session import Snapshot
+from hf_recurrent.server.text_hashes import TextHashes
 
 
 class Scores:
@@ -66,6 +67,8 @@ class Request:
         scores: how many alternatives to list for each token that is read; None to compute no scores.
         output_scores: the same for generated tokens.
         seconds: time limit of the job.
+        text: hashes of a new text up to its first generated token, under which states are found and stored; None to do
+            neither.
     """
 
     tokens: np.ndarray
@@ -77,6 +80,7 @@ class Request:
     scores: int | None = None
     output_scores: int | None = None
     seconds: float = 600.0
+    text: TextHashes | None = None
 
     def held_back(self, output: Sequence[int]) -> int:
         """Number of the last generated tokens that may be the beginning of a stop sequence."""
@@ -100,6 +104,7 @@ class Job:
 
     Attributes:
         prefix: tokens that the model read before the first generated one, because the text was empty: the end token.
+        cached_tokens: how many tokens did not have to be read, because a state after them was stored.
         wake: called by the scheduler, in its thread, when there are new results.
         scores: of the tokens that were read; None if the request has none. It only grows.
         output: the generated tokens, without the end token. It only grows.
@@ -114,6 +119,7 @@ class Job:
     def __init__(self, request: Request):
         self.request = request
         self.prefix: list[int] = []
+        self.cached_tokens = 0
         self.wake: Callable[[], None] = lambda: None
         self.scores = None if request.scores is None else Scores(request.scores)
         self.output: list[int] = []

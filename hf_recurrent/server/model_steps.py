@@ -8,12 +8,15 @@ A count memory does not learn from tokens that the model itself has chosen, as i
 Shape letters: B batch, T steps, V vocabulary.
 """
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from transformers import PreTrainedModel
 
+from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
+from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.generation.state_reader import StateReader
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, state_dtype
 from hf_recurrent.modeling.contexts.count_memory import STATE_PART
@@ -44,6 +47,27 @@ class ModelSteps:
         self._device, self._memory = model.device, getattr(self.model, "count_memory", None)
         with self._forward():
             self._reader = StateReader(self.model, longest_chain=_SLICE)
+
+    @property
+    def learns_while_reading(self) -> bool:
+        """True if tokens that are read change the state otherwise than tokens that the model itself has chosen."""
+        return self._memory is not None
+
+    def computation(self) -> str:
+        """Names the weights and the arithmetic: states of equal computations are equal bit for bit.
+
+        The arithmetic depends on the number type, the processor and the versions of libraries, so it is tried.
+        """
+        digest = hashlib.sha256(f"{weights_hash(self.model)} {weights_fingerprint(self.model)}".encode())
+        vocab_size = self.model.config.vocab_size
+        with torch.no_grad():
+            state: RecurrentState = self.model.init_state(1)
+            for begin in (0, _SLICE):
+                logits, state = self.read([token % vocab_size for token in range(begin, begin + _SLICE)], state)
+                after, state = self.step([begin % vocab_size], state, [False])
+                for part in (logits, after, *state.values()):
+                    digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def read(
         self, tokens: Sequence[int], state: RecurrentState, is_sampled: bool = False

@@ -22,6 +22,7 @@ import torch
 from hf_recurrent.server.batch import Batch, Progress
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
+from hf_recurrent.server.prefix_reuse import PrefixReuse
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import NothingToContinue, SessionStore, Stopped, TooMany
@@ -58,6 +59,7 @@ class Scheduler:
     Args:
         steps: the model.
         store: of the sessions.
+        reuse: of states of earlier texts; None to read each text from its beginning.
         learner: learns from the text that sessions marked for it read; None for a model that does not change.
         begin_token: read at the beginning of an empty text before it is continued; None where there is none.
         end_tokens: tokens that end a text.
@@ -71,6 +73,7 @@ class Scheduler:
         steps: ModelSteps,
         store: SessionStore,
         *,
+        reuse: PrefixReuse | None = None,
         learner: SessionLearner | None = None,
         begin_token: int | None = None,
         end_tokens: frozenset[int] = frozenset(),
@@ -79,6 +82,7 @@ class Scheduler:
         max_waiting_bytes: int = 1 << 26,
     ):
         self.steps, self.store, self.learner, self.counts = steps, store, learner, Counts()
+        self.reuse = reuse
         self._begin_token, self._end_tokens = begin_token, end_tokens
         self._max_rows, self._max_jobs, self._max_waiting_bytes = max_rows, max_jobs, max_waiting_bytes
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -168,6 +172,8 @@ class Scheduler:
             progress.job.cancel()
         self._drop_ended()
         self.store.close()
+        if self.reuse is not None:
+            self.reuse.close()
 
     def _all_jobs(self) -> list[Progress]:
         return [*self._reading, *self._waiting, *self._batch.rows]
@@ -187,7 +193,10 @@ class Scheduler:
             origin = replace(origin, pending=self._begin_token)
             job.prefix = [self._begin_token]
             request.source.read(job.prefix)
-        self._reading.append(Progress(job, session, origin, origin))
+        progress = Progress(job, session, origin, origin)
+        if self.reuse is not None:
+            self.reuse.begin(progress)
+        self._reading.append(progress)
 
     def _tick(self) -> None:
         self._drop_ended()
@@ -207,7 +216,10 @@ class Scheduler:
             progress = self._reading.popleft()
             before = progress.fed
             try:
-                self._read_slice(progress)
+                if self.reuse is None or self.reuse.may_read(progress):
+                    self._read_slice(progress)
+                else:
+                    self._reading.append(progress)
             except Exception as error:
                 self._fail(progress, error)
             left -= max(progress.fed - before, 1)
@@ -247,6 +259,8 @@ class Scheduler:
             self.counts.bytes_read += len(new)
             if learner is not None:
                 learner.read(progress.session.id, before, new)
+        if self.reuse is not None:
+            self.reuse.after_slice(progress)
         if progress.fed < len(progress.feed):
             self._reading.append(progress)
         elif progress.job.request.max_new_tokens:
@@ -271,6 +285,8 @@ class Scheduler:
                 if job.output_scores is not None:
                     job.output_scores.add(logits[row : row + 1], [token])
                 job.output.append(token)
+                if self.reuse is not None and job.request.stops:
+                    self.reuse.after_step(progress, partial(self._batch.state, row))
                 is_stopped = bool(job.request.stops and job.request.matched_stop(job.output))
                 if is_stopped or len(job.output) >= job.request.max_new_tokens:
                     self._end_row(row, "stop" if is_stopped else "length")
@@ -281,10 +297,12 @@ class Scheduler:
         """Finish the job of a row, which the caller removes."""
         progress, snapshot = self._batch.rows[row], self._batch.snapshot(row)
         job = progress.job
+        stop = job.request.matched_stop(job.output) if reason == "stop" else 0
+        if self.reuse is not None:
+            self.reuse.end(progress, snapshot.state, reason == "end", stop)
         if reason == "end":  # a new episode begins with a zero state
             snapshot = replace(snapshot, state=self.store.zero, pending=None)
         job.finish_reason = "length" if reason == "length" else "stop"
-        stop = job.request.matched_stop(job.output) if reason == "stop" else 0
         self._finish(progress, snapshot, len(job.output) - stop)
 
     def _commit(self) -> None:
@@ -353,6 +371,8 @@ class Scheduler:
     def _fail(self, progress: Progress, error: Exception) -> None:
         """End a job with an error; its session is as before."""
         job = progress.job
+        if self.reuse is not None:
+            self.reuse.drop(progress)
         if progress.session is not None:
             try:
                 self.store.release(progress.session, progress.origin)

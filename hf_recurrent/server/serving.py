@@ -14,9 +14,13 @@ from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.checkpoints.weights import load_weights
 from hf_recurrent.generation.arguments import end_token_list
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.settings import LearnerSettings
 from hf_recurrent.server.model_steps import ModelSteps
+from hf_recurrent.server.prefix_database import PrefixDatabase
+from hf_recurrent.server.prefix_reuse import PrefixReuse
+from hf_recurrent.server.prefix_store import PrefixStore
 from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.session_database import SessionDatabase
 from hf_recurrent.server.session_learner import SessionLearner
@@ -52,16 +56,18 @@ def serving_scheduler(
     max_rows: int = 64,
     max_jobs: int = 512,
     forgets: bool = False,
+    prefix_bytes: int = 1 << 28,
 ) -> Iterator[Scheduler]:
     """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
 
     Args:
         model: a recurrent language model, in evaluation mode.
         tokenizer: its byte tokenizer.
-        session_dir: where sessions are kept; None to forget them at the end.
+        session_dir: where sessions, and states of other texts, are kept; None to forget them at the end.
         learning: None for a model that does not change.
         max_states, max_resident, forgets: see [`SessionStore`].
         max_rows, max_jobs: see [`Scheduler`].
+        prefix_bytes: of stored states of texts that are no sessions; 0 to store none. A model that learns has none.
 
     Raises:
         TypeError: the model has no recurrent state.
@@ -72,11 +78,7 @@ def serving_scheduler(
     zero = steps.model.init_state(1)
     with _locked(session_dir), _locked(learning and learning.directory):
         learner = None if learning is None else _learner(model, tokenizer, learning)
-        database = None
-        if session_dir is not None:
-            database = SessionDatabase(session_dir, zero)
-            _check_weights(database, model, learner, session_dir)
-
+        database = None if session_dir is None else _database(session_dir, zero, model, learner)
         ends = end_token_list(model.generation_config.eos_token_id)
         begin = model.generation_config.bos_token_id
         begin = begin if begin is not None else next(iter(ends), None)
@@ -90,6 +92,7 @@ def serving_scheduler(
                 max_resident=max_resident,
                 forgets=forgets,
             ),
+            reuse=None if learning or not prefix_bytes else _reuse(steps, prefix_bytes, session_dir),
             learner=learner,
             begin_token=begin,
             end_tokens=frozenset(ends),
@@ -101,6 +104,12 @@ def serving_scheduler(
         finally:
             if scheduler.is_alive:
                 scheduler.close()
+
+
+def _reuse(steps: ModelSteps, max_bytes: int, directory: Path | None) -> PrefixReuse:
+    database = None if directory is None else PrefixDatabase(directory, steps.computation())
+    store = PrefixStore(steps.model.init_state(1), max_bytes, database)
+    return PrefixReuse(store, keeps_answers=not steps.learns_while_reading)
 
 
 def _locked(directory: Path | None) -> AbstractContextManager:
@@ -118,9 +127,11 @@ def _learner(model: PreTrainedModel, tokenizer: Any, learning: Learning) -> Sess
     return SessionLearner(learner, learning.directory, save_every=learning.save_every)
 
 
-def _check_weights(
-    database: SessionDatabase, model: PreTrainedModel, learner: SessionLearner | None, directory: Path
-) -> None:
+def _database(
+    directory: Path, zero: RecurrentState, model: PreTrainedModel, learner: SessionLearner | None
+) -> SessionDatabase:
+    """The sessions of a directory, which have to belong to the model."""
+    database = SessionDatabase(directory, zero)
     own, stored = weights_hash(model), database.get_property(_WEIGHTS)
     if stored not in (None, own) and (learner is None or stored not in learner.known_weights):
         raise ValueError(
@@ -128,3 +139,4 @@ def _check_weights(
             "saved it. Serve that model, or choose another directory."
         )
     database.set_property(_WEIGHTS, own)
+    return database

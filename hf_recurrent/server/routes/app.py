@@ -1,5 +1,7 @@
 """The app: all routes behind the guards, and the server that runs it."""
 
+import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,10 +20,12 @@ from hf_recurrent.server.routes.page import page_routes
 from hf_recurrent.server.routes.protocol import TimedProtocol
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.session_api import session_routes
+from hf_recurrent.server.routes.settings import ServerSettings
 
 _MOST_CONNECTIONS = 1024
 _KEEP_ALIVE_SECONDS = 15
 _SHUTDOWN_SECONDS = 5
+_WARM_UP_REQUESTS = 5
 
 
 def build_app(served: ServedModel) -> Guards:
@@ -81,13 +85,44 @@ def run_server(served: ServedModel, host: str, port: int, report: Callable[[str]
     Raises:
         OSError: the address cannot be used.
     """
-    listener = listen(host, port)
+    listener, app = listen(host, port), build_app(served)
+    asyncio.run(_warm_up(app, served.settings))
     if report:
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         page = f", with a page on {address}/" if served.settings.has_page else ""
         report(f"{served.settings.name} is served on {address}/v1{page}")
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again, after a graceful end
-        http_server(build_app(served)).run(sockets=[listener])
+        http_server(app).run(sockets=[listener])
+
+
+async def _warm_up(app: Guards, settings: ServerSettings) -> None:
+    """Answer some requests, because the first ones of a process take several times as long as later ones."""
+    # The first prompt is too short to have a stored state, so it is read; the other one is read by the first server.
+    prompts = [[0] * 30, [0] * 80]
+    content = {"model": settings.name, "prompt": prompts, "max_tokens": 2, "logit_bias": {"0": -1.0}}
+    message: dict = {"type": "http.request", "body": json.dumps(content).encode()}
+    incoming: list[dict] = []
+
+    async def receive() -> dict:
+        return incoming.pop() if incoming else await asyncio.Future()
+
+    async def send(message: dict) -> None:
+        pass
+
+    headers = {"host": (settings.hosts or ("localhost",))[0], "authorization": f"Bearer {settings.api_key}"}
+    headers["content-type"] = "application/json"
+    path, raw = "/v1/completions", [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": raw,
+    }
+    for _ in range(_WARM_UP_REQUESTS):
+        incoming.append(message)
+        await app(dict(scope), receive, send)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,6 +1,7 @@
 """Chats: messages become a prompt by the tokenizer's chat template, and the new text an answer."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,8 +13,8 @@ from hf_recurrent.server.routes.schemas import ChatRequest, CompletionRequest, S
 from hf_recurrent.server.routes.served_model import ServedModel
 
 
-def chat_prompt(served: ServedModel, body: ChatRequest) -> tuple[CompletionRequest, np.ndarray]:
-    """The completion of the prompt that the chat template makes of the messages, and the tokens of this prompt.
+def chat_prompt(served: ServedModel, body: ChatRequest) -> tuple[CompletionRequest, np.ndarray, list[int]]:
+    """The completion of the prompt that the chat template makes of the messages, its tokens, and ends of messages.
 
     Raises:
         ApiError: there is no chat template, or it refuses the messages.
@@ -29,12 +30,25 @@ def chat_prompt(served: ServedModel, body: ChatRequest) -> tuple[CompletionReque
         raise ApiError(
             400, f"`messages` is refused by the chat template: {error}", "messages", "invalid_value"
         ) from error
-    shared = {name: getattr(body, name) for name in (*SamplingFields.model_fields, "n", "stream", "stream_options")}
+    names = (*SamplingFields.model_fields, "n", "stream", "stream_options", "cache_salt")
+    shared = {name: getattr(body, name) for name in names}
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if limit is None:  # an answer has an end
         limit = served.settings.max_new_tokens // (body.n or 1)
     completion = CompletionRequest.model_construct(model=body.model, max_tokens=limit, **shared)
-    return completion, served.encode(rendered, "messages")
+    tokens = served.encode(rendered, "messages")
+    return completion, tokens, _message_ends(served, messages, rendered)
+
+
+def _message_ends(served: ServedModel, messages: list[dict[str, str]], rendered: str) -> list[int]:
+    """Numbers of tokens after which another chat may go on: after the first message, and before the last ones."""
+    ends = []
+    for count in {1, len(messages) - 2, len(messages) - 1} & {*range(1, len(messages))}:
+        with suppress(TemplateError):  # the template may refuse a part of the messages
+            begin = served.tokenizer.apply_chat_template(messages[:count], tokenize=False)
+            if rendered.startswith(begin):
+                ends.append(len(served.encode(begin, "messages")))
+    return ends
 
 
 class ChatCompletion(Completion):

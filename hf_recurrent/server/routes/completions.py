@@ -10,11 +10,14 @@ import numpy as np
 from fastapi import Request
 from fastapi.responses import Response
 
+from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.completion_texts import CompletionChoice
 from hf_recurrent.server.routes.errors import ApiError
+from hf_recurrent.server.routes.prefix_scopes import prefix_salt
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
 from hf_recurrent.server.routes.schemas import CompletionRequest, StreamOptions
 from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.text_hashes import TextHashes
 
 _DEFAULT_TOKENS = 16  # of OpenAI
 
@@ -27,6 +30,7 @@ class Completion:
         body: the request.
         choices: one for each new text.
         prompts: the tokens of each prompt.
+        readers: the job that reads each prompt.
     """
 
     kind: ClassVar[str] = "text_completion"
@@ -35,6 +39,7 @@ class Completion:
     body: CompletionRequest
     choices: list[CompletionChoice]
     prompts: list[np.ndarray]
+    readers: list[Job]
 
     def __post_init__(self) -> None:
         self._head = {
@@ -52,6 +57,7 @@ class Completion:
         if self.body.session is not None:
             head = head | {"session": self.body.session} | self.choices[0].prefix
         usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        usage["prompt_tokens_details"] = {"cached_tokens": sum(reader.cached_tokens for reader in self.readers)}
         return head | {"choices": list(choices)} | ({"usage": usage} if with_usage else {})
 
     def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
@@ -90,16 +96,33 @@ def max_tokens(body: CompletionRequest) -> int:
 
 
 async def begin_choices(
-    served: ServedModel, body: CompletionRequest, prompts: Sequence[np.ndarray], request: Request
-) -> list[CompletionChoice]:
-    """The choices with their jobs, not yet submitted. A prompt with several choices is read here, once."""
+    served: ServedModel,
+    body: CompletionRequest,
+    prompts: Sequence[np.ndarray],
+    request: Request,
+    ends: Sequence[int] = (),
+) -> tuple[list[CompletionChoice], list[Job]]:
+    """The choices with their jobs, not yet submitted, and the job that reads each prompt.
+
+    A prompt with several choices is read here, once.
+
+    Args:
+        served: the model.
+        body: the request.
+        prompts: tokens of each prompt.
+        request: of the client.
+        ends: ends of messages in the prompts.
+    """
     seed, repeats = body.seed_or_random(), body.n or 1
     prompt_scores = (body.logprobs or 0) if body.echo and body.logprobs is not None else None
+    salt = None if body.session is not None else prefix_salt(served.settings, request, body.cache_salt)
     choices: list[CompletionChoice] = []
+    readers: list[Job] = []
     for prompt in prompts:
+        text = None if salt is None or served.scheduler.reuse is None else TextHashes(prompt, salt, ends)
         read = None
         if repeats > 1 and len(prompt):
-            read = served.job(prompt, scores=prompt_scores)
+            read = served.job(prompt, scores=prompt_scores, text=text)
             await RunningJobs(served.scheduler, [read]).run(request)
         for _ in range(repeats):
             job = served.job(
@@ -112,11 +135,13 @@ async def begin_choices(
                 max_new_tokens=max_tokens(body),
                 scores=prompt_scores if read is None else None,
                 output_scores=body.logprobs,
+                text=text,
             )
             echoed = prompt.tolist() if body.echo else []
             scores = (read or job).scores
             choices.append(CompletionChoice(served, job, len(choices), echoed, scores, body.logprobs))
-    return choices
+        readers.append(read or choices[-1].job)
+    return choices, readers
 
 
 async def respond(served: ServedModel, completion: Completion, request: Request) -> dict[str, Any] | Response:

@@ -19,10 +19,11 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now."""
         scheduler = self._served.scheduler
-        counts, store = scheduler.counts, scheduler.store
+        counts, store, reuse = scheduler.counts, scheduler.store, scheduler.reuse
         for name, text, value in (
             ("bytes_read", "Bytes that were read.", counts.bytes_read),
             ("bytes_generated", "Bytes that were generated.", counts.bytes_generated),
+            ("reused_bytes", "Bytes that were not read again.", reuse.tokens if reuse else 0),
             ("ticks", "Steps of the batch and slices of texts.", counts.ticks),
             ("failed_jobs", "Jobs that ended with an error.", counts.failed),
         ):
@@ -30,6 +31,7 @@ class ServerMetrics(Collector):
         gauges = [
             ("sessions", "Sessions, in memory or on disk.", len(store)),
             ("resident_sessions", "Sessions in memory.", store.resident),
+            ("stored_prefixes", "Stored states of texts that are no sessions.", len(reuse.store) if reuse else 0),
             ("waiting_jobs", "Jobs that wait for a row.", counts.waiting),
             ("reading_jobs", "Jobs whose text is being read.", counts.reading),
             ("generating_jobs", "Rows of the batch.", counts.generating),

@@ -35,18 +35,18 @@ def openai_routes(served: ServedModel) -> APIRouter:
     @routes.post("/chat/completions", response_model=None)
     async def answer(body: ChatRequest, request: Request) -> dict | Response:
         _check_name(served, body.model)
-        completion, prompt = chat_prompt(served, body)
+        completion, prompt, ends = chat_prompt(served, body)
         check_completion(served, completion, [prompt])
-        choices = await begin_choices(served, completion, [prompt], request)
-        return await respond(served, ChatCompletion(completion, choices, [prompt]), request)
+        choices, readers = await begin_choices(served, completion, [prompt], request, ends)
+        return await respond(served, ChatCompletion(completion, choices, [prompt], readers), request)
 
     @routes.post("/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request) -> dict | Response:
         _check_name(served, body.model)
         prompts = _prompts(served, body)
         check_completion(served, body, prompts)
-        choices = await begin_choices(served, body, prompts, request)
-        return await respond(served, Completion(body, choices, prompts), request)
+        choices, readers = await begin_choices(served, body, prompts, request)
+        return await respond(served, Completion(body, choices, prompts, readers), request)
 
     return routes
 

@@ -19,6 +19,7 @@ _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Stops = Annotated[list[_Stop], Field(max_length=4), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Id = Annotated[str, Field(max_length=100)]
+_Salt = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Body(BaseModel):
@@ -112,6 +113,7 @@ class CompletionRequest(SamplingFields):
     user: str | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
+    cache_salt: _Salt | None = None
 
 
 class TextPart(Body):
@@ -150,6 +152,7 @@ class ChatRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     user: str | None = None
     logprobs: Literal[False] | None = None
+    cache_salt: _Salt | None = None
 
 
 class SessionRequest(Body):

@@ -1,0 +1,129 @@
+"""The scheduler's use of stored states: no text is read twice, not even by jobs that begin at the same time.
+
+A state is stored only where reading the same tokens as a prompt gives it, bit for bit. So a model with a count memory,
+which does not learn from its own tokens, keeps no state after an answer; its next turn reads the answer once.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.server.batch import Progress
+from hf_recurrent.server.prefix_store import PrefixStore
+from hf_recurrent.server.text_hashes import PrefixKey, TextHashes
+
+# Tokens. A shorter text is read within one slice.
+_SHORTEST = 32
+# Tokens between two states of a long text, and bytes that are stored for each of its tokens at most.
+_SPACING, _BYTES_PER_TOKEN = 512, 128
+
+
+class PrefixReuse:
+    """Starts jobs at the longest stored beginning of their text, and stores states while they run.
+
+    Args:
+        store: of the states.
+        keeps_answers: tokens that the model has chosen change its state as tokens that it reads.
+
+    Attributes:
+        tokens: how many did not have to be read again.
+    """
+
+    def __init__(self, store: PrefixStore, keeps_answers: bool):
+        self.store, self._keeps_answers, self.tokens = store, keeps_answers, 0
+        self._spacing = _SPACING
+        while self._spacing * _BYTES_PER_TOKEN < store.entry_bytes:
+            self._spacing *= 2
+        # The job that reads the tokens before a key; others with the same text wait for it.
+        self._readers: dict[bytes, Progress] = {}
+
+    def begin(self, progress: Progress) -> None:
+        """Skip the longest stored beginning of a text, and plan where to store states."""
+        request = progress.job.request
+        if request.text is None or request.start is not None:
+            return
+        last = len(request.tokens) - 1
+        lengths = self._lengths(request.text, last)
+        found = None if request.scores is not None else self.store.find(request.text, last)
+        if found is not None:
+            self._skip(progress, *found)
+        progress.keep_at = deque(request.text.key(length) for length in lengths if length > progress.fed)
+
+    def may_read(self, progress: Progress) -> bool:
+        """Skip tokens whose state another job has stored meanwhile; False if another one reads the next tokens."""
+        if progress.job.request.scores is not None:
+            return True
+        while progress.keep_at:
+            key = progress.keep_at[0]
+            reader = self._readers.get(key.whole)
+            if reader is not None:
+                return reader is progress
+            state = self.store.get(key)
+            if state is None:
+                self._readers[key.whole] = progress
+                return True
+            self._skip(progress, key.length, state)
+            progress.keep_at.popleft()
+        return True
+
+    def after_slice(self, progress: Progress) -> None:
+        """Store the state of a text if it is at one of the planned places."""
+        if progress.keep_at and progress.fed == progress.keep_at[0].length:
+            key = progress.keep_at.popleft()
+            self._let_others_read(key, progress)
+            self.store.put(progress.job.request.text, key, progress.snapshot.state)
+
+    def after_step(self, progress: Progress, state: Callable[[], RecurrentState]) -> None:
+        """Remember the state before the last generated token if that may begin a stop sequence."""
+        request, output = progress.job.request, progress.job.output
+        if self._keeps_answers and request.text is not None and request.held_back(output) == 1:
+            progress.before_stop = len(output) - 1, state()
+
+    def end(self, progress: Progress, state: RecurrentState, is_ended: bool, stop: int) -> None:
+        """Store the state after an answer.
+
+        Args:
+            progress: of a job that has generated.
+            state: of its text.
+            is_ended: the text has an end token, which the state has not read; otherwise, it lacks the last token.
+            stop: tokens of the stop sequence at the end of the output.
+        """
+        job = progress.job
+        text, output = job.request.text, job.output
+        # A text that begins with the model's own end token is another one than the client's.
+        if not self._keeps_answers or text is None or job.prefix or not (output or is_ended):
+            return
+        self._put(text.followed_by(output if is_ended else output[:-1]), state)
+        if stop > 1 and progress.before_stop is not None and progress.before_stop[0] == len(output) - stop:
+            self._put(text.followed_by(output[:-stop]), progress.before_stop[1])
+
+    def drop(self, progress: Progress) -> None:
+        """A job reads no more."""
+        if progress.keep_at:
+            self._let_others_read(progress.keep_at[0], progress)
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def _lengths(self, text: TextHashes, last: int) -> list[int]:
+        """Where to store states of a text of which `last` tokens are read: at ends, and at growing distances."""
+        lengths = {*text.ends, last, *range(self._spacing, last, self._spacing)}
+        doubled = 2 * _SHORTEST
+        while doubled < min(last, self._spacing):
+            lengths.add(doubled)
+            doubled *= 2
+        return sorted(length for length in lengths if _SHORTEST <= length <= last)
+
+    def _skip(self, progress: Progress, length: int, state: RecurrentState) -> None:
+        skipped = progress.skip_to(length, state)
+        progress.job.cached_tokens += skipped
+        self.tokens += skipped
+
+    def _let_others_read(self, key: PrefixKey, progress: Progress) -> None:
+        if self._readers.get(key.whole) is progress:
+            del self._readers[key.whole]
+
+    def _put(self, text: TextHashes, state: RecurrentState) -> None:
+        if len(text) >= _SHORTEST:
+            self.store.put(text, text.key(len(text)), state)

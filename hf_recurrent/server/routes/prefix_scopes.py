@@ -1,0 +1,22 @@
+"""Which clients may start from each other's texts."""
+
+import json
+
+from fastapi import Request
+
+from hf_recurrent.server.routes.settings import ServerSettings
+
+
+def prefix_salt(settings: ServerSettings, request: Request, cache_salt: str | None) -> bytes | None:
+    """The salt of the hashes of a client's texts: clients share states if it is the same. None to share none.
+
+    Args:
+        settings: of the server.
+        request: with the client's API key.
+        cache_salt: chosen by the client.
+    """
+    key = request.headers.get("authorization", "").partition(" ")[2].strip()
+    # Strangers without a key cannot be told apart.
+    if settings.is_public and not (settings.shares_prefixes or key or cache_salt):
+        return None
+    return json.dumps(["" if settings.shares_prefixes else key, cache_salt or ""]).encode()
