@@ -16,7 +16,7 @@ from hf_recurrent.export.c_helpers import literal
 from hf_recurrent.export.c_loops import ZERO, Expression, Loop, combine, find_loops, leaf, offset_text
 from hf_recurrent.kernels.functions import FUNCTIONS
 from hf_recurrent.kernels.step_graph import ADDRESS_BITS, OFFSET_MASK, Buffer, Node, Slice, StepGraph, UnsupportedOp
-from hf_recurrent.kernels.weight_rows import quantize_rows
+from hf_recurrent.kernels.weight_rows import largest_code, quantize_rows
 
 _MOST_LINES = 400  # of one statement
 
@@ -56,8 +56,11 @@ class CPrinter:
         self.tables: dict[str, str] = {}  # name → text
         self.statements: list[Statement] = []
         self.memory: list[Memory] = []
+        # Memory for the time of a step: of floats, and of activations as 16-bit integers.
         self.scratch: dict[int, Memory] = {}
+        self.codes: dict[int, Memory] = {}
         self._tables: dict[Any, Any] = {}
+        self._quantized: dict[tuple[str, int, int], tuple[Memory, Memory]] = {}
         self._values: dict[Buffer, Expression] = {}
         by_name = {buffer.name: buffer for buffer in graph.buffers if buffer.name is not None}
         self.values = None  # the memory of real-valued inputs
@@ -120,6 +123,11 @@ class CPrinter:
     def _new_scratch(self, size: int) -> Memory:
         memory = self._new_memory(size, f"work[@{len(self.memory)}@ + {{}}]".format)
         self.scratch[memory.number] = memory
+        return memory
+
+    def _new_codes(self, size: int) -> Memory:
+        memory = self._new_memory(size, f"codes[@{len(self.memory)}@ + {{}}]".format)
+        self.codes[memory.number] = memory
         return memory
 
     def _table(self, kind: str, values: Tensor) -> str:
@@ -272,7 +280,8 @@ class CPrinter:
         self._state("\n".join(texts), target, reads)
 
     def _state(self, text: str, target: Memory, reads: set[int]) -> None:
-        self.statements.append(Statement(text, {target.number} & self.scratch.keys(), reads & self.scratch.keys()))
+        temporary = self.scratch.keys() | self.codes.keys()
+        self.statements.append(Statement(text, {target.number} & temporary, reads & temporary))
 
     def _access(self, loop: Loop, k: int) -> str:
         first = loop.first[k]
@@ -372,12 +381,24 @@ class CPrinter:
 
     def _print_linear(self, node: Node) -> Expression:
         count, width, depth = (node.fields[name] for name in ("count", "width", "depth"))
-        x, number = self._contiguous(self._read(node.operands[0], count * depth))
+        codes, x_scale = self._quantize(self._read(node.operands[0], count * depth), count, depth)
         table, scale = self._rows(node.fields["weight"])
         memory = self._new_scratch(node.output.width)
-        call = f"linear({table}, {scale}, {self._vector(node.operands[1])}, {x} + {depth} * row, "
-        call += f"&{memory.access('0')} + {width} * row, {width}, {depth})"
-        return self._rowwise(call, count, memory, {number})
+        call = f"linear({table}, {scale}, {self._vector(node.operands[1])}, &{codes.access('0')} + {depth} * row, "
+        call += f"&{x_scale.access('0')} + row, &{memory.access('0')} + {width} * row, {width}, {depth})"
+        return self._rowwise(call, count, memory, {codes.number, x_scale.number})
+
+    def _quantize(self, value: Expression, count: int, depth: int) -> tuple[Memory, Memory]:
+        """16-bit integers of `count` rows and their scales, computed once for all maps of the same rows."""
+        x, number = self._contiguous(value)
+        key = x, count, depth
+        if key not in self._quantized:
+            codes, scale = self._quantized[key] = self._new_codes(count * depth), self._new_scratch(count)
+            call = f"quantize({x} + {depth} * row, {literal(largest_code(depth))}, "
+            call += f"&{codes.access('0')} + {depth} * row, &{scale.access('0')} + row, {depth})"
+            self._rowwise(call, count, codes, {number})
+            self.statements[-1].writes.add(scale.number)
+        return self._quantized[key]
 
     def _print_norm(self, node: Node) -> Expression:
         x, weight, bias = node.operands

@@ -11,7 +11,7 @@ import re
 import torch
 from torch.export import ExportedProgram
 
-from hf_recurrent.export.c_helpers import HELPERS
+from hf_recurrent.export.c_helpers import helpers_of
 from hf_recurrent.export.c_printer import CPrinter, Statement
 from hf_recurrent.kernels.step_graph import ComplexValue, UnsupportedOp
 from hf_recurrent.kernels.step_trace import StepTrace
@@ -49,10 +49,13 @@ def print_step(program: ExportedProgram, state_names: list[str]) -> CPrinter:
 
 
 def allocate(statements: list[Statement], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Offsets of scratch memory in one array, and its size; what is not used at the same time shares memory."""
+    """Offsets in one array of the memory with these sizes, and the size of the array.
+
+    What is not used at the same time shares memory.
+    """
     first, last = {}, {}
     for time, statement in enumerate(statements):
-        for number in statement.writes | statement.reads:
+        for number in (statement.writes | statement.reads) & sizes.keys():
             first.setdefault(number, time)
             last[number] = time
     offsets: dict[int, int] = {}
@@ -95,11 +98,12 @@ def c_source(program: ExportedProgram, name: str, state_names: list[str], note: 
 
 def c_file(printer: CPrinter, name: str, note: str = "") -> str:
     """The C99 file of a printed graph; see [`c_source`]."""
-    offsets, scratch = allocate(printer.statements, {number: m.size for number, m in printer.scratch.items()})
-    body = printer.body(offsets)
-    helpers = [text for helper, text in HELPERS.items() if re.search(rf"NAME_{helper}\(", body)]
-    if any("NAME_softmax(" in text for text in helpers) and HELPERS["softmax"] not in helpers:
-        helpers.insert(0, HELPERS["softmax"])
+    (offsets, scratch), (code_offsets, codes) = (
+        allocate(printer.statements, {number: memory.size for number, memory in part.items()})
+        for part in (printer.scratch, printer.codes)
+    )
+    body = printer.body(offsets | code_offsets)
+    helpers = helpers_of(body)
     # Constants that no statement reads are left out: compilers warn of them.
     used = set(re.findall(r"NAME_(?:table|vector|offsets)_\d+", body))
     tables = "\n".join(text for table, text in printer.tables.items() if table in used)
@@ -117,10 +121,11 @@ def c_file(printer: CPrinter, name: str, note: str = "") -> str:
         for field, state in zip(printer.fields, printer.states, strict=True)
     )
     work = f"    float work[{scratch}];\n" if scratch else ""
+    work += f"    int16_t codes[{codes}];\n" if codes else ""
     indented = "\n".join(f"    {line}" for line in body.splitlines())
     text = f"""/*
 {comment}
- * C99. Link with -lm. Nothing is allocated; the step needs {4 * scratch} bytes of stack for intermediate results.
+ * C99. Link with -lm. Nothing is allocated; intermediate results need {4 * scratch + 2 * codes} bytes of stack.
  */
 #include <math.h>
 #include <stdint.h>

@@ -19,7 +19,7 @@ from hf_recurrent.export.c_source import c_source
 from hf_recurrent.export.exported_step import ExportedStep, save_exported_step
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.step_module import StepModule
-from hf_recurrent.kernels.weight_rows import quantize_rows
+from hf_recurrent.kernels.weight_rows import largest_code, quantize_rows
 
 aten = torch.ops.aten
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
@@ -79,13 +79,19 @@ def source(name: str) -> str:
     return c_source(program, "tiny", StepModule(model).state_names, f"{name}.")
 
 
+def rounded(x):
+    """Activations as 16-bit integers with a scale for each row."""
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-30) / largest_code(x.shape[-1])
+    return (x / scale).round() * scale
+
+
 class Emulation(fx.Interpreter):
-    """The exported step with int8 weights, and buffers in half precision."""
+    """The exported step with int8 weights, int16 activations of linear maps, and buffers in half precision."""
 
     def call_function(self, target, args, kwargs):
         if target is aten.linear.default:
             table, scale = quantize_rows(args[1])
-            args = (args[0], table * scale, *args[2:])
+            args = (rounded(args[0]), table * scale, *args[2:])
         elif target is aten.embedding.default:
             table, scale = quantize_rows(args[0])
             args = (table * scale, *args[1:])
@@ -200,6 +206,16 @@ def test_the_emulation_is_near_the_model():
                 outputs.append(output[0])
         expected = torch.stack(outputs)
         assert float((emulate(name) - expected).std() / expected.std()) < 0.05
+
+
+@pytest.mark.skipif(COMPILER is None or "gcc" not in COMPILER, reason="gcc is not installed")
+def test_products_are_vectorized(tmp_path):
+    text = "#include <stdint.h>\n" + HELPERS["linear"].replace("static ", "").replace("NAME_", "")
+    (tmp_path / "linear.c").write_text(text)
+    command = [COMPILER, *STRICT, "-O3", "-fopt-info-vec-optimized", "-c", "linear.c"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    vectorized = {text.splitlines()[int(line.split(":")[1]) - 1] for line in done.stderr.splitlines()}
+    assert any("row[j] * part[j]" in line for line in vectorized)
 
 
 def test_the_same_model_gives_the_same_file():

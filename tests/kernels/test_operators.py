@@ -266,6 +266,8 @@ def check(name, back_end, run):
     if name == "splat":
         expected = expected[:, :1].expand(expected.shape)
     tolerance = 1e-10 if "float64" in back_end else 3e-5
+    if back_end == "C" and "linear" in kinds:
+        tolerance = 3e-4  # activations are 16-bit integers
     torch.testing.assert_close(run(name).double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
