@@ -36,6 +36,11 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["bfloat16", "int8"],
         help="type that large weights are stored in (default: as in the model; in C always int8)",
     )
+    parser.add_argument(
+        "--weights_file",
+        action="store_true",
+        help="with --format c, write the weights to a binary file, model.weights",
+    )
     parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
     return parser
 
@@ -47,6 +52,8 @@ def _export(arguments: argparse.Namespace) -> None:
     check_parent("--output_dir", folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"`--output_dir` is {str(folder)!r}, which exists; it must be a new or empty folder.")
+    if arguments.weights_file and arguments.format != "c":
+        raise ValueError(f"`--weights_file` needs --format c; --format is {arguments.format}.")
 
     import_libraries()
     from transformers.utils import logging
@@ -62,7 +69,12 @@ def _export(arguments: argparse.Namespace) -> None:
         tokenizer = load_tokenizer(name, **options)
     move_to_device(model, arguments)
     specification = save_exported_step(
-        model.eval(), folder, runtime=arguments.format, tokenizer=tokenizer, weights=arguments.quantize
+        model.eval(),
+        folder,
+        runtime=arguments.format,
+        tokenizer=tokenizer,
+        weights=arguments.quantize,
+        weights_file=arguments.weights_file,
     )
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {specification.program}, {size:,} bytes in all", file=sys.stderr)

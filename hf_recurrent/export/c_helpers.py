@@ -1,8 +1,6 @@
-"""Functions in C that an exported step calls, and literals."""
+"""Functions in C that an exported step calls."""
 
 import re
-
-import torch
 
 # Only those in use are written, after those that they call; NAME_ becomes the prefix of the file's names.
 HELPERS = {
@@ -28,7 +26,7 @@ static void NAME_quantize(const float *x, float most, int16_t *y, float *scale, 
     /* 1.5 * 2^23 rounds to an integer; rintf would be a call for each element. */
     for (int i = 0; i < size; i++) y[i] = (int16_t)(x[i] * factor + 12582912.0f - 12582912.0f);
 }""",
-    "linear": """/* y = scale * (table x) + bias, where there is one. The innermost length is fixed, so that -O2 vectorizes. */
+    "linear": """/* y = scale * (table x) + bias, where there is one; -O2 vectorizes a loop of fixed length. */
 static void NAME_linear(const int8_t *table, const float *scale, const float *bias, const int16_t *x,
                         const float *x_scale, float *y, int outputs, int inputs) {
     for (int k = 0; k < outputs; k++, table += inputs) {
@@ -151,14 +149,3 @@ def helpers_of(text: str) -> list[str]:
         names |= new
         found = "\n".join(HELPERS[name] for name in new)
     return [text for name, text in HELPERS.items() if name in names]
-
-
-def literal(value: float) -> str:
-    """A float in C."""
-    if value != value:
-        return "NAN"
-    if value in (float("inf"), float("-inf")):
-        return "INFINITY" if value > 0 else "(-INFINITY)"
-    text = f"{float(torch.tensor(value, dtype=torch.float32)):.9g}"
-    text = text if any(mark in text for mark in ".e") else f"{text}.0"
-    return f"({text}f)" if value < 0 else f"{text}f"

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_recurrent.export.c_helpers import literal
+from hf_recurrent.export.c_literals import literal
 from hf_recurrent.export.c_loops import ZERO, Expression, Loop, combine, find_loops, leaf, offset_text
+from hf_recurrent.export.c_tables import Table
 from hf_recurrent.kernels.functions import FUNCTIONS
 from hf_recurrent.kernels.step_graph import ADDRESS_BITS, OFFSET_MASK, Buffer, Node, Slice, StepGraph, UnsupportedOp
 from hf_recurrent.kernels.weight_rows import largest_code, quantize_rows
@@ -53,7 +54,8 @@ class CPrinter:
 
     def __init__(self, graph: StepGraph, fields: dict[str, str]):
         self.graph, self.fields = graph, list(fields.values())
-        self.tables: dict[str, str] = {}  # name → text
+        self.tables: dict[str, Table] = {}
+        self.vocab_size: int | None = None  # rows of the embedding
         self.statements: list[Statement] = []
         self.memory: list[Memory] = []
         # Memory for the time of a step: of floats, and of activations as 16-bit integers.
@@ -133,17 +135,7 @@ class CPrinter:
     def _table(self, kind: str, values: Tensor) -> str:
         """The name of a new constant array."""
         name = f"NAME_{'table' if kind == 'int8_t' else 'vector' if kind == 'float' else 'offsets'}_{len(self.tables)}"
-        texts = [
-            literal(value).strip("()") if kind == "float" else str(int(value)) for value in values.flatten().tolist()
-        ]
-        lines, line = [], "   "
-        for text in texts:
-            if len(line) + len(text) > 116:
-                lines.append(line)
-                line = "   "
-            line += f" {text},"
-        body = "\n".join([*lines, line])
-        self.tables[name] = f"static const {kind} {name}[{len(texts)}] = {{\n{body}\n}};"
+        self.tables[name] = Table(kind, name, values)
         return name
 
     def _once(self, kind: str, values: Tensor, make: Callable[[], Any]) -> Any:
@@ -355,8 +347,9 @@ class CPrinter:
     def _print_embedding(self, node: Node) -> Expression:
         if node.operands[0][0].name != "ids" or self.values is not None:
             raise UnsupportedOp("aten.embedding of something else than the token")
-        table, scale = self._rows(node.fields["weight"])
-        width = node.fields["width"]
+        weight, width = node.fields["weight"], node.fields["width"]
+        table, scale = self._rows(weight)
+        self.vocab_size = min(len(weight), self.vocab_size or len(weight))
         memory = self._new_scratch(width)
         text = f"{memory.access('i')} = {scale}[id] * (float){table}[(long)id * {width} + i];"
         self._state(f"for (int i = 0; i < {width}; i++) {text}", memory, set())

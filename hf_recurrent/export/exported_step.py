@@ -26,7 +26,7 @@ from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.quietly import quietly
-from hf_recurrent.export.runtimes import RUNTIMES, Runtime
+from hf_recurrent.export.runtimes import RUNTIMES, Runtime, write_c_and_weights
 from hf_recurrent.export.specification import ExportSpecification, describe
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
@@ -123,6 +123,7 @@ def save_exported_step(
     tokenizer: PreTrainedTokenizerBase | None = None,
     weights: str | None = None,
     card_data: dict[str, Any] | None = None,
+    weights_file: bool = False,
 ) -> ExportSpecification:
     """Export a model's step into a new folder.
 
@@ -134,6 +135,7 @@ def save_exported_step(
         tokenizer: saved with it.
         weights: "int8", "bfloat16", or None for the model's own type.
         card_data: fields of the card's metadata, such as `license` and `base_model`.
+        weights_file: for "c": write the weights to a binary file, `model.weights`, instead of into the C file.
 
     Raises:
         FileExistsError: the folder has files.
@@ -147,6 +149,10 @@ def save_exported_step(
         raise FileExistsError(f"`folder` is {os.fspath(folder)!r}, which exists; it must be a new or empty folder.")
     target = RUNTIMES[runtime]
     target.check_writing(runtime)
+    if weights_file:
+        if runtime != "c":
+            raise ValueError(f"`weights_file` is True, but `runtime` is {runtime!r}; only 'c' has such a file.")
+        target = target._replace(write=write_c_and_weights)
     if runtime == "c":
         if weights not in (None, "int8"):
             raise ValueError(f"`weights` is {weights!r}; in C they are always 'int8'.")
@@ -166,7 +172,9 @@ def save_exported_step(
                 tokenizer.save_pretrained(staging)
             write_manifest(staging, kind=_KIND)
             # After the manifest: a card may be edited.
-            (staging / "README.md").write_text(export_card(specification, card_data or {}), encoding="utf-8")
+            (staging / "README.md").write_text(
+                export_card(specification, card_data or {}, weights_file), encoding="utf-8"
+            )
         if folder.exists():
             folder.rmdir()
         os.replace(staging, folder)

@@ -38,12 +38,18 @@ def test_a_checkpoint_becomes_a_folder_that_runs(checkpoint, tmp_path, capsys):
     assert "must be a new or empty folder" in capsys.readouterr().err
 
 
+def test_c_with_its_weights_in_a_file(checkpoint, tmp_path):
+    main(["export", str(checkpoint), "--format", "c", "--weights_file", "--output_dir", str(tmp_path / "step")])
+    assert {"step.c", "model.weights"} <= {path.name for path in (tmp_path / "step").iterdir()}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["missing/folder/x"], "directory not found"),
         (["{checkpoint}", "--format", "tflite"], "invalid choice: 'tflite'"),
         (["{checkpoint}", "--quantize", "int2"], "invalid choice: 'int2'"),
+        (["{checkpoint}", "--weights_file"], "`--weights_file` needs --format c; --format is torch"),
         (["{checkpoint}", "--output_dir", "missing/step"], "directory 'missing' not found"),
     ],
 )

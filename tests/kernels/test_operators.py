@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_recurrent.export.c_printer import CPrinter
-from hf_recurrent.export.c_source import c_file
+from hf_recurrent.export.c_file import c_file
 from hf_recurrent.kernels.bytecode import BLOCK_OPCODES
 from hf_recurrent.kernels.functions import FUNCTIONS
 from hf_recurrent.kernels.lowering import OPERATORS
@@ -221,7 +221,7 @@ def c_library(tmp_path_factory):
             printer.write(trace.graph.index(value).reshape(-1), [])
         except UnsupportedOp:
             continue
-        text = c_file(printer, c_name(name))
+        text = c_file(printer, c_name(name)).text
         texts.append(text.replace("_state {\n\n};", "_state { int unused; };"))
     (folder / "cases.c").write_text("\n".join(texts))
     flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC"]
