@@ -1,6 +1,7 @@
 """Functions in C that an exported step calls."""
 
 import re
+from collections.abc import Mapping
 
 # Only those in use are written, after those that they call; NAME_ becomes the prefix of the file's names.
 HELPERS = {
@@ -141,11 +142,11 @@ static uint16_t NAME_narrow(float x) {
 }
 
 
-def helpers_of(text: str) -> list[str]:
-    """The functions that C text calls, and those that these call, in the order of `HELPERS`."""
+def helpers_of(text: str, helpers: Mapping[str, str] = HELPERS) -> list[str]:
+    """The functions that C text calls, and those that these call, in the order of `helpers`."""
     found = text
     names: set[str] = set()
-    while new := {name for name in HELPERS if re.search(rf"NAME_{name}\(", found)} - names:
+    while new := {name for name in helpers if re.search(rf"NAME_{name}\(", found)} - names:
         names |= new
-        found = "\n".join(HELPERS[name] for name in new)
-    return [text for name, text in HELPERS.items() if name in names]
+        found = "\n".join(helpers[name] for name in new)
+    return [text for name, text in helpers.items() if name in names]

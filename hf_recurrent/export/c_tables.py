@@ -12,6 +12,14 @@ from hf_recurrent.export.c_literals import literal
 
 _TYPES = {"float": "<f4", "int8_t": "i1", "uint16_t": "<u2", "uint32_t": "<u4"}
 _MAGIC, _VERSION, _HEADER = 0x57434648, 1, struct.Struct("<4I")  # "HFCW" in little-endian order
+CRC32 = """static uint32_t NAME_crc32(const unsigned char *bytes, size_t size) {
+    uint32_t crc = 0xffffffffu;
+    for (size_t i = 0; i < size; i++) {
+        crc ^= bytes[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1u ? 0xedb88320u : 0u);
+    }
+    return ~crc;
+}"""
 # Arrays of weights; tables of offsets belong to the code.
 _WEIGHTS = re.compile(r"\bNAME_((?:table|vector)_\d+)\b")
 _ARRAYS = re.compile(r"\bNAME_(?:table|vector|offsets)_\d+\b")
@@ -86,14 +94,7 @@ const struct NAME_weights *NAME_load(const void *file, size_t size);
     def definition(self) -> str:
         """That function."""
         size = len(self.payload)
-        return f"""static uint32_t NAME_crc32(const unsigned char *bytes, size_t size) {{
-    uint32_t crc = 0xffffffffu;
-    for (size_t i = 0; i < size; i++) {{
-        crc ^= bytes[i];
-        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1u ? 0xedb88320u : 0u);
-    }}
-    return ~crc;
-}}
+        return f"""{CRC32}
 
 const struct NAME_weights *NAME_load(const void *file, size_t size) {{
     const unsigned char *bytes = file;
