@@ -76,6 +76,8 @@ def _update(plan: LearnerPlan) -> str:
 
 
 def _check(model: torch.nn.Module, setting: LearnerSetting) -> None:
+    if not hasattr(model, "lm_head") or getattr(model.config, "input_size", None) is not None:
+        raise ValueError(f"`model` is a {type(model).__name__}; it must be a language model that reads tokens.")
     if getattr(model, "count_memory", None) is not None:
         raise ValueError("`model` has a count memory, which a learner in C does not support.")
     if getattr(model.config, "ngram_orders", None):

@@ -8,7 +8,6 @@ Shape letters: B streams, V vocabulary.
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,12 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_recurrent.checkpoints.atomic_files import atomic_file, naming_file
-from hf_recurrent.checkpoints.files import STAGING_PREFIX, pack_tensors, unpack_tensors, write_json
+from hf_recurrent.checkpoints.atomic_files import atomic_file
+from hf_recurrent.checkpoints.files import pack_tensors, unpack_tensors, write_json
 from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card
+from hf_recurrent.export.new_folder import check_new, new_folder
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.quietly import quietly
 from hf_recurrent.export.runtimes import RUNTIMES, Runtime, write_c_and_weights
@@ -145,8 +145,7 @@ def save_exported_step(
     if runtime not in RUNTIMES:
         raise ValueError(f"`runtime` is {runtime!r}; it must be one of {', '.join(map(repr, RUNTIMES))}.")
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"`folder` is {os.fspath(folder)!r}, which exists; it must be a new or empty folder.")
+    check_new(folder)
     target = RUNTIMES[runtime]
     target.check_writing(runtime)
     if weights_file:
@@ -160,26 +159,15 @@ def save_exported_step(
     else:
         program = export_step(model, weights=weights, max_streams=target.max_streams)
     specification = describe(model, runtime, target.file, weights, target.max_streams)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = folder.parent / f"{STAGING_PREFIX}{folder.name}"
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
-    try:
-        with naming_file(folder):
-            _write(target, program, staging / target.file, specification)
-            write_json(specification.to_json(), staging / SPECIFICATION_FILE)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(staging)
-            write_manifest(staging, kind=_KIND)
-            # After the manifest: a card may be edited.
-            (staging / "README.md").write_text(
-                export_card(specification, card_data or {}, weights_file), encoding="utf-8"
-            )
-        if folder.exists():
-            folder.rmdir()
-        os.replace(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with new_folder(folder) as staging:
+        _write(target, program, staging / target.file, specification)
+        write_json(specification.to_json(), staging / SPECIFICATION_FILE)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(staging)
+        write_manifest(staging, kind=_KIND)
+        # After the manifest: a card may be edited.
+        card = export_card(specification, card_data or {}, weights_file)
+        (staging / "README.md").write_text(card, encoding="utf-8")
     return specification
 
 

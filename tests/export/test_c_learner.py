@@ -247,6 +247,8 @@ def test_what_is_refused():
         c_learner(model, LearnerSetting(sgd))
     with pytest.raises(ValueError, match=r"`setting\.max_grad_norm` is -1; it must be finite and at least 0"):
         export(model, max_grad_norm=-1)
+    with pytest.raises(ValueError, match="`model` is a MemoraModel; it must be a language model that reads tokens"):
+        export(model.model)
     with pytest.raises(ValueError, match=r"torch\.float64 weights; a learner in C needs float32"):
         export(build_model("memora").double())
     config = hf.config_from_preset("memora-tiny", **SIZES, ngram_orders=[2, 3], ngram_rows=128)
