@@ -34,6 +34,7 @@ class LearnerPlan:
 
     Attributes:
         offsets: name of a parameter → its first element among the weights; trained ones come first.
+        names, trained: of all parameters and of the trained ones, in order.
         num_trained, num_weights: elements.
         fields: name of a part of the state or of the sensitivities → field of the struct and elements.
         rates: (begin, end, factor of the learning rate) of trained weights.
@@ -43,7 +44,7 @@ class LearnerPlan:
         self.setting, self.vocab_size = setting, block.model.config.vocab_size
         self.kind = "adamw" if isinstance(setting.optimizer, torch.optim.AdamW) else "rmsprop"
         self.parameters = block.parameters
-        trained = list(block.gradients)
+        self.trained = trained = list(block.gradients)
         self.names = [*trained, *(name for name in self.parameters if name not in block.gradients)]
         self.offsets, at = {}, 0
         for name in self.names:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_recurrent as hf
 from hf_recurrent.export.c_learner import LearnerSetting, c_learner
+from hf_recurrent.export.c_learner_state import load_c_state, save_c_state
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
 from hf_recurrent.online.settings import LearnerSettings
 
@@ -116,10 +117,9 @@ def stream(size):
     return data[:30] + b"\0a\0\0" + data[30 : size - 4]
 
 
-def python_losses(name, data):
-    model, losses = build_model(name), []
-    learner = hf.OnlineLearner(model, **dict(zip(("optimizer", "learning_rate"), CASES[name][2:], strict=True)))
-    read = learner.step.read
+def record_losses(learner):
+    """A list that gets the losses of all further bytes."""
+    losses, read = [], learner.step.read
 
     def reading(*arguments):
         nats, state = read(*arguments)
@@ -127,6 +127,13 @@ def python_losses(name, data):
         return nats, state
 
     learner.step.read = reading
+    return losses
+
+
+def python_losses(name, data):
+    options = dict(zip(("optimizer", "learning_rate"), CASES[name][2:], strict=True))
+    learner = hf.OnlineLearner(build_model(name), **options)
+    losses = record_losses(learner)
     learner.read(data)
     assert learner.slow_because is None
     return np.array(losses), learner
@@ -171,6 +178,36 @@ def test_a_saved_learner_continues_with_the_same_bits(tmp_path):
     weights = learner.text.weights
     assert learner.init(weights[:-1]) == learner.init(weights[:100] + b"x" + weights[101:]) == BAD_INPUT
     assert learner.init(exported("hawk").weights) == learner.init(saved) == BAD_INPUT
+
+
+@pytest.mark.parametrize("name", ["memora", "rmsprop"])
+@pytest.mark.parametrize("size", [0, 60, 31, 32])  # 30 bytes, and the ends of two episodes
+def test_a_state_moves_between_c_and_python(name, size, tmp_path):
+    data, learner = stream(200), Learner(name, tmp_path)
+    expected, _ = python_losses(name, data)
+    before = learner.read(data[:size])
+    _, python = python_losses(name, b"")
+    load_c_state(python, learner.save())
+    losses = record_losses(python)
+    python.read(data[size:120])
+    other = Learner(name, tmp_path)
+    assert other.load(save_c_state(python)) == OK
+    after = other.read(data[120:])
+    np.testing.assert_allclose(np.concatenate([before, losses, after]), expected, rtol=1e-5)
+    assert python.bytes_read == 120 and python.updates == len(before) + len(losses)
+
+
+def test_damaged_states_are_refused_by_python(tmp_path):
+    learner, (_, python) = Learner("memora", tmp_path), python_losses("memora", b"some text")
+    saved, own = learner.save(), save_c_state(python)
+    with pytest.raises(ValueError, match="its checksum differs"):
+        load_c_state(python, saved[:100] + b"x" + saved[101:])
+    for content in (b"", saved[:-1], saved + b"x", exported("memora").weights, b"x" + saved[1:]):
+        with pytest.raises(ValueError, match="was not saved by a learner in C of this model"):
+            load_c_state(python, content)
+    assert save_c_state(python) == own
+    with pytest.raises(ValueError, match="by the rule 'rtrl' with stride 1"):
+        save_c_state(hf.OnlineLearner(build_model("memora"), stride=2))
 
 
 def test_wrong_tokens_and_missing_contexts(tmp_path):
