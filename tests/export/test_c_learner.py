@@ -144,7 +144,9 @@ def check_losses(name, folder, size):
     learner = Learner(name, folder)
     found, (expected, python) = learner.read(data), python_losses(name, data)
     assert len(found) == len(expected) > 0.9 * size
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found[:1000], expected[:1000], rtol=1e-5)
+    # Later, rounding adds up: plain torch and the compiled kernel differ by up to 4.5e-4 nats after 10,000 bytes.
+    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-5)
     with torch.no_grad():
         logits = python.model(**python.context()).logits[0, -1].numpy()
     np.testing.assert_allclose(learner.predict(), logits, atol=1e-3)
