@@ -3,11 +3,15 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.loading import add_loading_arguments, move_to_device
 from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command
 from hf_recurrent.export.formats import FORMATS
+
+# As in `online.settings`, which imports torch.
+OPTIMIZERS = ("adamw", "rmsprop")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -20,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  hf-recurrent export runs/hawk --format onnx --quantize int8\n"
         "  hf-recurrent export runs/mgrade --format c --output_dir firmware/step\n"
+        "  hf-recurrent export runs/hawk --format c --learn --output_dir learner\n"
         "  hf upload you/hawk-step hawk-onnx\n\n"
         'In Python, hf_recurrent.ExportedStep("hawk-onnx") runs the folder, and\n'
         'ExportedStep("you/hawk-step") a repository on the Hub.\n',
@@ -36,6 +41,22 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["bfloat16", "int8"],
         help="type that large weights are stored in (default: as in the model; in C always int8)",
     )
+    parser.add_argument(
+        "--weights_file",
+        action="store_true",
+        help="with --format c, write the weights to a binary file, model.weights",
+    )
+    learning = parser.add_argument_group("a learner")
+    learning.add_argument(
+        "--learn",
+        action="store_true",
+        help="with --format c, write a program that predicts and learns from every byte of a stream, as `learn` does",
+    )
+    learning.add_argument("--optim", choices=OPTIMIZERS, help="optimizer (default: adamw)")
+    learning.add_argument("--learning_rate", type=float, help="may be changed in C (default: 3e-5)")
+    learning.add_argument(
+        "--binary", action="store_true", default=None, help="byte 0 is data and does not end an episode"
+    )
     parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
     return parser
 
@@ -47,10 +68,14 @@ def _export(arguments: argparse.Namespace) -> None:
     check_parent("--output_dir", folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"`--output_dir` is {str(folder)!r}, which exists; it must be a new or empty folder.")
+    if arguments.weights_file and arguments.format != "c":
+        raise ValueError(f"`--weights_file` needs --format c; --format is {arguments.format}.")
+    _check_learning(arguments)
 
     import_libraries()
     from transformers.utils import logging
 
+    from hf_recurrent.export.exported_learner import save_c_learner
     from hf_recurrent.export.exported_step import save_exported_step
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
 
@@ -61,11 +86,51 @@ def _export(arguments: argparse.Namespace) -> None:
     if getattr(model.config, "input_size", None) is None:
         tokenizer = load_tokenizer(name, **options)
     move_to_device(model, arguments)
+    if arguments.learn:
+        model = model.float().eval()
+        save_c_learner(model, folder, _learner_setting(model, tokenizer, arguments), tokenizer=tokenizer)
+        print(f"{folder}: model.c, {_size(folder):,} bytes in all", file=sys.stderr)
+        return
     specification = save_exported_step(
-        model.eval(), folder, runtime=arguments.format, tokenizer=tokenizer, weights=arguments.quantize
+        model.eval(),
+        folder,
+        runtime=arguments.format,
+        tokenizer=tokenizer,
+        weights=arguments.quantize,
+        weights_file=arguments.weights_file,
     )
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{folder}: {specification.program}, {size:,} bytes in all", file=sys.stderr)
+    print(f"{folder}: {specification.program}, {_size(folder):,} bytes in all", file=sys.stderr)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _check_learning(arguments: argparse.Namespace) -> None:
+    """Raise a ValueError for flags that have no effect."""
+    if not arguments.learn:
+        for name in ("optim", "learning_rate", "binary"):
+            if getattr(arguments, name) is not None:
+                raise ValueError(f"`--{name}` needs --learn.")
+        return
+    if arguments.format != "c":
+        raise ValueError(f"`--learn` needs --format c; --format is {arguments.format}.")
+    if arguments.quantize or arguments.weights_file:
+        raise ValueError("`--learn` writes float32 weights to model.weights; leave out --quantize and --weights_file.")
+
+
+def _learner_setting(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> Any:
+    from hf_recurrent.export.c_learner import LearnerSetting
+    from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
+    from hf_recurrent.online.settings import LearnerSettings
+
+    given = {"optimizer": arguments.optim, "learning_rate": arguments.learning_rate}
+    settings = LearnerSettings(**{name: value for name, value in given.items() if value is not None})
+    parameters = dict(model.named_parameters())
+    optimizer = settings.build_optimizer(parameters.values())
+    apply_learning_rate_factors(optimizer, model, parameters)
+    end = None if arguments.binary or tokenizer is None else tokenizer.eos_token_id
+    return LearnerSetting(optimizer, settings.max_grad_norm, end)
 
 
 main = command(build_parser, _export)

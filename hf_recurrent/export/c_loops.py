@@ -112,3 +112,25 @@ def offset_text(first: int, row_step: int, step: int) -> str:
     if first or not terms:
         terms.insert(0, str(first))
     return " + ".join(terms).replace("+ -", "- ")
+
+
+def bare(text: str) -> str:
+    """The text without parentheses around all of it."""
+    if not text.startswith("("):
+        return text
+    depth = 0
+    for at, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return text[1:-1] if at == len(text) - 1 else text
+    return text
+
+
+def loop_text(loop: Loop, statement: str) -> str:
+    """The loop in C, with the counters `row` and `i`."""
+    if loop.columns == 1 and loop.rows == 1:
+        return statement
+    if loop.rows == 1:
+        return f"for (int i = 0; i < {loop.columns}; i++) {statement}"
+    inner = f"for (int i = 0; i < {loop.columns}; i++) {statement}" if loop.columns > 1 else statement
+    return f"for (int row = 0; row < {loop.rows}; row++) {inner}"

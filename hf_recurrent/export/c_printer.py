@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_recurrent.export.c_helpers import literal
-from hf_recurrent.export.c_loops import ZERO, Expression, Loop, combine, find_loops, leaf, offset_text
+from hf_recurrent.export.c_literals import literal
+from hf_recurrent.export.c_loops import ZERO, Expression, Loop, bare, combine, find_loops, leaf, loop_text, offset_text
+from hf_recurrent.export.c_tables import Table
 from hf_recurrent.kernels.functions import FUNCTIONS
 from hf_recurrent.kernels.step_graph import ADDRESS_BITS, OFFSET_MASK, Buffer, Node, Slice, StepGraph, UnsupportedOp
-from hf_recurrent.kernels.weight_rows import quantize_rows
+from hf_recurrent.kernels.weight_rows import largest_code, quantize_rows
 
 _MOST_LINES = 400  # of one statement
 
@@ -49,15 +50,21 @@ class CPrinter:
     Args:
         graph: of one step, with an input "ids" or "values".
         fields: names of the parts of the state, which are inputs of the graph → their names in the struct.
+        first_table: number of the first constant array, so that two graphs have arrays of different names.
     """
 
-    def __init__(self, graph: StepGraph, fields: dict[str, str]):
+    def __init__(self, graph: StepGraph, fields: dict[str, str], first_table: int = 0):
         self.graph, self.fields = graph, list(fields.values())
-        self.tables: dict[str, str] = {}  # name → text
+        self.tables: dict[str, Table] = {}
+        self.first_table = first_table
+        self.vocab_size: int | None = None  # rows of the embedding
         self.statements: list[Statement] = []
         self.memory: list[Memory] = []
+        # Memory for the time of a step: of floats, and of activations as 16-bit integers.
         self.scratch: dict[int, Memory] = {}
+        self.codes: dict[int, Memory] = {}
         self._tables: dict[Any, Any] = {}
+        self._quantized: dict[tuple[str, int, int], tuple[Memory, Memory]] = {}
         self._values: dict[Buffer, Expression] = {}
         by_name = {buffer.name: buffer for buffer in graph.buffers if buffer.name is not None}
         self.values = None  # the memory of real-valued inputs
@@ -122,20 +129,16 @@ class CPrinter:
         self.scratch[memory.number] = memory
         return memory
 
+    def _new_codes(self, size: int) -> Memory:
+        memory = self._new_memory(size, f"codes[@{len(self.memory)}@ + {{}}]".format)
+        self.codes[memory.number] = memory
+        return memory
+
     def _table(self, kind: str, values: Tensor) -> str:
         """The name of a new constant array."""
-        name = f"NAME_{'table' if kind == 'int8_t' else 'vector' if kind == 'float' else 'offsets'}_{len(self.tables)}"
-        texts = [
-            literal(value).strip("()") if kind == "float" else str(int(value)) for value in values.flatten().tolist()
-        ]
-        lines, line = [], "   "
-        for text in texts:
-            if len(line) + len(text) > 116:
-                lines.append(line)
-                line = "   "
-            line += f" {text},"
-        body = "\n".join([*lines, line])
-        self.tables[name] = f"static const {kind} {name}[{len(texts)}] = {{\n{body}\n}};"
+        prefix = {"int8_t": "table", "float": "vector"}.get(kind, "offsets")
+        name = f"NAME_{prefix}_{self.first_table + len(self.tables)}"
+        self.tables[name] = Table(kind, name, values)
         return name
 
     def _once(self, kind: str, values: Tensor, make: Callable[[], Any]) -> Any:
@@ -178,10 +181,13 @@ class CPrinter:
         if sum(size > 1 for size in values.shape) == 1:
             value = leaf(self._constant(values, "float"))
         else:
-            table, scale = quantize_rows(values.reshape(-1, values.shape[-1]).t())
-            elements = leaf(self._constant(table.t().reshape(values.shape), "int8_t"))
-            value = combine("({0} * {1})", [elements, leaf(self._constant(scale.flatten(), "float"))])
+            value = self._constant_matrix(values)
         return value.move(lambda addresses: addresses.expand(shape).reshape(-1))
+
+    def _constant_matrix(self, values: Tensor) -> Expression:
+        table, scale = quantize_rows(values.reshape(-1, values.shape[-1]).t())
+        elements = leaf(self._constant(table.t().reshape(values.shape), "int8_t"))
+        return combine("({0} * {1})", [elements, leaf(self._constant(scale.flatten(), "float"))])
 
     # ---- Values
 
@@ -234,10 +240,13 @@ class CPrinter:
         """C text of an array that holds the value, without the pointer's offset, and the number of its memory."""
         addresses = value.leaves[0].reshape(-1) if value.text == "{0}" else None
         number = None if addresses is None else int(addresses[0]) >> ADDRESS_BITS
-        plain = number in self.scratch or (self.values is not None and number == self.values.number)
-        if not plain or not bool((addresses.diff() == 1).all()):
+        if not self._is_plain(number) or not bool((addresses.diff() == 1).all()):
             return self._contiguous(self._store(value))
         return f"&{self.memory[number].access(str(int(addresses[0]) & OFFSET_MASK))}", number
+
+    def _is_plain(self, number: int | None) -> bool:
+        """True for the number of memory that is a float array as it is."""
+        return number in self.scratch or (self.values is not None and number == self.values.number)
 
     # ---- Statements
 
@@ -266,13 +275,14 @@ class CPrinter:
                 continue  # a product with 0
             text = re.sub(r"\{(\d+)\}", lambda match, o=operands: o[int(match[1])], value.text)
             element = target.access(offset_text(loop.first[0] - target.base, loop.row_step[0], loop.step[0]))
-            texts.append(_loop_text(loop, f"{element} = {_bare(update.format(text, element))};"))
+            texts.append(loop_text(loop, f"{element} = {bare(update.format(text, element))};"))
         reads = {int(x) for part in value.leaves for x in torch.unique(part >> ADDRESS_BITS)}
         reads |= {target.number} if update != "{0}" else set()
         self._state("\n".join(texts), target, reads)
 
     def _state(self, text: str, target: Memory, reads: set[int]) -> None:
-        self.statements.append(Statement(text, {target.number} & self.scratch.keys(), reads & self.scratch.keys()))
+        temporary = self.scratch.keys() | self.codes.keys()
+        self.statements.append(Statement(text, {target.number} & temporary, reads & temporary))
 
     def _access(self, loop: Loop, k: int) -> str:
         first = loop.first[k]
@@ -301,7 +311,7 @@ class CPrinter:
                 kind = "uint16_t" if int(offsets.max()) < 1 << 16 else "uint32_t"
                 operands.append(memory.access(f"{self._table(kind, offsets)}[i]"))
         text = re.sub(r"\{(\d+)\}", lambda match: operands[1 + int(match[1])], value.text)
-        return [f"for (int i = 0; i < {len(leaves[0])}; i++) {operands[0]} = {_bare(text)};"]
+        return [f"for (int i = 0; i < {len(leaves[0])}; i++) {operands[0]} = {bare(text)};"]
 
     def _rowwise(self, call: str, rows: int, target: Memory, reads: set[int]) -> Expression:
         """A call for each of `rows` rows; `call` is its text with the counter `row`."""
@@ -346,8 +356,9 @@ class CPrinter:
     def _print_embedding(self, node: Node) -> Expression:
         if node.operands[0][0].name != "ids" or self.values is not None:
             raise UnsupportedOp("aten.embedding of something else than the token")
-        table, scale = self._rows(node.fields["weight"])
-        width = node.fields["width"]
+        weight, width = node.fields["weight"], node.fields["width"]
+        table, scale = self._rows(weight)
+        self.vocab_size = min(len(weight), self.vocab_size or len(weight))
         memory = self._new_scratch(width)
         text = f"{memory.access('i')} = {scale}[id] * (float){table}[(long)id * {width} + i];"
         self._state(f"for (int i = 0; i < {width}; i++) {text}", memory, set())
@@ -372,12 +383,24 @@ class CPrinter:
 
     def _print_linear(self, node: Node) -> Expression:
         count, width, depth = (node.fields[name] for name in ("count", "width", "depth"))
-        x, number = self._contiguous(self._read(node.operands[0], count * depth))
+        codes, x_scale = self._quantize(self._read(node.operands[0], count * depth), count, depth)
         table, scale = self._rows(node.fields["weight"])
         memory = self._new_scratch(node.output.width)
-        call = f"linear({table}, {scale}, {self._vector(node.operands[1])}, {x} + {depth} * row, "
-        call += f"&{memory.access('0')} + {width} * row, {width}, {depth})"
-        return self._rowwise(call, count, memory, {number})
+        call = f"linear({table}, {scale}, {self._vector(node.operands[1])}, &{codes.access('0')} + {depth} * row, "
+        call += f"&{x_scale.access('0')} + row, &{memory.access('0')} + {width} * row, {width}, {depth})"
+        return self._rowwise(call, count, memory, {codes.number, x_scale.number})
+
+    def _quantize(self, value: Expression, count: int, depth: int) -> tuple[Memory, Memory]:
+        """16-bit integers of `count` rows and their scales, computed once for all maps of the same rows."""
+        x, number = self._contiguous(value)
+        key = x, count, depth
+        if key not in self._quantized:
+            codes, scale = self._quantized[key] = self._new_codes(count * depth), self._new_scratch(count)
+            call = f"quantize({x} + {depth} * row, {literal(largest_code(depth))}, "
+            call += f"&{codes.access('0')} + {depth} * row, &{scale.access('0')} + row, {depth})"
+            self._rowwise(call, count, codes, {number})
+            self.statements[-1].writes.add(scale.number)
+        return self._quantized[key]
 
     def _print_norm(self, node: Node) -> Expression:
         x, weight, bias = node.operands
@@ -462,24 +485,3 @@ class CPrinter:
     def _only_keeps(self, state: Memory, part: Expression) -> bool:
         """True for a buffer: a part of the old state moved on, and new elements."""
         return part.text == "{0}" and bool(((part.leaves[0] >> ADDRESS_BITS) == state.number).any())
-
-
-def _bare(text: str) -> str:
-    """The text without parentheses around all of it."""
-    if not text.startswith("("):
-        return text
-    depth = 0
-    for at, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return text[1:-1] if at == len(text) - 1 else text
-    return text
-
-
-def _loop_text(loop: Loop, statement: str) -> str:
-    if loop.columns == 1 and loop.rows == 1:
-        return statement
-    if loop.rows == 1:
-        return f"for (int i = 0; i < {loop.columns}; i++) {statement}"
-    inner = f"for (int i = 0; i < {loop.columns}; i++) {statement}" if loop.columns > 1 else statement
-    return f"for (int row = 0; row < {loop.rows}; row++) {inner}"

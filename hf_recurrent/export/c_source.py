@@ -11,8 +11,8 @@ import re
 import torch
 from torch.export import ExportedProgram
 
-from hf_recurrent.export.c_helpers import HELPERS
-from hf_recurrent.export.c_printer import CPrinter, Statement
+from hf_recurrent.export.c_file import c_file
+from hf_recurrent.export.c_printer import CPrinter
 from hf_recurrent.kernels.step_graph import ComplexValue, UnsupportedOp
 from hf_recurrent.kernels.step_trace import StepTrace
 
@@ -48,34 +48,11 @@ def print_step(program: ExportedProgram, state_names: list[str]) -> CPrinter:
     return printer
 
 
-def allocate(statements: list[Statement], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Offsets of scratch memory in one array, and its size; what is not used at the same time shares memory."""
-    first, last = {}, {}
-    for time, statement in enumerate(statements):
-        for number in statement.writes | statement.reads:
-            first.setdefault(number, time)
-            last[number] = time
-    offsets: dict[int, int] = {}
-    for number in sorted(first, key=lambda number: (-sizes[number], first[number])):
-        taken = sorted(
-            (offsets[other], offsets[other] + sizes[other])
-            for other in offsets
-            if first[other] <= last[number] and first[number] <= last[other]
-        )
-        offset = 0
-        for begin, end in taken:
-            if offset + sizes[number] <= begin:
-                break
-            offset = max(offset, end)
-        offsets[number] = offset
-    return offsets, max((offsets[number] + sizes[number] for number in offsets), default=0)
-
-
 def c_source(program: ExportedProgram, name: str, state_names: list[str], note: str = "") -> str:
     """The C99 file of one step.
 
-    It declares `struct NAME_state`, `NAME_reset(state)` and `NAME_step(state, id, outputs)`; with real-valued inputs
-    the second argument is `const float *values`.
+    It declares `struct NAME_state`, `NAME_reset(state)` and `NAME_step(state, id, outputs)`, which returns 0, or 1 for
+    an id outside of the vocabulary; with real-valued inputs the second argument is `const float *values`.
 
     Args:
         program: of [`export_step`] with `own_operators=True`, float32.
@@ -86,68 +63,22 @@ def c_source(program: ExportedProgram, name: str, state_names: list[str], note: 
     Raises:
         ValueError: the step has an unsupported operator, or the weights are not float32.
     """
+    return c_file(_printed(program, state_names), name, note).text
+
+
+def c_source_and_weights(
+    program: ExportedProgram, name: str, state_names: list[str], note: str = ""
+) -> tuple[str, bytes]:
+    """As [`c_source`], with the weights as the bytes of a binary file.
+
+    `NAME_load(file, size)` checks these bytes and returns a pointer for the second argument of `NAME_step`.
+    """
+    file = c_file(_printed(program, state_names), name, note, separate_weights=True)
+    return file.text, file.weights
+
+
+def _printed(program: ExportedProgram, state_names: list[str]) -> CPrinter:
     try:
-        printer = print_step(program, state_names)
+        return print_step(program, state_names)
     except UnsupportedOp as error:
         raise ValueError(f"The step cannot be exported to C: unsupported operator: {error}.") from error
-    return c_file(printer, name, note)
-
-
-def c_file(printer: CPrinter, name: str, note: str = "") -> str:
-    """The C99 file of a printed graph; see [`c_source`]."""
-    offsets, scratch = allocate(printer.statements, {number: m.size for number, m in printer.scratch.items()})
-    body = printer.body(offsets)
-    helpers = [text for helper, text in HELPERS.items() if re.search(rf"NAME_{helper}\(", body)]
-    if any("NAME_softmax(" in text for text in helpers) and HELPERS["softmax"] not in helpers:
-        helpers.insert(0, HELPERS["softmax"])
-    # Constants that no statement reads are left out: compilers warn of them.
-    used = set(re.findall(r"NAME_(?:table|vector|offsets)_\d+", body))
-    tables = "\n".join(text for table, text in printer.tables.items() if table in used)
-    num_inputs = printer.values.size if printer.values is not None else 1
-    num_outputs = printer.num_outputs
-    fields = "\n".join(
-        f"    {'uint16_t' if half else 'float'} {field}[{state.size}];"
-        for field, half, state in zip(printer.fields, printer.halves, printer.states, strict=True)
-    )
-    comment = "\n".join(f" * {line}".rstrip() for line in note.splitlines())
-    argument = "const float *values" if printer.values is not None else "int id"
-    reads = f"`values` has {num_inputs} elements" if printer.values is not None else "`id` is the next token"
-    resets = "\n".join(
-        f"    for (int i = 0; i < {state.size}; i++) state->{field}[i] = 0;"
-        for field, state in zip(printer.fields, printer.states, strict=True)
-    )
-    work = f"    float work[{scratch}];\n" if scratch else ""
-    indented = "\n".join(f"    {line}" for line in body.splitlines())
-    text = f"""/*
-{comment}
- * C99. Link with -lm. Nothing is allocated; the step needs {4 * scratch} bytes of stack for intermediate results.
- */
-#include <math.h>
-#include <stdint.h>
-
-#define NAME_INPUTS {num_inputs}
-#define NAME_OUTPUTS {num_outputs}
-
-struct NAME_state {{
-{fields}
-}};
-
-/* The state where a sequence begins. */
-void NAME_reset(struct NAME_state *state);
-/* One step: {reads}; `outputs` gets {num_outputs} elements. */
-void NAME_step(struct NAME_state *state, {argument}, float *outputs);
-
-{tables}
-
-{(chr(10) * 2).join(helpers)}
-
-void NAME_reset(struct NAME_state *state) {{
-{resets}
-}}
-
-void NAME_step(struct NAME_state *state, {argument}, float *outputs) {{
-{work}{indented}
-}}
-"""
-    text = re.sub(r"\bNAME_(INPUTS|OUTPUTS)\b", lambda match: f"{name.upper()}_{match[1]}", text)
-    return re.sub(r"\bNAME_", f"{name}_", text)

@@ -32,15 +32,21 @@ _C_EXAMPLE = """```c
 
 static struct model_state state;  /* buffers of past inputs are stored in half precision */
 static float outputs[MODEL_OUTPUTS];
-
+{weights}
 model_reset(&state);
-model_step(&state, 'd', outputs);  /* a token id; for real values, a pointer to MODEL_INPUTS floats */
+model_step(&state, {argument}'d', outputs);  /* a token id; for real values, a pointer to MODEL_INPUTS floats */
 ```
+
+`model_step` returns 0, or 1 for a token id that is not in the vocabulary.
+"""
+_C_WEIGHTS = """
+/* file: the MODEL_WEIGHTS_FILE_SIZE bytes of model.weights, aligned to 4 bytes, which stay in memory or flash */
+const struct model_weights *weights = model_load(file, MODEL_WEIGHTS_FILE_SIZE);  /* null if they are damaged */
 """
 
 
-def export_card(specification: ExportSpecification, data: dict[str, Any]) -> str:
-    """The text of README.md; `data` are fields of its metadata."""
+def export_card(specification: ExportSpecification, data: dict[str, Any], weights_file: bool = False) -> str:
+    """The text of README.md; `data` are fields of its metadata, `weights_file` as in [`save_exported_step`]."""
     tags = [*dict.fromkeys([*data.get("tags", ()), specification.model_type, "recurrent", specification.runtime])]
     metadata = ModelCardData(**{"library_name": "hf_recurrent"} | data | {"tags": tags})
     inputs = "token ids (B,), int64"
@@ -72,17 +78,19 @@ the parts of the new state, in the same order. {streams} The state is zero where
 |---|---|---|
 {rows}
 
-{_example(specification)}
+{_example(specification, weights_file)}
 A state works only with these weights, whose SHA-256 is
 `{specification.weights_hash}`.
 The checksums in `manifest.json` notice damage, not malice; load programs only from sources that you trust.
 """
 
 
-def _example(specification: ExportSpecification) -> str:
+def _example(specification: ExportSpecification, weights_file: bool) -> str:
     """Code that runs the program."""
     if specification.runtime == "c":
-        return _C_EXAMPLE
+        return _C_EXAMPLE.format(
+            weights=_C_WEIGHTS if weights_file else "", argument="weights, " if weights_file else ""
+        )
     size = specification.input_size
     inputs = 'torch.tensor(list(b"def main():")).split(1)' if size is None else f"torch.rand(10, 1, {size})"
     load = _RUNTIMES[specification.runtime][1]

@@ -8,7 +8,6 @@ Shape letters: B streams, V vocabulary.
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,15 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_recurrent.checkpoints.atomic_files import atomic_file, naming_file
-from hf_recurrent.checkpoints.files import STAGING_PREFIX, pack_tensors, unpack_tensors, write_json
+from hf_recurrent.checkpoints.atomic_files import atomic_file
+from hf_recurrent.checkpoints.files import pack_tensors, unpack_tensors, write_json
 from hf_recurrent.checkpoints.hub_repositories import check_repository
 from hf_recurrent.checkpoints.manifest import check_manifest, write_manifest
 from hf_recurrent.export.card import export_card
+from hf_recurrent.export.new_folder import check_new, new_folder
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.quietly import quietly
-from hf_recurrent.export.runtimes import RUNTIMES, Runtime
+from hf_recurrent.export.runtimes import RUNTIMES, Runtime, write_c_and_weights
 from hf_recurrent.export.specification import ExportSpecification, describe
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
@@ -123,6 +123,7 @@ def save_exported_step(
     tokenizer: PreTrainedTokenizerBase | None = None,
     weights: str | None = None,
     card_data: dict[str, Any] | None = None,
+    weights_file: bool = False,
 ) -> ExportSpecification:
     """Export a model's step into a new folder.
 
@@ -134,6 +135,7 @@ def save_exported_step(
         tokenizer: saved with it.
         weights: "int8", "bfloat16", or None for the model's own type.
         card_data: fields of the card's metadata, such as `license` and `base_model`.
+        weights_file: for "c": write the weights to a binary file, `model.weights`, instead of into the C file.
 
     Raises:
         FileExistsError: the folder has files.
@@ -143,10 +145,13 @@ def save_exported_step(
     if runtime not in RUNTIMES:
         raise ValueError(f"`runtime` is {runtime!r}; it must be one of {', '.join(map(repr, RUNTIMES))}.")
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"`folder` is {os.fspath(folder)!r}, which exists; it must be a new or empty folder.")
+    check_new(folder)
     target = RUNTIMES[runtime]
     target.check_writing(runtime)
+    if weights_file:
+        if runtime != "c":
+            raise ValueError(f"`weights_file` is True, but `runtime` is {runtime!r}; only 'c' has such a file.")
+        target = target._replace(write=write_c_and_weights)
     if runtime == "c":
         if weights not in (None, "int8"):
             raise ValueError(f"`weights` is {weights!r}; in C they are always 'int8'.")
@@ -154,24 +159,15 @@ def save_exported_step(
     else:
         program = export_step(model, weights=weights, max_streams=target.max_streams)
     specification = describe(model, runtime, target.file, weights, target.max_streams)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = folder.parent / f"{STAGING_PREFIX}{folder.name}"
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
-    try:
-        with naming_file(folder):
-            _write(target, program, staging / target.file, specification)
-            write_json(specification.to_json(), staging / SPECIFICATION_FILE)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(staging)
-            write_manifest(staging, kind=_KIND)
-            # After the manifest: a card may be edited.
-            (staging / "README.md").write_text(export_card(specification, card_data or {}), encoding="utf-8")
-        if folder.exists():
-            folder.rmdir()
-        os.replace(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with new_folder(folder) as staging:
+        _write(target, program, staging / target.file, specification)
+        write_json(specification.to_json(), staging / SPECIFICATION_FILE)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(staging)
+        write_manifest(staging, kind=_KIND)
+        # After the manifest: a card may be edited.
+        card = export_card(specification, card_data or {}, weights_file)
+        (staging / "README.md").write_text(card, encoding="utf-8")
     return specification
 
 

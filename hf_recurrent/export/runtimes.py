@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from hf_recurrent.export.c_source import c_source
+from hf_recurrent.export.c_source import c_source, c_source_and_weights
 from hf_recurrent.export.program_archive import checked_archive
 from hf_recurrent.export.programs import MAX_STREAMS
 
@@ -47,6 +47,8 @@ class Runtime(NamedTuple):
             _require(self.writing[0], name, self.writing[1])
 
 
+_C_NAME, _C_NOTE = "model", "One step of a recurrent model."
+C_WEIGHTS_FILE = f"{_C_NAME}.weights"
 # ExecuTorch reserves memory for this many at loading.
 _MAX_STREAMS_EXECUTORCH = 8
 
@@ -162,7 +164,14 @@ def _load_executorch(path: Path) -> Run:
 
 
 def _write_c(program: ExportedProgram, path: Path, names: list[str]) -> None:
-    path.write_text(c_source(program, "model", names, "One step of a recurrent model."), encoding="utf-8")
+    path.write_text(c_source(program, _C_NAME, names, _C_NOTE), encoding="utf-8")
+
+
+def write_c_and_weights(program: ExportedProgram, path: Path, names: list[str]) -> None:
+    """C with the weights in a file next to it, [`C_WEIGHTS_FILE`]."""
+    text, weights = c_source_and_weights(program, _C_NAME, names, _C_NOTE)
+    path.write_text(text, encoding="utf-8")
+    path.with_name(C_WEIGHTS_FILE).write_bytes(weights)
 
 
 def _load_c(path: Path) -> Run:

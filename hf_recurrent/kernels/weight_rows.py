@@ -13,6 +13,11 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
+def largest_code(width: int) -> int:
+    """The largest 16-bit integer of activations: so small that sums of `width` products fit in four 32-bit lanes."""
+    return min((1 << 33) // (127 * width), 32767)
+
+
 def pair_columns(weight: Tensor) -> Tensor:
     """bfloat16 values in the order in which the kernel widens them: in each block of 32 columns, 0, 16, 1, 17, …
 

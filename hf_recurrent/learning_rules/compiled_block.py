@@ -9,6 +9,7 @@ Shape letters: T steps.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -21,6 +22,10 @@ from hf_recurrent.modeling.block.recurrent_backbone import NGRAMS
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, upcast
 from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 from hf_recurrent.modeling.contexts.ngram_embedding import find_tables, read_ngrams
+
+if TYPE_CHECKING:
+    from hf_recurrent.kernels.block_trace import BlockTrace
+    from hf_recurrent.kernels.step_graph import Value
 
 # Norms and √(1 - a²) amplify rounding, by 1,000 in one of 1,000 small models; a wrong program is wrong by its values.
 _TOLERANCES = {torch.float32: 1e-2, torch.float64: 1e-8}
@@ -107,6 +112,19 @@ class CompiledBlock(CompiledProgram):
 
     def _record(self) -> dict[str, torch.Size]:
         """Write the program; returns the shapes of the gradients."""
+        trace, values = self.record()
+        self.program = block_cpu.BlockProgram(trace.graph, values, trace.guards, trace.effects)
+        prefix = "gradient "
+        return {name.removeprefix(prefix): x.shape for name, x in values.items() if name.startswith(prefix)}
+
+    def record(self) -> tuple["BlockTrace", dict[str, "Value"]]:
+        """The recorded block: inputs `ids`, `labels`, `resets`, `state NAME` and `carried NAME`; and its results.
+
+        Results are `nats`, `state NAME`, `gradient NAME` and, of the sums of rows of a table, `sums NAME`.
+
+        Raises:
+            UnsupportedOp: the model has an operator without a rule.
+        """
         from hf_recurrent.kernels.block_trace import BlockTrace
 
         rule, model = self.rule, self.model
@@ -138,9 +156,7 @@ class CompiledBlock(CompiledProgram):
             results = {"nats": nats} | {f"state {name}": tensor for name, tensor in output.state.items()}
             results |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
             results |= {f"sums {name}": probe.grad for name, probe in probes.items()}
-        values = {name: trace.value_of(tensor) for name, tensor in results.items()}
-        self.program = block_cpu.BlockProgram(trace.graph, values, trace.guards, trace.effects)
-        return {name: gradient.shape for name, gradient in gradients.items()}
+        return trace, {name: trace.value_of(tensor) for name, tensor in results.items()}
 
     @contextmanager
     def _probes(self) -> Iterator[dict[str, torch.Tensor]]:

@@ -6,12 +6,18 @@ program reads them where they are.
 Shape letters: V vocabulary.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.learning_rules.compiled_program import CompiledProgram, Uncompilable, block_cpu
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
+
+if TYPE_CHECKING:
+    from hf_recurrent.kernels.block_trace import BlockTrace
+    from hf_recurrent.kernels.step_graph import Value
 
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
 
@@ -39,6 +45,15 @@ class CompiledReading(CompiledProgram):
         return BufferedReading(self)
 
     def _record(self) -> None:
+        trace, values = self.record()
+        self.program = block_cpu.BlockProgram(trace.graph, values, trace.guards, trace.effects)
+
+    def record(self) -> tuple["BlockTrace", dict[str, "Value"]]:
+        """The recorded step: inputs `ids` and `state NAME`; results `logits` and `state NAME`.
+
+        Raises:
+            UnsupportedOp: the model has an operator without a rule.
+        """
         from hf_recurrent.kernels.block_trace import BlockTrace
 
         ids, state = torch.zeros(1, 1, dtype=torch.long), init_network_state(self.model, 1)
@@ -47,8 +62,7 @@ class CompiledReading(CompiledProgram):
             with torch.enable_grad():  # without gradients, the compiled step would run
                 output = self._forward(ids, state=state, use_cache=True)
             results = {"logits": output.logits} | {f"state {name}": part for name, part in output.state.items()}
-        values = {name: trace.value_of(tensor) for name, tensor in results.items()}
-        self.program = block_cpu.BlockProgram(trace.graph, values, trace.guards, trace.effects)
+        return trace, {name: trace.value_of(tensor) for name, tensor in results.items()}
 
     def _compare(self) -> None:
         """Raise unless the program gives what the model gives."""

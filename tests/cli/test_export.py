@@ -38,12 +38,32 @@ def test_a_checkpoint_becomes_a_folder_that_runs(checkpoint, tmp_path, capsys):
     assert "must be a new or empty folder" in capsys.readouterr().err
 
 
+def test_c_with_its_weights_in_a_file(checkpoint, tmp_path):
+    main(["export", str(checkpoint), "--format", "c", "--weights_file", "--output_dir", str(tmp_path / "step")])
+    assert {"step.c", "model.weights"} <= {path.name for path in (tmp_path / "step").iterdir()}
+
+
+def test_a_learner_in_c(checkpoint, tmp_path):
+    command = ["export", str(checkpoint), "--format", "c", "--learn", "--optim", "rmsprop", "--learning_rate", "1e-4"]
+    main([*command, "--output_dir", str(tmp_path / "learner")])
+    assert {"model.h", "model.c", "model.weights"} <= {path.name for path in (tmp_path / "learner").iterdir()}
+    source = (tmp_path / "learner/model.c").read_text()
+    assert "RMSProp" in source and "token == 0 ? -1" in source and "learning_rate = 9.99999975e-05f;" in source
+    assert "model_learn(&learner, 'd', &nats);" in (tmp_path / "learner/README.md").read_text()
+    main([*command, "--binary", "--output_dir", str(tmp_path / "binary")])
+    assert "token == -1 ? -1" in (tmp_path / "binary/model.c").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["missing/folder/x"], "directory not found"),
         (["{checkpoint}", "--format", "tflite"], "invalid choice: 'tflite'"),
         (["{checkpoint}", "--quantize", "int2"], "invalid choice: 'int2'"),
+        (["{checkpoint}", "--learn"], "`--learn` needs --format c; --format is torch"),
+        (["{checkpoint}", "--learning_rate", "1e-3"], "`--learning_rate` needs --learn"),
+        (["{checkpoint}", "--format", "c", "--learn", "--quantize", "int8"], "leave out --quantize"),
+        (["{checkpoint}", "--weights_file"], "`--weights_file` needs --format c; --format is torch"),
         (["{checkpoint}", "--output_dir", "missing/step"], "directory 'missing' not found"),
     ],
 )

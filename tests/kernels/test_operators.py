@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_recurrent.export.c_printer import CPrinter
-from hf_recurrent.export.c_source import c_file
+from hf_recurrent.export.c_file import c_file
 from hf_recurrent.kernels.bytecode import BLOCK_OPCODES
 from hf_recurrent.kernels.functions import FUNCTIONS
 from hf_recurrent.kernels.lowering import OPERATORS
@@ -221,7 +221,7 @@ def c_library(tmp_path_factory):
             printer.write(trace.graph.index(value).reshape(-1), [])
         except UnsupportedOp:
             continue
-        text = c_file(printer, c_name(name))
+        text = c_file(printer, c_name(name)).text
         texts.append(text.replace("_state {\n\n};", "_state { int unused; };"))
     (folder / "cases.c").write_text("\n".join(texts))
     flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC"]
@@ -266,6 +266,8 @@ def check(name, back_end, run):
     if name == "splat":
         expected = expected[:, :1].expand(expected.shape)
     tolerance = 1e-10 if "float64" in back_end else 3e-5
+    if back_end == "C" and "linear" in kinds:
+        tolerance = 3e-4  # activations are 16-bit integers
     torch.testing.assert_close(run(name).double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 

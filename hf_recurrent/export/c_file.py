@@ -1,0 +1,133 @@
+"""A printed graph as one C99 file, with its weights as text or in a binary file of their own."""
+
+import re
+from typing import NamedTuple
+
+from hf_recurrent.export.c_helpers import helpers_of
+from hf_recurrent.export.c_printer import CPrinter, Statement
+from hf_recurrent.export.c_tables import Weights, collect_weights, used_tables
+
+
+class CFile(NamedTuple):
+    """C text, and the content of the file with the weights if they are not in the text."""
+
+    text: str
+    weights: bytes | None
+
+
+def allocate(statements: list[Statement], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
+    """Offsets in one array of the memory with these sizes, and the size of the array.
+
+    What is not used at the same time shares memory.
+    """
+    first, last = {}, {}
+    for time, statement in enumerate(statements):
+        for number in (statement.writes | statement.reads) & sizes.keys():
+            first.setdefault(number, time)
+            last[number] = time
+    offsets: dict[int, int] = {}
+    for number in sorted(first, key=lambda number: (-sizes[number], first[number])):
+        taken = sorted(
+            (offsets[other], offsets[other] + sizes[other])
+            for other in offsets
+            if first[other] <= last[number] and first[number] <= last[other]
+        )
+        offset = 0
+        for begin, end in taken:
+            if offset + sizes[number] <= begin:
+                break
+            offset = max(offset, end)
+        offsets[number] = offset
+    return offsets, max((offsets[number] + sizes[number] for number in offsets), default=0)
+
+
+def c_file(printer: CPrinter, name: str, note: str = "", *, separate_weights: bool = False) -> CFile:
+    """The C99 file of a printed graph; `name` and `note` as in [`c_source`]."""
+    (offsets, floats), (code_offsets, codes) = (
+        allocate(printer.statements, {number: memory.size for number, memory in part.items()})
+        for part in (printer.scratch, printer.codes)
+    )
+    body, weights = printer.body(offsets | code_offsets), None
+    tables = used_tables(printer.tables, body)
+    if separate_weights:
+        weights, body = collect_weights(printer.tables, body)
+        tables = [table for table in tables if table not in weights.tables]
+    parts = [
+        _head(printer, note, 4 * floats + 2 * codes, weights),
+        *(table.definition() for table in tables),
+        *helpers_of(body),
+        *([] if weights is None else [weights.definition()]),
+        _reset(printer),
+        _step(printer, body, floats, codes, weights),
+    ]
+    text = "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+    text = re.sub(r"\bNAME_([A-Z_]+)\b", lambda match: f"{name.upper()}_{match[1]}", text)
+    text = re.sub(r"\bNAME(_|\.weights)", rf"{name}\1", text)
+    return CFile(text, None if weights is None else weights.file())
+
+
+def _head(printer: CPrinter, note: str, stack: int, weights: Weights | None) -> str:
+    """Comment, macros and declarations."""
+    comment = "\n".join(f" * {line}".rstrip() for line in note.splitlines())
+    fields = "\n".join(
+        f"    {'uint16_t' if half else 'float'} {field}[{state.size}];"
+        for field, half, state in zip(printer.fields, printer.halves, printer.states, strict=True)
+    )
+    macros = [f"#define NAME_INPUTS {_num_inputs(printer)}", f"#define NAME_OUTPUTS {printer.num_outputs}"]
+    reads = f"`values` has {_num_inputs(printer)} elements"
+    if printer.values is None:
+        reads = "`id` is the next token"
+        if printer.vocab_size is not None:
+            macros.append(f"#define NAME_VOCAB_SIZE {printer.vocab_size}")
+            reads += ", from 0 to NAME_VOCAB_SIZE - 1"
+    includes = ["math.h", "stdint.h"] if weights is None else ["math.h", "stddef.h", "stdint.h", "string.h"]
+    lines = "\n".join(f"#include <{header}>" for header in includes)
+    declaration = "" if weights is None else f"{weights.declaration()}"
+    macros = "\n".join(macros)
+    return f"""/*
+{comment}
+ * C99. Link with -lm. Nothing is allocated; intermediate results need {stack} bytes of stack.
+ */
+{lines}
+
+{macros}
+{declaration}
+struct NAME_state {{
+{fields}
+}};
+
+/* The state where a sequence begins. */
+void NAME_reset(struct NAME_state *state);
+/* One step: {reads}; `outputs` gets {printer.num_outputs} elements.
+ * Returns 0, or 1 if the input is not allowed; then nothing is written. */
+{_signature(printer, weights)};
+"""
+
+
+def _num_inputs(printer: CPrinter) -> int:
+    return printer.values.size if printer.values is not None else 1
+
+
+def _signature(printer: CPrinter, weights: Weights | None) -> str:
+    argument = "const float *values" if printer.values is not None else "int id"
+    given = "" if weights is None else "const struct NAME_weights *weights, "
+    return f"int NAME_step(struct NAME_state *state, {given}{argument}, float *outputs)"
+
+
+def _reset(printer: CPrinter) -> str:
+    lines = "\n".join(
+        f"    for (int i = 0; i < {state.size}; i++) state->{field}[i] = 0;"
+        for field, state in zip(printer.fields, printer.states, strict=True)
+    )
+    return f"void NAME_reset(struct NAME_state *state) {{\n{lines}\n}}"
+
+
+def _step(printer: CPrinter, body: str, floats: int, codes: int, weights: Weights | None) -> str:
+    memory = f"    float work[{floats}];\n" if floats else ""
+    memory += f"    int16_t codes[{codes}];\n" if codes else ""
+    checks = [] if weights is None else ["!weights"]
+    if printer.vocab_size is not None:
+        checks += ["id < 0", "id >= NAME_VOCAB_SIZE"]
+    check = f"    if ({' || '.join(checks)}) return 1;\n" if checks else ""
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    return f"{_signature(printer, weights)} {{\n{memory}{check}{lines}\n    return 0;\n}}"

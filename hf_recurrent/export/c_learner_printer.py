@@ -1,0 +1,254 @@
+"""The graph of a block of one byte, forward and backward pass, as statements of C99 with weights that change."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_recurrent.export.c_literals import literal
+from hf_recurrent.export.c_loops import Expression, leaf
+from hf_recurrent.export.c_printer import CPrinter, Memory
+from hf_recurrent.kernels.step_graph import Buffer, Node, Slice, StepGraph, UnsupportedOp, Value
+
+MOST_CHANNELS = 4  # of a group
+
+
+class Layout(NamedTuple):
+    """Where the tensors of a learner lie.
+
+    Args:
+        parameters: weights in memory, and their offsets in the array of weights; gradients have the same ones.
+        inputs: name of an input of the graph → C text of its element, with {} for the offset.
+    """
+
+    parameters: list[tuple[Tensor, int]]
+    inputs: Mapping[str, str]
+
+
+class LearnerPrinter(CPrinter):
+    """Prints a graph of a learner.
+
+    Args:
+        graph: of one byte, with the inputs `ids`, `labels` and those of the layout.
+        layout: of the learner's memory.
+        first_table: number of the first constant array, so that two graphs have arrays of different names.
+    """
+
+    def __init__(self, graph: StepGraph, layout: Layout, first_table: int = 0):
+        super().__init__(graph, {}, first_table)
+        self._parameters = {weight.data_ptr(): (weight, offset) for weight, offset in layout.parameters}
+        self._weights: dict[int, Memory] = {}
+        self._plain: set[int] = set()
+        self._targets: dict[Buffer, Memory] = {}  # results that are written where a gradient lies
+        self._added_rows: set[Buffer] = set()  # gradients of an embedding that are added to such a result
+        for buffer in graph.buffers:
+            if buffer.name in layout.inputs:
+                self._values[buffer] = self._new_plain(buffer.width, layout.inputs[buffer.name]).expression()
+
+    def write_results(self, results: dict[str, tuple[Value, str]], effects: list[Value], before_states: str) -> None:
+        """Collect the statements.
+
+        Args:
+            results: name → value and C text of its elements, with {} for the offset.
+            effects: values of nodes that run for their side effects.
+            before_states: C text that runs when all results but new states are written: those begin with "state".
+        """
+        slices = {name: self.graph.vector(value) for name, (value, _) in results.items()}
+        memories = {name: self._new_plain(value.shape.numel(), access) for name, (value, access) in results.items()}
+        read = [buffer for buffer, _ in slices.values()] + [value.buffer for value in effects]
+        nodes = self.graph.live_nodes(read)
+        self._uses = {}
+        for buffer in [*read, *(operand[0] for node in nodes for operand in filter(None, node.operands))]:
+            self._uses[buffer] = self._uses.get(buffer, 0) + 1
+        for name, (buffer, offset) in slices.items():
+            if name.startswith("gradient") and not offset and buffer.width == memories[name].size:
+                self._place(buffer, memories[name])
+        for node in nodes:
+            value = getattr(self, f"_print_{node.kind}", self._unsupported)(node)
+            self._values[node.output] = self._computed(value) if self._uses[node.output] > 1 else value
+        values = {name: self._read(slices[name], memories[name].size) for name in results}
+        states = {name: self._store(value) for name, value in values.items() if name.startswith("state")}
+        for name, value in values.items():
+            is_placed = self._targets.get(slices[name][0]) is memories[name]
+            if name not in states and not is_placed:
+                self._assign(memories[name], value)
+        if before_states:
+            self._state(
+                before_states, next(iter(memories.values())), {m.leaves[0][0].item() >> 40 for m in states.values()}
+            )
+        for name, value in states.items():
+            self._assign(memories[name], value)
+
+    def _place(self, buffer: Buffer, memory: Memory) -> None:
+        """Let the node of a gradient, and a product that only it adds to, write where the gradient lies."""
+        node = buffer.node
+        if node is None or self._uses[buffer] > 1 or buffer in self._targets:
+            return
+        if node.kind in ("matmul", "lookup_backward", "sensitivities"):
+            self._targets[buffer] = memory
+        if node.kind == "sensitivities" and node.operands[5] is not None:
+            self._place_whole(node.operands[5], memory)
+        if node.kind == "map" and node.fields["function"] == "add":
+            products = {operand[0].node.kind if operand[0].node else "": operand for operand in node.operands}
+            if products.keys() == {"matmul", "lookup_backward"}:
+                rows = products["lookup_backward"][0]
+                if self._uses[rows] == 1 and self._place_whole(products["matmul"], memory):
+                    self._targets[buffer] = self._targets[rows] = memory
+                    self._added_rows.add(rows)
+
+    def _place_whole(self, operand: Slice, memory: Memory) -> bool:
+        buffer, offset = operand
+        if offset or buffer.width != memory.size or buffer.node is None or buffer.node.kind != "matmul":
+            return False
+        if self._uses[buffer] == 1:
+            self._targets[buffer] = memory
+        return buffer in self._targets
+
+    # ---- Memory
+
+    def _new_plain(self, size: int, access: str) -> Memory:
+        memory = self._new_memory(size, access.format)
+        self._plain.add(memory.number)
+        return memory
+
+    def _result(self, node: Node) -> Memory:
+        """Memory for what a node computes."""
+        return self._targets.get(node.output) or self._new_scratch(node.output.width)
+
+    def _is_plain(self, number: int | None) -> bool:
+        return number in self._plain or super()._is_plain(number)
+
+    def _value(self, buffer: Buffer) -> Expression:
+        if buffer.constant is None:
+            return super()._value(buffer)
+        place = self._place_of(buffer.constant)
+        return super()._value(buffer) if place is None else place.expression()
+
+    def _place_of(self, values: Tensor) -> Memory | None:
+        """The memory of a weight."""
+        if values.data_ptr() not in self._parameters:
+            return None
+        weight, offset = self._parameters[values.data_ptr()]
+        if weight.numel() != values.numel():
+            raise UnsupportedOp("a part of a weight")
+        if offset not in self._weights:
+            self._weights[offset] = self._new_plain(weight.numel(), f"learner->saved.weights[{offset} + {{}}]")
+        return self._weights[offset]
+
+    def _vector(self, operand: Slice | None) -> str:
+        place = None if operand is None or operand[0].constant is None else self._place_of(operand[0].constant)
+        return super()._vector(operand) if place is None else f"&{place.access(str(operand[1]))}"
+
+    def _constant_matrix(self, values: Tensor) -> Expression:
+        return leaf(self._constant(values, "float"))
+
+    # ---- Nodes
+
+    def _print_linear(self, node: Node) -> Expression:
+        raise UnsupportedOp("a linear map with constant weights")
+
+    _print_embedding = _print_ngrams = _print_linear
+
+    def _print_map(self, node: Node) -> Expression:
+        if node.output in self._targets:  # a product and the rows that were added to it
+            return self._targets[node.output].expression()
+        return super()._print_map(node)
+
+    def _print_broadcast(self, node: Node) -> Expression:
+        outer, count, inner = (node.fields[name] for name in ("outer", "count", "inner"))
+        value = self._computed(self._read(node.operands[0], outer * inner))
+        return value.move(lambda a: a.view(outer, 1, inner).expand(outer, count, inner).reshape(-1))
+
+    def _print_matmul(self, node: Node) -> Expression:
+        f = node.fields
+        rows, depth, width = f["rows"], f["depth"], f["width"]
+        a, of_a = self._contiguous(self._read(node.operands[0], rows * depth))
+        b, of_b = self._contiguous(self._read(node.operands[1], depth * width))
+        memory = self._result(node)
+        y = f"&{memory.access('0')}"
+        if depth == 1:
+            call = f"outer({a}, {b}, {y}, {rows}, {width})"
+        elif rows == 1 and f["b_depth"] == 1:
+            call = f"map({b}, {a}, {y}, {width}, {depth})"
+        elif rows == 1 and f["b_width"] == 1:
+            call = f"map_back({a}, {b}, {y}, {depth}, {width})"
+        elif width == 1 and f["a_depth"] == 1:
+            call = f"map({a}, {b}, {y}, {rows}, {depth})"
+        else:
+            raise UnsupportedOp("a product of two matrices")
+        return self._rowwise(call, 1, memory, {of_a, of_b})
+
+    def _print_norm_backward(self, node: Node) -> Expression:
+        width, count = node.fields["width"], node.fields["count"]
+        (x, of_x), (grad, of_grad) = (self._contiguous(self._read(one, width * count)) for one in node.operands)
+        memory = self._new_scratch(node.output.width)
+        call = f"norm_backward({literal(node.fields['eps'])}, {x} + {width} * row, {grad} + {width} * row, "
+        call += f"&{memory.access('0')} + {width} * row, {width})"
+        return self._rowwise(call, count, memory, {of_x, of_grad})
+
+    def _print_nll_loss(self, node: Node) -> Expression:
+        self._check_byte(node, 1, "labels")
+        x, number = self._contiguous(self._read(node.operands[0], node.fields["width"]))
+        memory = self._new_scratch(1)
+        self._state(f"{memory.access('0')} = -({x})[label];", memory, {number})
+        return memory.expression()
+
+    def _print_nll_loss_backward(self, node: Node) -> Expression:
+        self._check_byte(node, 1, "labels")
+        grad, number = self._contiguous(self._read(node.operands[0], 1))
+        memory = self._new_scratch(node.output.width)
+        clear = f"for (int i = 0; i < {memory.size}; i++) {memory.access('i')} = 0.0f;"
+        self._state(f"{clear}\n(&{memory.access('0')})[label] = -*({grad});", memory, {number})
+        return memory.expression()
+
+    def _print_lookup(self, node: Node) -> Expression:
+        self._check_byte(node, 1, "ids")
+        height, width = node.fields["height"], node.fields["width"]
+        table, number = self._contiguous(self._read(node.operands[0], height * width))
+        memory = self._new_scratch(width)
+        text = f"for (int i = 0; i < {width}; i++) {memory.access('i')} = ({table})[(long)id * {width} + i];"
+        self._state(text, memory, {number})
+        return memory.expression()
+
+    def _print_lookup_backward(self, node: Node) -> Expression:
+        self._check_byte(node, 1, "ids")
+        width, memory = node.fields["width"], self._result(node)
+        x, number = self._contiguous(self._read(node.operands[0], width))
+        clear = f"for (int i = 0; i < {memory.size}; i++) {memory.access('i')} = 0.0f;\n"
+        add = f"for (int i = 0; i < {width}; i++) (&{memory.access('0')})[(long)id * {width} + i] += ({x})[i];"
+        self._state(add if node.output in self._added_rows else clear + add, memory, {number})
+        return memory.expression()
+
+    def _check_byte(self, node: Node, place: int, name: str) -> None:
+        if node.fields["steps"] != 1 or node.operands[place][0].name != name:
+            raise UnsupportedOp(f"{node.kind} of something else than one byte")
+
+    def _print_finite(self, node: Node) -> Expression:
+        value = self._computed(self._read(node.operands[0], 1))
+        x, number = self._contiguous(value)
+        text = f"if (!(fabsf(*({x})) < INFINITY)) return NAME_DIVERGED;"
+        self._state(text, self.memory[number], {number})
+        return value
+
+    def _print_sensitivities(self, node: Node) -> Expression:
+        channels, rows, groups, columns = (node.fields[name] for name in ("channels", "rows", "groups", "columns"))
+        if node.fields["steps"] != 1 or channels > MOST_CHANNELS:
+            raise UnsupportedOp("sensitivities of several bytes or of large groups")
+        sizes = (rows * channels * groups * columns, channels * channels * groups, channels * rows * groups, columns)
+        read, numbers = [], set()
+        for operand, size in zip(node.operands[:5], (*sizes, channels * groups), strict=True):
+            text, number = ("0", None) if operand is None else self._contiguous(self._read(operand, size))
+            read.append(text)
+            numbers |= set() if number is None else {number}
+        if node.operands[5] is None:
+            memory, gradient = self._new_scratch(1), "0"
+        else:
+            memory = self._result(node)
+            gradient = f"&{memory.access('0')}"
+            value = self._read(node.operands[5], memory.size)
+            if value.text != "{0}" or not torch.equal(value.leaves[0], memory.addresses()):
+                self._assign(memory, value)
+        arguments = ", ".join([*read, gradient, *map(str, (channels, rows, groups, columns))])
+        self._state(f"NAME_sensitivities({arguments});", memory, numbers)
+        return memory.expression()

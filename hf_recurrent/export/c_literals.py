@@ -1,0 +1,14 @@
+"""Numbers in C."""
+
+import torch
+
+
+def literal(value: float) -> str:
+    """A float in C."""
+    if value != value:
+        return "NAN"
+    if value in (float("inf"), float("-inf")):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    text = f"{float(torch.tensor(value, dtype=torch.float32)):.9g}"
+    text = text if any(mark in text for mark in ".e") else f"{text}.0"
+    return f"({text}f)" if value < 0 else f"{text}f"

@@ -1,0 +1,301 @@
+"""Exported learners in C, compiled for this machine, compared with `OnlineLearner`."""
+
+import ctypes
+import functools
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import hf_recurrent as hf
+from hf_recurrent.export.c_learner import LearnerSetting, c_learner
+from hf_recurrent.export.c_learner_state import load_c_state, save_c_state
+from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
+from hf_recurrent.online.settings import LearnerSettings
+
+pytest.importorskip("hf_recurrent.kernels.block_cpu")
+COMPILER = shutil.which("gcc") or shutil.which("cc")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="gcc is not installed")
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wpedantic"]
+SANITIZERS = ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SIZES = {"hidden_size": 24, "state_size": 20, "num_hidden_layers": 2}
+OK, BAD_INPUT, NO_CONTEXT, DIVERGED = range(4)
+
+# Preset, overrides, optimizer and its learning rate. Steps of RMSProp are a hundred times larger at first.
+CASES = {
+    "memora": ("memora-tiny", {}, "adamw", 1e-4),
+    "hawk": ("hawk-tiny", {}, "adamw", 1e-4),
+    "lru": ("lru-tiny", {}, "adamw", 1e-4),
+    "complex": ("memora-tiny", {"recurrent_unit": "complex_glru"}, "adamw", 1e-4),
+    "rmsprop": ("memora-tiny", {}, "rmsprop", 1e-6),
+}
+
+
+def build_model(name):
+    preset, overrides, *_ = CASES[name]
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(hf.config_from_preset(preset, **SIZES, **overrides)).eval()
+
+
+def export(model, optimizer="adamw", learning_rate=1e-4, **options):
+    settings = LearnerSettings(optimizer=optimizer, learning_rate=learning_rate)
+    named = dict(model.named_parameters())
+    built = settings.build_optimizer(named.values())
+    apply_learning_rate_factors(built, model, named)
+    return c_learner(model, LearnerSetting(built, **options), "tiny")
+
+
+@functools.cache
+def exported(name):
+    return export(build_model(name), *CASES[name][2:])
+
+
+def macro(learner, name):
+    (line,) = (line for line in learner.header.splitlines() if line.startswith(f"#define TINY_{name} "))
+    return int(line.split()[2])
+
+
+def write(learner, folder):
+    (folder / "tiny.h").write_text(learner.header)
+    (folder / "tiny.c").write_text(learner.source)
+
+
+def compile_c(folder, *arguments):
+    done = subprocess.run([COMPILER, *STRICT, *arguments, "-lm"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+class Learner:
+    """The compiled learner."""
+
+    def __init__(self, name, folder):
+        self.text = exported(name)
+        write(self.text, folder)
+        if not (folder / "tiny.so").exists():
+            compile_c(folder, "-O2", "-fno-math-errno", "-shared", "-fPIC", "tiny.c", "-o", "tiny.so")
+        self.library = ctypes.CDLL(folder / "tiny.so")
+        self.memory = ctypes.create_string_buffer(macro(self.text, "LEARNER_BYTES"))
+        self.numbers = np.frombuffer(self.memory, dtype="<f4")
+        assert self.init(self.text.weights) == OK
+
+    def init(self, content):
+        return self.library.tiny_init(self.memory, content, ctypes.c_size_t(len(content)))
+
+    def learn(self, token):
+        nats = ctypes.c_float()
+        outcome = self.library.tiny_learn(self.memory, token, ctypes.byref(nats))
+        return outcome, nats.value
+
+    def read(self, data):
+        """Losses of all tokens that have one."""
+        results = [self.learn(token) for token in data]
+        assert all(outcome == OK for outcome, _ in results)
+        return np.array([nats for _, nats in results if nats])
+
+    def predict(self):
+        logits = np.zeros(macro(self.text, "VOCAB_SIZE"), dtype="<f4")
+        outcome = self.library.tiny_predict(self.memory, logits.ctypes.data_as(ctypes.c_void_p))
+        return logits if outcome == OK else outcome
+
+    def save(self):
+        content = ctypes.create_string_buffer(macro(self.text, "SAVED_SIZE"))
+        self.library.tiny_save(self.memory, content)
+        return content.raw
+
+    def load(self, content):
+        return self.library.tiny_load(self.memory, content, ctypes.c_size_t(len(content)))
+
+
+def stream(size):
+    """Bytes with episodes of several lengths, of one byte too."""
+    generator = np.random.default_rng(0)
+    words = [generator.integers(97, 123, length, dtype=np.uint8).tobytes() for length in generator.integers(1, 8, 20)]
+    data = b" ".join(words[k] for k in generator.integers(0, 20, size))[:size]
+    return data[:30] + b"\0a\0\0" + data[30 : size - 4]
+
+
+def record_losses(learner):
+    """A list that gets the losses of all further bytes."""
+    losses, read = [], learner.step.read
+
+    def reading(*arguments):
+        nats, state = read(*arguments)
+        losses.append(nats.item())
+        return nats, state
+
+    learner.step.read = reading
+    return losses
+
+
+def python_losses(name, data):
+    options = dict(zip(("optimizer", "learning_rate"), CASES[name][2:], strict=True))
+    learner = hf.OnlineLearner(build_model(name), **options)
+    losses = record_losses(learner)
+    learner.read(data)
+    assert learner.slow_because is None
+    return np.array(losses), learner
+
+
+def check_losses(name, folder, size):
+    data = stream(size)
+    learner = Learner(name, folder)
+    found, (expected, python) = learner.read(data), python_losses(name, data)
+    assert len(found) == len(expected) > 0.9 * size
+    np.testing.assert_allclose(found[:1000], expected[:1000], rtol=1e-5)
+    # Later, rounding adds up: plain torch and the compiled kernel differ by up to 4.5e-4 nats after 10,000 bytes.
+    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-5)
+    with torch.no_grad():
+        logits = python.model(**python.context()).logits[0, -1].numpy()
+    np.testing.assert_allclose(learner.predict(), logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_are_those_of_python(name, tmp_path):
+    check_losses(name, tmp_path, 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_losses_of_a_long_stream_are_those_of_python(name, tmp_path):
+    check_losses(name, tmp_path, 10_000)
+
+
+def test_a_saved_learner_continues_with_the_same_bits(tmp_path):
+    data, learner = stream(200), Learner("memora", tmp_path)
+    learner.read(data[:100])
+    saved = learner.save()
+    expected = learner.read(data[100:])
+    other = Learner("memora", tmp_path)
+    damaged = [saved[:-1], saved + b"\0", b""]
+    for place in (0, 4, 8, 12, 16, 20, len(saved) // 2, len(saved) - 1):
+        damaged.append(saved[:place] + bytes([saved[place] ^ 16]) + saved[place + 1 :])
+    before = other.memory.raw
+    assert [other.load(content) for content in damaged] == [BAD_INPUT] * len(damaged)
+    assert other.memory.raw == before
+    assert other.load(saved) == OK
+    assert np.array_equal(other.read(data[100:]), expected)
+    weights = learner.text.weights
+    assert learner.init(weights[:-1]) == learner.init(weights[:100] + b"x" + weights[101:]) == BAD_INPUT
+    assert learner.init(exported("hawk").weights) == learner.init(saved) == BAD_INPUT
+
+
+@pytest.mark.parametrize("name", ["memora", "rmsprop"])
+@pytest.mark.parametrize("size", [0, 60, 31, 32])  # 30 bytes, and the ends of two episodes
+def test_a_state_moves_between_c_and_python(name, size, tmp_path):
+    data, learner = stream(200), Learner(name, tmp_path)
+    expected, _ = python_losses(name, data)
+    before = learner.read(data[:size])
+    _, python = python_losses(name, b"")
+    load_c_state(python, learner.save())
+    losses = record_losses(python)
+    python.read(data[size:120])
+    other = Learner(name, tmp_path)
+    assert other.load(save_c_state(python)) == OK
+    after = other.read(data[120:])
+    np.testing.assert_allclose(np.concatenate([before, losses, after]), expected, rtol=1e-5)
+    assert python.bytes_read == 120 and python.updates == len(before) + len(losses)
+
+
+def test_damaged_states_are_refused_by_python(tmp_path):
+    learner, (_, python) = Learner("memora", tmp_path), python_losses("memora", b"some text")
+    saved, own = learner.save(), save_c_state(python)
+    with pytest.raises(ValueError, match="its checksum differs"):
+        load_c_state(python, saved[:100] + b"x" + saved[101:])
+    for content in (b"", saved[:-1], saved + b"x", exported("memora").weights, b"x" + saved[1:]):
+        with pytest.raises(ValueError, match="was not saved by a learner in C of this model"):
+            load_c_state(python, content)
+    assert save_c_state(python) == own
+    with pytest.raises(ValueError, match="by the rule 'rtrl' with stride 1"):
+        save_c_state(hf.OnlineLearner(build_model("memora"), stride=2))
+
+
+def test_wrong_tokens_and_missing_contexts(tmp_path):
+    learner = Learner("memora", tmp_path)
+    assert learner.predict() == NO_CONTEXT
+    assert [learner.learn(token)[0] for token in (-1, 256, 1 << 30)] == [BAD_INPUT] * 3
+    learner.read(b"abc")
+    assert isinstance(learner.predict(), np.ndarray)
+    learner.read(b"\0")  # the end of an episode
+    assert learner.predict() == NO_CONTEXT
+
+
+def test_a_loss_or_gradient_that_is_not_finite_changes_no_weight(tmp_path):
+    learner = Learner("memora", tmp_path)
+    learner.read(b"some text")
+    for value in (np.nan, 1e30):  # the loss; then only the gradient, whose square is infinite
+        saved = learner.save()
+        learner.numbers[24 * ord("t") : 24 * ord("t") + 24] = value
+        weights = learner.numbers[: (len(learner.text.weights) - 20) // 4].copy()
+        outcome, _ = learner.learn(ord("t"))
+        if outcome == DIVERGED:
+            assert np.array_equal(learner.numbers[: len(weights)], weights, equal_nan=True)
+        assert outcome == DIVERGED or np.isfinite(value)
+        assert learner.load(saved) == OK
+        learner.read(b"more")
+
+
+def test_nothing_is_allocated_and_nothing_is_global(tmp_path):
+    write(exported("memora"), tmp_path)
+    compile_c(tmp_path, "-O2", "-c", "tiny.c")
+    symbols = subprocess.run(["nm", "tiny.o"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert not [line for line in symbols.splitlines() if line.split()[-2] in "bBdDC"]
+    assert "malloc" not in symbols
+
+
+PROGRAM = """#include <stdio.h>
+#include <string.h>
+#include "tiny.h"
+
+static struct tiny_learner learner;
+static unsigned char weights[TINY_WEIGHTS_FILE_SIZE], saved[TINY_SAVED_SIZE];
+static float logits[TINY_VOCAB_SIZE];
+
+int main(void) {
+    const char *text = "abracadabra abracadabra";
+    const size_t size = fread(weights, 1, sizeof weights, stdin);
+    float nats;
+    if (sizeof learner != TINY_LEARNER_BYTES || tiny_init(&learner, weights, size) != TINY_OK) return 1;
+    for (int k = 0; text[k]; k++)
+        if (tiny_learn(&learner, text[k], &nats) != TINY_OK || tiny_predict(&learner, logits) != TINY_OK) return 2;
+    tiny_save(&learner, saved);
+    return tiny_load(&learner, saved, sizeof saved) == TINY_OK && tiny_learn(&learner, 0, &nats) == TINY_OK ? 0 : 3;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["memora", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "memora")]
+)
+def test_under_sanitizers(name, tmp_path):
+    write(exported(name), tmp_path)
+    (tmp_path / "main.c").write_text(PROGRAM)
+    compile_c(tmp_path, *SANITIZERS, "main.c", "tiny.c", "-o", "main")
+    done = subprocess.run([tmp_path / "main"], input=exported(name).weights, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_refused():
+    model = build_model("memora")
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        ValueError, match=r"`setting\.optimizer` is SGD; it must be AdamW or RMSprop without weight decay"
+    ):
+        c_learner(model, LearnerSetting(sgd))
+    with pytest.raises(ValueError, match=r"`setting\.max_grad_norm` is -1; it must be finite and at least 0"):
+        export(model, max_grad_norm=-1)
+    with pytest.raises(ValueError, match="`model` is a MemoraModel; it must be a language model that reads tokens"):
+        export(model.model)
+    with pytest.raises(ValueError, match=r"torch\.float64 weights; a learner in C needs float32"):
+        export(build_model("memora").double())
+    config = hf.config_from_preset("memora-tiny", **SIZES, ngram_orders=[2, 3], ngram_rows=128)
+    with pytest.raises(ValueError, match="`model` has tables of n-grams, which a learner in C does not support"):
+        export(AutoModelForCausalLM.from_config(config))
+    config = hf.config_from_preset("memora-tiny", **SIZES, count_memory_slots=1 << 12)
+    with pytest.raises(ValueError, match="`model` has a count memory, which a learner in C does not support"):
+        export(AutoModelForCausalLM.from_config(config))
+    config = hf.config_from_preset("memora-tiny", **SIZES, recurrent_unit="gru")
+    with pytest.raises(ValueError, match="is a GRU, whose recurrence mixes its channels"):
+        export(AutoModelForCausalLM.from_config(config))
