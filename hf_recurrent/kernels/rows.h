@@ -162,10 +162,16 @@ TARGET static void NAME(quantize)(int64_t width, const float *x, int16_t *to, fl
         is_nan |= size != size;
     }
     float largest = 0;
-    for (int i = 0; i < LANES; i++)
-        largest = is_nan[i] ? NAN : !(sizes[i] <= largest) ? sizes[i] : largest;
-    for (int64_t i = whole; i < width; i++)
-        largest = !(fabsf(x[i]) <= largest) ? fabsf(x[i]) : largest;
+    int has_nan = 0;
+    for (int i = 0; i < LANES; i++) {
+        largest = sizes[i] > largest ? sizes[i] : largest;
+        has_nan |= is_nan[i] != 0;
+    }
+    for (int64_t i = whole; i < width; i++) {
+        largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+        has_nan |= x[i] != x[i];
+    }
+    largest = has_nan ? NAN : largest;
     if (!(largest > 1e-30f && largest < INFINITY)) { /* zeros stay zeros, and NaN reaches every output */
         memset(to, 0, width * sizeof *to);
         *scale = largest <= 1e-30f ? 0 : NAN;

@@ -155,3 +155,18 @@ def overwritten(x):
 def test_operations_without_a_form_are_named(function, name):
     with pytest.raises(UnsupportedOp, match=name):
         run(function, torch.randn(STREAMS, 20))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_reach_every_output_of_int8_weights(number):
+    """Wherever they stand in the input, also before larger numbers in the same vector."""
+    weight = torch.randn(5, 43, generator=torch.Generator().manual_seed(0))
+    one = torch.ones(1, 43)
+    trace = StepTrace(torch.float32, {"x": one})
+    with trace:
+        output = functional.linear(one, weight)
+    program = step_cpu.StepProgram(trace.graph, {"output": trace.value(output)}, trace.guards, "int8")
+    for place in range(43):
+        x = torch.linspace(1, 2, 43)[None].repeat(STREAMS, 1)
+        x[:, place] = number
+        assert not program.run({"x": x}, STREAMS)["output"].isfinite().any(), place
