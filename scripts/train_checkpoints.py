@@ -40,7 +40,7 @@ ROUNDED = "After training, matrices were rounded to bfloat16."
 _TINY = "--recipe default --train_bytes 8e6 --block_size 128"
 # Repository → arguments of `hf-recurrent pretrain`.
 CHECKPOINTS = {
-    "memora-s0-python": "--recipe memora-s0 --bf16 false --eval_strategy no",
+    "memora-s0-python": "--recipe memora-s0 --config_overrides norm_eps=1e-6 --accounts false",
     "hawk-tiny-python": f"{_TINY} --model hawk-tiny",
     "lru-tiny-python": f"{_TINY} --model lru-tiny",
     "mgrade-tiny-python": f"{_TINY} --model mgrade-tiny",
