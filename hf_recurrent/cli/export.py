@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from hf_recurrent.cli.imports import import_libraries
+from hf_recurrent.cli.learn import OPTIMIZERS
 from hf_recurrent.cli.loading import add_loading_arguments, move_to_device
 from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command
 from hf_recurrent.export.formats import FORMATS
-
-# As in `online.settings`, which imports torch.
-OPTIMIZERS = ("adamw", "rmsprop")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -41,6 +41,12 @@ def allocate(statements: list[Statement], sizes: dict[int, int]) -> tuple[dict[i
     return offsets, max((offsets[number] + sizes[number] for number in offsets), default=0)
 
 
+def named(text: str, name: str) -> str:
+    """C text, and names of files in it, with the prefix `name` in place of NAME, in capitals for macros."""
+    text = re.sub(r"\bNAME_([A-Z_0-9]+)\b", lambda match: f"{name.upper()}_{match[1]}", text)
+    return re.sub(r"\bNAME(_|\.)", rf"{name}\1", text)
+
+
 def c_file(printer: CPrinter, name: str, note: str = "", *, separate_weights: bool = False) -> CFile:
     """The C99 file of a printed graph; `name` and `note` as in [`c_source`]."""
     (offsets, floats), (code_offsets, codes) = (
@@ -60,9 +66,7 @@ def c_file(printer: CPrinter, name: str, note: str = "", *, separate_weights: bo
         _reset(printer),
         _step(printer, body, floats, codes, weights),
     ]
-    text = "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
-    text = re.sub(r"\bNAME_([A-Z_]+)\b", lambda match: f"{name.upper()}_{match[1]}", text)
-    text = re.sub(r"\bNAME(_|\.weights)", rf"{name}\1", text)
+    text = named("\n\n".join(part.rstrip("\n") for part in parts) + "\n", name)
     return CFile(text, None if weights is None else weights.file())
 
 

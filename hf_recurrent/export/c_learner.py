@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from hf_recurrent.export.c_file import allocate
+from hf_recurrent.export.c_file import allocate, named
 from hf_recurrent.export.c_helpers import HELPERS, helpers_of
 from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, UPDATES
 from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting
@@ -63,7 +63,7 @@ def c_learner(model: torch.nn.Module, setting: LearnerSetting, name: str = "mode
     helpers = helpers_of(calls, HELPERS | LEARNER_HELPERS)
     header = header_text(plan, max(learn.size, predict.size), learn.table_bytes + predict.table_bytes)
     source = source_text(plan, [*tables, *helpers], _update(plan), learn.text, predict.text)
-    return CLearner(_named(header, name), _named(source, name), plan.weights_file())
+    return CLearner(named(header, name), named(source, name), plan.weights_file())
 
 
 def _update(plan: LearnerPlan) -> str:
@@ -127,8 +127,3 @@ def _print_reading(reading: CompiledReading, plan: LearnerPlan) -> LearnerPrinte
     printer = LearnerPrinter(trace.graph, plan.layout(), first_table=1000)
     printer.write_results({"logits": (values["logits"], "logits[{}]")}, [], "")
     return printer
-
-
-def _named(text: str, name: str) -> str:
-    text = re.sub(r"\bNAME_([A-Z_0-9]+)\b", lambda match: f"{name.upper()}_{match[1]}", text)
-    return re.sub(r"\bNAME(_|\.)", rf"{name}\1", text)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from hf_recurrent.export.c_learner_printer import Layout
+from hf_recurrent.export.c_tables import WEIGHTS_MAGIC
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 
-WEIGHTS_MAGIC, SAVED_MAGIC, FILE_VERSION = 0x57434648, 0x4C434648, 2  # "HFCW" and "HFCL" in little-endian order
+SAVED_MAGIC, FILE_VERSION = 0x4C434648, 2  # "HFCL" in little-endian order
 HEADER_BYTES = 20
 
 
@@ -97,8 +98,11 @@ class LearnerPlan:
         return Layout([(self.parameters[name].detach(), at) for name, at in self.offsets.items()], inputs)
 
     def weights_file(self) -> bytes:
-        """Magic number, version, size, layout and CRC-32 of the payload, 32 bits each, and float32 weights."""
+        """The file of the weights, float32."""
         flat = [self.parameters[name].detach().reshape(-1) for name in self.names]
-        payload = torch.cat(flat).numpy().astype("<f4").tobytes()
-        words = (WEIGHTS_MAGIC, FILE_VERSION, len(payload), self.checksum, zlib.crc32(payload))
+        return self.file(WEIGHTS_MAGIC, torch.cat(flat).numpy().astype("<f4").tobytes())
+
+    def file(self, magic: int, payload: bytes) -> bytes:
+        """Magic number, version, size, layout and CRC-32 of the payload, 32 bits each, and the payload."""
+        words = (magic, FILE_VERSION, len(payload), self.checksum, zlib.crc32(payload))
         return b"".join(word.to_bytes(4, "little") for word in words) + payload

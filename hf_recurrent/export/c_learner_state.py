@@ -15,7 +15,7 @@ _MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
 
 
 def save_c_state(learner: Any) -> bytes:
-    """What `NAME_load` of the exported learner reads: an [`OnlineLearner`] with its weights, state and optimizer.
+    """The file that `NAME_load` of the exported learner reads: an [`OnlineLearner`]'s weights, state and optimizer.
 
     Raises:
         ValueError: the learner is not one of rule "rtrl" and stride 1, or is not supported in C.
@@ -37,9 +37,7 @@ def save_c_state(learner: Any) -> bytes:
     parts += [of_fields[name] * (not begins) for name in plan.fields]
     values = torch.cat([part.reshape(-1) for part in parts]).numpy().astype("<f4").tobytes()
     numbers = np.array([learner.updates, learner.bytes_read % (1 << 32), last % (1 << 32)], dtype="<u4").tobytes()
-    payload = values + numbers
-    words = (SAVED_MAGIC, FILE_VERSION, len(payload), plan.checksum, zlib.crc32(payload))
-    return b"".join(word.to_bytes(4, "little") for word in words) + payload
+    return plan.file(SAVED_MAGIC, values + numbers)
 
 
 def load_c_state(learner: Any, content: bytes) -> None:

@@ -1,8 +1,8 @@
 """The header and the source file around the statements of an exported learner."""
 
-from hf_recurrent.export.c_learner_plan import FILE_VERSION, HEADER_BYTES, SAVED_MAGIC, WEIGHTS_MAGIC, LearnerPlan
+from hf_recurrent.export.c_learner_plan import FILE_VERSION, HEADER_BYTES, SAVED_MAGIC, LearnerPlan
 from hf_recurrent.export.c_literals import literal
-from hf_recurrent.export.c_tables import CRC32
+from hf_recurrent.export.c_tables import CRC32, WEIGHTS_MAGIC
 
 
 def header_text(plan: LearnerPlan, work: int, table_bytes: int) -> str:

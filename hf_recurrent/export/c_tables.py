@@ -11,7 +11,8 @@ from torch import Tensor
 from hf_recurrent.export.c_literals import literal
 
 _TYPES = {"float": "<f4", "int8_t": "i1", "uint16_t": "<u2", "uint32_t": "<u4"}
-_MAGIC, _VERSION, _HEADER = 0x57434648, 1, struct.Struct("<4I")  # "HFCW" in little-endian order
+WEIGHTS_MAGIC = 0x57434648  # "HFCW" in little-endian order
+_VERSION, _HEADER = 1, struct.Struct("<4I")
 CRC32 = """static uint32_t NAME_crc32(const unsigned char *bytes, size_t size) {
     uint32_t crc = 0xffffffffu;
     for (size_t i = 0; i < size; i++) {
@@ -75,7 +76,7 @@ class Weights(NamedTuple):
 
     def file(self) -> bytes:
         """The file: magic number, version, size and CRC-32 of the payload, 32 bits each, and the payload."""
-        return _HEADER.pack(_MAGIC, _VERSION, len(self.payload), self.checksum) + self.payload
+        return _HEADER.pack(WEIGHTS_MAGIC, _VERSION, len(self.payload), self.checksum) + self.payload
 
     def declaration(self) -> str:
         """The struct that the payload is, and the function that checks it."""
@@ -101,7 +102,7 @@ const struct NAME_weights *NAME_load(const void *file, size_t size) {{
     uint32_t header[4];
     if (!file || size != NAME_WEIGHTS_FILE_SIZE || (uintptr_t)file % 4 != 0) return 0;
     memcpy(header, bytes, sizeof header);
-    if (header[0] != {_MAGIC:#x}u || header[1] != {_VERSION}u || header[2] != {size}u) return 0;
+    if (header[0] != {WEIGHTS_MAGIC:#x}u || header[1] != {_VERSION}u || header[2] != {size}u) return 0;
     if (header[3] != {self.checksum:#010x}u || NAME_crc32(bytes + sizeof header, {size}) != header[3]) return 0;
     if (sizeof(struct NAME_weights) != {size}) return 0; /* a compiler that leaves gaps */
     return (const struct NAME_weights *)(const void *)(bytes + sizeof header);

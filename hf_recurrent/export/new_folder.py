@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hf_recurrent.checkpoints.atomic_files import naming_file
-from hf_recurrent.checkpoints.files import STAGING_PREFIX
+from hf_recurrent.checkpoints.files import new_staging_directory
 
 
 def check_new(folder: Path) -> None:
@@ -19,10 +19,7 @@ def check_new(folder: Path) -> None:
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Context with a staging folder, which becomes `folder` at its end; after an error, nothing is left."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = folder.parent / f"{STAGING_PREFIX}{folder.name}"
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
+    staging = new_staging_directory(folder)
     try:
         with naming_file(folder):
             yield staging

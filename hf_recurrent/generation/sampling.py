@@ -1,4 +1,4 @@
-"""Sampling with a temperature, top-k and top-p: the processors of `generate()`, and draws from their probabilities.
+"""Sampling: the processors that `generate()` makes of temperature, top-k, top-p and min-p, and draws.
 
 Shape letters: B batch, V vocabulary.
 """
@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from hf_recurrent.argument_checks import check_sampling
 
@@ -20,6 +26,7 @@ class Sampling:
         temperature: divides the logits; 0 takes the most likely token.
         top_k: sample from the k most likely tokens; 0 for all.
         top_p: sample from the most likely tokens that together have this probability; 1 for all.
+        min_p: sample from the tokens with at least this share of the probability of the most likely one; 0 for all.
 
     Raises:
         ValueError: a value is out of range.
@@ -28,6 +35,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.top_p)
@@ -47,6 +55,8 @@ class Sampling:
             processors.append(TopKLogitsWarper(self.top_k))
         if self.top_p < 1.0:
             processors.append(TopPLogitsWarper(self.top_p))
+        if self.min_p:
+            processors.append(MinPLogitsWarper(self.min_p))
         return processors
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:

@@ -137,6 +137,9 @@ static void run_part(const void *argument, int64_t part)
     const int64_t first = part * job->group, end = first + job->group;
     for (int64_t stream = first; stream < end && stream < job->scan.batch; stream++)
         job->run(&job->scan, stream);
+#ifdef X86_LEVELS
+    _mm_sfence(); /* stores that went past the cache are not ordered otherwise */
+#endif
 }
 
 static void run(const struct scan *scan, int pass)
@@ -148,9 +151,6 @@ static void run(const struct scan *scan, int pass)
     job.group = scan->batch / (16 * scan->threads) > 0 ? scan->batch / (16 * scan->threads) : 1;
     struct call call = {.run = run_part, .argument = &job, .parts = (scan->batch + job.group - 1) / job.group};
     share(&call, scan->threads);
-#ifdef X86_LEVELS
-    _mm_sfence(); /* stores that went past the cache are not ordered otherwise */
-#endif
 }
 
 /* ---- What linear_scan_cpu.py calls ---- */

@@ -92,7 +92,6 @@ static void work(void *argument)
     }
 #ifdef X86_LEVELS
     _mm_setcsr(own);
-    _mm_sfence(); /* stores that went past the cache are not ordered by a lock */
 #endif
 }
 

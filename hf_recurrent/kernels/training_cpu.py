@@ -32,8 +32,18 @@ _SERIAL_PRODUCTS = 1 << 19
 _library = load_library("_training_cpu", "hf_training_version", _VERSION)
 _library.hf_training_instruction_level.argtypes = (ctypes.c_int,)
 use_pool(_library, "training")
-_PASSES = ("gated_norm", "gated_gelu", "gate_coefficients", "rms_norm")
-_TABLE_PASSES = ("table_sum", "table_gradient", "table_adagrad")
+# Tensors of a struct in training_cpu.c, in order, and the passes that take this struct.
+_GATED = ("gate", "value", "to", "moments", "grad", "grad_gate", "grad_value")
+_COEFFICIENTS = (
+    *("recurrence_gate", "rate", "input_gate", "inputs", "decay", "scaled", "grad_decay", "grad_scaled"),
+    *("grad_recurrence_gate", "grad_input_gate", "grad_inputs", "grad_rate"),
+)
+_NORM = ("x", "weight", "to", "scales", "grad", "grad_weight")
+_TABLE = ("table", "lookups", "order", "ranks", "values", "grad", "found", "sums")
+_TENSORS = {"gated_norm": _GATED, "gated_gelu": _GATED, "gate_coefficients": _COEFFICIENTS, "rms_norm": _NORM}
+_TENSORS |= {f"{name}_backward": tensors for name, tensors in _TENSORS.items()}
+_TENSORS |= dict.fromkeys(("table_sum", "table_gradient", "table_adagrad"), _TABLE)
+_INTEGERS = {"lookups", "order", "ranks", "found"}
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -46,7 +56,7 @@ def _function(name: str):
 _functions = {
     (name, dtype): _function(f"{name}_{suffix}")
     for dtype, suffix in _TYPES.items()
-    for name in ("products", *_PASSES, *(f"{name}_backward" for name in _PASSES), *_TABLE_PASSES)
+    for name in ("products", *_TENSORS)
 }
 
 
@@ -99,16 +109,29 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]]) -> None:
     _functions["products", dtype](struct.pack(f"={len(fields)}q", *fields))
 
 
-# ---- Element-wise passes ----
+# ---- Passes over rows ----
+
+Given = dict[str, tuple[Tensor, int]]  # name → contiguous tensor, and the number of elements that it must have
 
 
-def _run(name: str, like: Tensor, eps: float | None, tensors: dict[str, Tensor], sizes: Sequence[int]) -> None:
-    """Run a pass over `like`'s rows; `tensors` in the order of its struct, which ends with zeros."""
-    width, elements = like.shape[-1], like.numel()
-    pointers = addresses(tensors, zip(tensors, sizes, strict=True), like.dtype)
-    threads = free_threads() if elements >= _SERIAL_ELEMENTS else 1
-    head = struct.pack("=3q", threads, elements // width, width) + (b"" if eps is None else struct.pack("=d", eps))
-    _functions[name, like.dtype](head + struct.pack(f"={len(pointers)}q", *pointers))
+def _run(name: str, dtype: torch.dtype, sizes: Sequence[int], numbers: Sequence[float], given: Given) -> None:
+    """Run a pass.
+
+    Args:
+        name: of the pass.
+        dtype: of its tensors but those in `_INTEGERS`.
+        sizes: rows, width, and what its struct has after them.
+        numbers: of its struct.
+        given: the tensors that the pass reads or writes.
+    """
+    threads = free_threads() if sizes[0] * sizes[1] >= _SERIAL_ELEMENTS else 1
+    pointers = []
+    for each in _TENSORS[name]:
+        tensor, elements = given.get(each, (None, 0))
+        kind = torch.long if each in _INTEGERS else dtype
+        pointers += [0] if tensor is None else addresses({each: tensor}, ((each, elements),), kind)
+    layout = f"={1 + len(sizes)}q{len(numbers)}d{len(pointers)}q"
+    _functions[name, dtype](struct.pack(layout, threads, *sizes, *numbers, *pointers))
 
 
 def empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -120,13 +143,16 @@ def _like(tensor: Tensor) -> Tensor:
     return empty(tensor.shape, tensor.dtype)
 
 
+def _rows_and_width(tensor: Tensor) -> tuple[int, int]:
+    return tensor.numel() // tensor.shape[-1], tensor.shape[-1]
+
+
 def gated_norm(gate: Tensor, value: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """LN( GeLU(LN(gate)) ∘ LN(value) ), (…, width), and the moments (rows, 6) for the backward pass."""
-    gate, value, to = gate.contiguous(), value.contiguous(), _like(gate)
-    n = gate.numel()
-    moments = gate.new_empty(n // gate.shape[-1], 6)
-    tensors = {"gate": gate, "value": value, "to": to, "moments": moments}
-    _run("gated_norm", gate, eps, tensors, (n, n, n, moments.numel()))
+    sizes, n = _rows_and_width(gate), gate.numel()
+    to, moments = _like(gate), gate.new_empty(sizes[0], 6)
+    given = {"gate": (gate.contiguous(), n), "value": (value.contiguous(), n), "to": (to, n)}
+    _run("gated_norm", gate.dtype, sizes, (eps,), given | {"moments": (moments, 6 * sizes[0])})
     return to, moments
 
 
@@ -134,27 +160,30 @@ def gated_norm_backward(
     gate: Tensor, value: Tensor, moments: Tensor, grad: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `gate` and `value`."""
-    return _gated_backward("gated_norm_backward", gate, value, moments, grad, eps)
+    given = {"moments": (moments, 6 * _rows_and_width(gate)[0])}
+    return _gated_backward("gated_norm_backward", gate, value, grad, eps, given)
 
 
 def gated_gelu(gate: Tensor, value: Tensor) -> Tensor:
     """GeLU(gate) ∘ value, (…, width)."""
-    gate, value, to = gate.contiguous(), value.contiguous(), _like(gate)
-    _run("gated_gelu", gate, 0.0, {"gate": gate, "value": value, "to": to}, (gate.numel(),) * 3)
+    to, n = _like(gate), gate.numel()
+    given = {"gate": (gate.contiguous(), n), "value": (value.contiguous(), n), "to": (to, n)}
+    _run("gated_gelu", gate.dtype, _rows_and_width(gate), (0.0,), given)
     return to
 
 
 def gated_gelu_backward(gate: Tensor, value: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of `gate` and `value`."""
-    return _gated_backward("gated_gelu_backward", gate, value, grad.new_empty(0, 6), grad, 0.0)
+    return _gated_backward("gated_gelu_backward", gate, value, grad, 0.0, {})
 
 
-def _gated_backward(name: str, gate: Tensor, value: Tensor, moments: Tensor, grad: Tensor, eps: float):
-    gate, value, grad = gate.contiguous(), value.contiguous(), grad.contiguous()
-    n, grads = gate.numel(), (_like(gate), _like(value))
-    tensors = {"gate": gate, "value": value, "to": grads[0], "moments": moments, "grad": grad}
-    tensors |= {"grad_gate": grads[0], "grad_value": grads[1]}
-    _run(name, gate, eps, tensors, (n, n, n, moments.numel(), n, n, n))
+def _gated_backward(
+    name: str, gate: Tensor, value: Tensor, grad: Tensor, eps: float, given: Given
+) -> tuple[Tensor, Tensor]:
+    names, n, grads = ("gate", "value", "grad", "grad_gate", "grad_value"), gate.numel(), (_like(gate), _like(value))
+    tensors = (gate.contiguous(), value.contiguous(), grad.contiguous(), *grads)
+    given = given | {each: (tensor, n) for each, tensor in zip(names, tensors, strict=True)}
+    _run(name, gate.dtype, _rows_and_width(gate), (eps,), given)
     return grads
 
 
@@ -162,11 +191,9 @@ def gate_coefficients(
     recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor
 ) -> tuple[Tensor, Tensor]:
     """r = exp(-rate ∘ σ(recurrence_gate)) and sqrt(1 - r²) ∘ input_gate ∘ inputs, (…, S) with rates (S,)."""
-    given = [tensor.contiguous() for tensor in (recurrence_gate, rate, input_gate, inputs)]
-    n, results = recurrence_gate.numel(), (_like(recurrence_gate), _like(recurrence_gate))
-    names = ("recurrence_gate", "rate", "input_gate", "inputs", "decay", "scaled")
-    tensors = dict(zip(names, (*given, *results), strict=True))
-    _run("gate_coefficients", recurrence_gate, None, tensors, (n, rate.numel(), n, n, n, n))
+    results = _like(recurrence_gate), _like(recurrence_gate)
+    given = _coefficients_given(recurrence_gate, rate, input_gate, inputs, decay=results[0], scaled=results[1])
+    _run("gate_coefficients", recurrence_gate.dtype, _rows_and_width(recurrence_gate), (), given)
     return results
 
 
@@ -174,24 +201,33 @@ def gate_coefficients_backward(
     recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor, grad_decay: Tensor, grad_scaled: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the four arguments of [`gate_coefficients`]."""
-    given = (recurrence_gate, rate, input_gate, inputs, grad_decay, grad_scaled)
-    recurrence_gate, rate, input_gate, inputs, grad_decay, grad_scaled = (tensor.contiguous() for tensor in given)
-    n, width = recurrence_gate.numel(), rate.numel()
-    grads = [_like(recurrence_gate) for _ in range(3)]
-    sums = rate.new_empty(_chunks(n // width), width)
-    names = ("recurrence_gate", "rate", "input_gate", "inputs", "decay", "scaled", "grad_decay", "grad_scaled")
-    names += ("grad_recurrence_gate", "grad_input_gate", "grad_inputs", "grad_rate")
-    values = (recurrence_gate, rate, input_gate, inputs, *grads[:2], grad_decay, grad_scaled, *grads, sums)
-    sizes = (n, width, *[n] * 9, sums.numel())
-    _run("gate_coefficients_backward", recurrence_gate, None, dict(zip(names, values, strict=True)), sizes)
+    sizes, grads = _rows_and_width(recurrence_gate), [_like(recurrence_gate) for _ in range(3)]
+    sums = rate.new_empty(_chunks(sizes[0]), sizes[1])
+    names = ("grad_recurrence_gate", "grad_input_gate", "grad_inputs")
+    more = {"grad_decay": grad_decay, "grad_scaled": grad_scaled, **dict(zip(names, grads, strict=True))}
+    given = _coefficients_given(recurrence_gate, rate, input_gate, inputs, **more)
+    given["grad_rate"] = sums, sums.numel()
+    _run("gate_coefficients_backward", recurrence_gate.dtype, sizes, (), given)
     return grads[0], sums.sum(0), *grads[1:]
+
+
+def _coefficients_given(
+    recurrence_gate: Tensor, rate: Tensor, input_gate: Tensor, inputs: Tensor, **more: Tensor
+) -> Given:
+    n = recurrence_gate.numel()
+    tensors = {"recurrence_gate": recurrence_gate, "input_gate": input_gate, "inputs": inputs, **more}
+    given = {name: (tensor.contiguous(), n) for name, tensor in tensors.items()}
+    return given | {"rate": (rate.contiguous(), recurrence_gate.shape[-1])}
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """weight ∘ x / sqrt(mean(x²) + eps), (…, width), and the scales (rows,) for the backward pass."""
-    x, to = x.contiguous(), _like(x)
-    scales = x.new_empty(x.numel() // x.shape[-1])
-    _norm("rms_norm", x, weight, eps, {"to": to, "scales": scales})
+    to, sizes = _like(x), _rows_and_width(x)
+    scales = x.new_empty(sizes[0])
+    given = {"x": (x.contiguous(), x.numel()), "to": (to, x.numel()), "scales": (scales, sizes[0])}
+    if weight is not None:
+        given["weight"] = weight.contiguous(), sizes[1]
+    _run("rms_norm", x.dtype, sizes, (eps,), given)
     return to, scales
 
 
@@ -199,17 +235,14 @@ def rms_norm_backward(
     x: Tensor, weight: Tensor | None, scales: Tensor, grad: Tensor, eps: float
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of `x` and `weight`."""
-    x, grad_x = x.contiguous(), _like(x)
-    sums = x.new_empty(0 if weight is None else _chunks(len(scales)), x.shape[-1])
-    tensors = {"to": grad_x, "scales": scales, "grad": grad.contiguous(), "grad_weight": sums}
-    _norm("rms_norm_backward", x, weight, eps, tensors)
-    return grad_x, None if weight is None else sums.sum(0)
-
-
-def _norm(name: str, x: Tensor, weight: Tensor | None, eps: float, tensors: dict[str, Tensor]) -> None:
-    weight = x.new_empty(0) if weight is None else weight.contiguous()
-    tensors = {"x": x, "weight": weight, **tensors}
-    _run(name, x, eps, tensors, [tensor.numel() for tensor in tensors.values()])
+    grad_x, sizes, sums = _like(x), _rows_and_width(x), None
+    given = {"x": (x.contiguous(), x.numel()), "to": (grad_x, x.numel()), "scales": (scales, sizes[0])}
+    given["grad"] = grad.contiguous(), x.numel()
+    if weight is not None:
+        sums = x.new_empty(_chunks(sizes[0]), sizes[1])
+        given |= {"weight": (weight.contiguous(), sizes[1]), "grad_weight": (sums, sums.numel())}
+    _run("rms_norm_backward", x.dtype, sizes, (eps,), given)
+    return grad_x, None if sums is None else sums.sum(0)
 
 
 def _chunks(rows: int) -> int:
@@ -222,9 +255,9 @@ def _chunks(rows: int) -> int:
 def table_sum(table: Tensor, lookups: Tensor) -> Tensor:
     """The sums (…, width) of the rows `lookups` (…, n) of a table (rows, width)."""
     width, (*outer, group) = table.shape[1], lookups.shape
-    result = RESULTS.empty(torch.Size((*outer, width)), table.dtype)
-    sizes = {"values": result.numel(), "lookups": lookups.numel()}
-    _run_table("table_sum", table, lookups.numel() // group, group, sizes, lookups=lookups.contiguous(), values=result)
+    result = empty(torch.Size((*outer, width)), table.dtype)
+    given = {"lookups": (lookups.contiguous(), lookups.numel()), "values": (result, result.numel())}
+    _run_table("table_sum", table, lookups.numel() // group, group, given)
     return result
 
 
@@ -237,35 +270,26 @@ def table_gradient(table: Tensor, lookups: Tensor, grad: Tensor) -> tuple[Tensor
     torch.cumsum(ordered[1:] != ordered[:-1], 0, out=ranks[1:])
     count = int(ranks[-1]) + 1 if n else 0
     found, values = ordered.new_empty(count), empty(torch.Size((count, width)), table.dtype)
-    sizes = {"lookups": n, "order": n, "ranks": n, "values": count * width, "grad": n // group * width, "found": count}
-    tensors = {"lookups": ordered, "order": order, "ranks": ranks, "values": values, "grad": grad.contiguous()}
-    _run_table("table_gradient", table, n, group, sizes, found=found, **tensors)
+    given = {"lookups": (ordered, n), "order": (order, n), "ranks": (ranks, n), "found": (found, count)}
+    given |= {"values": (values, count * width), "grad": (grad.contiguous(), n // group * width)}
+    _run_table("table_gradient", table, n, group, given)
     return found, values
 
 
 def table_adagrad(table: Tensor, sums: Tensor, rows: Tensor, grad: Tensor, rate: float, eps: float) -> None:
     """One step of row-wise Adagrad for rows that differ; `sums`, one for each row of the table, and `table` change."""
-    sizes = {"lookups": len(rows), "grad": rows.numel() * table.shape[1], "sums": len(table)}
-    tensors = {"lookups": rows.contiguous(), "grad": grad.contiguous(), "sums": sums}
-    _run_table("table_adagrad", table, len(rows), 1, sizes, rate, eps, **tensors)
-
-
-_TABLE_TENSORS = ("lookups", "order", "ranks", "values", "grad", "found", "sums")
-_INTEGERS = {"lookups", "order", "ranks", "found"}
+    given = {"lookups": (rows.contiguous(), len(rows)), "sums": (sums, len(table))}
+    given["grad"] = grad.contiguous(), len(rows) * table.shape[1]
+    _run_table("table_adagrad", table, len(rows), 1, given, rate, eps)
 
 
 def _run_table(
-    name: str, table: Tensor, rows: int, group: int, sizes: dict[str, int], rate=0.0, eps=0.0, **tensors: Tensor
+    name: str, table: Tensor, rows: int, group: int, given: Given, rate: float = 0.0, eps: float = 0.0
 ) -> None:
     """Run a pass over `rows` outputs, lookups or rows of a table."""
-    pointers = [address("table", table, table.dtype, table.numel())]
-    for each in _TABLE_TENSORS:
-        dtype = torch.long if each in _INTEGERS else table.dtype
-        pointers.append(address(each, tensors[each], dtype, sizes[each]) if each in tensors else 0)
-    _check_lookups(tensors["lookups"], len(table))
-    threads = free_threads() if rows * table.shape[1] >= _SERIAL_ELEMENTS else 1
-    head = (threads, rows, table.shape[1], group, rate, eps)
-    _functions[name, table.dtype](struct.pack("=4q2d8q", *head, *pointers))
+    _check_lookups(given["lookups"][0], len(table))
+    sizes, given = (rows, table.shape[1], group), given | {"table": (table, table.numel())}
+    _run(name, table.dtype, sizes, (rate, eps), given)
 
 
 def _check_lookups(lookups: Tensor, rows: int) -> None:

@@ -5,28 +5,10 @@ Shape letters: B batch, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from transformers import LogitsProcessorList, MinPLogitsWarper
 
 from hf_recurrent.generation.sampling import Sampling
-
-
-@dataclass(frozen=True)
-class ServerSampling(Sampling):
-    """Sampling with one more argument.
-
-    Args:
-        min_p: sample from the tokens with at least this share of the probability of the most likely one; 0 for all.
-    """
-
-    min_p: float = 0.0
-
-    @cached_property
-    def processors(self) -> LogitsProcessorList:
-        more = [MinPLogitsWarper(self.min_p)] if self.min_p else []
-        return LogitsProcessorList([*super().processors, *more])
 
 
 @dataclass(frozen=True)

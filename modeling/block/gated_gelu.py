@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .training_kernels import training_kernels
+from .training_kernels import training_kernels, training_module
 
 
 def gated_gelu(gate: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -17,10 +17,10 @@ class _GatedGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, value):
         ctx.save_for_backward(gate, value)
-        return training_kernels(gate).gated_gelu(gate, value)
+        return training_module().gated_gelu(gate, value)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         gate, value = ctx.saved_tensors
-        return training_kernels(gate).gated_gelu_backward(gate, value, grad)
+        return training_module().gated_gelu_backward(gate, value, grad)

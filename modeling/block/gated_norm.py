@@ -10,7 +10,7 @@ from torch import nn
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_blocks import layer_norm
 from .recurrent_state import state_dtype
-from .training_kernels import training_kernels
+from .training_kernels import training_kernels, training_module
 
 _norm, _norm_backward = torch.ops.aten.native_layer_norm, torch.ops.aten.native_layer_norm_backward
 _ONLY_INPUT = [True, False, False]  # of the gradients of a norm: it has no weight and no bias
@@ -38,7 +38,7 @@ def gated_norm(gate: torch.Tensor, value: torch.Tensor, eps: float) -> torch.Ten
 class _FusedGatedNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, value, eps):
-        output, moments = training_kernels(gate).gated_norm(gate, value, eps)
+        output, moments = training_module().gated_norm(gate, value, eps)
         ctx.eps = eps
         ctx.save_for_backward(gate, value, moments)
         return output
@@ -47,7 +47,7 @@ class _FusedGatedNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_output):
         gate, value, moments = ctx.saved_tensors
-        return *training_kernels(gate).gated_norm_backward(gate, value, moments, grad_output, ctx.eps), None
+        return *training_module().gated_norm_backward(gate, value, moments, grad_output, ctx.eps), None
 
 
 class _GatedNorm(torch.autograd.Function):

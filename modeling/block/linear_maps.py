@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from .recurrent_blocks import Contraction
-from .training_kernels import is_plain_layer, training_kernels
+from .training_kernels import is_plain_layer, training_kernels, training_module
 
 
 def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, ...]:
@@ -35,7 +35,7 @@ class _LinearMaps(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, inputs, *parameters):
-        kernels, rows = training_kernels(inputs), inputs.reshape(-1, inputs.shape[-1])
+        kernels, rows = training_module(), inputs.reshape(-1, inputs.shape[-1])
         outputs, products = [], []
         for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
             output = kernels.empty(torch.Size((*inputs.shape[:-1], len(weight))), inputs.dtype)
@@ -52,7 +52,7 @@ class _LinearMaps(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
         inputs, *weights = ctx.saved_tensors
-        kernels = training_kernels(inputs)
+        kernels = training_module()
         needs_inputs, *needs = ctx.needs_input_grad
         results = [None] * (1 + len(needs))
         given = [

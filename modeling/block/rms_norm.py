@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .training_kernels import is_plain_layer, training_kernels
+from .training_kernels import is_plain_layer, training_kernels, training_module
 
 
 def rms_norm(norm: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -17,7 +17,7 @@ def rms_norm(norm: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, eps):
-        output, scales = training_kernels(hidden).rms_norm(hidden, weight, eps)
+        output, scales = training_module().rms_norm(hidden, weight, eps)
         ctx.eps = eps
         ctx.save_for_backward(hidden, weight, scales)
         return output
@@ -26,4 +26,4 @@ class _RmsNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         hidden, weight, scales = ctx.saved_tensors
-        return *training_kernels(hidden).rms_norm_backward(hidden, weight, scales, grad, ctx.eps), None
+        return *training_module().rms_norm_backward(hidden, weight, scales, grad, ctx.eps), None

@@ -19,7 +19,7 @@ from transformers import initialization as init
 
 from ..block.block_inputs import Padding
 from ..block.recurrent_blocks import delayed, episode_numbers, last_inputs
-from ..block.training_kernels import SMALLEST_FUSED, training_kernels
+from ..block.training_kernels import SMALLEST_FUSED, training_kernels, training_module
 
 # Part of the format of checkpoints: with other numbers, trained tables would be read at other rows.
 NGRAM_MODULUS, NGRAM_BASE = 2**31 - 1, 1_103_515_245
@@ -61,13 +61,13 @@ class _TableSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table, rows):
         ctx.save_for_backward(table, rows)
-        return training_kernels(table).table_sum(table, rows)
+        return training_module().table_sum(table, rows)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         table, rows = ctx.saved_tensors
-        found, values = training_kernels(table).table_gradient(table, rows, grad)
+        found, values = training_module().table_gradient(table, rows, grad)
         gradient = torch.sparse_coo_tensor(found[None], values, table.shape, is_coalesced=True, check_invariants=False)
         return gradient, None
 

@@ -8,7 +8,7 @@ CPU in tiles that stay in the cache.
 import torch
 
 from ..block.recurrent_state import state_dtype
-from ..block.training_kernels import training_kernels
+from ..block.training_kernels import training_kernels, training_module
 from ..scan.tiling import should_recompute, tiles
 from .recurrent_unit import SMALLEST_SQUARED_GAMMA, input_normalizer
 
@@ -38,12 +38,12 @@ class _FusedGateCoefficients(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):
         ctx.save_for_backward(*inputs)
-        return training_kernels(inputs[0]).gate_coefficients(*inputs)
+        return training_module().gate_coefficients(*inputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        return training_kernels(ctx.saved_tensors[0]).gate_coefficients_backward(*ctx.saved_tensors, *grads)
+        return training_module().gate_coefficients_backward(*ctx.saved_tensors, *grads)
 
 
 class _GateCoefficients(torch.autograd.Function):

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from hf_recurrent.argument_checks import LEAST_TEMPERATURE
-from hf_recurrent.server.sampling import LogitChanges, ServerSampling
+from hf_recurrent.generation.sampling import Sampling
+from hf_recurrent.server.sampling import LogitChanges
 
 _MOST_SEED = 2**63 - 1 - (1 << 16)  # further choices take the next seeds
 _MOST_TOKENS = 1 << 31
@@ -57,12 +58,12 @@ class SamplingFields(Body):
         return value
 
     @property
-    def sampling(self) -> ServerSampling:
+    def sampling(self) -> Sampling:
         """With the defaults of OpenAI: temperature 1, and every token."""
         temperature = 1.0 if self.temperature is None else self.temperature
         if self.top_p == 0:  # of the most likely token alone
             temperature = 0.0
-        return ServerSampling(temperature, max(self.top_k or 0, 0), self.top_p or 1.0, self.min_p or 0.0)
+        return Sampling(temperature, max(self.top_k or 0, 0), self.top_p or 1.0, self.min_p or 0.0)
 
     @property
     def changes(self) -> LogitChanges:
