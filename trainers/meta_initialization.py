@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from hf_recurrent.checkpoints.sharded_tensors import copy_whole
+from hf_recurrent.modeling.contexts.count_memory import CountMemory
 
 Built = TypeVar("Built", bound=PreTrainedModel)
 
@@ -96,12 +97,13 @@ def _to_empty(model: nn.Module, device: torch.device) -> None:
     """`Module.to_empty`, which would give tied parameters a memory each."""
     empty: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
+        kept = torch.device("cpu") if isinstance(module, CountMemory) else device  # it reads on the CPU alone
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
                 if tensor not in empty:
-                    made = torch.empty_like(tensor, device=device)
+                    made = torch.empty_like(tensor, device=kept)
                     is_parameter = isinstance(tensor, nn.Parameter)
                     empty[tensor] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
                 tensors[name] = empty[tensor]

@@ -176,7 +176,7 @@ class FullSharding(Replication):
         """Give all processes the weights of the first, as DDP does."""
         for tensor in (*model.parameters(), *model.buffers()):
             value = tensor.detach().to(self.device, copy=True).contiguous()
-            dist.broadcast(value, 0)
+            dist.broadcast(value.view(-1).view(torch.uint8), 0)  # as bytes: no back end has all integer types
             tensor.data.copy_(value)
 
     @contextmanager

@@ -31,6 +31,9 @@ from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.sharding import FullSharding, ShardingSettings
 
 FOLDER = Path(sys.argv[1])
+_COUNTS = {
+    "count_memory_slots": 1024, "count_memory_text": 16384, "count_memory_window": 256, "count_memory_rows": 16,
+}  # fmt: skip
 _SHORT = {"max_steps": 6, "save_steps": 3, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 4}
 
 
@@ -45,15 +48,15 @@ def finish(trainer, name, resume=None):
     if first:
         result = {
             "losses": logged(trainer), "norms": logged(trainer, "grad_norm"),
-            "evaluated": metrics["eval_bits_per_byte"], "sharded": trainer.sharding.is_sharded,
-            "processes": trainer.args.world_size,
+            "mixed": logged(trainer, "mixed_bits_per_byte"), "evaluated": metrics["eval_bits_per_byte"],
+            "sharded": trainer.sharding.is_sharded, "processes": trainer.args.world_size,
             "parts": sum(map(is_sharded, trainer.trained_model.parameters())),
         }  # fmt: skip
         (FOLDER / f"{name}.json").write_text(json.dumps(result))
 
 
-def next_token(name, batch, resume=None, lora=False, tables=False, **arguments):
-    model = table_model() if tables else tiny_model()
+def next_token(name, batch, resume=None, lora=False, tables=False, counts=False, **arguments):
+    model = table_model(**(_COUNTS if counts else {})) if tables else tiny_model()
     if tables:
         arguments |= {"matrix_optimizer": "muon"}
     if lora:
@@ -82,7 +85,7 @@ def same_weights():
     different = []
     for family, overrides in (
         ("memora", {}), ("memora", {"recurrent_unit": "gru"}), ("hawk", {}), ("mgrade", {}), ("lru", {}),
-        ("smt-rnn", {}),
+        ("smt-rnn", {}), ("memora", _COUNTS | {"ngram_orders": [2, 3], "ngram_rows": 64}),
     ):  # fmt: skip
         config = config_from_preset(f"{family}-tiny", num_hidden_layers=2, **overrides)
         build = partial(AutoModelForCausalLM.from_config, config)
@@ -95,8 +98,13 @@ def same_weights():
         FullSharding(torch.device("cpu"), ShardingSettings(), by_layer=True).shard(model)
         parts = dict(model.named_parameters())
         for name, weight in plain.named_parameters():
-            if not is_sharded(parts[name]) or not torch.equal(whole(parts[name]), weight):
+            is_table = "embed_ngrams" in name  # every process has it whole
+            if is_sharded(parts[name]) == is_table or not torch.equal(whole(parts[name]), weight):
                 different.append(f"{family}: {name}")
+        buffers = dict(model.named_buffers())
+        different += [
+            f"{family}: {name}" for name, each in plain.named_buffers() if not torch.equal(each, buffers[name])
+        ]
     if dist.get_rank() == 0:
         (FOLDER / "same_weights.json").write_text(json.dumps(different))
 
@@ -128,6 +136,7 @@ def refuse(rank, resume):
 
 _SMT = {"kind": SmtTrainer, "arguments_kind": SmtTrainingArguments, "future_length": 4}
 _DMT = {"kind": DmtTrainer, "arguments_kind": DmtTrainingArguments, "rollout_length": 8}
+_BOTH = {"tables": True, "counts": True}
 _SAMPLES = {"sample_every": 2, "sample_bytes": 5}
 # Name → processes, sharded, action of a rank, environment.
 SCENARIOS = {
@@ -158,6 +167,16 @@ SCENARIOS = {
         {},
     ),
     "tables_one": (1, False, lambda _: next_token("tables_one", 4, "tables_fsdp/checkpoint-3", tables=True), {}),
+    "counts": (1, False, lambda _: next_token("counts", 4, **_BOTH), {}),
+    "counts_ddp": (2, False, lambda _: next_token("counts_ddp", 2, **_BOTH), {}),
+    "counts_fsdp": (2, True, lambda _: next_token("counts_fsdp", 2, **_BOTH), {}),
+    "counts_resumed": (
+        2,
+        True,
+        lambda _: next_token("counts_resumed", 2, "counts_fsdp/checkpoint-3", **_BOTH),
+        {},
+    ),
+    "counts_one": (1, False, lambda _: next_token("counts_one", 4, "counts_fsdp/checkpoint-3", **_BOTH), {}),
     "compiled_fsdp": (2, True, lambda _: next_token("compiled_fsdp", 2, torch_compile=True), {}),
     "smt": (2, False, lambda _: memories("smt", 2, **_SMT), {}),
     "smt_fsdp": (2, True, lambda _: memories("smt_fsdp", 2, **_SMT), {}),

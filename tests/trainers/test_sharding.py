@@ -98,6 +98,23 @@ def test_tables_beside_sharded_matrices_train_as_in_one_process(tmp_path, enviro
     assert_close(runs.read("tables_one"), whole)
 
 
+def test_count_memory_of_two_processes_is_that_of_one(tmp_path, environment):
+    runs = run(tmp_path, environment, ["counts", "counts_ddp", "counts_fsdp+counts_resumed", "counts_one"])
+    one, ddp, sharded, resumed, continued = (
+        runs.read(f"counts{name}") for name in ("", "_ddp", "_fsdp", "_resumed", "_one")
+    )
+    memory = [name for name in one.weights if "count_memory" in name]
+    text = next(name for name in memory if name.endswith("text"))
+    assert one.weights[text].any() and sharded.parts > 5
+    for other in (ddp, sharded, continued):
+        assert (other.weights[text] == one.weights[text]).all()
+        # The network's logits of 2 rows are rounded otherwise than of 4; the memory mixes them.
+        assert other.mixed == pytest.approx(one.mixed, rel=1e-4)
+        assert other.evaluated == pytest.approx(one.evaluated, rel=1e-4)
+    assert resumed.mixed == sharded.mixed and resumed.evaluated == sharded.evaluated
+    assert all((resumed.weights[name] == sharded.weights[name]).all() for name in memory)
+
+
 def test_processes_that_disagree_end_with_one_sentence(runs):
     expected = "`learning_rate` is 0.1 in process 0 and 0.2 in process 1"
     sentences = [runs.read(f"disagree{rank}") for rank in (0, 1)]
