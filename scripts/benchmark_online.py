@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--unit", help="recurrent unit; default: the preset's")
     parser.add_argument("--rule", default="rtrl", choices=RULES)
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "rmsprop"])
-    parser.add_argument("--blocks", type=int, default=16, help="updates per measurement")
+    parser.add_argument("--blocks", type=int, default=128, help="updates per measurement")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows = []
