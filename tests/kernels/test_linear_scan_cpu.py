@@ -4,6 +4,7 @@ import gc
 import importlib.machinery
 import importlib.util
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -425,6 +426,19 @@ def test_memory_returns_with_its_last_tensor():
     assert memory.unused_bytes() == fresh[0]
     assert memory.empty(shape, torch.float32).data_ptr() == address
     assert len(fresh) == 3 and second.dtype == torch.bfloat16
+
+
+def test_blocks_of_other_sizes_do_not_pile_up():
+    memory, fresh = make_memory(kept=1 << 30)
+    sizes = [random.Random(0).randint(1 << 20, 1 << 24) for _ in range(200)]
+    most = 0
+    for size in sizes:
+        tensor = memory.empty(torch.Size((size,)), torch.uint8)
+        most = max(most, memory.used_bytes())
+        del tensor
+        gc.collect()
+        assert memory.unused_bytes() <= 1.125 * most
+    assert len(fresh) < len(sizes)  # a tensor may lie in the memory of a larger one
 
 
 def test_unused_memory_is_limited():
