@@ -26,8 +26,8 @@ class OutputMemory:
 
     Args:
         on_new: called with every block of fresh memory, a tensor of bytes.
-        kept: at most this many bytes lie unused; the oldest blocks go first. Used and unused blocks together are at most
-            an eighth larger than what was ever in use at once.
+        kept: at most this many bytes lie unused; the oldest blocks go first. Used and unused blocks together have at
+            most an eighth more than was ever in use at once.
     """
 
     def __init__(self, on_new: Callable[[Tensor], object], kept: int = _KEPT):
