@@ -66,8 +66,7 @@ class OutputMemory:
 
     def _give_back(self, reference: weakref.ref) -> None:
         _, self._free[next(self._numbers)] = self._used.pop(id(reference))
-        unused = self.unused_bytes()
-        excess = unused - min(self._kept, _ROOM * self._most_used - self.used_bytes())
+        excess = self.unused_bytes() - min(self._kept, _ROOM * self._most_used - self.used_bytes())
         for number, block in tuple(self._free.items()):
             if excess <= 0:
                 break

@@ -430,8 +430,8 @@ def test_memory_returns_with_its_last_tensor():
 
 def test_blocks_of_other_sizes_do_not_pile_up():
     memory, fresh = make_memory(kept=1 << 30)
-    sizes = [random.Random(0).randint(1 << 20, 1 << 24) for _ in range(200)]
-    most = 0
+    generator, most = random.Random(0), 0
+    sizes = [generator.randint(1 << 20, 1 << 24) for _ in range(200)]
     for size in sizes:
         tensor = memory.empty(torch.Size((size,)), torch.uint8)
         most = max(most, memory.used_bytes())

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from forked_groups import run_group
 from smt_cases import tiny_pair
-from tiny_run import logged, table_model, tiny_corpora, tiny_model, tiny_trainer
+from tiny_run import COUNT_SIZES, logged, table_model, tiny_corpora, tiny_model, tiny_trainer
 from transformers import AutoModelForCausalLM, set_seed
 
 from hf_recurrent import (
@@ -31,9 +31,6 @@ from hf_recurrent.trainers.meta_initialization import build_on_meta
 from hf_recurrent.trainers.sharding import FullSharding, ShardingSettings
 
 FOLDER = Path(sys.argv[1])
-_COUNTS = {
-    "count_memory_slots": 1024, "count_memory_text": 16384, "count_memory_window": 256, "count_memory_rows": 16,
-}  # fmt: skip
 _SHORT = {"max_steps": 6, "save_steps": 3, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 4}
 
 
@@ -55,8 +52,8 @@ def finish(trainer, name, resume=None):
         (FOLDER / f"{name}.json").write_text(json.dumps(result))
 
 
-def next_token(name, batch, resume=None, lora=False, tables=False, counts=False, **arguments):
-    model = table_model(**(_COUNTS if counts else {})) if tables else tiny_model()
+def next_token(name, batch, resume=None, lora=False, tables=False, fields=None, **arguments):
+    model = (table_model if tables else tiny_model)(**(fields or {}))
     if tables:
         arguments |= {"matrix_optimizer": "muon"}
     if lora:
@@ -85,7 +82,7 @@ def same_weights():
     different = []
     for family, overrides in (
         ("memora", {}), ("memora", {"recurrent_unit": "gru"}), ("hawk", {}), ("mgrade", {}), ("lru", {}),
-        ("smt-rnn", {}), ("memora", _COUNTS | {"ngram_orders": [2, 3], "ngram_rows": 64}),
+        ("smt-rnn", {}), ("memora", COUNT_SIZES | {"ngram_orders": [2, 3], "ngram_rows": 64}),
     ):  # fmt: skip
         config = config_from_preset(f"{family}-tiny", num_hidden_layers=2, **overrides)
         build = partial(AutoModelForCausalLM.from_config, config)
@@ -136,7 +133,7 @@ def refuse(rank, resume):
 
 _SMT = {"kind": SmtTrainer, "arguments_kind": SmtTrainingArguments, "future_length": 4}
 _DMT = {"kind": DmtTrainer, "arguments_kind": DmtTrainingArguments, "rollout_length": 8}
-_BOTH = {"tables": True, "counts": True}
+_COUNTS = {"tables": True, "fields": COUNT_SIZES}
 _SAMPLES = {"sample_every": 2, "sample_bytes": 5}
 # Name → processes, sharded, action of a rank, environment.
 SCENARIOS = {
@@ -167,16 +164,16 @@ SCENARIOS = {
         {},
     ),
     "tables_one": (1, False, lambda _: next_token("tables_one", 4, "tables_fsdp/checkpoint-3", tables=True), {}),
-    "counts": (1, False, lambda _: next_token("counts", 4, **_BOTH), {}),
-    "counts_ddp": (2, False, lambda _: next_token("counts_ddp", 2, **_BOTH), {}),
-    "counts_fsdp": (2, True, lambda _: next_token("counts_fsdp", 2, **_BOTH), {}),
+    "counts": (1, False, lambda _: next_token("counts", 4, **_COUNTS), {}),
+    "counts_ddp": (2, False, lambda _: next_token("counts_ddp", 2, **_COUNTS), {}),
+    "counts_fsdp": (2, True, lambda _: next_token("counts_fsdp", 2, **_COUNTS), {}),
     "counts_resumed": (
         2,
         True,
-        lambda _: next_token("counts_resumed", 2, "counts_fsdp/checkpoint-3", **_BOTH),
+        lambda _: next_token("counts_resumed", 2, "counts_fsdp/checkpoint-3", **_COUNTS),
         {},
     ),
-    "counts_one": (1, False, lambda _: next_token("counts_one", 4, "counts_fsdp/checkpoint-3", **_BOTH), {}),
+    "counts_one": (1, False, lambda _: next_token("counts_one", 4, "counts_fsdp/checkpoint-3", **_COUNTS), {}),
     "compiled_fsdp": (2, True, lambda _: next_token("compiled_fsdp", 2, torch_compile=True), {}),
     "smt": (2, False, lambda _: memories("smt", 2, **_SMT), {}),
     "smt_fsdp": (2, True, lambda _: memories("smt_fsdp", 2, **_SMT), {}),

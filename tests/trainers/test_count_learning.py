@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import logged, tiny_model, tiny_trainer
-
-SIZES = {"count_memory_slots": 1024, "count_memory_text": 16384, "count_memory_window": 256, "count_memory_rows": 16}
+from tiny_run import COUNT_SIZES, logged, tiny_model, tiny_trainer
 
 
 def counting_trainer(output_dir, **arguments):
-    return tiny_trainer(output_dir, tiny_model(**SIZES), **arguments)
+    return tiny_trainer(output_dir, tiny_model(**COUNT_SIZES), **arguments)
 
 
 def memory_of(trainer):

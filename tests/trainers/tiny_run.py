@@ -44,6 +44,9 @@ def tiny_model(preset="memora-tiny", **overrides):
 
 
 TABLE = "model.embed_ngrams.weight"
+COUNT_SIZES = {
+    "count_memory_slots": 1024, "count_memory_text": 16384, "count_memory_window": 256, "count_memory_rows": 16,
+}  # fmt: skip
 
 
 def table_model(**overrides):
