@@ -15,7 +15,13 @@ def run_engine(lines: Sequence[bytes], settings: WatchSettings | None = None) ->
     scores, flags = [], []
     begin = time.perf_counter()
     for line in lines:
-        reports = [judge.judge(text, when) for text, when in decode(line) or ((line, None),)]
+        records = decode(line)
+        if records is None:
+            report = judge.judge(line)
+            scores.append(report.score)
+            flags.append(report.is_unusual)
+            continue
+        reports = [judge.judge(text, when) for text, when in records]
         scores.append(max((report.score for report in reports), default=0.0))
         flags.append(any(report.is_unusual for report in reports))
     judge.tracker.finish()

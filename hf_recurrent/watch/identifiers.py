@@ -1,6 +1,7 @@
 """Parts of a line that may name a session: a request, a block, a process, a container."""
 
 import re
+from operator import itemgetter
 
 from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, UUID, Masked
 
@@ -8,8 +9,9 @@ _MOST = 8
 _FEWEST_BYTES = 2
 _VARIABLES = ADDRESS + HEX + NUMBER + UUID
 # A variable with the letters, signs and variables that it hangs together with.
-_PIECE = re.compile(rb"[\w.-]*[\x02-\x05][\w\x02-\x05.-]*")
+_PIECE = re.compile(rb"(?<![\w.-])[\w.-]*[\x02-\x05][\w\x02-\x05.-]*")
 _RUN = re.compile(rb"([\x02-\x05])\1*")
+_FIRST = itemgetter(1)  # of a match; a template such as \1 is expanded in Python
 # The word and the sign before a piece, which tell `pid=` from `uid=`.
 _BEFORE = re.compile(rb"[A-Za-z_]{0,24}[=\[(#:@]\Z")
 _LETTERS = re.compile(rb"[A-Za-z]")
@@ -33,7 +35,7 @@ def identifiers_of(line: bytes, masked: Masked) -> list[tuple[int, int, bytes]]:
             end = port
         if sum(piece.count(kind) for kind in (ADDRESS, HEX, NUMBER, UUID)) < _FEWEST_BYTES:
             continue
-        kind = _RUN.sub(rb"\1", piece)
+        kind = _RUN.sub(_FIRST, piece)
         if not _LETTERS.search(kind):
             before = _BEFORE.search(filled, max(begin - 26, 0), begin)
             kind = (before.group() if before else b"#%d" % _word_index(masked, begin)) + kind

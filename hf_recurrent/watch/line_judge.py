@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_recurrent.watch.regularity import Regularity
 from hf_recurrent.watch.session_tracker import SessionTracker
-from hf_recurrent.watch.slots import BUCKETS, CONFIRMED, FREQUENT, NEAR, rare_share
+from hf_recurrent.watch.slots import BUCKETS, FREQUENT, NEAR, IndirectShares, rare_share, usual_share
 from hf_recurrent.watch.tail_histogram import WINDOW, AdaptiveThreshold, TailHistogram
 from hf_recurrent.watch.templates import Layout, Template, TemplateMiner, Variant
 from hf_recurrent.watch.timestamps import LogClock
@@ -31,8 +31,11 @@ _WEIGHTS = {
     "severity": 1.1,
     "silence": 0.9,
 }
+_CORRECTED = ("after", "before", "after_template", "before_template")  # by what came in the same state
 # Power of the norm that joins the groups: a single high rarity counts nearly alone.
 _NORM = 6
+# Weight of the higher one of the ranks of a successor and of a predecessor.
+_HIGHER = 0.6
 # Bits of shape for each digit beyond one that a number has more than all before it.
 _DIGIT_BITS = 4.0
 # Pseudo-counts: of all slots for the values of a slot, of all lines for the successors of one.
@@ -94,10 +97,11 @@ class LineJudge:
         self.silence: tuple[int, float, float] | None = None
         self.threshold = AdaptiveThreshold(rate)
         self.lines = 0.0  # halved together with all counts of measures
-        self._ranks = {name: TailHistogram() for name in _WEIGHTS}
+        self._ranks = {name: TailHistogram(weight=weight) for name, weight in _WEIGHTS.items()}
         self._low = {
             name: [0.0] * BUCKETS for name in ("template", "variant", "value", "shape", "after", "after_template")
         }
+        self._shares = {name: IndirectShares() for name in _CORRECTED}
         self._values = 0.0
         self._severities = [*_SEVERITY_PRIOR]
         self._last: Variant | None = None
@@ -166,7 +170,7 @@ class LineJudge:
     # ---- Measures ----
 
     def _rank(self, name: str, value: float) -> float:
-        return self._ranks[name].rarity(value, self.lines) * _WEIGHTS[name]
+        return self._ranks[name].rarity(value, self.lines)
 
     def _novelty(self, variant: Variant, template: Template, words: int) -> float:
         """New templates, words and combinations of words; less so if new lines have just come."""
@@ -204,7 +208,8 @@ class LineJudge:
             count = values.get(value, 0)
             if count < FREQUENT:
                 bucket, seen = count.bit_length(), lines - slot.born
-                share = rare_share(slot.low, seen, everywhere, self._values, bucket, _SLOT_PRIOR)
+                usual = usual_share(everywhere, self._values, bucket)
+                share = rare_share(slot.low, seen, usual, bucket, _SLOT_PRIOR)
                 if seen >= _LEAST_SEEN and share < lowest:
                     lowest, where = share, (begin, end)
                 slot.low[bucket] += 1
@@ -223,18 +228,19 @@ class LineJudge:
         """The rarest shape of a value, and where."""
         highest, span, has_frequent = 0.0, None, False
         everywhere, lines = self._low["shape"], layout.template.count
-        for begin, end, slot, shape in layout.shapes:
+        for begin, end, slot, shape, longest in layout.shapes:
             if shape.count >= FREQUENT:
                 has_frequent = True
                 continue
             bucket, seen = shape.count.bit_length(), lines - slot.born
-            share = rare_share(slot.shapes_low, seen, everywhere, self._values, bucket, _SLOT_PRIOR)
+            usual = usual_share(everywhere, self._values, bucket)
+            share = rare_share(slot.shapes_low, seen, usual, bucket, _SLOT_PRIOR)
             bits = -math.log2(min(share, 1.0))
-            if shape.count < CONFIRMED and seen >= 4:
-                bits += _DIGIT_BITS * max(slot.excess(shape) - 1, 0)
+            if seen >= 4:
+                bits += _DIGIT_BITS * max(slot.excess(shape, longest, seen) - 1, 0)
             if bits > highest and seen:
                 highest, span = bits, (begin, end)
-            slot.add_shape(shape)
+            slot.add_shape(shape, longest)
             everywhere[bucket] += 1
         if has_frequent:
             layout.shapes = [entry for entry in layout.shapes if entry[3].count < FREQUENT]
@@ -244,24 +250,29 @@ class LineJudge:
         """Successors and predecessors that came rarely, of equal lines and of templates."""
         after, before = self._pair(last, variant, "after", "before")
         of_template = self._pair(last.template, variant.template, "after_template", "before_template")
-        return 0.5 * (max(after, of_template[0]) + max(before, of_template[1]))
+        ranks = max(after, of_template[0]), max(before, of_template[1])
+        return _HIGHER * max(ranks) + (1 - _HIGHER) * min(ranks)
 
     def _pair(
         self, last: Variant | Template, this: Variant | Template, after: str, before: str
     ) -> tuple[float, float]:
         order = last.order
         count = order.after.get(this.number, 0)
+        shares_after, shares_before = self._shares[after], self._shares[before]
         if count >= FREQUENT:
             order.after[this.number] = count + 1
+            shares_after.add_frequent(order.after_low, last.count)
+            shares_before.add_frequent(this.order.before_low, this.count)
             return 0.0, 0.0
         bucket, everywhere = count.bit_length(), self._low[after]
         ranks = 0.0, 0.0
         if last.count and this.count:
-            forward = rare_share(order.after_low, last.count, everywhere, self.lines, bucket, _ORDER_PRIOR)
-            backward = rare_share(this.order.before_low, this.count, everywhere, self.lines, bucket, _ORDER_PRIOR)
+            usual = usual_share(everywhere, self.lines, bucket)
+            forward = shares_after.share(order.after_low, last.count, usual, bucket, _ORDER_PRIOR)
+            backward = shares_before.share(this.order.before_low, this.count, usual, bucket, _ORDER_PRIOR)
             ranks = (
-                self._rank(after, -math.log2(forward)) if forward < 1 else 0.0,
-                self._rank(before, -math.log2(backward)) if backward < 1 else 0.0,
+                self._ranks[after].rarity(-math.log2(forward), self.lines) if forward < 1 else 0.0,
+                self._ranks[before].rarity(-math.log2(backward), self.lines) if backward < 1 else 0.0,
             )
         order.after_low[bucket] += 1
         this.order.before_low[bucket] += 1
@@ -290,12 +301,12 @@ class LineJudge:
 
     def _silence(self, variant: Variant, rarities: list[Any]) -> None:
         """Lines that came regularly and have not come for too long."""
-        self.silence = self.regularity.silent(self.number)
+        self.silence = None
+        if self.number >= self.regularity.next_look:
+            self.silence = self.regularity.silent(self.number)
         if self.silence is not None:
             rarities.append((self._rank("silence", math.log2(self.silence[2])), SILENCE, None))
-        template = variant.template.number
-        self.regularity.add(variant.number, self.number, template)
-        self.regularity.add(template, self.number, template)
+        self.regularity.add((variant.number, variant.template.number), self.number)
 
     def _severity(self, severity: int) -> float:
         counts = self._severities
@@ -310,6 +321,8 @@ class LineJudge:
         self._values /= 2
         for ranks in self._ranks.values():
             ranks.halve()
+        for shares in self._shares.values():
+            shares.halve()
         for name, low in self._low.items():
             self._low[name] = [count / 2 for count in low]
         self._severities = [count / 2 for count in self._severities]
@@ -325,6 +338,7 @@ class LineJudge:
             "sessions": self.tracker.state(),
             "ranks": {name: ranks.counts for name, ranks in self._ranks.items()},
             "low": self._low,
+            "shares": {name: shares.state() for name, shares in self._shares.items()},
             "numbers": [self.number, self.lines, self._values, self.time, self._novel],
             "severities": self._severities,
             "last": None if self._last is None else self._last.number,
@@ -341,8 +355,10 @@ class LineJudge:
         self.regularity.load(state["regularity"])
         self.tracker.load(state["sessions"])
         for name, ranks in self._ranks.items():
-            ranks.counts = state["ranks"][name]
+            ranks.load(state["ranks"][name])
         self._low = {name: state["low"][name] for name in self._low}
+        for name, shares in self._shares.items():
+            shares.load(state["shares"][name])
         self.number, self.lines, self._values, self.time, self._novel = state["numbers"]
         self._severities = state["severities"]
         numbers = {variant.number: variant for variant in self.miner.variants.values()}

@@ -13,34 +13,37 @@ _BETWEEN_LOOKS = 256
 
 
 class Regularity:
-    """Gaps between the lines of each kind, in lines: in a quiet night, nothing is silent."""
+    """Gaps between the lines of each kind, in lines: in a quiet night, nothing is silent.
 
-    __slots__ = ("_gaps", "_next_look")
+    Attributes:
+        next_look: the next line at which something may become silent.
+    """
+
+    __slots__ = ("_gaps", "next_look")
 
     def __init__(self) -> None:
         # Kind → [lines, last line, longest gap of this and of the last generation, is silent, template].
         self._gaps: dict[int, list[int]] = {}
-        self._next_look = 0.0
+        self.next_look = 0.0
 
-    def add(self, kind: int, line: int, template: int) -> None:
-        """Note a line of a kind, which belongs to a template."""
-        gaps = self._gaps.get(kind)
-        if gaps is None:
-            self._gaps[kind] = [1, line, 0, 0, 0, template]
-            return
-        gap = line - gaps[1]
-        gaps[0] += 1
-        gaps[1] = line
-        if gap > gaps[2]:
-            gaps[2] = gap
-        gaps[4] = 0
-        if not gaps[0] % _GENERATION:
-            gaps[2], gaps[3] = 0, gaps[2]
+    def add(self, kinds: tuple[int, int], line: int) -> None:
+        """Note a line of these kinds, of which the last one is its template."""
+        for kind in kinds:
+            gaps = self._gaps.get(kind)
+            if gaps is None:
+                self._gaps[kind] = [1, line, 0, 0, 0, kinds[1]]
+                continue
+            gap = line - gaps[1]
+            gaps[0] += 1
+            gaps[1] = line
+            if gap > gaps[2]:
+                gaps[2] = gap
+            gaps[4] = 0
+            if not gaps[0] % _GENERATION:
+                gaps[2], gaps[3] = 0, gaps[2]
 
     def silent(self, line: int) -> tuple[int, float, float] | None:
         """The template of a kind that becomes silent at this line, its longest gap, and how many times that it is."""
-        if line < self._next_look:
-            return None
         earliest, found = math.inf, None
         for gaps in self._gaps.values():
             if gaps[0] < _LEAST_LINES or gaps[4]:
@@ -54,7 +57,7 @@ class Regularity:
                 found = found or (gaps[5], gaps[1], longest)
             else:
                 earliest = line + 1
-        self._next_look = min(earliest, line + _BETWEEN_LOOKS)
+        self.next_look = min(earliest, line + _BETWEEN_LOOKS)
         return None if found is None else (found[0], found[2], (line - found[1]) / max(found[2], 1))
 
     def keep(self, templates: Container[int]) -> None:
@@ -63,9 +66,9 @@ class Regularity:
 
     def state(self) -> dict[str, Any]:
         """JSON for [`load`]."""
-        return {"gaps": [[kind, *gaps] for kind, gaps in self._gaps.items()], "next_look": self._next_look}
+        return {"gaps": [[kind, *gaps] for kind, gaps in self._gaps.items()], "next_look": self.next_look}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from [`state`]."""
         self._gaps = {kind: gaps for kind, *gaps in state["gaps"]}
-        self._next_look = state["next_look"]
+        self.next_look = state["next_look"]

@@ -12,30 +12,20 @@ _PRIOR = 0.5
 _START = -1
 
 
-class _Counts:
-    """Successors of symbols, which predict the next symbol."""
-
-    __slots__ = ("pairs", "totals")
-
-    def __init__(self) -> None:
-        self.pairs: dict[tuple[int, int], int] = {}
-        self.totals: dict[int, int] = {}
-
-    def bits(self, before: int, symbol: int, prior: float) -> float:
-        """Bits of a symbol after another, and count it."""
-        pair, total = self.pairs.get((before, symbol), 0), self.totals.get(before, 0)
-        self.pairs[before, symbol], self.totals[before] = pair + 1, total + 1
-        return math.log2((total + _PRIOR) / (pair + _PRIOR * prior))
-
-
 class _Kind:
-    """How well the identifiers of a kind explain which template comes next."""
+    """How well the identifiers of a kind explain which template comes next.
+
+    Attributes:
+        within, across: pairs of templates that followed each other with the same identifier, and with any one of the
+            kind; and how often each came first.
+    """
 
     def __init__(self) -> None:
         self.lines = self.identifiers = 0
         self.gain = 0.0
         self.last: dict[bytes, int] = {}
-        self.within, self.across = _Counts(), _Counts()
+        self.within: dict[tuple[int, int] | int, int] = {}
+        self.across: dict[tuple[int, int] | int, int] = {}
         self.before = _START
 
     def add(self, identifier: bytes, template: int, prior: float) -> None:
@@ -47,7 +37,16 @@ class _Kind:
             if len(self.last) >= _MOST_IDENTIFIERS:
                 del self.last[next(iter(self.last))]
         self.last[identifier] = template
-        self.gain += self.across.bits(self.before, template, prior) - self.within.bits(last, template, prior)
+        before, within, across = self.before, self.within, self.across
+        inner, outer = (last, template), (before, template)
+        inner_pair, inner_total = within.get(inner, 0), within.get(last, 0)
+        outer_pair, outer_total = across.get(outer, 0), across.get(before, 0)
+        within[inner], within[last] = inner_pair + 1, inner_total + 1
+        across[outer], across[before] = outer_pair + 1, outer_total + 1
+        prior *= _PRIOR
+        self.gain += math.log2(
+            (outer_total + _PRIOR) * (inner_pair + prior) / ((outer_pair + prior) * (inner_total + _PRIOR))
+        )
         self.before = template
 
 

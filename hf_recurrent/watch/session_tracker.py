@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_recurrent.watch.session_finder import SessionFinder
 from hf_recurrent.watch.session_judge import START, Session, SessionJudge, SessionReport
-from hf_recurrent.watch.slots import BUCKETS, FREQUENT, Order, rare_share
+from hf_recurrent.watch.slots import BUCKETS, FREQUENT, Order, rare_share, usual_share
 from hf_recurrent.watch.templates import Layout
 
 # Open sessions; with more, the one that has been quiet longest ends. And lines that wait for a decision.
@@ -156,7 +156,7 @@ class SessionTracker:
             order.after[template] = count + 1
             return 0.0
         bucket, low = count.bit_length(), self._low
-        share = rare_share(order.after_low, total, low, self._lines, bucket, _PRIOR)
+        share = rare_share(order.after_low, total, usual_share(low, self._lines, bucket), bucket, _PRIOR)
         order.after_low[bucket] += 1
         low[bucket] += 1
         order.add(template, count)

@@ -11,32 +11,105 @@ BUCKETS, FREQUENT = 8, 64
 _MOST_VALUES, _MOST_SHAPES, _MOST_FOLLOWERS = 256, 64, 256
 # A slot whose values are new in more than this share of its lines holds identifiers, which are not compared.
 _FREE_SHARE, _FREE_LEAST = 0.1, 12
-# Lines with a number of so many digits that make it usual.
-CONFIRMED = 3
+# Very few lines: fewer than this and than this share. Digits are counted up to the last number.
+_FEW, _FEW_OF, MOST_DIGITS = 3, 32, 24
 
 _ZEROS = re.compile(b"0+")
-_OPAQUE = re.compile(b"[" + TIME + UUID + HEX + b"]+")
-_COUNTED = bytes.maketrans(ADDRESS + NUMBER, b"00")
+_OPAQUE = re.compile(b"[" + TIME + UUID + b"]+")
+_COUNTED = bytes.maketrans(ADDRESS + HEX + NUMBER, b"000")
 
-
+# Times that the share of one place counts beside those of all places in its state.
+_INDIRECT_PRIOR = 8.0
 # Lines among which a template is counted.
 NEAR = 16
 
 
-def rare_share(
-    low: Sequence[float], total: float, everywhere: Sequence[float], lines: float, bucket: int, prior: float
-) -> float:
+def usual_share(everywhere: Sequence[float], lines: float, bucket: int) -> float:
+    """Share of what came at any place that had at most as high a count, which is the prior of one place.
+
+    Args:
+        everywhere: how often something came at any place that had a count in each bucket.
+        lines: how often anything came.
+        bucket: of the count.
+    """
+    return (sum(everywhere[: bucket + 1]) + 1) / (lines + 1)
+
+
+def rare_share(low: Sequence[float], total: float, usual: float, bucket: int, prior: float) -> float:
     """Share of what came at one place that had at most as high a count.
 
     Args:
         low: how often something came there that had a count in each bucket.
         total: how often anything came there.
-        everywhere, lines: the same of all such places, whose share is the prior.
+        usual: the [`usual_share`].
         bucket: of the count.
-        prior: times that the prior counts.
+        prior: times that the usual share counts.
     """
-    usual = (sum(everywhere[: bucket + 1]) + 1) / (lines + 1)
     return (sum(low[: bucket + 1]) + prior * usual) / (total + prior)
+
+
+class IndirectShares:
+    """Corrects the share of one place by what came at all places in the same state, as PAQ's indirect models do.
+
+    The state is how often anything came there, and how much of it was new: a second successor after 30 equal ones is
+    much rarer than one of many successors. Mahoney 2013, *Data Compression Explained*.
+    """
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        # State → how often something with a count in each bucket came there, and how often anything.
+        self._states: dict[int, list[float]] = {}
+
+    def share(self, low: Sequence[int], total: int, usual: float, bucket: int, prior: float) -> float:
+        """The corrected [`rare_share`]; counts that this bucket came."""
+        end, new = bucket + 1, low[0]
+        state = total.bit_length() << 8 | (new if new < 4 else 3 + new.bit_length())
+        counts = self._states.get(state)
+        if counts is None:
+            counts = self._states[state] = [0.0] * (BUCKETS + 1)
+        alone = (sum(low[:end]) + prior * usual) / (total + prior)
+        corrected = (sum(counts[:end]) + _INDIRECT_PRIOR * alone) / (counts[BUCKETS] + _INDIRECT_PRIOR)
+        counts[bucket] += 1
+        counts[BUCKETS] += 1
+        return corrected
+
+    def add_frequent(self, low: Sequence[int], total: int) -> None:
+        """Count that something frequent came."""
+        new = low[0]
+        counts = self._states.get(total.bit_length() << 8 | (new if new < 4 else 3 + new.bit_length()))
+        if counts is not None:
+            counts[BUCKETS] += 1
+
+    def halve(self) -> None:
+        """Halve all counts."""
+        self._states = {state: [count / 2 for count in counts] for state, counts in self._states.items()}
+
+    def state(self) -> list[Any]:
+        """JSON for [`load`]."""
+        return [*self._states.items()]
+
+    def load(self, state: list[Any]) -> None:
+        """Continue from [`state`]."""
+        self._states = dict(state)
+
+
+def _excess(size: int, counts: Sequence[int], few: int) -> int:
+    """How much more a size is than the greatest size that `few` had or exceeded; 0 if there is none.
+
+    Args:
+        size: in digits.
+        counts: how many had each size.
+        few: as so many.
+    """
+    usual, longer = size, counts[size]
+    if longer >= few:
+        return 0
+    longer += sum(counts[size + 1 :])
+    while longer < few and usual > 0:
+        usual -= 1
+        longer += counts[usual]
+    return size - usual if usual else 0
 
 
 class Shape:
@@ -44,7 +117,7 @@ class Shape:
 
     Attributes:
         count: lines that had it.
-        sizes: digits of each of its numbers.
+        sizes: digits of each of its numbers; a dotted address is one number.
     """
 
     __slots__ = ("count", "sizes")
@@ -61,17 +134,19 @@ class Slot:
         values: value → count; None for identifiers, whose values are not compared.
         low, shapes_low: how often a value, or a shape, came that had a count in each bucket.
         shapes: values with all digits 0.
-        digits: number of numbers in a value → most digits of each, in shapes that have come several times.
+        digits: number of numbers in a value → for each of them, how many had 0, 1, 2, … digits.
+        longest: the same of the longest run of digits in a value.
     """
 
-    __slots__ = ("born", "digits", "low", "shapes", "shapes_low", "values")
+    __slots__ = ("born", "digits", "longest", "low", "shapes", "shapes_low", "values")
 
     def __init__(self, born: int):
         self.born = born
         self.values: dict[bytes, int] | None = {}
         self.low, self.shapes_low = [0] * BUCKETS, [0] * BUCKETS
         self.shapes: dict[bytes, Shape] = {}
-        self.digits: dict[int, list[int]] = {}
+        self.digits: dict[int, list[list[int]]] = {}
+        self.longest = [0] * (MOST_DIGITS + 1)
 
     def add(self, value: bytes, count: int, lines: int) -> None:
         """Count a value that has come `count` times, after `lines` other values."""
@@ -95,27 +170,41 @@ class Slot:
             text = b" ".join(numbers)
         shape = self.shapes.get(text)
         if shape is None and len(self.shapes) < _MOST_SHAPES:
-            shape = self.shapes[text] = Shape(0, [len(zeros) for zeros in numbers])
+            shape = self.shapes[text] = Shape(0, [min(len(zeros), MOST_DIGITS) for zeros in numbers])
         return shape
 
-    def excess(self, shape: Shape) -> int:
-        """Digits that a number of a shape has more than is usual."""
-        most = self.digits.get(len(shape.sizes))
-        return 0 if most is None else max((x - y for x, y in zip(shape.sizes, most, strict=True)), default=0)
+    def excess(self, shape: Shape, longest: int, lines: int) -> int:
+        """Digits that a number of a value has more than all but very few of the `lines` before.
 
-    def add_shape(self, shape: Shape) -> None:
-        """Count a shape."""
-        self.shapes_low[min(shape.count.bit_length(), BUCKETS - 1)] += 1
+        Args:
+            shape: of the value.
+            longest: digits of the longest run in the value, or 0 for a value with a single number.
+            lines: before it.
+        """
+        few = min(max(_FEW, lines // _FEW_OF), FREQUENT)
+        highest = _excess(longest, self.longest, few) if longest else 0
+        if shape.count < few:
+            for size, counts in zip(shape.sizes, self.digits.get(len(shape.sizes), ()), strict=False):
+                highest = max(highest, _excess(size, counts, few))
+        return highest
+
+    def add_shape(self, shape: Shape, longest: int) -> None:
+        """Count a shape that is not frequent yet, and the digits of the longest run in the value."""
+        self.shapes_low[shape.count.bit_length()] += 1
         shape.count += 1
-        if shape.count == CONFIRMED or not self.digits:
-            most = self.digits.get(len(shape.sizes), shape.sizes)
-            self.digits[len(shape.sizes)] = [max(pair) for pair in zip(shape.sizes, most, strict=True)]
+        found = self.digits.get(len(shape.sizes))
+        if found is None:
+            found = self.digits[len(shape.sizes)] = [[0] * (MOST_DIGITS + 1) for _ in shape.sizes]
+        for size, counts in zip(shape.sizes, found, strict=True):
+            counts[size] += 1
+        if longest:
+            self.longest[longest] += 1
 
     def state(self) -> list[Any]:
         """JSON for [`load`]."""
         values = None if self.values is None else [[key.decode("latin-1"), n] for key, n in self.values.items()]
         shapes = [[key.decode("latin-1"), shape.count, shape.sizes] for key, shape in self.shapes.items()]
-        return [self.born, values, self.low, shapes, self.shapes_low, list(self.digits.items())]
+        return [self.born, values, self.low, shapes, self.shapes_low, list(self.digits.items()), self.longest]
 
     @classmethod
     def load(cls, state: list[Any]) -> "Slot":
@@ -124,7 +213,7 @@ class Slot:
         slot.values = None if state[1] is None else {key.encode("latin-1"): n for key, n in state[1]}
         slot.low, slot.shapes_low = state[2], state[4]
         slot.shapes = {key.encode("latin-1"): Shape(count, sizes) for key, count, sizes in state[3]}
-        slot.digits = dict(state[5])
+        slot.digits, slot.longest = dict(state[5]), state[6]
         return slot
 
 

@@ -11,6 +11,8 @@ _LEAST = 50
 _GAIN = 0.2
 _LOWEST, _HIGHEST = 0.1, 10.0
 _BETWEEN_UPDATES = 32
+# Bins below a value that are summed rather than the others.
+_FEW_BINS = 32
 _SCORE_STEP, _SCORE_BINS = 0.0625, 400
 
 
@@ -20,24 +22,32 @@ class TailHistogram:
     Args:
         step: width of a bin.
         bins: their number; the last one has all higher values.
+        weight: factor of rarities.
     """
 
-    __slots__ = ("counts", "step")
+    __slots__ = ("_last", "_total", "_weight", "counts", "step")
 
-    def __init__(self, step: float = 0.25, bins: int = 64):
+    def __init__(self, step: float = 0.25, bins: int = 64, weight: float = 1.0):
         self.step, self.counts = step, [0.0] * bins
+        self._last, self._weight, self._total = bins - 1, weight, 0.0
 
-    def add(self, value: float) -> int:
-        """Count a value; returns its bin."""
-        index = min(int(value / self.step), len(self.counts) - 1)
-        self.counts[index] += 1
-        return index
+    def add(self, value: float) -> None:
+        """Count a value."""
+        index = int(value / self.step)
+        self.counts[index if index < self._last else self._last] += 1
+        self._total += 1
 
     def rarity(self, value: float, lines: float) -> float:
-        """-log2 of the share of `lines` whose value reached this one, in bits; then the value is added."""
-        index = self.add(value)
-        bits = math.log2((lines + 1) / (sum(self.counts[index:]) - 0.5))
-        return bits if bits > 0 else 0.0
+        """-log2 of the share of `lines` whose value reached this one, weighted; then the value is added."""
+        index = int(value / self.step)
+        if index > self._last:
+            index = self._last
+        counts = self.counts
+        counts[index] += 1
+        self._total += 1
+        reached = self._total - sum(counts[:index]) if index < _FEW_BINS else sum(counts[index:])
+        ratio = (lines + 1) / (reached - 0.5)
+        return math.log2(ratio) * self._weight if ratio > 1 else 0.0
 
     def value_above(self, share: float, lines: float) -> float:
         """The smallest value that at most this share of the lines reaches."""
@@ -50,7 +60,11 @@ class TailHistogram:
 
     def halve(self) -> None:
         """Halve all counts."""
-        self.counts = [count / 2 for count in self.counts]
+        self.load([count / 2 for count in self.counts])
+
+    def load(self, counts: list[float]) -> None:
+        """Continue from `counts`."""
+        self.counts, self._total = counts, sum(counts)
 
 
 class AdaptiveThreshold:
@@ -120,4 +134,4 @@ class AdaptiveThreshold:
             self.rate, self._share = state["rate"], state["share"]
         else:
             self._share = state["share"] * self.rate / state["rate"]
-        self._scores.counts = state["scores"]
+        self._scores.load(state["scores"])

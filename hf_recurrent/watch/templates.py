@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_recurrent.watch.identifiers import identifiers_of
 from hf_recurrent.watch.severity import severity_of
-from hf_recurrent.watch.slots import FREQUENT, NEAR, Order, Shape, Slot
+from hf_recurrent.watch.slots import FREQUENT, MOST_DIGITS, NEAR, Order, Shape, Slot
 from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, TIME, UUID, Masked
 
 WILDCARD = b"<*>"
@@ -23,6 +23,7 @@ _SIMILARITY = 0.6
 
 _KINDS = ADDRESS + HEX + NUMBER + UUID
 _WORD = re.compile(rb"[A-Za-z]+|[^\sA-Za-z0-9\x01-\x05]")
+_DIGITS = re.compile(rb"\d+")
 _FRACTION = re.compile(rb"[.,]\d+")
 _NAMES = {TIME: b"<time>", UUID: b"<uuid>", HEX: b"<hex>", ADDRESS: b"<address>", NUMBER: b"<number>"}
 _MASKS = re.compile(b"[\x01-\x05]")
@@ -31,6 +32,13 @@ _MASKS = re.compile(b"[\x01-\x05]")
 def mask_names(masked: bytes) -> str:
     """Masked bytes as text, in which variables are `<time>`, `<number>` and so on."""
     return _MASKS.sub(lambda match: _NAMES[match.group()], masked).decode("utf-8", "replace")
+
+
+def _longest_digits(filled: bytes, value: bytes, numbers: int) -> int:
+    """Digits of the longest run in a value; 0 for a single number, of which the shape tells it, and hexadecimals."""
+    if HEX in filled or (numbers < 2 and ADDRESS not in filled):
+        return 0
+    return min(max(map(len, _DIGITS.findall(value)), default=0), MOST_DIGITS)
 
 
 class Template:
@@ -94,7 +102,7 @@ class Layout:
 
     Attributes:
         checks: begin, end and slot of each value that is compared.
-        shapes: begin, end, slot and shape of each value whose shape is not frequent yet.
+        shapes: begin, end, slot, shape and `_longest_digits` of each value whose shape is not frequent yet.
         prefix, suffix: where the text before the first time ends, and the text after it begins.
         clock: begin and end of that time without its fraction of a second, or None.
         identifiers: begin, end and kind of each part that may name a session.
@@ -106,7 +114,7 @@ class Layout:
     def __init__(self, variant: Variant, masked: Masked, line: bytes):
         self.variant, self.template = variant, variant.template
         self.checks: list[tuple[int, int, Slot]] = []
-        self.shapes: list[tuple[int, int, Slot, Shape]] = []
+        self.shapes: list[tuple[int, int, Slot, Shape, int]] = []
         self.prefix, self.suffix = masked.time or (0, 0)
         self.clock: tuple[int, int] | None = None
         if masked.time is not None:
@@ -153,7 +161,8 @@ class TemplateMiner:
                 layout.checks.append((begin, end, slot))
             shape = slot.shape_of(masked.filled[begin:end], is_wildcard=is_wildcard)
             if shape is not None and shape.count < FREQUENT:
-                layout.shapes.append((begin, end, slot, shape))
+                longest = _longest_digits(masked.filled[begin:end], line[begin:end], len(shape.sizes))
+                layout.shapes.append((begin, end, slot, shape, longest))
         self.layouts[key] = layout
         return layout, self._new_words(masked)
 

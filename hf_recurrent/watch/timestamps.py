@@ -88,9 +88,7 @@ class LogClock:
         """Seconds since 1970, or since the first year or day of the log; None for an unknown format."""
         found = self._kept.get(text, False)
         if found is False:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            found = self._kept[text] = parse_time(text)
+            found = self._kept[text] = self._parse(text)
         if found is None or found >= _YEAR:
             return found
         period = _YEAR if text[:1].isalpha() else _DAY
@@ -102,6 +100,18 @@ class LogClock:
             return time - period
         self._last = time
         return time
+
+    def _parse(self, text: bytes) -> float | None:
+        """`parse_time`; of the times in a minute, one is parsed."""
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept.clear()
+        if not (text[-6:-5] == text[-3:-2] == b":"):
+            return parse_time(text)
+        minute = text[:-2] + b"00"
+        begin = self._kept.get(minute, False)
+        if begin is False:
+            begin = self._kept[minute] = parse_time(minute)
+        return None if begin is None else begin + min(int(text[-2:]), 59)
 
     def state(self) -> list[Any]:
         """JSON for [`load`]."""

@@ -1,6 +1,7 @@
 """Variable parts of log lines: times, addresses, numbers and identifiers, and how a line looks without them."""
 
 import re
+from operator import itemgetter
 
 _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _DAY = rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
@@ -20,13 +21,15 @@ _TIMES = (
 TIME, UUID, HEX, ADDRESS, NUMBER = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 _FILLS = {"time": TIME, "uuid": UUID, "hex": HEX, "address": ADDRESS, "number": NUMBER}
 _VARIABLE = re.compile(
+    rb"(?=[-0-9a-fA-FJMNOSTW])(?:"  # fails fast at other bytes
     rb"(?<![\w.])(?P<time>" + rb"|".join(_TIMES) + rb")(?![\w])"
     rb"|(?P<uuid>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})"
     rb"|(?P<hex>0[xX][0-9a-fA-F]+|(?<![0-9A-Za-z])(?=[a-fA-F]*\d)(?=\d*[a-fA-F])[0-9a-fA-F]{6,}(?![0-9A-Za-z]))"
     rb"|(?P<address>(?<![\d.])\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?![\d.])(?::\d+)?)"
-    rb"|(?P<number>(?<![0-9A-Za-z])-?\d+(?:\.\d+)?|\d+)"
+    rb"|(?P<number>(?<![0-9A-Za-z])-?\d+(?:\.\d+)?|\d+))"
 )
 _RUN = re.compile(rb"([\x01-\x05])\1*")
+_FIRST = itemgetter(1)  # of a match; a template such as \1 is expanded in Python
 _TOKEN = re.compile(rb"\S+")
 # Every digit becomes 0: lines that are equal then have all their variables at equal offsets, but for hexadecimal ones.
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
@@ -57,7 +60,7 @@ class Masked:
     def __init__(self, line: bytes):
         self.time: tuple[int, int] | None = None
         self.filled = _VARIABLE.sub(self._fill, line.translate(_CONTROLS))
-        self.tokens: list[bytes] = _RUN.sub(rb"\1", self.filled).split()
+        self.tokens: list[bytes] = _RUN.sub(_FIRST, self.filled).split()
         self.spans = [match.span() for match in _TOKEN.finditer(self.filled)]
 
     def _fill(self, match: re.Match[bytes]) -> bytes:

@@ -1,6 +1,7 @@
 """What is unusual in a line: each reason, drift, and saving."""
 
 import json
+import random
 import re
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from hf_recurrent.watch.events import EventGrouper
 from hf_recurrent.watch.line_judge import REASONS, LineJudge
 from hf_recurrent.watch.session_tracker import SessionTracker
+from hf_recurrent.watch.slots import BUCKETS, IndirectShares, rare_share
 from tests.watch.fixtures import request_log
 
 
@@ -48,6 +50,38 @@ def test_a_rare_value_of_few():
     lines = [b"state of door is %s" % (b"open", b"closed")[n % 2] for n in range(500)]
     _, report, share = last([*lines, b"state of door is jammed"])
     assert share < 0.01 and b"state of door is jammed"[slice(*report.span)] == b"jammed"
+
+
+@pytest.mark.parametrize(
+    ("usual", "unusual"),
+    [
+        (b"connection from 10.%d.7.%d closed", b"connection from 10.4.70312.9 closed"),
+        (b"session 0x14ed9%04x%04x expired", b"session 0x14ed93111f20068aa1 expired"),
+        (b"node %d ambient=%d", b"node 17 ambient=49860"),
+    ],
+)
+def test_too_many_digits_are_unusual_also_when_they_come_again(usual, unusual):
+    judge, numbers = LineJudge(), random.Random(0)
+    lines = [usual % (numbers.randrange(10, 100), numbers.randrange(10, 100)) for _ in range(1500)]
+    for index in range(300, 1500, 200):
+        lines[index] = unusual
+    reports = judged(judge, lines)
+    rest = sorted(report.score for report, line in zip(reports, lines, strict=True) if line != unusual)
+    for index in range(300, 1500, 200):
+        assert reports[index].score > rest[-15] and REASONS[reports[index].reason] in ("value", "new")
+
+
+def test_what_came_at_places_in_the_same_state_corrects_a_share():
+    shares, places = IndirectShares(), [[0] * BUCKETS for _ in range(50)]
+    alone = rare_share([1] + [0] * (BUCKETS - 1), 30, 0.1, 0, 1.0)
+    for low in places:  # of each, one thing only, which comes 64 times
+        for total in range(64):
+            shares.share(low, total, 0.1, min(total.bit_length(), BUCKETS - 1), 1.0)
+            low[0] = 1
+        shares.add_frequent(low, 64)
+    assert shares.share(places[0], 30, 0.1, 0, 1.0) < alone / 50
+    many = [9] + [0] * (BUCKETS - 1)
+    assert shares.share(many, 30, 0.1, 0, 1.0) == pytest.approx(rare_share(many, 30, 0.1, 0, 1.0))
 
 
 def test_a_broken_order_names_what_was_expected():
