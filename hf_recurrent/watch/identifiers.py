@@ -25,15 +25,13 @@ def identifiers_of(line: bytes, masked: Masked) -> list[tuple[int, int, bytes]]:
     filled = masked.filled
     found = []
     for match in _PIECE.finditer(filled):
-        begin, end = match.span()
-        while begin < end and filled[begin : begin + 1] in (b".", b"-"):
-            begin += 1
-        while end > begin and filled[end - 1 : end] in (b".", b"-"):
-            end -= 1
-        piece = filled[begin:end]
+        piece = match.group().rstrip(b".-")
+        end = match.start() + len(piece)
+        piece = piece.lstrip(b".-")
+        begin = end - len(piece)
         if piece[:1] == ADDRESS and (port := line.find(b":", begin, end)) > 0:
             end = port
-        if sum(piece.count(kind) for kind in (ADDRESS, HEX, NUMBER, UUID)) < _FEWEST_BYTES:
+        if end - begin - len(piece.translate(None, _VARIABLES)) < _FEWEST_BYTES:
             continue
         kind = _RUN.sub(_FIRST, piece)
         if not _LETTERS.search(kind):

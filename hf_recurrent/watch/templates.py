@@ -167,12 +167,10 @@ class TemplateMiner:
         return layout, self._new_words(masked)
 
     def _new_words(self, masked: Masked) -> int:
-        new = 0
-        for word in _WORD.findall(masked.filled):
-            if word not in self.words and len(self.words) < MOST_WORDS:
-                new += 1
-                self.words.add(word)
-        return new
+        new = {*_WORD.findall(masked.filled)} - self.words
+        if new and len(self.words) < MOST_WORDS:
+            self.words |= new
+        return len(new)
 
     def _new_variant(self, masked: Masked, line: bytes) -> Variant:
         if len(self.variants) >= MOST_VARIANTS:
