@@ -26,8 +26,8 @@ HEADERS = {
     "sensitivities_cpu": ["kernel", "thread_pool"],
     "thread_pool_cpu": ["kernel", "thread_pool"],
     "training_cpu": [
-        "kernel", "thread_pool", "versions", "training_body", "vectors", "vector_functions", "products", "gates",
-        "tables",
+        "kernel", "thread_pool", "versions", "training_body", "vectors", "vector_functions", "products",
+        "products_bf16", "gates", "tables",
     ],
     "step_cpu": [
         "kernel", "bytecode", "versions", "vectors", "vector_functions", "linear", "map", "rows", "matmul",

@@ -7,7 +7,8 @@
 A step is forward, backward and the optimizer: of the default run (64 streams of 16 bytes, with tables of n-grams), of
 Memora-S0 and Hawk-S0 (16 streams of 64 bytes), and, without the optimizer, of real-time recurrent learning (Memora of
 M 256, S 384 and 4 layers, 64 streams) and Supervised Memory Training. The limit is the products' operations at the
-rate of the fastest large product in the same run. `other` is what is in no operator: Python, autograd, calls.
+rate of the fastest large product in the same run. `other` is what is in no operator: Python, autograd, calls. With
+AVX512-BF16, the step is measured with `--bf16_products` too.
 """
 
 import time
@@ -25,6 +26,8 @@ from hf_recurrent.cli.pretrain import build_model
 from hf_recurrent.cli.pretrain_arguments import parse_arguments
 from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.rules import build_learning_rule
+from hf_recurrent.modeling.block.linear_maps import rounded_products
+from hf_recurrent.modeling.block.training_kernels import training_module
 
 # Kind of work → beginnings of the operators' names; the first that fits counts.
 KINDS = {
@@ -89,6 +92,15 @@ def kinds_of_time(step: Callable[[], None], repetitions: int) -> dict[str, float
     return {kind: value / repetitions for kind, value in shares.items()}
 
 
+def seconds_with_bf16(step: Callable[[], None], rounds: int) -> float | None:
+    """Seconds of a step with rounded products; None where the processor has none."""
+    kernels = training_module()
+    if kernels is None or not kernels.has_bf16_products():
+        return None
+    with rounded_products():
+        return bench.best_seconds(step, rounds, bench.CPU)
+
+
 def main() -> None:
     """Print the table."""
     parser = bench.option_parser(__doc__, rounds=20, matrix_size=1024)
@@ -106,12 +118,14 @@ def main() -> None:
             rate = bench.matrix_rate(bench.CPU, 3, options.matrix_size)
             seconds = bench.best_seconds(step, options.rounds, bench.CPU)
             rate = max(rate, bench.matrix_rate(bench.CPU, 3, options.matrix_size))
-            limit = counter.get_total_flops() / rate
+            limit, rounded = counter.get_total_flops() / rate, seconds_with_bf16(step, options.rounds)
             times = kinds_of_time(step, max(1, options.rounds // 4))
             shares = [f"{value / sum(times.values()):.0%}" for value in times.values()]
             cells = (f"{rate / 1e9:.0f}", f"{seconds * 1e3:.1f}", f"{limit * 1e3:.1f}", f"{limit / seconds:.0%}")
+            cells += ("-", "-") if rounded is None else (f"{rounded * 1e3:.1f}", f"{seconds / rounded:.2f}")
             lines.append([name, f"{threads}", *cells, *shares])
-    columns = ["step", "threads", "GFLOP/s", "ms", "limit ms", "of the limit", *KINDS, "other"]
+    columns = ["step", "threads", "GFLOP/s", "ms", "limit ms", "of the limit", "bf16 ms", "times as fast"]
+    columns += [*KINDS, "other"]
     bench.report(f"Training steps; {bench.conditions(bench.CPU, options.threads)}", columns, lines)
 
 

@@ -34,8 +34,8 @@ class MultiStreamTrainingArguments(TrainingArguments):
     `max_steps` takes precedence over `train_bytes`, and `train_bytes` over `num_train_epochs`.
 
     Own fields: `regime`, `streams`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`,
-    `sample_every`, `sample_bytes`, `sample_prompts`, `on_divergence`, `save_on_signal`, `matrix_optimizer`,
-    `matrix_learning_rate`, `table_learning_rate`.
+    `sample_every`, `sample_bytes`, `sample_prompts`, `bf16_products`, `on_divergence`, `save_on_signal`,
+    `matrix_optimizer`, `matrix_learning_rate`, `table_learning_rate`.
 
     The schedule multiplies all three learning rates.
 
@@ -94,6 +94,11 @@ class MultiStreamTrainingArguments(TrainingArguments):
         ["def ", "The "], 'Prompts of the samples. Example: --sample_prompts "Once upon a time" "She said"'
     )
 
+    bf16_products: bool = argument(
+        False,
+        "In training on a CPU with AVX512-BF16, round the inputs of matrix products to bfloat16; sums and all else "
+        "stay float32. Without effect elsewhere.",
+    )
     on_divergence: str = argument(
         "stop",
         "After a NaN or infinite loss, gradient or weight: stop with an error, or rollback to the last checkpoint and "

@@ -27,6 +27,7 @@ from hf_recurrent.data.episode_source import EpisodeSource, EvaluationShare
 from hf_recurrent.learning_rules.joint_optimizer import join_optimizers
 from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors, frozen
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
+from hf_recurrent.modeling.block.linear_maps import rounded_products
 from hf_recurrent.modeling.block.recurrent_state import detach_state, supports_recurrent_state
 from hf_recurrent.stock_models.with_state import with_state
 from hf_recurrent.trainers.agreement import check_same_run, same_error, total
@@ -311,7 +312,7 @@ class StreamTrainer(Trainer):
         parts = list(self.method.parts(batch))
         for number, part in enumerate(parts, 1):
             self._counted = batch if number == len(parts) else None
-            with self.method.learning(self._carried_by(batch)):
+            with rounded_products(self.args.bf16_products), self.method.learning(self._carried_by(batch)):
                 losses.append(super().training_step(model, part, num_items_in_batch))
         if self.accelerator.sync_gradients:
             self.tables.average()

@@ -8,6 +8,7 @@
 #define PANEL (2 * LANES) /* columns of a tile */
 #define DEPTH 256         /* steps of the sums for which a panel of b stays in the inner cache */
 #define PANELS 12         /* panels of that depth that stay in the next cache */
+#define PART_ROWS (4 * TILE_ROWS)
 #define SERIAL_PACKING (1 << 17) /* fewer elements are packed before another thread wakes up */
 
 /* `rows` rows of a panel of to = a · b, of which the first `columns` are stored; `add`: added to `to`. */
@@ -169,13 +170,20 @@ TARGET static void NAME(transposed_product)(
     }
 }
 
+#if IS_FLOAT && LEVEL_NUMBER == 2
+#include "products_bf16.h"
+#define HAS_ROUNDED 1
+#else
+#define HAS_ROUNDED 0
+#endif
+
 /* ---- Parts, which threads claim: rows of a product, and of those that are added to its result ---- */
 
 /* Rows of a part. Parts of transposed products read b again, so they are as large as the threads allow. */
 INLINE int64_t NAME(rows_of_part)(const struct products *all, const struct product *one)
 {
     if (one->packed)
-        return 4 * TILE_ROWS;
+        return PART_ROWS;
     const int64_t wanted = UP(UP(one->rows, TILE_ROWS), all->threads > 1 ? 2 * all->threads : 1);
     return (wanted < 4 ? 4 : wanted) * TILE_ROWS;
 }
@@ -198,11 +206,19 @@ TARGET static void NAME(product_part)(const void *argument, int64_t part)
     const int64_t size = NAME(rows_of_part)(all, one), blocks = UP(one->rows, size);
     const int64_t first = part % blocks * size, end = LESS(first + size, one->rows);
     const int64_t panel = part / blocks * PANELS;
+    const int64_t stop = LESS(panel + PANELS, PANELS_OF(one));
     do {
+#if HAS_ROUNDED
+        if (all->rounds && one->packed)
+            product_bf16(one, first, end);
+        else if (all->rounds)
+            transposed_product_bf16(one, first, end, panel, stop);
+        else
+#endif
         if (one->packed)
             NAME(product)(one, first, end);
         else
-            NAME(transposed_product)(one, first, end, panel, LESS(panel + PANELS, PANELS_OF(one)));
+            NAME(transposed_product)(one, first, end, panel, stop);
         one++;
     } while (one < last && one->continues);
 }
@@ -213,6 +229,12 @@ TARGET static void NAME(pack_part)(const void *argument, int64_t part)
     const struct product *one = all->list;
     for (; !one->packs || part >= PANELS_OF(one); one++)
         part -= one->packs ? PANELS_OF(one) : 0;
+#if HAS_ROUNDED
+    if (all->rounds) {
+        pack_bf16(one, part, 0, one->depth, (uint32_t *)one->packed + part * UP(one->depth, 2) * PANEL);
+        return;
+    }
+#endif
     NAME(pack)(one, part, 0, one->depth, (REAL *)one->packed + part * one->depth * PANEL);
 }
 
@@ -229,3 +251,4 @@ static void NAME(products)(const struct products *all)
     share(&products, all->threads);
 }
 #undef TILE_ROWS
+#undef HAS_ROUNDED

@@ -8,7 +8,7 @@
 #include "thread_pool.h"
 #include <math.h>
 
-#define VERSION 1 /* of the structs; raise it with every change */
+#define VERSION 2 /* of the structs; raise it with every change */
 #define CHUNK 64  /* rows whose sums over rows are added up in order */
 
 /* Pointers are integers; strides count elements. Rows and columns of other tensors are neighbours in memory. */
@@ -20,6 +20,7 @@ struct product { /* to (rows, width) = a · b, or with `add` += */
 
 struct products {
     int64_t threads, count;
+    int64_t rounds; /* elements are rounded to bfloat16; where hf_training_has_bf16 */
     struct product list[];
 };
 
@@ -79,6 +80,17 @@ EXPORT int hf_training_instruction_level(int limit)
     if (limit >= 0)
         chosen_level = limit < level() ? limit : level();
     return level_in_use();
+}
+
+/* True where the processor multiplies bfloat16 numbers. */
+EXPORT int hf_training_has_bf16(void)
+{
+#ifdef X86_LEVELS
+    __builtin_cpu_init();
+    return level_in_use() == 2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
+#else
+    return 0;
+#endif
 }
 
 #define EXPORT_PRODUCTS(type, number) \

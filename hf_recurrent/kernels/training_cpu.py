@@ -23,7 +23,7 @@ from .output_memory import RESULTS
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
-_VERSION = 1  # of the structs in training_cpu.c
+_VERSION = 2  # of the structs in training_cpu.c
 _CHUNK = 64  # rows whose gradients of a vector are added up in order, as in training_cpu.c
 _PANEL = 32  # columns of a panel of packed numbers, or more
 _SERIAL_ELEMENTS = 1 << 13  # below this, a second thread costs more than it takes over
@@ -78,7 +78,12 @@ def has_fast_products() -> bool:
     return instruction_level() > 0
 
 
-def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]]) -> None:
+def has_bf16_products() -> bool:
+    """True where the processor multiplies bfloat16 numbers (AVX512-BF16)."""
+    return bool(_library.hf_training_has_bf16())
+
+
+def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded: bool = False) -> None:
     """Compute `to = a @ b`, or `to += a @ b`, for each (a, b, to, add), side by side.
 
     Products of the same `to`, one right after the other, are added up in this order; otherwise no product may read or
@@ -86,14 +91,18 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]]) -> None:
 
     Args:
         products: matrices, of which `to` has columns that are neighbours in memory.
+        rounded: round the elements of a and b, in float32, to bfloat16; sums are in float32. It needs
+            [`has_bf16_products`].
     """
     dtype, threads = products[0][0].dtype, 1
     if sum(a.numel() * b.shape[1] for a, b, _, _ in products) >= _SERIAL_PRODUCTS:
         threads = free_threads()
-    packed, fields, before = {}, [threads, len(products)], None
+    packed, fields, before = {}, [threads, len(products), rounded], None
+    kept = []  # copies live until the call
     for a, b, to, add in products:
         (rows, depth), width = a.shape, b.shape[1]
-        a = a if 1 in a.stride() else a.contiguous()
+        a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
+        kept.append((a, b))
         is_transposed = a.stride(1) != 1
         found = b.data_ptr(), b.stride(), b.shape
         if is_new := not is_transposed and found not in packed:

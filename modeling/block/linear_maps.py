@@ -3,11 +3,30 @@
 Shape letters: I inputs of a linear map. `rows` are all other dimensions of the input together.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import nn
 
 from .recurrent_blocks import Contraction
 from .training_kernels import is_plain_layer, training_kernels, training_module
+
+_rounds = ContextVar("rounded_products", default=False)
+
+
+@contextmanager
+def rounded_products(on: bool = True) -> Iterator[None]:
+    """Inside the block, the inputs of the products of linear maps, and of their gradients, are rounded to bfloat16.
+
+    Only on a CPU that multiplies bfloat16 numbers, and only for float32; sums, results, and all else stay float32.
+    """
+    token = _rounds.set(on)
+    try:
+        yield
+    finally:
+        _rounds.reset(token)
 
 
 def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, ...]:
@@ -21,7 +40,8 @@ def linear_maps(inputs: torch.Tensor, *maps: nn.Module) -> tuple[torch.Tensor, .
         parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
         kernels = training_kernels(inputs, *parameters)
         if kernels is not None and kernels.has_fast_products() and not torch.is_autocast_enabled("cpu"):
-            return _LinearMaps.apply(inputs, *parameters)
+            rounded = _rounds.get() and inputs.dtype is torch.float32 and kernels.has_bf16_products()
+            return _LinearMaps.apply(rounded, inputs, *parameters)
     return tuple(linear(inputs) for linear in maps)
 
 
@@ -31,10 +51,10 @@ def linear_map(linear: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 class _LinearMaps(torch.autograd.Function):
-    """Arguments: inputs, then weight and bias, which may be None, of each map."""
+    """Arguments: whether products round to bfloat16, inputs, then weight and bias, which may be None, of each map."""
 
     @staticmethod
-    def forward(ctx, inputs, *parameters):
+    def forward(ctx, rounded, inputs, *parameters):
         kernels, rows = training_module(), inputs.reshape(-1, inputs.shape[-1])
         outputs, products = [], []
         for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
@@ -43,7 +63,8 @@ class _LinearMaps(torch.autograd.Function):
                 output.copy_(bias)
             products.append((rows, weight.T, output.view(len(rows), -1), bias is not None))
             outputs.append(output)
-        kernels.multiply(products)
+        kernels.multiply(products, rounded=rounded)
+        ctx.rounded = rounded
         ctx.save_for_backward(inputs, *parameters[::2])
         ctx.set_materialize_grads(False)
         return tuple(outputs)
@@ -53,7 +74,7 @@ class _LinearMaps(torch.autograd.Function):
     def backward(ctx, *grads):
         inputs, *weights = ctx.saved_tensors
         kernels = training_module()
-        needs_inputs, *needs = ctx.needs_input_grad
+        _, needs_inputs, *needs = ctx.needs_input_grad
         results = [None] * (1 + len(needs))
         given = [
             (i, w, g.reshape(-1, len(w))) for i, (w, g) in enumerate(zip(weights, grads, strict=True)) if g is not None
@@ -70,5 +91,5 @@ class _LinearMaps(torch.autograd.Function):
             if needs[2 * i + 1]:
                 results[2 + 2 * i] = grad.sum(0)
         if products:
-            kernels.multiply(products)
-        return tuple(results)
+            kernels.multiply(products, rounded=ctx.rounded)
+        return None, *results

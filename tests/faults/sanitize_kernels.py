@@ -128,10 +128,11 @@ def train_everything(kernel, pool) -> int:
             output, of_weight, of_x = (
                 torch.empty(*size, dtype=dtype) for size in (of_output.shape, weight.shape, x.shape)
             )
-            kernel.multiply([(x, weight.T, output, False)])
-            kernel.multiply(
-                [(of_output, weight, of_x, False), (of_output, weight, of_x, True), (of_output.T, x, of_weight, False)]
-            )
+            gradients = [(of_output, weight, of_x, False), (of_output, weight, of_x, True)]
+            gradients.append((of_output.T, x, of_weight, False))
+            for rounded in {False, dtype == torch.float32 and kernel.has_bf16_products()}:
+                kernel.multiply([(x, weight.T, output, False)], rounded=rounded)
+                kernel.multiply(gradients, rounded=rounded)
         output, moments = kernel.gated_norm(x, y, 1e-6)
         kernel.gated_norm_backward(x, y, moments, grad, 1e-6)
         kernel.gated_gelu(x, y)

@@ -52,11 +52,37 @@ def test_products_of_any_size(dtype, rows, depth, width):
         assert_near(to, a.double() @ b.double(), dtype, 4)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+def needs_bf16():
+    if not training_cpu.has_bf16_products():
+        pytest.skip("this machine does not multiply bfloat16 numbers, or not at this level")
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 80), depth=st.integers(1, 70), width=st.integers(1, 80))
+def test_rounded_products_of_any_size(rows, depth, width):
+    needs_bf16()
+    for a, b in product_cases(rows, depth, width, torch.float32).values():
+        to = torch.full((a.shape[0], b.shape[1]), float("nan"))
+        training_cpu.multiply([(a, b, to, False)], rounded=True)
+        assert_near(to, a.bfloat16().double() @ b.bfloat16().double(), torch.float32, 4)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_rounded_products_keep_numbers_that_are_not_finite(number):
+    needs_bf16()
+    a, b, to = numbers(3, 40, dtype=torch.float32), numbers(40, 5, dtype=torch.float32), torch.empty(3, 5)
+    a[1, 7] = number
+    training_cpu.multiply([(a, b, to, False)], rounded=True)
+    assert to.isfinite().all(-1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(("dtype", "rounded"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_products_do_not_depend_on_threads(dtype, threads):
+def test_products_do_not_depend_on_threads(dtype, rounded, threads):
     """Sizes beyond a block of the depth and of panels, in one call with a shared and an added product."""
-    rows, depth, width = 300, 600, 500
+    if rounded:
+        needs_bf16()
+    rows, depth, width = 300, 601, 500
     cases = product_cases(rows, depth, width, dtype)
     before = torch.get_num_threads()
     results = []
@@ -66,13 +92,14 @@ def test_products_do_not_depend_on_threads(dtype, threads):
         twice = torch.empty(rows, width, dtype=dtype)
         products = [(a, b, to, False) for (a, b), to in zip(cases.values(), outputs, strict=True)]
         a, b = cases["output"]
-        training_cpu.multiply([*products, (a, b, twice, False), (a, b, twice, True)])
+        training_cpu.multiply([*products, (a, b, twice, False), (a, b, twice, True)], rounded=rounded)
         results.append([*outputs, twice])
     torch.set_num_threads(before)
     for one, other, (a, b) in zip(
         *results, [*cases.values(), (2 * cases["output"][0], cases["output"][1])], strict=True
     ):
         assert torch.equal(one, other)
+        a, b = (x.bfloat16() if rounded else x for x in (a, b))
         assert_near(one, a.double() @ b.double(), dtype, 20)
 
 
@@ -87,6 +114,11 @@ def test_products_of_slices():
     training_cpu.multiply([(a, b, to[:, 10:73], False)])
     assert_near(to[:, 10:73], a.double() @ b.double(), torch.float32, 4)
     assert not to[:, :10].any() and not to[:, 73:].any()
+    gaps = [numbers(40, 180, dtype=torch.float32, seed=seed)[::2, ::2] for seed in range(4)]  # copied until the call
+    found = [torch.empty(20, 20) for _ in gaps]
+    training_cpu.multiply([(x, x.T, one, False) for x, one in zip(gaps, found, strict=True)])
+    for x, one in zip(gaps, found, strict=True):
+        assert_near(one, x.double() @ x.T.double(), torch.float32, 4)
 
 
 def test_products_refuse_other_types():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hf_recurrent.modeling.block.gated_gelu import gated_gelu
-from hf_recurrent.modeling.block.linear_maps import linear_maps
+from hf_recurrent.modeling.block.linear_maps import linear_maps, rounded_products
 from hf_recurrent.modeling.block.rms_norm import rms_norm
 from hf_recurrent.modeling.block.training_kernels import training_kernels, training_module
 
@@ -62,6 +62,26 @@ def test_linear_maps_of_an_input_without_gradient_and_of_a_slice():
     parameters = [linear.weight for linear in linears]
     expected = results([linear(inputs) for linear in linears], inputs, parameters)
     assert_same(results(linear_maps(inputs, *linears), inputs, parameters), expected)
+
+
+def test_rounded_products():
+    """Forward and backward products of rounded numbers; float64 and what is outside of the block stay as they are."""
+    if not training_module().has_bf16_products():
+        pytest.skip("this machine does not multiply bfloat16 numbers")
+    inputs, (linear,) = random_inputs(torch.float32), maps(24, dtype=torch.float32)
+    exact, weight = results([linear(inputs)], inputs, [linear.weight]), linear.weight.detach()
+    with rounded_products():
+        outputs = linear_maps(inputs, linear)
+    found = results(outputs, inputs, [linear.weight])
+    grad = torch.linspace(-1, 1, outputs[0].numel()).view(-1, 24).bfloat16().double()
+    rows, rounded = inputs.detach().flatten(0, 1).bfloat16().double(), weight.bfloat16().double()
+    expected = [rows @ rounded.T, grad @ rounded, grad.T @ rows]
+    assert_same([x.double().flatten() for x in found], [x.flatten() for x in expected], 1e-4)
+    assert not torch.allclose(found[0], exact[0], rtol=1e-5)
+    assert_same(results(linear_maps(inputs, linear), inputs, [linear.weight]), exact, 1e-5)
+    inputs, (linear,) = random_inputs(), maps(24)
+    with rounded_products():
+        assert_same(linear_maps(inputs, linear), [linear(inputs)])
 
 
 def test_hooks_adapters_and_autocast_are_not_skipped():
