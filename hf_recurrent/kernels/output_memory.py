@@ -8,17 +8,24 @@ reused by a later tensor of about the same size.
 import ctypes
 import itertools
 import mmap
+import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_SMALLEST = 1 << 20  # bytes; malloc keeps smaller ones by itself
+_SMALLEST = 1 << 17  # bytes; malloc keeps smaller ones by itself
 _KEPT = 1 << 28  # bytes that may lie unused
-_UNIT = 1 << 20  # sizes are rounded up to this
-_ROOM = 1.125  # of a block over what its tensor needs, and of all blocks over what was in use at once
+_ROOM = 1.125  # of all blocks over what was in use at once
+
+
+def _block_bytes(size: int) -> int:
+    """The size of a block for `size` bytes: at most an eighth more, so that few sizes serve all tensors."""
+    unit = 1 << (size.bit_length() - 4)
+    return -(-size // unit) * unit
 
 
 class OutputMemory:
@@ -31,47 +38,62 @@ class OutputMemory:
     """
 
     def __init__(self, on_new: Callable[[Tensor], object], kept: int = _KEPT):
-        self._on_new, self._kept, self._most_used = on_new, kept, 0
+        self._on_new, self._kept = on_new, kept
+        self._used_bytes = self._unused_bytes = self._most_used = 0
         self._used: dict[int, tuple[weakref.ref[np.ndarray], Tensor]] = {}
-        self._free: dict[int, Tensor] = {}  # the oldest first; every change is atomic
+        self._free: dict[int, Tensor] = {}  # by number; the oldest first
+        self._numbers_of: defaultdict[int, list[int]] = defaultdict(
+            list
+        )  # by size; some are gone
         self._numbers = itertools.count()
+        # The garbage collector may give blocks back in any thread, also in one that is in here.
+        self._lock = threading.RLock()
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """A contiguous tensor of that shape and type."""
         size = shape.numel() * dtype.itemsize
         if size < _SMALLEST:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        block = self._take(-(-size // _UNIT) * _UNIT)
+        block = self._take(_block_bytes(size))
         array = block.numpy()  # owned by the tensor's storage, so that both end together
         reference = weakref.ref(array, self._give_back)
-        self._used[id(reference)] = reference, block  # an array has no hash, and so has no reference to it
-        self._most_used = max(self._most_used, self.used_bytes())
+        with self._lock:
+            self._used[id(reference)] = reference, block  # an array has no hash, and so has no reference to it
+            self._used_bytes += block.nbytes
+            self._most_used = max(self._most_used, self._used_bytes)
         # set_, because a view would be a view to autograd too.
         return torch.empty(0, dtype=dtype, device="cpu").set_(torch.from_numpy(array).untyped_storage(), 0, shape)
 
     def unused_bytes(self) -> int:
-        return sum(block.nbytes for block in tuple(self._free.values()))
+        return self._unused_bytes
 
     def used_bytes(self) -> int:
-        return sum(block.nbytes for _, block in tuple(self._used.values()))
+        return self._used_bytes
 
     def _take(self, size: int) -> Tensor:
-        fitting = [each for each in self._free.copy().items() if size <= each[1].nbytes <= _ROOM * size]
-        for number, block in sorted(fitting, key=lambda each: (each[1].nbytes, -each[0])):  # the smallest, then newest
-            if self._free.pop(number, None) is not None:  # else another thread took it
-                return block
+        with self._lock:
+            numbers = self._numbers_of[size]
+            while numbers:
+                block = self._free.pop(numbers.pop(), None)
+                if block is not None:
+                    self._unused_bytes -= size
+                    return block
         block = torch.empty(size, dtype=torch.uint8, device="cpu")
         self._on_new(block)
         return block
 
     def _give_back(self, reference: weakref.ref) -> None:
-        _, self._free[next(self._numbers)] = self._used.pop(id(reference))
-        excess = self.unused_bytes() - min(self._kept, _ROOM * self._most_used - self.used_bytes())
-        for number, block in tuple(self._free.items()):
-            if excess <= 0:
-                break
-            if self._free.pop(number, None) is not None:
-                excess -= block.nbytes
+        with self._lock:
+            _, block = self._used.pop(id(reference))
+            number = next(self._numbers)
+            self._free[number] = block
+            self._numbers_of[block.nbytes].append(number)
+            self._used_bytes -= block.nbytes
+            self._unused_bytes += block.nbytes
+            most = min(self._kept, _ROOM * self._most_used - self._used_bytes)
+            while self._unused_bytes > most and self._free:
+                oldest = self._free.pop(next(iter(self._free)), None)
+                self._unused_bytes -= 0 if oldest is None else oldest.nbytes
 
 
 def use_large_pages(block: Tensor) -> None:

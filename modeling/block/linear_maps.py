@@ -86,7 +86,7 @@ class _LinearMaps(torch.autograd.Function):
             products += [(grad, weight, of_rows, number > 0) for number, (_, weight, grad) in enumerate(given)]
         for i, weight, grad in given:
             if needs[2 * i]:
-                results[1 + 2 * i] = torch.empty_like(weight)
+                results[1 + 2 * i] = kernels.empty(weight.shape, weight.dtype)
                 products.append((grad.T, rows, results[1 + 2 * i], False))
             if needs[2 * i + 1]:
                 results[2 + 2 * i] = grad.sum(0)

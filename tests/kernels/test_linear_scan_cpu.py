@@ -441,6 +441,33 @@ def test_blocks_of_other_sizes_do_not_pile_up():
     assert len(fresh) < len(sizes)  # a tensor may lie in the memory of a larger one
 
 
+def test_memory_from_several_threads():
+    memory, errors = OutputMemory(on_new=lambda block: None, kept=1 << 22), []
+
+    def work(seed):
+        generator = random.Random(seed)
+        try:
+            kept = []
+            for _ in range(400):
+                tensor = memory.empty(torch.Size((generator.randint(1 << 15, 1 << 17),)), torch.float32)
+                tensor[:: 1 << 12] = seed
+                kept.append(tensor)
+                if len(kept) > 5:
+                    tensor = kept.pop(generator.randrange(5))
+                    assert (tensor[:: 1 << 12] == seed).all()
+        except Exception as error:  # shown by the main thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert errors == [] and memory.used_bytes() == 0 and memory.unused_bytes() <= 1 << 22
+    assert memory.unused_bytes() == sum(block.nbytes for block in memory._free.values())
+
+
 def test_unused_memory_is_limited():
     memory, fresh = make_memory(kept=5 << 20)
     tensors = [memory.empty(torch.Size((1 << 19,)), torch.float32) for _ in range(4)]
