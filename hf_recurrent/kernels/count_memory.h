@@ -170,7 +170,10 @@ INLINE float log_positive(float x)
 
 /* ---- a prediction ---- */
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
 typedef float half_lanes __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
+/* Lanes of x where the comparison holds, of y elsewhere. */
+#define chosen(holds, x, y) ((lanes)(((holds) & (whole_lanes)(x)) | (~(holds) & (whole_lanes)(y))))
 
 struct node {
     int cells[SOURCES]; /* -1 without counts */

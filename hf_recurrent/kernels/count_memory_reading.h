@@ -1,10 +1,31 @@
 /* Reading of a block: contexts, prediction and learning, byte by byte. */
+/* `exp_negative` of each lane, with the same bits. */
+INLINE TARGET void NAME(exps_negative)(lanes *x)
+{
+    const lanes zero = {0}, least = zero - 40.0f;
+    const lanes y = chosen(*x > least, chosen(*x < zero, *x, zero), least) * 1.4426950408889634f;
+    const whole_lanes k = __builtin_convertvector(y, whole_lanes);
+    const lanes f = y - __builtin_convertvector(k, lanes);
+    lanes p = zero + 0.00010938752529909834f;
+    p = p * f + 0.0012757162330672145f; p = p * f + 0.009580058045685291f; p = p * f + 0.05549103394150734f;
+    p = p * f + 0.24022436141967773f; p = p * f + 0.6931470632553101f; p = p * f + 1.0f;
+    *x = p * (lanes)((k + 127) << 23);
+}
 /* Logits of the nodes on the way to `target`, or of all nodes if it is negative, from the network's logits of bytes. */
 static TARGET void NAME(network_nodes)(const float *logits, int target, float *nodes)
 {
     float sums[512], most = logits[0];
-    for (int i = 1; i < 256; i++) most = logits[i] > most ? logits[i] : most;
-    for (int i = 0; i < 256; i++) sums[256 + i] = exp_negative(logits[i] - most);
+    lanes highest = most - (lanes){0};
+    for (int i = 0; i < 256; i += LANES) {
+        const lanes x = *(const lanes *)(logits + i);
+        highest = chosen(x > highest, x, highest);
+    }
+    for (int i = 0; i < LANES; i++) most = highest[i] > most ? highest[i] : most;
+    for (int i = 0; i < 256; i += LANES) {
+        lanes x = *(const lanes *)(logits + i) - most;
+        NAME(exps_negative)(&x);
+        *(lanes *)(sums + 256 + i) = x;
+    }
     for (int n = 128; n; n >>= 1)
         for (int i = n; i < 2 * n; i++) sums[i] = sums[2 * i] + sums[2 * i + 1];
     nodes[0] = 1;
