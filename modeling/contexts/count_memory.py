@@ -119,12 +119,13 @@ class CountMemory(nn.Module):
         sampled: bool = False,
         rates: Rates = READING,
         pending: tuple[torch.Tensor, torch.Tensor] | None = None,
+        in_place: bool = False,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
         """Read a block, and predict.
 
         Args:
             input_ids: (B, T).
-            state: (B, bytes) uint8, of these streams; not changed.
+            state: (B, bytes) uint8, of these streams.
             network: the network's logits after each step (B, T, V), or, for learning, its logits of the nodes on the
                 way to each target (B, T, 8); None without a network.
             reset_mask: (B, T), true where a document begins.
@@ -135,6 +136,7 @@ class CountMemory(nn.Module):
             rates: how fast the stream's weights adapt, and whether the memory learns.
             pending: bytes of running documents (B, P) uint8 and their numbers (B,) int64, for a memory that learns
                 documents when they have ended; changed in place.
+            in_place: `state` becomes the new state, which saves a copy; it lies on the CPU then.
 
         Returns:
             The negative log-likelihoods (B, T) of the targets in nats, 0 where there is none, or None; the log
@@ -145,7 +147,7 @@ class CountMemory(nn.Module):
         """
         shape, device = input_ids.shape, input_ids.device
         self._check_state(state, shape[0])
-        new_state = state.cpu().clone(memory_format=torch.contiguous_format)
+        new_state = state if in_place else state.cpu().clone(memory_format=torch.contiguous_format)
         nats = None if targets is None else np.zeros(shape, np.float32)
         logits = None if logits_from is None else np.zeros((shape[0], shape[1] - logits_from, _BYTES), np.float32)
         block = Block(

@@ -42,7 +42,7 @@ class DocumentLearning:
             block: `input_ids`, `shift_labels`, `reset_mask` (B, T).
             network: the network's logits (B, T, V); None without a network.
         """
-        nats, _, self.tensors["state"] = self.memory.read(
+        nats, _, _ = self.memory.read(
             block["input_ids"],
             self.tensors["state"],
             network,
@@ -50,6 +50,7 @@ class DocumentLearning:
             targets=block["shift_labels"],
             rates=_LEARNING,
             pending=(self.tensors["pending"], self.tensors["used"]),
+            in_place=True,
         )
         return nats
 
