@@ -54,6 +54,14 @@ def test_contexts(run, counted_run, tmp_path):
     assert (tmp_path / "kinds.svg").read_text().count("<path") > 20
 
 
+def test_second_documents(run, counted_run):
+    model, (_, folder) = counted_run
+    ((pairs, _, alone, after),) = run("benchmark_second_documents", model, f"{folder}/*.py")
+    assert pairs == "6" and float(after) < float(alone)
+    ((_, state, *_),) = run("benchmark_second_documents", model, f"{folder}/*.py", "--window", "0", "--rows", "0")
+    assert int(state.replace(",", "")) < 5_000
+
+
 def test_samples(run, counted_run):
     model, corpus = counted_run
     rows = run("benchmark_samples", model, *corpus, "--samples", "3", "--length", "24")
