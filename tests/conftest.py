@@ -19,6 +19,7 @@ _LONG = (
 )  # fmt: skip
 
 
+_COMMANDS = pytest.StashKey()
 _ON_REQUEST = {"slow": "takes minutes", "long": "takes many seconds, and .ci/run runs it"}
 
 
@@ -37,8 +38,24 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+def pytest_runtestloop(session):
+    """Fork the server of commands, if a test asks for it: after collection, which imports, and before the first test."""
+    if any("commands" in getattr(item, "fixturenames", ()) for item in session.items):
+        from command_server import CommandServer
+
+        session.config.stash[_COMMANDS] = CommandServer()
+
+
 def pytest_unconfigure(config):
     gc.unfreeze()
+    if server := config.stash.get(_COMMANDS, None):
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def commands(pytestconfig):
+    """Runs commands of the package in children of this process; a `CommandServer`."""
+    return pytestconfig.stash[_COMMANDS]
 
 
 @pytest.fixture(autouse=True)
