@@ -10,15 +10,18 @@ import importlib
 import logging
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+_Process = subprocess.CompletedProcess
 # Modules of the commands import the rest, some of it when they run.
 _IMPORTS = (
     "hf_recurrent.cli.evaluate", "hf_recurrent.cli.generate", "hf_recurrent.cli.learn", "hf_recurrent.cli.main",
@@ -50,63 +53,111 @@ class CommandServer:
         self._connection.close()
         os.waitpid(self._process, 0)
 
-    def start(self, action: Callable[..., object], *arguments: object) -> int:
-        """The process id of a new child that calls `action`, a function of a module, with these arguments."""
+    def start(self, action: Callable[..., object], *arguments: object) -> "Child":
+        """A new child that calls `action`, a function of a module, with these arguments."""
+        return Child(self._ask(action, arguments), self._ask)
+
+    def _ask(self, action: Callable[..., object] | None, arguments: object) -> int:
         self._connection.send((action, arguments))
         return self._connection.recv()
 
-    def wait(self, child: int) -> int:
-        """Wait for the end of a child; its exit status, negative for a signal."""
-        self._connection.send((None, child))
-        return self._connection.recv()
+    def run(self, arguments: Sequence[str], folder: str | os.PathLike, data: bytes = b"", **options: Any) -> _Process:
+        """The result of `hf-recurrent` with these arguments in a directory; `options` are those of `call`."""
+        return self.call(run_command, list(map(str, arguments)), folder=folder, data=data, **options)
 
-    def run(
+    def python(self, words: Sequence[str], folder: str | os.PathLike, **options: Any) -> _Process:
+        """The result of Python with these words: `-c CODE` or a file, and arguments. Modules are there already."""
+        return self.call(run_python, list(map(str, words)), folder=folder, **options)
+
+    def call(
         self,
-        arguments: list[str],
+        action: Callable[..., object],
+        *arguments: object,
         folder: str | os.PathLike,
         data: bytes = b"",
-        *,
         stdout: str | None = None,
         text: bool = True,
         environment: Mapping[str, str] | None = None,
-    ) -> subprocess.CompletedProcess:
-        """The result of `hf-recurrent` with these arguments in a directory.
+    ) -> _Process:
+        """The result of a child that calls a function of a module.
 
         Args:
+            action: the function.
+            arguments: of the function.
+            folder: the working directory.
             data: standard input.
             stdout: a file that gets the standard output, which is then not part of the result.
             text: the result has text, not bytes.
             environment: further variables.
         """
-        with tempfile.TemporaryDirectory() as streams:
-            names = [os.path.join(streams, name) for name in ("stdin", "stdout", "stderr")]
-            Path(names[0]).write_bytes(data)
-            names[1] = stdout or names[1]
-            child = self.start(run_command, list(map(str, arguments)), os.fspath(folder), names, environment or {})
-            status = self.wait(child)
-            out, err = (b"" if name == stdout else Path(name).read_bytes() for name in names[1:])
+        with tempfile.TemporaryDirectory() as files:
+            streams = [os.path.join(files, name) for name in ("stdin", "stdout", "stderr")]
+            Path(streams[0]).write_bytes(data)
+            streams[1] = stdout or streams[1]
+            child = self.start(redirected, os.fspath(folder), streams, dict(environment or {}), action, arguments)
+            status = child.wait()
+            out, err = (b"" if name == stdout else Path(name).read_bytes() for name in streams[1:])
         if text:
             out, err = out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
-        return subprocess.CompletedProcess(["hf-recurrent", *arguments], status, out, err)
+        return _Process([action.__name__, *arguments], status, out, err)
 
 
-def run_command(arguments: list[str], folder: str, streams: list[str], environment: dict[str, str]) -> None:
-    """Run `hf-recurrent` in this child; `streams` are the paths of its three standard streams, such as a terminal."""
+class Child:
+    """A running child; its methods are those of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, ask: Callable[..., int]) -> None:
+        self.pid, self._ask, self._status = pid, ask, None
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, at most `_MOST_SECONDS` after the start; the exit status, negative for a signal."""
+        if self._status is None:
+            self._status = self._ask(None, self.pid)
+        return self._status
+
+
+def run_command(arguments: list[str]) -> None:
+    """Run `hf-recurrent` in this child."""
     from hf_recurrent.cli.main import main
 
-    os.chdir(folder)
-    os.environ.update(environment)
-    for number, path in enumerate(streams):
-        file = os.open(path, os.O_RDWR | os.O_CREAT)
-        os.dup2(file, number)
-        os.close(file)
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.argv = ["hf-recurrent", *arguments]
     main(arguments)
 
 
+def run_python(words: list[str]) -> None:
+    """Run a program in this child."""
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = words
+        sys.path.insert(0, os.path.dirname(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def redirected(
+    folder: str, streams: list[str], environment: dict[str, str], action: Callable[..., object], arguments: tuple
+) -> None:
+    """Call `action` in a directory, with files, pipes or a terminal as the three standard streams."""
+    os.chdir(folder)
+    os.environ.update(environment)
+    for number, path in enumerate(streams):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    action(*arguments)
+
+
 def _serve(connection: Connection) -> None:
     os.environ.update(_ONE_THREAD)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
     while True:
         try:
             action, arguments = connection.recv()

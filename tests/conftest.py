@@ -33,13 +33,23 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
+    _leave_out()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        _leave_out()
+
+
+def _leave_out():
     """Leave modules and tests out of garbage collection: `Trainer` collects at each run, half a second with them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtestloop(session):
-    """Fork the server of commands, if a test asks for it: after collection, which imports, and before the first test."""
+    """Fork the server of commands, if a test asks for it: after collection, which imports, before the first test."""
     if any("commands" in getattr(item, "fixturenames", ()) for item in session.items):
         from command_server import CommandServer
 

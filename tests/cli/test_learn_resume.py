@@ -87,7 +87,7 @@ def expected(model, *parts):
 
 @pytest.fixture(scope="module")
 def first_half(model, tmp_path_factory):
-    """(directory, copy of it) with a run on the first part of a log. The log is one file in both: its inode is known."""
+    """(directory, copy) with a run on the first part of a log, which is one file in both: its inode is known."""
     folder, copy = tmp_path_factory.mktemp("half"), tmp_path_factory.mktemp("copy")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
