@@ -30,20 +30,35 @@ _IMPORTS = (
     "hf_recurrent.trainers.online_trainer", "hf_recurrent.trainers.smt_trainer", "hf_recurrent.online.learner",
     "hf_recurrent.hub.checkpoint", "tensorboard.summary", "torch.utils.tensorboard",
 )  # fmt: skip
+_BARE_IMPORTS = (
+    "torch._dynamo", "torch.distributed.tensor", "transformers.generation", "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+)  # fmt: skip
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _MOST_SECONDS = 300
 
 
 class CommandServer:
-    """A process that forks a child for each command; `close` ends it."""
+    """A process that forks a child for each command; `close` ends it.
 
-    def __init__(self) -> None:
+    Args:
+        bare: an interpreter of its own, which imports torch and transformers, but nothing of the package.
+        environment: further variables of a bare one.
+    """
+
+    def __init__(self, bare: bool = False, environment: Mapping[str, str] | None = None) -> None:
         self._connection, other = multiprocessing.Pipe()
-        self._process = os.fork()
+        if bare:
+            variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            command = [sys.executable, __file__, str(other.fileno())]
+            options = {"pass_fds": [other.fileno()], "env": variables | _ONE_THREAD | dict(environment or {})}
+            self._process = subprocess.Popen(command, **options).pid
+        else:
+            self._process = os.fork()
         if not self._process:
             try:
                 self._connection.close()  # so that the end of the tests is the end of the server
-                _serve(other)
+                _serve(other, _IMPORTS)
             finally:
                 os._exit(0)
         other.close()
@@ -94,7 +109,9 @@ class CommandServer:
             streams = [os.path.join(files, name) for name in ("stdin", "stdout", "stderr")]
             Path(streams[0]).write_bytes(data)
             streams[1] = stdout or streams[1]
-            child = self.start(redirected, os.fspath(folder), streams, dict(environment or {}), action, arguments)
+            child = self.start(
+                redirected, os.path.abspath(folder), streams, dict(environment or {}), action, arguments
+            )
             status = child.wait()
             out, err = (b"" if name == stdout else Path(name).read_bytes() for name in streams[1:])
         if text:
@@ -130,12 +147,13 @@ def run_command(arguments: list[str]) -> None:
 
 def run_python(words: list[str]) -> None:
     """Run a program in this child."""
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:0] = [os.getcwd() if words[0] == "-c" else os.path.dirname(os.path.abspath(words[0])), *paths]
     if words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
         exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = words
-        sys.path.insert(0, os.path.dirname(words[0]))
         runpy.run_path(words[0], run_name="__main__")
 
 
@@ -149,11 +167,21 @@ def redirected(
         file = os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
         os.dup2(file, number)
         os.close(file)
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    _open_streams()
     action(*arguments)
 
 
-def _serve(connection: Connection) -> None:
+def _open_streams() -> None:
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    loggers = [logging.root, *map(logging.getLogger, logging.root.manager.loggerDict)]
+    for handler in (handler for logger in loggers for handler in logger.handlers):
+        if type(handler) is logging.StreamHandler:
+            handler.setStream(sys.stderr)
+
+
+def _serve(connection: Connection, imports: tuple[str, ...]) -> None:
     os.environ.update(_ONE_THREAD)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
@@ -163,7 +191,7 @@ def _serve(connection: Connection) -> None:
             action, arguments = connection.recv()
         except EOFError:
             return
-        _prepare()
+        _prepare(imports)
         if action is None:
             connection.send(os.waitstatus_to_exitcode(os.waitpid(arguments, 0)[1]))
             continue
@@ -178,24 +206,19 @@ def _serve(connection: Connection) -> None:
 
 
 @functools.cache
-def _prepare() -> None:
+def _prepare(imports: tuple[str, ...]) -> None:
     """Make the imports that the tests have not made, before the first child."""
     import torch
 
     torch.set_num_threads(1)
-    for name in _IMPORTS:
+    for name in imports:
         importlib.import_module(name)
 
 
 def _status_of(action: Callable[..., object], arguments: tuple) -> int:
     """The exit status of an interpreter that calls `action` at its end."""
     signal.alarm(_MOST_SECONDS)
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    loggers = [logging.root, *map(logging.getLogger, logging.root.manager.loggerDict)]
-    for handler in (handler for logger in loggers for handler in logger.handlers):
-        if type(handler) is logging.StreamHandler:
-            handler.setStream(sys.stderr)
+    _open_streams()
     status = 0
     try:
         action(*arguments)
@@ -209,3 +232,9 @@ def _status_of(action: Callable[..., object], arguments: tuple) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return status
+
+
+if __name__ == "__main__":
+    from command_server import _serve  # functions come by the name of this module
+
+    _serve(Connection(int(sys.argv[1])), _BARE_IMPORTS)

@@ -63,6 +63,17 @@ def pytest_unconfigure(config):
 
 
 @pytest.fixture(scope="session")
+def bare_python(tmp_path_factory):
+    """Runs programs in children of a process with torch and transformers, but nothing of the package."""
+    from command_server import CommandServer
+
+    home = str(tmp_path_factory.mktemp("bare"))
+    server = CommandServer(bare=True, environment={"HF_HOME": home})
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
 def commands(pytestconfig):
     """Runs commands of the package in children of this process; a `CommandServer`."""
     return pytestconfig.stash[_COMMANDS]
