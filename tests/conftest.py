@@ -19,6 +19,7 @@ _LONG = (
 )  # fmt: skip
 
 
+_COMMANDS = pytest.StashKey()
 _ON_REQUEST = {"slow": "takes minutes", "long": "takes many seconds, and .ci/run runs it"}
 
 
@@ -32,13 +33,50 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
+    _leave_out()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        _leave_out()
+
+
+def _leave_out():
     """Leave modules and tests out of garbage collection: `Trainer` collects at each run, half a second with them."""
     gc.collect()
     gc.freeze()
 
 
+def pytest_runtestloop(session):
+    """Fork the server of commands, if a test asks for it: after collection, which imports, before the first test."""
+    if any("commands" in getattr(item, "fixturenames", ()) for item in session.items):
+        from command_server import CommandServer
+
+        session.config.stash[_COMMANDS] = CommandServer()
+
+
 def pytest_unconfigure(config):
     gc.unfreeze()
+    if server := config.stash.get(_COMMANDS, None):
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory):
+    """Runs programs in children of a process with torch and transformers, but nothing of the package."""
+    from command_server import CommandServer
+
+    home = str(tmp_path_factory.mktemp("bare"))
+    server = CommandServer(bare=True, environment={"HF_HOME": home})
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def commands(pytestconfig):
+    """Runs commands of the package in children of this process; a `CommandServer`."""
+    return pytestconfig.stash[_COMMANDS]
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from command_server import CommandServer, redirected, run_command
+
 try:
     import fcntl
     import pty
@@ -27,6 +29,7 @@ class Terminal:
         columns: width of the terminal.
         environment: further variables.
         program: in place of hf-recurrent.
+        server: starts hf-recurrent, whose imports it has made.
     """
 
     def __init__(
@@ -36,15 +39,21 @@ class Terminal:
         environment: dict[str, str] | None = None,
         program: Sequence[str] = (sys.executable, "-m", "hf_recurrent.cli.main"),
         cwd: str | os.PathLike | None = None,
+        server: CommandServer | None = None,
     ) -> None:
         self._master, slave = pty.openpty()
+        self._slave: int | None = slave
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         variables = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            [*program, *words], stdin=slave, stdout=slave, stderr=slave, cwd=cwd, start_new_session=True,
-            env=variables | {"TERM": "xterm"} | (environment or {}), preexec_fn=_own_terminal,
-        )  # fmt: skip
-        os.close(slave)
+        variables |= {"TERM": "xterm"} | (environment or {})
+        if server:
+            streams = [os.ttyname(slave)] * 3
+            self.process = server.start(_in_terminal, os.fspath(cwd or "."), streams, variables, list(words))
+        else:
+            self.process = subprocess.Popen(
+                [*program, *words], stdin=slave, stdout=slave, stderr=slave, cwd=cwd, start_new_session=True,
+                env=variables, preexec_fn=_own_terminal,
+            )  # fmt: skip
         self.output = ""
         self._seen = 0
 
@@ -54,6 +63,7 @@ class Terminal:
     def __exit__(self, *exception: object) -> None:
         self.process.kill()
         self.process.wait()
+        self._leave_to_process()
         os.close(self._master)
 
     def send(self, text: str) -> None:
@@ -83,13 +93,31 @@ class Terminal:
         data = b""
         with contextlib.suppress(OSError):  # Linux reports the end of a terminal's output as an error
             data = os.read(self._master, 65536)
+        self._leave_to_process()
         self.output += data.decode("utf-8", "replace")
         return bool(data)
+
+    def _leave_to_process(self) -> None:
+        """Close this side of the terminal, which the process has opened: so its end is the end of the output."""
+        if self._slave is not None:
+            os.close(self._slave)
+            self._slave = None
 
 
 def _own_terminal() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # processes in the background of a shell ignore it
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches the process
+
+
+def _in_terminal(folder: str, streams: list[str], environment: dict[str, str], words: list[str]) -> None:
+    os.setsid()
+    redirected(folder, streams, environment, _run_in_own_terminal, (words,))
+
+
+def _run_in_own_terminal(words: list[str]) -> None:
+    _own_terminal()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run_command(words)
 
 
 def shown_lines(output: str) -> list[str]:

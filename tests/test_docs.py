@@ -6,12 +6,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from breadth import some_of
-from command_server import CommandServer
 
 ROOT = Path(__file__).parents[1]
 PAGE_FOLDERS = ("docs", "docs/tasks", "docs/reference")
@@ -30,7 +28,7 @@ def blocks(page: str, language: str) -> list[tuple[str, str]]:
     return [(m["note"] or "", m["code"]) for m in BLOCK.finditer(text) if m["language"] == language]
 
 
-def commands(page: str) -> list[list[str]]:
+def commands_of(page: str) -> list[list[str]]:
     """The commands of a page that run in the tests, in order, each with the flags that shorten it."""
     result = []
     for note, code in blocks(page, "bash"):
@@ -47,7 +45,7 @@ def commands(page: str) -> list[list[str]]:
 
 
 QUICK = ("docs/quick_start.md", "docs/tasks/generate.md")
-COMMANDS = {page: commands(page) for page in PAGES}
+COMMANDS = {page: commands_of(page) for page in PAGES}
 RUN = some_of([page for page in PAGES if COMMANDS[page]], QUICK)
 
 
@@ -56,21 +54,18 @@ def test_the_pages_have_commands():
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_commands_run(page, tmp_path):
+def test_commands_run(page, tmp_path, commands):
     (tmp_path / "stories.jsonl").write_text('{"text": "Once upon a time."}\n{"text": "The end of it."}\n' * 300)
     (tmp_path / "book.txt").write_text("It was a dark night, and the café was closed. " * 50, encoding="utf-8")
     shutil.copy(ROOT / "examples/leaky_unit.py", tmp_path)
     (tmp_path / "model_cards").symlink_to(ROOT / "model_cards")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    with ExitStack() as stack:
-        server = None
-        for words in COMMANDS[page]:
-            if words[0] == "hf-recurrent":
-                server = server or stack.enter_context(CommandServer())
-                result = server.run(words[1:], tmp_path)
-            else:
-                result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-            assert result.returncode == 0, f"{shlex.join(words)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    for words in COMMANDS[page]:
+        if words[0] == "hf-recurrent":
+            result = commands.run(words[1:], tmp_path)
+        else:
+            result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, f"{shlex.join(words)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
 
 
 def test_the_docs_show_the_unit_of_the_examples():

@@ -83,7 +83,7 @@ def test_the_wheel_holds_no_experiments_benchmarks_or_tests(wheel):
     assert not [name for name in names if re.search(r"(^|/)(papers/|tests?/|test_|benchmark)", name)]
 
 
-def test_the_installed_wheel_works_away_from_the_checkout(installed, tmp_path):
+def test_the_installed_wheel_works_away_from_the_checkout(installed, tmp_path, bare_python):
     code = """
 import hf_recurrent, importlib
 from hf_recurrent.hub.model_card import create_model_card
@@ -100,7 +100,8 @@ for name in ("modeling", "trainers"):
     raise AssertionError(f"{name} is importable by its generic name")
 print(hf_recurrent.__file__)
 """
-    assert run_python(code, path=installed, cwd=tmp_path).startswith(str(installed))
+    done = bare_python.python(["-c", code], tmp_path, environment={"PYTHONPATH": str(installed)})
+    assert done.stdout.startswith(str(installed)), done.stderr
 
 
 def test_without_experiments_the_command_says_how_to_get_them(installed, tmp_path):
@@ -120,8 +121,10 @@ main(["reproduce", "--help"])
 
 
 @pytest.mark.parametrize("name", some_of(("MemoraForCausalLM", "HawkModel", "MultiStreamTrainer"), ("HawkModel",)))
-def test_a_public_name_may_be_the_first_import(tmp_path, name):
-    run_python(f"from hf_recurrent import {name}", path=ROOT, cwd=tmp_path)
+def test_a_public_name_may_be_the_first_import(tmp_path, name, bare_python):
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = bare_python.python(["-c", f"from hf_recurrent import {name}"], tmp_path, environment=environment)
+    assert done.returncode == 0, done.stderr
 
 
 def test_importing_the_package_touches_no_optional_dependency(tmp_path):

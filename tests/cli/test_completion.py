@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -21,11 +22,10 @@ bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    shtab = pytest.importorskip("shtab")
-    assert shtab
+    pytest.importorskip("shtab")
     path = tmp_path_factory.mktemp("completion") / "hf-recurrent"
-    command = [sys.executable, "-m", "hf_recurrent.cli.main", "completion", "bash"]
-    path.write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
+    with open(path, "w", encoding="utf-8") as file, redirect_stdout(file):
+        main(["bash"])
     return path
 
 

@@ -129,28 +129,35 @@ def test_the_dtype_and_device_of_a_preset_are_those_given(file, capsys):
     assert str(model.dtype) == "torch.float64"
 
 
-def run(*words: str, data: bytes = b"", **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "hf_recurrent.cli.main", *words]
-    return subprocess.run(command, input=data, stderr=subprocess.PIPE, **{"stdout": subprocess.PIPE} | options)
+@pytest.fixture
+def run(commands, tmp_path):
+    return lambda *words, **options: commands.run(words, tmp_path, text=False, **options)
 
 
 @pytest.mark.parametrize("words", [[], ["--learn", "memora-tiny"]], ids=["counts", "network"])
-def test_pipes(words, file, tmp_path):
-    packed = run("compress", *words, "-", data=TEXT, cwd=tmp_path)
+def test_pipes(words, file, tmp_path, run):
+    packed = run("compress", *words, "-", data=TEXT)
     assert packed.returncode == 0 and b"\r" in packed.stderr and b"xz" not in packed.stderr
     model = words[1:]
-    assert run("decompress", *model, "-", "--quiet", data=packed.stdout, cwd=tmp_path).stdout == TEXT
+    assert run("decompress", *model, "-", "--quiet", data=packed.stdout).stdout == TEXT
     assert run("compress", *words, str(file), "--output", "-", "--quiet").stdout == packed.stdout
-    assert run("decompress", *model, "-", "--output", "copy", data=packed.stdout, cwd=tmp_path).returncode == 0
+    assert run("decompress", *model, "-", "--output", "copy", data=packed.stdout).returncode == 0
     assert (tmp_path / "copy").read_bytes() == TEXT
     assert sorted(os.listdir(tmp_path)) == ["copy", "notes.txt"]
 
 
-def test_pipes_that_are_empty_full_or_damaged(tmp_path):
+def test_a_pipe_of_processes(tmp_path):
+    """Imports write nothing to the standard output."""
+    command = [sys.executable, "-m", "hf_recurrent.cli.main"]
+    packed = subprocess.run([*command, "compress", "-", "--quiet"], input=TEXT, capture_output=True, check=True)
+    found = subprocess.run([*command, "decompress", "-"], input=packed.stdout, capture_output=True, check=True)
+    assert found.stdout == TEXT and not packed.stderr
+
+
+def test_pipes_that_are_empty_full_or_damaged(run):
     packed = run("compress", "-", "--quiet", data=b"").stdout
     assert run("decompress", "-", "--quiet", data=packed).stdout == b""
-    with open("/dev/full", "wb") as full:
-        failed = run("compress", "-", "--quiet", data=TEXT, stdout=full)
+    failed = run("compress", "-", "--quiet", data=TEXT, stdout="/dev/full")
     assert failed.returncode == 2
     assert failed.stderr.endswith(b"No space left on device: 'standard output'\n") and failed.stderr.count(b"\n") == 1
     packed = run("compress", "-", "--quiet", data=TEXT).stdout

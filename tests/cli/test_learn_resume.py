@@ -85,11 +85,27 @@ def expected(model, *parts):
     return dict(learner.model.state_dict())
 
 
+@pytest.fixture(scope="module")
+def first_half(model, tmp_path_factory):
+    """(directory, copy) with a run on the first part of a log, which is one file in both: its inode is known."""
+    folder, copy = tmp_path_factory.mktemp("half"), tmp_path_factory.mktemp("copy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write(HALF)
+        learn(model)
+    shutil.copytree(folder / "out", copy / "out")
+    os.link(folder / "log.txt", copy / "log.txt")
+    return folder, copy
+
+
 @pytest.fixture
-def half(model):
+def half(first_half, monkeypatch):
     """A run of which the first part is done; the log has grown since."""
-    write(HALF)
-    learn(model)
+    folder, copy = first_half
+    shutil.rmtree(folder)
+    shutil.copytree(copy / "out", folder / "out")
+    os.link(copy / "log.txt", folder / "log.txt")
+    monkeypatch.chdir(folder)
     write(STREAM)
     return Path(f"out/checkpoint-{len(HALF)}")
 

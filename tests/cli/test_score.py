@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_server import redirected, run_command
 from transformers import AutoModelForCausalLM
 
 from hf_recurrent import ByteTokenizer, config_from_preset
@@ -240,9 +240,11 @@ def test_memory_does_not_grow_with_a_document(model):
     assert long < short + 100_000 < short + 400 * 880
 
 
-def test_the_reader_of_the_output_may_end(model, files):
-    command = [sys.executable, "-m", "hf_recurrent.cli.main", "score", model, "texts", "--per", "byte", "--quiet"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert b"log_probability" in process.stdout.readline()
-        process.stdout.close()
-        assert process.wait() in (0, 1) and process.stderr.read() == b""
+def test_the_reader_of_the_output_may_end(model, files, commands, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    words = ["score", model, "texts", "--per", "byte", "--quiet"]
+    streams = [os.devnull, str(tmp_path / "pipe"), str(tmp_path / "errors")]
+    child = commands.start(redirected, os.getcwd(), streams, {}, run_command, (words,))
+    with open(tmp_path / "pipe", "rb") as pipe:
+        assert b"log_probability" in pipe.readline()
+    assert child.wait() in (0, 1) and (tmp_path / "errors").read_bytes() == b""

@@ -1,8 +1,5 @@
 """`hf-recurrent transformers`: the commands of transformers know our classes."""
 
-import subprocess
-import sys
-
 import pytest
 
 from hf_recurrent.cli.main import main
@@ -16,8 +13,8 @@ for name in ("MemoraForCausalLM", "HawkForSequenceClassification", "MgradeModel"
 """
 
 
-def test_the_server_finds_the_classes_by_name():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
+def test_the_server_finds_the_classes_by_name(commands, tmp_path):
+    done = commands.python(["-c", CODE], tmp_path)
     modules = ["memora.modeling_memora", "hawk.modeling_hawk", "mgrade.modeling_mgrade"]
     assert done.stdout.split() == [f"hf_recurrent.modeling.{name}" for name in modules], done.stderr
 

@@ -2,9 +2,7 @@
 
 import gzip
 import math
-import os
 import struct
-import subprocess
 import sys
 
 import numpy as np
@@ -216,12 +214,21 @@ def test_without_pillow(tmp_path, load, sketch, monkeypatch):
         save_image_sheet(DIGITS, tmp_path / "sheet.png")
 
 
-def test_pillow_is_needed_only_for_images():
-    code = (
-        "import sys; sys.modules['PIL'] = None; from hf_recurrent import Corpus, load_corpus, tokens_to_images; "
-        "print(Corpus.from_documents(['a']).num_bytes)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+WITHOUT_PILLOW = """
+import sys
+for name in [name for name in sys.modules if name.startswith(("PIL", "hf_recurrent.data"))]:
+    del sys.modules[name]
+sys.modules["PIL"] = None
+import hf_recurrent.data.readers
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.loading import load_corpus
+from hf_recurrent.data.pixel_images import tokens_to_images
+print(Corpus.from_documents(["a"]).num_bytes)
+"""
+
+
+def test_pillow_is_needed_only_for_images(commands, tmp_path):
+    done = commands.python(["-c", WITHOUT_PILLOW], tmp_path)
     assert done.stdout.strip() == "1", done.stderr
 
 

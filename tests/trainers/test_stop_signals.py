@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from command_server import run_python
 from safetensors.torch import load_file
 from tiny_run import PROGRAM, Noise, logged, tiny_trainer
 from transformers import TrainerCallback
@@ -116,15 +117,13 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path, environment):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_lock_ends_with_its_process(tmp_path, environment):
-    process = subprocess.Popen(
-        [sys.executable, PROGRAM, os.fspath(tmp_path), "8", "1", "--slow"], env=environment, stderr=subprocess.DEVNULL
-    )
-    wait_for(lambda: list_checkpoints(tmp_path), process)
+def test_the_lock_ends_with_its_process(tmp_path, commands):
+    child = commands.start(run_python, [PROGRAM, os.fspath(tmp_path), "8", "1", "--slow"])
+    wait_for(lambda: list_checkpoints(tmp_path))
     with pytest.raises(ValueError, match="another running process"), output_lock(tmp_path):
         pass
-    process.kill()
-    process.wait()
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
     with output_lock(tmp_path):
         pass
 
@@ -155,10 +154,10 @@ def test_two_processes_save_at_the_same_step(two_processes, tmp_path, environmen
     assert all(torch.equal(resumed[name], weight) for name, weight in two_processes.weights.items())
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process=None, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None and time.monotonic() < deadline
+        assert (process is None or process.poll() is None) and time.monotonic() < deadline
         time.sleep(0.01)
 
 

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -405,12 +403,10 @@ print(classifier(input_values=torch.ones(1, 5, 2)).logits.sum().item())
 
 
 @torch.no_grad()
-def test_classifiers_of_real_values_load_without_the_package(tmp_path):
+def test_classifiers_of_real_values_load_without_the_package(tmp_path, bare_python):
     classifier = model_of("tcn", torch.float32, MgradeForSequenceClassification, input_size=2, num_labels=4)
     classifier.save_pretrained(tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path
-    )
+    result = bare_python.python(["-c", PROGRAM, str(tmp_path)], tmp_path)
     assert result.returncode == 0, result.stderr
     expected = classifier(input_values=torch.ones(1, 5, 2)).logits.sum().item()
     assert float(result.stdout.split()[-1]) == pytest.approx(expected, rel=1e-4, abs=1e-5)

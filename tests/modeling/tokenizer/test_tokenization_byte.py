@@ -1,9 +1,6 @@
 """ByteTokenizer: exactness on every byte string, printable text, offsets, errors; and strict smaller alphabets."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -56,7 +53,7 @@ def test_decoded_text_can_be_printed(data):
     assert json.loads(json.dumps({"text": text}, ensure_ascii=False).encode("utf-8")) == {"text": text}
 
 
-def test_decoded_text_goes_where_text_goes(tmp_path):
+def test_decoded_text_goes_where_text_goes(tmp_path, bare_python):
     pyarrow = pytest.importorskip("pyarrow")
     text = TOKENIZER.decode(list(range(256)))
     assert pyarrow.array([text]).to_pylist() == [text]
@@ -69,8 +66,7 @@ logging.basicConfig(stream=sys.stdout)
 logging.warning(text)
 """
     TOKENIZER.save_pretrained(tmp_path)
-    environment = {**os.environ, "PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, env=environment)
+    done = bare_python.python(["-c", code, str(tmp_path)], tmp_path, text=False)
     assert done.returncode == 0 and b"UnicodeEncodeError" not in done.stderr, done.stderr
     assert done.stdout.decode("utf-8").count("\ufffd") == 2 * 128  # every byte from 0x80 on, twice
 

@@ -4,9 +4,8 @@ import copy
 import inspect
 import json
 import os
-import subprocess
-import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
 from hf_recurrent.modeling.tokenizer.tokenization_dna import DNATokenizer
 
 # Two texts of different length that each alphabet can hold.
+ROOT = Path(__file__).resolve().parents[3]
 TEXTS = {
     ByteTokenizer: ["def naïve(x):\n    return x  # 中文 😀", "Short. \x00\x7f  text !"],
     DNATokenizer: ["ACGTNNACGTACCCGT?GGATTACA", "GATTACA\x00N"],
@@ -503,22 +503,7 @@ def test_tokenizer_json_gives_the_same_ids(tokenizer, texts, tmp_path):
     assert stock(everything)["input_ids"] == tokenizer.encode(everything)
 
 
-def _run(code: str, tmp_path, *arguments: str) -> str:
-    env = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    env.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=tmp_path,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_auto_tokenizer_without_the_package(tmp_path):
+def test_auto_tokenizer_without_the_package(tmp_path, bare_python):
     for cls, texts in TEXTS.items():
         cls().save_pretrained(tmp_path / cls.__name__)
         config = json.loads((tmp_path / cls.__name__ / "tokenizer_config.json").read_text())
@@ -554,10 +539,11 @@ def test_auto_tokenizer_without_the_package(tmp_path):
         assert "hf_recurrent" not in sys.modules
         print("done")
     """
-    assert "done" in _run(code, tmp_path, *(cls.__name__ for cls in TEXTS))
+    done = bare_python.python(["-c", textwrap.dedent(code), *(cls.__name__ for cls in TEXTS)], tmp_path)
+    assert "done" in done.stdout, done.stderr
 
 
-def test_auto_tokenizer_with_the_package(tmp_path):
+def test_auto_tokenizer_with_the_package(tmp_path, bare_python):
     ByteTokenizer().save_pretrained(tmp_path / "ByteTokenizer")
     code = """
         import hf_recurrent
@@ -568,4 +554,5 @@ def test_auto_tokenizer_with_the_package(tmp_path):
         assert tokenizer.encode(bytes(range(256))) == list(range(256))
         print("done")
     """
-    assert "done" in _run(code, tmp_path)
+    done = bare_python.python(["-c", textwrap.dedent(code)], tmp_path, environment={"PYTHONPATH": str(ROOT)})
+    assert "done" in done.stdout, done.stderr

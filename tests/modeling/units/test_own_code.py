@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -161,21 +159,16 @@ def saved():
     return model
 
 
-def run_without_package(code: str) -> None:
-    program = (
-        "import sys\nfor name in ('hf_recurrent', 'modeling', 'leaky_unit'):\n    sys.modules[name] = None\n" + code
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path.cwd(), env=without_paths())
+WITHOUT_PACKAGE = """
+import sys
+for name in ('hf_recurrent', 'modeling', 'leaky_unit'):
+    sys.modules[name] = None
+"""
 
 
-def without_paths() -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return environment | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path("home").absolute()), "OMP_NUM_THREADS": "1"}
-
-
-def test_a_checkpoint_loads_without_package_and_file(saved):
+def test_a_checkpoint_loads_without_package_and_file(saved, bare_python):
     torch.save({"logits": saved(IDS).logits, "new": generated(saved)}, "expected.pt")
-    run_without_package("""
+    code = """
 import torch
 from transformers import AutoModelForCausalLM
 expected = torch.load("expected.pt", weights_only=True)
@@ -192,7 +185,9 @@ for step in range(2):
     assert any(name.endswith(".rate") for name in model.parameters_without_weight_decay())
     model.save_pretrained("again")
     model = AutoModelForCausalLM.from_pretrained("again", trust_remote_code=True).eval()
-""")
+"""
+    done = bare_python.python(["-c", WITHOUT_PACKAGE + code], ".")
+    assert done.returncode == 0, done.stderr
     for name in ("leaky_unit.py", "modeling_memora.py", "recurrent_shared.py"):
         assert Path("again", name).read_text() == Path("saved", name).read_text()
 
@@ -274,7 +269,7 @@ def test_another_unit_in_the_same_directory_leaves_no_reference(saved):
     assert "leaky" not in Path("saved/modeling_memora.py").read_text()
 
 
-def test_a_unit_of_main_is_used_and_not_saved():
+def test_a_unit_of_main_is_used_and_not_saved(bare_python):
     text = UNIT.replace('"leaky"', '"mine"') + (
         "\n\nfrom transformers import AutoModelForCausalLM\nfrom hf_recurrent import config_from_preset\n"
         "sizes = {'hidden_size': 8, 'state_size': 8, 'num_hidden_layers': 1}\n"
@@ -287,9 +282,7 @@ def test_a_unit_of_main_is_used_and_not_saved():
     )
     root = str(Path(__file__).resolve().parents[3])
     write("program.py", text)
-    done = subprocess.run(
-        [sys.executable, "program.py"], env=without_paths() | {"PYTHONPATH": root}, capture_output=True, text=True
-    )
+    done = bare_python.python(["program.py"], ".", environment={"PYTHONPATH": root})
     assert "'mine' is not defined in a file: its code is not saved" in done.stderr
     assert not list(Path("saved").glob("program.py")) and Path("saved/model.safetensors").is_file()
     assert done.returncode == 1 and "has the recurrent unit 'mine', whose code is not in a file" in done.stderr
