@@ -148,7 +148,10 @@ def _check_learning(arguments: argparse.Namespace) -> None:
 
 def _export_learner(arguments: argparse.Namespace, folder: Path) -> None:
     import_libraries()
+    from transformers import AutoModelForSequenceClassification
+
     from hf_recurrent.export.exported_learner import save_c_learner
+    from hf_recurrent.hub.loading import auto_class_of, load_model
     from hf_recurrent.online.learner import OnlineLearner
     from hf_recurrent.online.vector_learner import VectorLearner
 
@@ -158,12 +161,15 @@ def _export_learner(arguments: argparse.Namespace, folder: Path) -> None:
     if arguments.inputs is not None:
         config = parse_pairs("--config_overrides", overrides)
         learner = VectorLearner.new(arguments.inputs, seed=seed, config=config, **given)
+    elif (name := arguments.model) not in preset_names() and auto_class_of(name) is AutoModelForSequenceClassification:
+        options = {"argument": "MODEL", "trust_remote_code": arguments.trust_remote_code}
+        learner = VectorLearner(load_model(AutoModelForSequenceClassification, name, **options).float(), **given)
     else:
-        if arguments.model in preset_names():
+        if name in preset_names():
             given = {"learning_rate": _NEW_RATE} | given
         arguments.config_overrides, arguments.seed = overrides, seed
         model, tokenizer = load_or_build(arguments)
-        check_byte_tokenizer("MODEL", arguments.model, tokenizer)
+        check_byte_tokenizer("MODEL", name, tokenizer)
         learner = OnlineLearner(model.float(), tokenizer, **given)
     save_c_learner(learner, folder, numbers=arguments.numbers or NUMBERS[0])
     print(f"{folder}: model.c, {_size(folder):,} bytes in all", file=sys.stderr)

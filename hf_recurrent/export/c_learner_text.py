@@ -158,7 +158,8 @@ static void NAME_forget_state(struct NAME_learner *learner) {{
 
 def _update(plan: LearnerPlan) -> str:
     calls = "\n".join(
-        f"    NAME_change(learner, {begin}, {end - begin}, {literal(factor)}, scale);" for begin, end, factor in plan.rates
+        f"    NAME_change(learner, {begin}, {end - begin}, {literal(factor)}, scale);"
+        for begin, end, factor in plan.rates
     )
     return f"""/* Change the weights. After a NaN or infinite gradient, the sensitivities may have diverged. */
 static int NAME_update(struct NAME_learner *learner) {{
