@@ -49,6 +49,12 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --format c, write the weights to a binary file, model.weights",
     )
+    _add_learning_arguments(parser)
+    parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
+    return parser
+
+
+def _add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     learning = parser.add_argument_group("a learner")
     learning.add_argument(
         "--learn",
@@ -76,8 +82,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--config_overrides", nargs="+", metavar="NAME=VALUE", help="fields of the configuration of a new model"
     )
     learning.add_argument("--seed", type=int, help="seed of new weights (default: 0)")
-    parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
-    return parser
 
 
 def _export(arguments: argparse.Namespace) -> None:

@@ -46,12 +46,8 @@ def header_text(plan: LearnerPlan, interface: Interface, work: int, table_bytes:
         work: elements of memory for intermediate results.
         table_bytes: of constants in the source file.
     """
-    arrays = [f"    {'uint16_t' if part.is_half else 'float'} {part.field}[{part.size}];" for part in plan.parts]
-    arrays += ["    uint32_t random; /* for rounding */"] if plan.is_narrow else []
-    fields = "\n".join(arrays)
     saved, weights = plan.saved_bytes, 4 * plan.num_weights
-    memory, words = interface.memory
-    ram = saved + 4 * (plan.num_trained + max(work, 1) + words + 2)
+    ram = saved + 4 * (plan.num_trained + max(work, 1) + interface.memory[1] + 2)
     bad_input, no_context = interface.outcomes
     return f"""/*
  * {interface.title}: exact real-time recurrent learning.
@@ -76,19 +72,7 @@ enum {{
     NAME_DIVERGED /* the loss or its gradient is NaN or infinite */
 }};
 
-/* What `NAME_save` saves. */
-struct NAME_saved {{
-{fields}
-{interface.saved}
-}};
-
-struct NAME_learner {{
-    struct NAME_saved saved;
-    float gradient[{plan.num_trained}];
-    float work[{max(work, 1)}];
-{memory}    float learning_rate; /* may be changed at any time */
-    float max_grad_norm; /* the same; 0 for no clipping */
-}};
+{_structs(plan, interface, max(work, 1))}
 
 /* Begin with the weights in the bytes of NAME.weights. Returns NAME_OK or NAME_BAD_INPUT. */
 int NAME_init(struct NAME_learner *learner, const void *file, size_t size);
@@ -102,6 +86,26 @@ int NAME_load(struct NAME_learner *learner, const void *file, size_t size);
 
 #endif
 """
+
+
+def _structs(plan: LearnerPlan, interface: Interface, work: int) -> str:
+    """The memory of a learner."""
+    arrays = [f"    {'uint16_t' if part.is_half else 'float'} {part.field}[{part.size}];" for part in plan.parts]
+    arrays += ["    uint32_t random; /* for rounding */"] if plan.is_narrow else []
+    fields = "\n".join(arrays)
+    return f"""/* What `NAME_save` saves. */
+struct NAME_saved {{
+{fields}
+{interface.saved}
+}};
+
+struct NAME_learner {{
+    struct NAME_saved saved;
+    float gradient[{plan.num_trained}];
+    float work[{work}];
+{interface.memory[0]}    float learning_rate; /* may be changed at any time */
+    float max_grad_norm; /* the same; 0 for no clipping */
+}};"""
 
 
 def source_text(plan: LearnerPlan, interface: Interface, definitions: list[str], update: str, learn: str) -> str:

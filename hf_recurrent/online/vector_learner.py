@@ -88,7 +88,7 @@ class VectorLearner:
         config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> "VectorLearner":
-        """A learner with a small new model, of one layer of width 12 with 12 numbers of state.
+        """A learner with a small new model, of one layer of width 10 with 10 numbers of state.
 
         Args:
             num_inputs: I.
@@ -99,7 +99,7 @@ class VectorLearner:
         Raises:
             ValueError: the configuration or a setting is not allowed.
         """
-        fields = {"hidden_size": 12, "state_size": 12, "num_hidden_layers": 1}
+        fields = {"hidden_size": 10, "state_size": 10, "num_hidden_layers": 1}
         fields |= {"r_min": 0.5, "r_max": 0.999, "max_phase": math.pi / 4, "pooling": "last"}
         fields |= dict(config or {}) | {"input_size": num_inputs, "num_labels": num_inputs}
         config = LruConfig(**fields, problem_type="regression")
