@@ -1,6 +1,6 @@
 """A learner in C on a file, from new weights: memory, bits per byte, and speed beside the learner in Python.
 
-    python scripts/benchmark_c_learner.py FILE
+    python scripts/benchmark_c_learner.py FILE                             # 151 kB
     python scripts/benchmark_c_learner.py FILE --hidden_size 12 --state_size 16 --numbers float32
     python scripts/benchmark_c_learner.py FILE --preset lru-copy --bytes 200000
 
