@@ -14,7 +14,8 @@ TIERS = (
     ("scripts",),
     ("cli",),
     ("papers", "chat", "server", "planning", "watch"),  # papers: scripts/papers
-    ("trainers", "online", "export", "compression"),
+    ("export",),
+    ("trainers", "online", "compression"),
     ("learning_rules", "evaluation", "generation", "tasks", "hub"),
     ("data",),
     ("checkpoints",),

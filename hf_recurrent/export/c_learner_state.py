@@ -1,97 +1,163 @@
-"""The file of a learner in C, written from an `OnlineLearner` and read into one."""
+"""The file of a learner in C, written from an `OnlineLearner` or a `VectorLearner`, and read into one."""
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-from hf_recurrent.export.c_learner_plan import FILE_VERSION, HEADER_BYTES, SAVED_MAGIC, LearnerPlan, LearnerSetting
+from hf_recurrent.export.c_learner_plan import (
+    FILE_VERSION,
+    FIRST_RANDOM,
+    HEADER_BYTES,
+    SAVED_MAGIC,
+    LearnerPlan,
+    Part,
+    learner_setting,
+)
+from hf_recurrent.export.formats import NUMBERS
+from hf_recurrent.export.vector_block import VectorBlock, vector_plan
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.rules import build_learning_rule
+from hf_recurrent.online.learner import OnlineLearner
+from hf_recurrent.online.vector_learner import VectorLearner
 
-_MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
+_MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",), "sgd": ()}
+_LARGEST_COUNT = (1 << 32) - 1
 
 
-def save_c_state(learner: Any) -> bytes:
-    """The file that `NAME_load` of the exported learner reads: an [`OnlineLearner`]'s weights, state and optimizer.
+def save_c_state(learner: OnlineLearner | VectorLearner, numbers: str = "float32") -> bytes:
+    """The file that `NAME_load` of the exported learner reads: weights, state and optimizer of a learner.
+
+    Args:
+        learner: as it was exported.
+        numbers: as in [`save_c_learner`].
 
     Raises:
         ValueError: the learner is not one of rule "rtrl" and stride 1, or is not supported in C.
     """
-    plan = _plan(learner)
-    learner.step.learning.write_steps()
-    states = [learner.step.optimizer.state.get(plan.parameters[name], {}) for name in plan.trained]
-    parts = [plan.parameters[name].detach() for name in plan.names]
-    for moment in _MOMENTS[plan.kind]:
-        parts += [
-            state.get(moment, torch.zeros_like(plan.parameters[name]))
-            for name, state in zip(plan.trained, states, strict=True)
-        ]
-    stream = learner.stream
-    last, begins = stream.last or (-1, True)
+    plan, scales = _plan(learner, numbers), {}
+    if isinstance(learner, VectorLearner):
+        optimizer, stream, begins = learner.optimizer, learner, learner.last is None
+        read, last = min(learner.vectors_read, _LARGEST_COUNT), int(not begins)
+        scales = {name: getattr(learner, name) for name in plan.scales if getattr(learner, name) is not None}
+    else:
+        learner.step.learning.write_steps()
+        optimizer, stream = learner.step.optimizer, learner.stream
+        last, begins = stream.last or (-1, True)
+        read = learner.bytes_read % (1 << 32)
+    states = [optimizer.state.get(plan.parameters[name], {}) for name in plan.trained]
+    zeros = [torch.zeros_like(plan.parameters[name]) for name in plan.trained]
+    values = {"weights": _joined(plan.parameters[name].detach() for name in plan.names)} | scales
+    for field, moment in zip(plan.moments, _MOMENTS[plan.kind], strict=True):
+        values[field] = _joined(of_one.get(moment, zero) for of_one, zero in zip(states, zeros, strict=True))
     # In C, the state is zero as soon as an episode begins.
-    of_fields = {f"state {name}": part for name, part in stream.state.items()}
-    of_fields |= {f"carried {name}": part for name, part in stream.carried.items()}
-    parts += [of_fields[name] * (not begins) for name in plan.fields]
-    values = torch.cat([part.reshape(-1) for part in parts]).numpy().astype("<f4").tobytes()
-    numbers = np.array([learner.updates, learner.bytes_read % (1 << 32), last % (1 << 32)], dtype="<u4").tobytes()
-    return plan.file(SAVED_MAGIC, values + numbers)
+    for part, own in (("state", stream.state), ("carried", stream.carried)):
+        values |= {plan.fields[f"{part} {name}"][0]: tensor * (not begins) for name, tensor in own.items()}
+    payload = b"".join(_encoded(values.get(part.field, torch.zeros(part.size)), part) for part in plan.parts)
+    random = [FIRST_RANDOM] if plan.is_narrow else []
+    words = [*random, min(learner.updates, _LARGEST_COUNT), read, last % (1 << 32)]
+    return plan.file(SAVED_MAGIC, payload + np.array(words, dtype="<u4").tobytes())
 
 
-def load_c_state(learner: Any, content: bytes) -> None:
-    """Continue in an [`OnlineLearner`] from what `NAME_save` of the exported learner wrote.
+def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None:
+    """Continue in a learner from what `NAME_save` of the exported learner wrote, with either type of numbers.
 
     Raises:
         ValueError: the content is damaged or of another model or optimizer, or the learner is not supported; it is
             unchanged then.
     """
-    plan = _plan(learner)
-    payload = _checked(content, plan)
-    values = torch.from_numpy(np.frombuffer(payload[:-12], dtype="<f4").astype(np.float32))
-    updates, bytes_read, last = np.frombuffer(payload[-12:], dtype="<i4").tolist()
-    parts = iter(values.split(_sizes(plan)))
+    plans = [_plan(learner, numbers) for numbers in NUMBERS]
+    plan = next((plan for plan in plans if content[12:16] == plan.checksum.to_bytes(4, "little")), plans[0])
+    allowed = (0, 1) if isinstance(learner, VectorLearner) else (-1, learner.model.config.vocab_size - 1)
+    payload = _checked(content, plan, allowed)
+    values = _decoded(payload, plan)
+    updates, read = np.frombuffer(payload[-12:-4], dtype="<u4").tolist()
+    last = int.from_bytes(payload[-4:], "little", signed=True)
     with torch.no_grad():
-        for name in plan.names:
-            plan.parameters[name].copy_(next(parts).view_as(plan.parameters[name]))
-    states = {plan.parameters[name]: {"step": torch.tensor(float(updates))} for name in plan.trained}
-    for moment in _MOMENTS[plan.kind]:
-        for name in plan.trained:
-            states[plan.parameters[name]][moment] = next(parts).view_as(plan.parameters[name]).clone()
-    tensors = {name: next(parts) for name in plan.fields}
-    for part, own in (("state", learner.stream.state), ("carried", learner.stream.carried)):
+        for name, part in zip(plan.names, values["weights"].split(_sizes(plan, plan.names)), strict=True):
+            plan.parameters[name].copy_(part.view_as(plan.parameters[name]))
+    trained = plan.trained if plan.moments else []
+    states = {plan.parameters[name]: {"step": torch.tensor(float(updates))} for name in trained}
+    for field, moment in zip(plan.moments, _MOMENTS[plan.kind], strict=True):
+        for name, part in zip(trained, values[field].split(_sizes(plan, trained)), strict=True):
+            states[plan.parameters[name]][moment] = part.view_as(plan.parameters[name]).clone()
+    stream = learner if isinstance(learner, VectorLearner) else learner.stream
+    for part, own in (("state", stream.state), ("carried", stream.carried)):
         for name, tensor in own.items():
-            tensor.copy_(tensors[f"{part} {name}"].view_as(tensor))
+            tensor.copy_(values[plan.fields[f"{part} {name}"][0]].view_as(tensor))
+    if isinstance(learner, VectorLearner):
+        _load_vectors(learner, updates, states, {name: values[name] for name in plan.scales})
+        learner.vectors_read = read
+        if not last:
+            learner.reset()
+        return
     saved = learner.step.saved_values()["optimizer"]
     order = [parameter for group in learner.step.optimizer.param_groups for parameter in group["params"]]
     saved["state"] = {number: states[one] for number, one in enumerate(order) if one in states} if updates else {}
     learner.step.restore({"optimizer": saved, "summed": (0, 0), "gradients": {}})
-    learner.step.updates, learner.bytes_read = updates, bytes_read % (1 << 32)
+    learner.step.updates, learner.bytes_read = updates, read
     learner.stream.last, learner.stream.waiting = (None if last < 0 else (last, False)), []
 
 
-def _plan(learner: Any) -> LearnerPlan:
-    settings = learner.settings
-    if not settings.learn or (settings.rule, settings.stride, settings.update_every) != ("rtrl", 1, 1):
-        raise ValueError("`learner` must learn by the rule 'rtrl' with stride 1, as a learner in C does.")
+def _joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _encoded(tensor: torch.Tensor, part: Part) -> bytes:
+    """An array as it lies in the struct."""
+    tensor = tensor.reshape(-1).float()
+    if part.is_half:
+        return tensor.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()
+    return tensor.numpy().astype("<f4").tobytes()
+
+
+def _decoded(payload: bytes, plan: LearnerPlan) -> dict[str, torch.Tensor]:
+    """Field → its elements, float32."""
+    values, at = {}, 0
+    for part in plan.parts:
+        kind, size = ("<i2", 2) if part.is_half else ("<f4", 4)
+        array = np.frombuffer(payload, kind, part.size, at)
+        at += size * part.size
+        if part.is_half:
+            values[part.field] = torch.from_numpy(array.astype(np.int16)).view(torch.bfloat16).float()
+        else:
+            values[part.field] = torch.from_numpy(array.astype(np.float32))
+    return values
+
+
+def _load_vectors(
+    learner: VectorLearner, updates: int, states: dict[Any, dict], scales: dict[str, torch.Tensor]
+) -> None:
+    learner.updates = updates
+    learner.optimizer.state.clear()
+    if updates:
+        learner.optimizer.state.update(states)
+    for name, tensor in scales.items():
+        setattr(learner, name, tensor.to(learner.model.dtype, copy=True))
+
+
+def _plan(learner: OnlineLearner | VectorLearner, numbers: str) -> LearnerPlan:
+    if isinstance(learner, VectorLearner):
+        return vector_plan(learner, VectorBlock(learner), numbers)
+    setting = learner_setting(learner, numbers)
     if learner.stream.waiting:
         raise ValueError("`learner` has bytes that wait to be learned.")
     try:
         block = CompiledBlock(build_learning_rule("rtrl", learner.model), 1, 1, resets=False)
-        return LearnerPlan(block, LearnerSetting(learner.step.optimizer, settings.max_grad_norm))
+        return LearnerPlan(block, setting, learner.model.init_state(1))
     except Uncompilable as error:
         raise ValueError(f"`learner` is not supported in C: {error}.") from error
 
 
-def _sizes(plan: LearnerPlan) -> list[int]:
-    trained = [plan.parameters[name].numel() for name in plan.trained]
-    weights = [plan.parameters[name].numel() for name in plan.names]
-    return [*weights, *trained * plan.num_moments, *(size for _, size in plan.fields.values())]
+def _sizes(plan: LearnerPlan, names: list[str]) -> list[int]:
+    return [plan.parameters[name].numel() for name in names]
 
 
-def _checked(content: bytes, plan: LearnerPlan) -> bytes:
-    size = 4 * plan.saved_words
+def _checked(content: bytes, plan: LearnerPlan, allowed: tuple[int, int]) -> bytes:
+    size = plan.saved_bytes
     expected = (SAVED_MAGIC, FILE_VERSION, size, plan.checksum)
     words = [int.from_bytes(content[at : at + 4], "little") for at in range(0, HEADER_BYTES, 4)]
     payload = content[HEADER_BYTES:]
@@ -99,6 +165,6 @@ def _checked(content: bytes, plan: LearnerPlan) -> bytes:
         raise ValueError("`content` was not saved by a learner in C of this model and optimizer.")
     if zlib.crc32(payload) != words[4]:
         raise ValueError("`content` is damaged: its checksum differs.")
-    if not -1 <= int.from_bytes(payload[-4:], "little", signed=True) < plan.vocab_size:
-        raise ValueError("`content` is damaged: its last token is not in the vocabulary.")
+    if not allowed[0] <= int.from_bytes(payload[-4:], "little", signed=True) <= allowed[1]:
+        raise ValueError("`content` is damaged: its last number is out of range.")
     return payload
