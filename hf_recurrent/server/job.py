@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.server.sampling import TokenSource
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.server.text_hashes import TextHashes
@@ -69,6 +70,7 @@ class Request:
         seconds: time limit of the job.
         text: hashes of a new text up to its first generated token, under which states are found and stored; None to do
             neither.
+        known: a length, and the state after so many tokens of the text.
     """
 
     tokens: np.ndarray
@@ -81,6 +83,7 @@ class Request:
     output_scores: int | None = None
     seconds: float = 600.0
     text: TextHashes | None = None
+    known: tuple[int, RecurrentState] | None = None
 
     def held_back(self, output: Sequence[int]) -> int:
         """Number of the last generated tokens that may be the beginning of a stop sequence."""
@@ -113,6 +116,7 @@ class Job:
             have them after a crash.
         finish_reason: "stop" or "length".
         snapshot: the text at the end of the job.
+        known: a length, and the state after so many tokens of prompt and output, as if all of them had been read.
         error: why the job failed.
     """
 
@@ -127,6 +131,7 @@ class Job:
         self.released = 0
         self.finish_reason: str | None = None
         self.snapshot: Snapshot | None = None
+        self.known: tuple[int, RecurrentState] | None = None
         self.error: Exception | None = None
         self.is_done = self.is_cancelled = False
         self._deadline = time.monotonic() + request.seconds

@@ -45,6 +45,9 @@ class PrefixReuse:
         last = len(request.tokens) - 1
         lengths = self._lengths(request.text, last)
         found = None if request.scores is not None else self.store.find(request.text, last)
+        known = None if request.scores is not None else request.known
+        if known is not None and known[0] <= last and (found is None or found[0] < known[0]):
+            found = known
         if found is not None:
             self._skip(progress, *found)
         progress.keep_at = deque(request.text.key(length) for length in lengths if length > progress.fed)
@@ -72,6 +75,7 @@ class PrefixReuse:
             key = progress.keep_at.popleft()
             self._let_others_read(key, progress)
             self.store.put(progress.job.request.text, key, progress.snapshot.state)
+            progress.job.known = key.length, progress.snapshot.state
 
     def after_step(self, progress: Progress, state: Callable[[], RecurrentState]) -> None:
         """Remember the state before the last generated token if that may begin a stop sequence."""
@@ -93,6 +97,7 @@ class PrefixReuse:
         # A text that begins with the model's own end token is another one than the client's.
         if not self._keeps_answers or text is None or job.prefix or not (output or is_ended):
             return
+        job.known = len(text) + len(output) - (not is_ended), state
         self._put(text.followed_by(output if is_ended else output[:-1]), state)
         if stop > 1 and progress.before_stop is not None and progress.before_stop[0] == len(output) - stop:
             self._put(text.followed_by(output[:-stop]), progress.before_stop[1])

@@ -23,6 +23,7 @@ from hf_recurrent.server.batch import Batch, Progress
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.prefix_reuse import PrefixReuse
+from hf_recurrent.server.response_store import ResponseStore
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import NothingToContinue, SessionStore, Stopped, TooMany
@@ -61,6 +62,7 @@ class Scheduler:
         store: of the sessions.
         reuse: of states of earlier texts; None to read each text from its beginning.
         learner: learns from the text that sessions marked for it read; None for a model that does not change.
+        responses: stored ones; only kept here for the routes.
         begin_token: read at the beginning of an empty text before it is continued; None where there is none.
         end_tokens: tokens that end a text.
         max_rows: texts that generate at a time; more take turns.
@@ -75,6 +77,7 @@ class Scheduler:
         *,
         reuse: PrefixReuse | None = None,
         learner: SessionLearner | None = None,
+        responses: ResponseStore | None = None,
         begin_token: int | None = None,
         end_tokens: frozenset[int] = frozenset(),
         max_rows: int = 64,
@@ -82,8 +85,8 @@ class Scheduler:
         max_waiting_bytes: int = 1 << 26,
     ):
         self.steps, self.store, self.learner, self.counts = steps, store, learner, Counts()
-        self.reuse = reuse
-        self._begin_token, self._end_tokens = begin_token, end_tokens
+        self.reuse, self.responses = reuse, responses
+        self._begin_token, self.end_tokens = begin_token, end_tokens
         self._max_rows, self._max_jobs, self._max_waiting_bytes = max_rows, max_jobs, max_waiting_bytes
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # A job goes from one to the next.
@@ -276,9 +279,9 @@ class Scheduler:
         for row, (progress, token) in enumerate(zip(self._batch.rows, chosen, strict=True)):
             job = progress.job
             if token is None:
-                self._fail(progress, RuntimeError("The model's probabilities are NaN."))
+                self._fail(progress, RuntimeError("The probabilities are NaN, or the constraint has no match."))
                 ended.add(row)
-            elif token in self._end_tokens:
+            elif token in self.end_tokens or job.request.source.has_ended:
                 self._end_row(row, "end")
                 ended.add(row)
             else:

@@ -18,6 +18,7 @@ from hf_recurrent.server.routes.metrics import ServerMetrics
 from hf_recurrent.server.routes.openai_api import openai_routes
 from hf_recurrent.server.routes.page import page_routes
 from hf_recurrent.server.routes.protocol import TimedProtocol
+from hf_recurrent.server.routes.responses_api import responses_routes
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.session_api import session_routes
 from hf_recurrent.server.routes.settings import ServerSettings
@@ -50,7 +51,7 @@ def build_app(served: ServedModel) -> Guards:
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    for routes in (openai_routes, session_routes, learning_routes):
+    for routes in (openai_routes, responses_routes, session_routes, learning_routes):
         app.include_router(routes(served))
     if served.settings.has_page:
         app.include_router(page_routes())

@@ -101,6 +101,7 @@ async def begin_choices(
     prompts: Sequence[np.ndarray],
     request: Request,
     ends: Sequence[int] = (),
+    **options: Any,
 ) -> tuple[list[CompletionChoice], list[Job]]:
     """The choices with their jobs, not yet submitted, and the job that reads each prompt.
 
@@ -112,6 +113,7 @@ async def begin_choices(
         prompts: tokens of each prompt.
         request: of the client.
         ends: ends of messages in the prompts.
+        options: of the generating jobs; see [`ServedModel.job`].
     """
     seed, repeats = body.seed_or_random(), body.n or 1
     prompt_scores = (body.logprobs or 0) if body.echo and body.logprobs is not None else None
@@ -136,6 +138,7 @@ async def begin_choices(
                 scores=prompt_scores if read is None else None,
                 output_scores=body.logprobs,
                 text=text,
+                **options,
             )
             echoed = prompt.tolist() if body.echo else []
             scores = (read or job).scores

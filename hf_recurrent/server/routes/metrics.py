@@ -26,6 +26,7 @@ class ServerMetrics(Collector):
             ("reused_bytes", "Bytes that were not read again.", reuse.tokens if reuse else 0),
             ("ticks", "Steps of the batch and slices of texts.", counts.ticks),
             ("failed_jobs", "Jobs that ended with an error.", counts.failed),
+            ("store_failures", "Calls of the store that failed, and damaged pieces.", scheduler.responses.failures),
         ):
             yield CounterMetricFamily(f"hf_recurrent_{name}", text, value)
         gauges = [

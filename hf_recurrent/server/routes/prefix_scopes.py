@@ -7,6 +7,11 @@ from fastapi import Request
 from hf_recurrent.server.routes.settings import ServerSettings
 
 
+def api_key(request: Request) -> bytes:
+    """The API key of a client, empty without one."""
+    return request.headers.get("authorization", "").partition(" ")[2].strip().encode()
+
+
 def prefix_salt(settings: ServerSettings, request: Request, cache_salt: str | None) -> bytes | None:
     """The salt of the hashes of a client's texts: clients share states if it is the same. None to share none.
 
@@ -15,7 +20,7 @@ def prefix_salt(settings: ServerSettings, request: Request, cache_salt: str | No
         request: with the client's API key.
         cache_salt: chosen by the client.
     """
-    key = request.headers.get("authorization", "").partition(" ")[2].strip()
+    key = api_key(request).decode()
     # Strangers without a key cannot be told apart.
     if settings.is_public and not (settings.shares_prefixes or key or cache_salt):
         return None

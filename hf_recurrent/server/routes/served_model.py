@@ -1,5 +1,6 @@
 """A model as the APIs and the page use it: its name, tokenizer, scheduler and limits."""
 
+import asyncio
 import base64
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_recurrent.generation.constraints import Constraint, Vocabulary
 from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.routes.errors import ABOVE_LIMIT, ApiError
 from hf_recurrent.server.routes.schemas import GenerateRequest, PieceOptions, SamplingFields
@@ -39,6 +41,16 @@ class ServedModel:
     def token_names(self) -> list[str]:
         """Every token as OpenAI writes it: its character, or bytes:\\xNN for a part of one."""
         return [_token_name(self.decode([token])) for token in range(self.vocab_size)]
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Every token as its bytes, for constraints."""
+        return Vocabulary([self.decode([token]) for token in range(self.vocab_size)])
+
+    @cached_property
+    def compiling(self) -> asyncio.Semaphore:
+        """Held while a constraint is compiled."""
+        return asyncio.Semaphore(1)
 
     @property
     def vocab_size(self) -> int:
@@ -81,6 +93,7 @@ class ServedModel:
         sampling: SamplingFields | None = None,
         seed: int | None = None,
         prompt: np.ndarray | None = None,
+        constraint: Constraint | None = None,
         **options: Any,
     ) -> Job:
         """A job within the limits.
@@ -90,11 +103,12 @@ class ServedModel:
             sampling: how new text is chosen; None only reads.
             seed: takes precedence over the seed of `sampling`.
             prompt: of which `repetition_penalty` knows; by default, `tokens`.
+            constraint: of the new text.
             options: further fields of [`Request`].
         """
         if sampling is not None:
             seed = sampling.seed_or_random() if seed is None else seed
-            source = TokenSource(sampling.sampling, seed, self._changes(sampling), self.vocab_size)
+            source = TokenSource(sampling.sampling, seed, self._changes(sampling), self.vocab_size, constraint)
             source.read(tokens if prompt is None else prompt)
             options["source"] = source
             options["stops"] = [self.encode(stop, "stop").tolist() for stop in sampling.stops]
