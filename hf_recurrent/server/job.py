@@ -71,6 +71,7 @@ class Request:
         text: hashes of a new text up to its first generated token, under which states are found and stored; None to do
             neither.
         known: a length, and the state after so many tokens of the text.
+        owner: the client; owners share reading and rows equally, however many jobs each has.
     """
 
     tokens: np.ndarray
@@ -84,6 +85,7 @@ class Request:
     seconds: float = 600.0
     text: TextHashes | None = None
     known: tuple[int, RecurrentState] | None = None
+    owner: str = ""
 
     def held_back(self, output: Sequence[int]) -> int:
         """Number of the last generated tokens that may be the beginning of a stop sequence."""

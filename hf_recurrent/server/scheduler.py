@@ -9,17 +9,16 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
 
 from hf_recurrent.server.batch import Batch, Progress
+from hf_recurrent.server.fair_queue import FairQueue
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.prefix_reuse import PrefixReuse
@@ -90,8 +89,8 @@ class Scheduler:
         self._max_rows, self._max_jobs, self._max_waiting_bytes = max_rows, max_jobs, max_waiting_bytes
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # A job goes from one to the next.
-        self._reading: deque[Progress] = deque()
-        self._waiting: deque[Progress] = deque()  # for a row
+        self._reading = FairQueue()
+        self._waiting = FairQueue()  # for a row
         self._batch = Batch(steps)
         self._last_commit = 0.0
         self._is_closing = False
@@ -133,6 +132,10 @@ class Scheduler:
             job.cancel()
         return bool(jobs)
 
+    def end_all(self) -> Future:
+        """Cancel all jobs: a generation ends where it is."""
+        return self.call(lambda: [progress.job.cancel() for progress in self._all_jobs()])
+
     def close(self) -> None:
         """End all jobs where they are, and the thread."""
         self.call(self._close)
@@ -154,7 +157,7 @@ class Scheduler:
                 except Exception as error:  # of the batch as a whole, such as a failed allocation
                     _log.exception("A step of the batch failed.")
                     failed = self._all_jobs()
-                    self._reading, self._waiting = deque(), deque()
+                    self._reading, self._waiting = FairQueue(), FairQueue()
                     self._batch = Batch(self.steps)
                     for progress in failed:
                         self._fail(progress, error)
@@ -230,12 +233,12 @@ class Scheduler:
     def _fill_rows(self) -> None:
         free = min(self._max_rows - len(self._batch.rows), len(self._waiting))
         if free > 0:
-            new, now = list(islice(self._waiting, free)), time.monotonic()
+            new, now = self._waiting.first(free), time.monotonic()
             for progress in new:
                 progress.turn_began = now
             self._batch.add(new)
-            for _ in new:  # known as waiting until they are rows, so that an error in between reaches their clients
-                self._waiting.popleft()
+            for progress in new:  # waiting until they are rows, so that an error in between reaches their clients
+                self._waiting.remove(progress)
 
     def _end_turns(self, now: float) -> None:
         """Make room for texts that wait; all generated tokens have to be durable."""
@@ -243,7 +246,8 @@ class Scheduler:
         missing = len(self._waiting) - (self._max_rows - len(self._batch.rows))
         if over and missing > 0:
             over.sort(key=lambda row: self._batch.rows[row].turn_began)
-            self._waiting += self._batch.end_turns(over[:missing])
+            for progress in self._batch.end_turns(over[:missing]):
+                self._waiting.append(progress)
 
     def _read_slice(self, progress: Progress) -> None:
         """Feed the next tokens of a text; the job then continues reading, generates, or is done."""

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.completion_texts import CompletionChoice
 from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.prefix_scopes import prefix_salt
+from hf_recurrent.server.routes.prefix_scopes import owner, prefix_salt
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
 from hf_recurrent.server.routes.schemas import CompletionRequest, StreamOptions
 from hf_recurrent.server.routes.served_model import ServedModel
@@ -124,7 +124,7 @@ async def begin_choices(
         text = None if salt is None or served.scheduler.reuse is None else TextHashes(prompt, salt, ends)
         read = None
         if repeats > 1 and len(prompt):
-            read = served.job(prompt, scores=prompt_scores, text=text)
+            read = served.job(prompt, scores=prompt_scores, text=text, owner=owner(request))
             await RunningJobs(served.scheduler, [read]).run(request)
         for _ in range(repeats):
             job = served.job(
@@ -138,6 +138,7 @@ async def begin_choices(
                 scores=prompt_scores if read is None else None,
                 output_scores=body.logprobs,
                 text=text,
+                owner=owner(request),
                 **options,
             )
             echoed = prompt.tolist() if body.echo else []

@@ -24,6 +24,7 @@ def openai_routes(served: ServedModel) -> APIRouter:
         "owned_by": "hf-recurrent",
         "state_bytes": sum(part.nbytes for part in served.scheduler.store.zero.values()),
         "learns": served.scheduler.learner is not None,
+        "has_chat_template": bool(getattr(served.tokenizer, "chat_template", None)),
     }
 
     @routes.get("/models")

@@ -1,10 +1,15 @@
-"""Which clients may start from each other's texts."""
+"""Clients: their keys, their shares, and which of them may start from each other's texts."""
 
 import json
 
 from fastapi import Request
 
 from hf_recurrent.server.routes.settings import ServerSettings
+
+
+def owner(request: Request) -> str:
+    """The name of a client's API key, for its share of the server."""
+    return request.scope.get("key_name", "")
 
 
 def api_key(request: Request) -> bytes:

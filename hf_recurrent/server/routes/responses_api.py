@@ -15,7 +15,7 @@ from hf_recurrent.server.routes.chat_completions import checked_tools
 from hf_recurrent.server.routes.chat_prompts import ChatPrompt, chat_prompt
 from hf_recurrent.server.routes.errors import ApiError, error_body
 from hf_recurrent.server.routes.openai_api import check_name
-from hf_recurrent.server.routes.prefix_scopes import api_key, prefix_salt
+from hf_recurrent.server.routes.prefix_scopes import api_key, owner, prefix_salt
 from hf_recurrent.server.routes.response_progress import ResponseProgress
 from hf_recurrent.server.routes.response_schemas import InputItem, ResponsesRequest
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
@@ -71,14 +71,14 @@ class _Turn:
         self,
         served: ServedModel,
         body: ResponsesRequest,
-        owner: bytes,
+        key: bytes,
         messages: list[dict[str, Any]],
         prompt: ChatPrompt,
         job: Job,
         may_call: bool,
     ):
         self.job, self.progress = job, ResponseProgress(served, body, job, len(prompt.tokens), may_call)
-        self._served, self._body, self._owner, self._messages, self._prompt = served, body, owner, messages, prompt
+        self._served, self._body, self._key, self._messages, self._prompt = served, body, key, messages, prompt
 
     async def save(self) -> None:
         """Store the response, before the client learns of its end."""
@@ -99,7 +99,7 @@ class _Turn:
         tokens = np.concatenate([self._prompt.tokens, np.array(new, dtype=np.int64)])
         text = self._prompt.text + self.progress.text
         response = StoredResponse(content, given, messages, text, tokens, self.job.known)
-        await asyncio.to_thread(self._served.scheduler.responses.put, self._owner, response)
+        await asyncio.to_thread(self._served.scheduler.responses.put, self._key, response)
 
 
 class _ResponseEvents(JobsResponse):
@@ -122,9 +122,9 @@ class _ResponseEvents(JobsResponse):
 
 async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) -> _Turn:
     """The turn of a request, not yet submitted."""
-    owner, before = api_key(request), None
+    key, before = api_key(request), None
     if body.previous_response_id is not None:
-        before = await asyncio.to_thread(served.scheduler.responses.get, owner, body.previous_response_id)
+        before = await asyncio.to_thread(served.scheduler.responses.get, key, body.previous_response_id)
         if before is None:
             message = f"`previous_response_id` is {body.previous_response_id!r}; there is no such response."
             raise ApiError(400, message, "previous_response_id", "previous_response_not_found")
@@ -151,8 +151,9 @@ async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) 
         max_new_tokens=limit,
         text=None if served.scheduler.reuse is None or salt is None else text,
         known=before.known if is_continued else None,
+        owner=owner(request),
     )
-    return _Turn(served, body, owner, messages, prompt, job, tools.may_call)
+    return _Turn(served, body, key, messages, prompt, job, tools.may_call)
 
 
 async def _stored(served: ServedModel, response_id: str, request: Request) -> StoredResponse:
