@@ -90,7 +90,7 @@ class FsspecBlobs:
         if self._is_local:
             return {name: data for name in names if (data := _content(self._path(name))) is not None}
         paths = {self._path(name): name for name in names}
-        found = self._files.cat(list(paths), on_error="omit")
+        found = self._files.cat(list(paths), on_error="omit") if paths else {}
         return {paths[path]: data for path, data in found.items() if path in paths}
 
     def put(self, name: str, data: bytes) -> None:

@@ -28,6 +28,7 @@ from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.session_database import SessionDatabase
 from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import SessionStore
+from hf_recurrent.server.shared_prefixes import SharedPrefixes
 
 _WEIGHTS = "weights"  # property of a database: the hash of the weights of its states
 
@@ -73,8 +74,9 @@ def serving_scheduler(
         max_states, max_resident, forgets: see [`SessionStore`].
         max_rows, max_jobs: see [`Scheduler`].
         prefix_bytes: of stored states of texts that are no sessions; 0 to store none. A model that learns has none.
-        store: address of stored responses, of [`open_blobs`]; by default a folder of `session_dir`, or memory.
-        store_bytes: of stored responses.
+        store: address of [`open_blobs`], of stored responses, and of states that processes share; by default a folder
+            of `session_dir`, or memory, and nothing is shared.
+        store_bytes: of all that is in it.
 
     Raises:
         TypeError: the model has no recurrent state.
@@ -82,9 +84,8 @@ def serving_scheduler(
         ImportError: `store` needs a library that is missing.
         OSError: a directory cannot be written.
     """
-    if store is None and session_dir is not None:
-        store = os.path.abspath(Path(session_dir, "store"))
-    blobs = open_blobs(store, store_bytes)
+    own = None if session_dir is None else os.path.abspath(Path(session_dir, "store"))
+    blobs = open_blobs(own if store is None else store, store_bytes)
     steps = ModelSteps(model, learns=learning is not None)
     zero = steps.model.init_state(1)
     with _locked(session_dir), _locked(learning and learning.directory):
@@ -94,6 +95,10 @@ def serving_scheduler(
         begin = model.generation_config.bos_token_id
         begin = begin if begin is not None else next(iter(ends), None)
         computation = steps.computation()
+        reuse = None
+        if learning is None and prefix_bytes:
+            shared = None if store is None else SharedPrefixes(blobs, zero, computation)
+            reuse = _reuse(steps, computation, prefix_bytes, session_dir, shared)
         scheduler = Scheduler(
             steps,
             SessionStore(
@@ -104,7 +109,7 @@ def serving_scheduler(
                 max_resident=max_resident,
                 forgets=forgets,
             ),
-            reuse=None if learning or not prefix_bytes else _reuse(steps, computation, prefix_bytes, session_dir),
+            reuse=reuse,
             responses=ResponseStore(blobs, zero, computation),
             learner=learner,
             begin_token=begin,
@@ -119,10 +124,12 @@ def serving_scheduler(
                 scheduler.close()
 
 
-def _reuse(steps: ModelSteps, computation: str, max_bytes: int, directory: Path | None) -> PrefixReuse:
+def _reuse(
+    steps: ModelSteps, computation: str, max_bytes: int, directory: Path | None, shared: SharedPrefixes | None
+) -> PrefixReuse:
     database = None if directory is None else PrefixDatabase(directory, computation)
     store = PrefixStore(steps.model.init_state(1), max_bytes, database)
-    return PrefixReuse(store, keeps_answers=not steps.learns_while_reading)
+    return PrefixReuse(store, not steps.learns_while_reading, shared)
 
 
 def _locked(directory: Path | None) -> AbstractContextManager:

@@ -54,7 +54,8 @@ def build_app(served: ServedModel) -> Guards:
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    for routes in (openai_routes, responses_routes, session_routes, learning_routes):
+    kinds = (openai_routes, responses_routes, session_routes, learning_routes)
+    for routes in kinds if served.settings.has_sessions else kinds[:2]:
         app.include_router(routes(served))
     if served.settings.has_page:
         app.include_router(page_routes())
@@ -93,24 +94,17 @@ def http_server(served: ServedModel, app: Guards) -> uvicorn.Server:
     return _Server(config, served)
 
 
-def run_server(served: ServedModel, host: str, port: int, report: Callable[[str], None] | None = None) -> None:
+def run_server(served: ServedModel, listener: socket.socket, report: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         served: the model.
-        host: address to listen on.
-        port: 0 for any free one.
-        report: receives a line once clients can connect.
-
-    Raises:
-        OSError: the address cannot be used.
+        listener: of [`listen`]; it is closed at the end.
+        report: called once the first requests would be answered without delay.
     """
-    listener, app = listen(host, port), build_app(served)
+    app = build_app(served)
     asyncio.run(_warm_up(app, served.settings))
-    if report:
-        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        page = f", with a page on {address}/" if served.settings.has_page else ""
-        report(f"{served.settings.name} is served on {address}/v1{page}")
+    report()
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again, after a graceful end
         http_server(served, app).run(sockets=[listener])
 
@@ -143,6 +137,13 @@ async def _warm_up(app: Guards, settings: ServerSettings) -> None:
     for _ in range(_WARM_UP_REQUESTS):
         incoming.append(message)
         await app(dict(scope), receive, send)
+
+
+def server_address(settings: ServerSettings, host: str, listener: socket.socket) -> str:
+    """A line that says where a model is served."""
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    page = f", with a page on {address}/" if settings.has_page else ""
+    return f"{settings.name} is served on {address}/v1{page}"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -144,13 +144,15 @@ async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) 
     salt = prefix_salt(served.settings, request, body.cache_salt)
     text = TextHashes(prompt.tokens, b"" if salt is None else salt, prompt.ends)
     is_continued = known is not None and prompt.text.startswith(known.text)
+    kept = None if served.scheduler.reuse is None or salt is None else text
+    known_state = await served.known_state(kept, before.known if is_continued else None)
     job = served.job(
         prompt.tokens,
         body,
         constraint=constraint,
         max_new_tokens=limit,
-        text=None if served.scheduler.reuse is None or salt is None else text,
-        known=before.known if is_continued else None,
+        text=kept,
+        known=known_state,
         owner=owner(request),
     )
     return _Turn(served, body, key, messages, prompt, job, tools.may_call)

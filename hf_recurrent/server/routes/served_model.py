@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 
 from hf_recurrent.generation.constraints import Constraint, Vocabulary
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.routes.errors import ABOVE_LIMIT, ApiError
 from hf_recurrent.server.routes.schemas import GenerateRequest, PieceOptions, SamplingFields
 from hf_recurrent.server.routes.settings import ServerSettings
 from hf_recurrent.server.sampling import LogitChanges, TokenSource
 from hf_recurrent.server.scheduler import Scheduler
+from hf_recurrent.server.text_hashes import TextHashes
 
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.02, 0.2
+_WORTH_A_SEARCH = 32  # tokens to be read
 
 
 @dataclass
@@ -78,6 +81,25 @@ class ServedModel:
             ) from error
         except ValueError as error:
             raise ApiError(400, f"`{param}` cannot be read by this model: {error}", param, "invalid_value") from error
+
+    async def known_state(
+        self, text: TextHashes | None, known: tuple[int, RecurrentState] | None = None
+    ) -> tuple[int, RecurrentState] | None:
+        """The longest beginning of a text that this process does not have, but the other ones have, and its state.
+
+        Args:
+            text: None for one that is read from its beginning.
+            known: a beginning that is known already.
+        """
+        reuse = self.scheduler.reuse
+        if text is None or reuse is None or reuse.shared is None or not self.scheduler.is_alive:
+            return known
+        longest = len(text) - 1
+        own = await asyncio.wrap_future(self.scheduler.call(reuse.store.longest, text, longest))
+        own = max(own, known[0] if known else 0)
+        if longest - own < _WORTH_A_SEARCH:
+            return known
+        return await asyncio.to_thread(reuse.shared.find, text, longest, own) or known
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The bytes of tokens."""

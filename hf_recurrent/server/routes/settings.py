@@ -26,6 +26,7 @@ class ServerSettings:
         max_choices: texts that one request may generate.
         seconds: after which a generation ends, and a request that waits fails.
         has_page: serve the page at `/`.
+        has_sessions: False for one of several processes, which share no sessions.
         is_public: clients are strangers to each other, so that sessions are not listed.
         shares_prefixes: texts start from stored states of other API keys, too.
         cors: origins whose pages may use the server from a browser; "*" for all.
@@ -46,6 +47,7 @@ class ServerSettings:
     max_choices: int = 64
     seconds: float = 600.0
     has_page: bool = True
+    has_sessions: bool = True
     is_public: bool = False
     shares_prefixes: bool = False
     cors: tuple[str, ...] = ()
