@@ -65,6 +65,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.modeling.units.dense_units": ("DenseUnit",),
     "hf_recurrent.modeling.units.recurrent_units": ("register_recurrent_unit",),
     "hf_recurrent.stock_models.with_state": ("with_state",),
+    "hf_recurrent.server.client": ("RemoteSession", "ServerError", "SessionClient"),
     "hf_recurrent.export.programs": ("export_block", "export_step"),
     "hf_recurrent.export.exported_step": ("ExportedStep", "save_exported_step"),
     "hf_recurrent.export.exported_learner": ("save_c_learner",),

@@ -12,6 +12,7 @@ those of OpenAI's client are. The model has new weights.
 import argparse
 import http.client
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -60,20 +61,31 @@ def main() -> None:
 
 
 def _throughput(model, arguments: argparse.Namespace) -> None:
-    bare, served = 0.0, 0.0
+    bare, served, own_time, gaps = 0.0, 0.0, math.inf, (0.0, math.inf)
+    total = arguments.clients * arguments.bytes
     with tempfile.TemporaryDirectory() as folder:
         _save(model, folder)
-        with _server(folder) as port:
+        with _server(folder) as (port, process):
             health, turn = _in_other_process(_one_client, port, arguments.turns)
             for _ in range(_ROUNDS):  # they take turns, because the speed of a shared machine changes
                 bare = max(bare, _bare_loop(model, arguments.clients, arguments.bytes))
-                served = max(served, _in_other_process(_stream_all, port, arguments.clients, arguments.bytes))
+                before = _cpu_seconds(process)
+                rate, found = _in_other_process(_stream_all, port, arguments.clients, arguments.bytes)
+                own_time = min(own_time, _cpu_seconds(process) - before)
+                served, gaps = max(served, rate), min(gaps, found, key=lambda pair: pair[1])
                 print(f"bare {bare:,.0f}, served {served:,.0f}", file=sys.stderr)
     print(f"| `GET /health`, median | {health:.2f} ms |")
     print(f"| a session reads {_TURN_BYTES} bytes and generates {_TURN_BYTES}, median | {turn:.1f} ms |")
     print(f"| bytes per second, one batch of {arguments.clients} in a bare loop | {bare:,.0f} |")
     print(f"| {arguments.clients} clients that stream | {served:,.0f} |")
     print(f"| ratio | {served / bare:.2f} |")
+    print(f"| bytes per second of processor time of the server, with HTTP | {total / own_time:,.0f} |")
+    print(f"| gap between two events of a stream, median; 99 % | {gaps[0]:.0f} ms; {gaps[1]:.0f} ms |")
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def _save(model, folder: str) -> None:
@@ -82,13 +94,13 @@ def _save(model, folder: str) -> None:
 
 
 @contextmanager
-def _server(folder: str, *options: str) -> Iterator[int]:
-    """The port of a server, which is killed at the end."""
+def _server(folder: str, *options: str) -> Iterator[tuple[int, psutil.Process]]:
+    """The port of a server, and its process, which is killed at the end."""
     command = [sys.executable, "-m", "hf_recurrent.cli.main", "serve", folder, "--name", "model", "--port", "0"]
     server = subprocess.Popen([*command, "--threads", "1", *options], stderr=subprocess.PIPE, text=True)
     try:
         line = next(line for line in server.stderr if "is served on" in line)
-        yield int(line.rsplit(":", 1)[1].split("/")[0])
+        yield int(line.rsplit(":", 1)[1].split("/")[0]), psutil.Process(server.pid)
     finally:
         server.kill()
         server.wait()
@@ -103,7 +115,7 @@ def _long_history(model, size: int) -> None:
         for _ in range(_ROUNDS):
             text = ""
             for kinds in (("new connection", "cold", "warm", "warm"), *[("restart", "warm")] * 3):
-                with _server(folder, "--session_dir", os.path.join(folder, "sessions")) as port:
+                with _server(folder, "--session_dir", os.path.join(folder, "sessions")) as (port, _):
                     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
                     _request(connection, "GET", "/health")  # answered once the server has started
                     for kind in kinds:
@@ -129,14 +141,14 @@ def _long_history(model, size: int) -> None:
 
 @torch.no_grad()
 def _bare_loop(model, rows: int, steps: int) -> float:
-    """Bytes per second of sampling without a server."""
+    """Bytes per second of sampling without a server, in processor time, of which it has one core alone."""
     state, ids = model.init_state(rows), torch.randint(1, 256, (rows, 1))
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(steps):
         output = model(ids, state=state, use_cache=True)
         state = output.state
         ids = torch.multinomial(output.logits[:, -1].softmax(-1), 1)
-    return rows * steps / (time.perf_counter() - begin)
+    return rows * steps / (time.process_time() - begin)
 
 
 def _in_other_process(function, *arguments):
@@ -166,9 +178,9 @@ def _request(connection: http.client.HTTPConnection, method: str, path: str, bod
     return milliseconds, json.loads(data)
 
 
-def _stream_all(port: int, count: int, size: int) -> float:
-    """Bytes per second of clients that stream at the same time."""
-    received = [0] * count
+def _stream_all(port: int, count: int, size: int) -> tuple[float, tuple[float, float]]:
+    """Bytes per second of clients that stream at the same time; median and 99 % of the milliseconds between events."""
+    received, gaps = [0] * count, []
     connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(count)]
     for connection in connections:
         _request(connection, "GET", "/health")
@@ -177,7 +189,13 @@ def _stream_all(port: int, count: int, size: int) -> float:
         body = {"model": "model", "prompt": "A", "max_tokens": size, "seed": number, "stream": True}
         body["stream_options"] = {"include_usage": True}
         connections[number].request("POST", "/v1/completions", json.dumps(body), _HEADERS)
+        last = None
         for line in connections[number].getresponse():
+            now = time.perf_counter()
+            if b'"text"' in line:
+                if last is not None:
+                    gaps.append(1000 * (now - last))
+                last = now
             if b'"usage"' in line:
                 received[number] = json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
 
@@ -189,7 +207,7 @@ def _stream_all(port: int, count: int, size: int) -> float:
         thread.join()
     seconds = time.perf_counter() - begin
     assert received == [size] * count, received
-    return sum(received) / seconds
+    return sum(received) / seconds, (float(np.median(gaps)), float(np.quantile(gaps, 0.99)))
 
 
 def _sessions(model, arguments: argparse.Namespace) -> None:

@@ -4,9 +4,11 @@ import argparse
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hf_recurrent.cli import plan_serve
 from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.parsing import CommandParser, add_json_argument, check_at_least, run_command
 
@@ -28,7 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
         "  hf-recurrent plan --model memora-s8 --config_file fsdp2-bfloat16.yaml \\\n"
         "    --processes 8 --memory 80GB\n"
         "  hf-recurrent plan --model memora-s4 --method rtrl --block_size 1 --memory 24GB\n"
-        "  hf-recurrent plan --recipe memora-s0 --train_bytes 1e9 --measure 3",
+        "  hf-recurrent plan --recipe memora-s0 --train_bytes 1e9 --measure 3\n\n"
+        "hf-recurrent plan serve MODEL counts the states and users of a server.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -55,6 +58,9 @@ def parse_size(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with `argv`, by default the arguments of the process; status 1 if the run does not fit."""
+    words = sys.argv[1:] if argv is None else argv
+    if list(words[:1]) == ["serve"]:
+        return plan_serve.main(words[1:])
     if not run_command(build_parser(), argv, _check_and_plan, passes_on=True):
         raise SystemExit(1)
 

@@ -1,8 +1,12 @@
 """`hf-recurrent serve MODEL`: a server for models whose memory is a state of a few kilobytes."""
 
 import argparse
+import dataclasses
 import os
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +17,9 @@ from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
 if TYPE_CHECKING:
+    import socket
+
+    from hf_recurrent.server.routes.settings import ServerSettings
     from hf_recurrent.server.serving import Learning
 
 _KEY_VARIABLE = "HF_RECURRENT_API_KEY"
@@ -46,6 +53,16 @@ def build_parser() -> argparse.ArgumentParser:
     network.add_argument("--no_page", action="store_true", help="no page at /")
     network.add_argument("--api_key", help=f"key that every request must have; better in the variable {_KEY_VARIABLE}")
     network.add_argument(
+        "--api_keys", type=Path, metavar="FILE", help="lines of NAME KEY, or NAME sha256:HASH, and limits of this key"
+    )
+    network.add_argument(
+        "--cors",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="origin whose pages may use the server; * for all",
+    )
+    network.add_argument(
         "--public",
         action="store_true",
         help="no key: anyone may use the server; sessions are not listed, and the least recently used make room",
@@ -58,6 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
     limits.add_argument("--max_waiting", type=int, default=512, help="requests in all; more get 429 (default: 512)")
     limits.add_argument("--max_body", type=int, default=1 << 22, help="bytes of a request's body (default: 4194304)")
     limits.add_argument("--max_new_tokens", type=int, default=1 << 16, help="new bytes of a request (default: 65536)")
+    limits.add_argument(
+        "--stop_seconds", type=float, default=5.0, help="that requests have left when the server stops (default: 5)"
+    )
     limits.add_argument("--max_seconds", type=float, default=600.0, help="seconds of a request (default: 600)")
     learning = parser.add_argument_group("learning")
     learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
@@ -66,7 +86,16 @@ def build_parser() -> argparse.ArgumentParser:
     learning.add_argument("--stride", type=int, default=16, help="bytes per learning step (default: 16)")
     learning.add_argument("--learning_rate", type=float, default=3e-5, help="constant (default: 3e-5)")
     learning.add_argument("--save_every", type=int, default=100_000, help="bytes between checkpoints")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="of one port; they share stored texts, not sessions (default: 1)"
+    )
     add_threads_argument(parser)
+    parser.add_argument(
+        "--log", metavar="FILE", help="a line of JSON for each request, without its content; - for standard error"
+    )
+    parser.add_argument(
+        "--chat_template", metavar="FILE", help="in place of the tokenizer's; 'default' for hf_recurrent.CHAT_TEMPLATE"
+    )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     return parser
 
@@ -86,6 +115,12 @@ def _add_storage_arguments(parser: argparse.ArgumentParser) -> None:
         default=1 << 28,
         help="bytes of stored states of texts; 0 to read every text anew (default: 268435456)",
     )
+    texts.add_argument(
+        "--store", metavar="ADDRESS", help="of what servers share: a directory, redis://... or any of fsspec"
+    )
+    texts.add_argument(
+        "--store_bytes", type=int, default=1 << 28, help="bytes in it; the oldest leave (default: 268435456)"
+    )
     texts.add_argument("--share_prefixes", action="store_true", help="also between clients with other API keys")
 
 
@@ -93,28 +128,40 @@ def _serve(arguments: argparse.Namespace) -> None:
     api_key = _check(arguments)
     check_model_name("MODEL", arguments.model)
     try:
-        from hf_recurrent.server.routes import app, served_model, settings
+        from hf_recurrent.server.routes import app
     except ImportError as error:
         raise ImportError(f'serve needs more packages: pip install "hf-recurrent[serve]" ({error}).') from error
+    limits, report = _settings(arguments, api_key), partial(_report, arguments.quiet)
+    if arguments.processes == 1:
+        _serve_alone(arguments, limits, None, lambda listener: report(limits, arguments.host, listener))
+        return
+
+    from hf_recurrent.server.processes import Processes
+
+    limits = dataclasses.replace(limits, has_sessions=False, has_page=False)
+    with app.listen(arguments.host, arguments.port) as listener, _common_store(arguments) as store:
+        shared = argparse.Namespace(**vars(arguments) | {"store": store, "session_dir": None})
+        run = partial(_serve_alone, shared, limits, listener)
+        processes = Processes(arguments.processes, lambda is_ready: run(lambda _: is_ready()))
+        processes.serve(lambda: report(limits, arguments.host, listener))
+
+
+def _serve_alone(
+    arguments: argparse.Namespace,
+    limits: "ServerSettings",
+    listener: "socket.socket | None",
+    report: Callable[["socket.socket"], None],
+) -> None:
+    """Serve in this process; without a listening socket, on a new one of the arguments."""
     learning = _learning(arguments)
     model, tokenizer = load_recurrent_model(arguments)
+    if arguments.chat_template is not None:
+        tokenizer.chat_template = _chat_template(arguments.chat_template)
     use_threads(arguments.threads, quiet=arguments.quiet)
 
+    from hf_recurrent.server.routes import app, served_model
     from hf_recurrent.server.serving import serving_scheduler
 
-    limits = settings.ServerSettings(
-        name=arguments.name or Path(arguments.model).absolute().name,
-        api_key=api_key,
-        hosts=settings.LOOPBACK_HOSTS
-        if arguments.host in _LOOPBACK and api_key is None and not arguments.public
-        else None,
-        max_body=arguments.max_body,
-        has_page=not arguments.no_page,
-        is_public=arguments.public,
-        shares_prefixes=arguments.share_prefixes,
-        max_new_tokens=arguments.max_new_tokens,
-        seconds=arguments.max_seconds,
-    )
     with serving_scheduler(
         model,
         tokenizer,
@@ -126,16 +173,61 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_jobs=arguments.max_waiting,
         forgets=arguments.public,
         prefix_bytes=arguments.prefix_bytes,
+        store=arguments.store,
+        store_bytes=arguments.store_bytes,
     ) as scheduler:
-        report = None if arguments.quiet else partial(print, file=sys.stderr, flush=True)
-        app.run_server(served_model.ServedModel(scheduler, tokenizer, limits), arguments.host, arguments.port, report)
+        listener = listener or app.listen(arguments.host, arguments.port)
+        app.run_server(served_model.ServedModel(scheduler, tokenizer, limits), listener, partial(report, listener))
+
+
+def _settings(arguments: argparse.Namespace, api_key: str | None) -> "ServerSettings":
+    from hf_recurrent.server.routes import api_keys, request_log, settings
+
+    keys = () if arguments.api_keys is None else api_keys.read_api_keys(arguments.api_keys)
+    log = None
+    if arguments.log is not None:
+        log = request_log.RequestLog(None if arguments.log == "-" else Path(arguments.log))
+        log.take_messages()
+    is_local = arguments.host in _LOOPBACK and api_key is None and not (keys or arguments.public)
+    return settings.ServerSettings(
+        name=arguments.name or Path(arguments.model).absolute().name,
+        api_key=api_key,
+        api_keys=keys,
+        hosts=settings.LOOPBACK_HOSTS if is_local else None,
+        cors=tuple(arguments.cors),
+        log=log,
+        stop_seconds=arguments.stop_seconds,
+        max_body=arguments.max_body,
+        has_page=not arguments.no_page,
+        is_public=arguments.public,
+        shares_prefixes=arguments.share_prefixes,
+        max_new_tokens=arguments.max_new_tokens,
+        seconds=arguments.max_seconds,
+    )
+
+
+def _report(is_quiet: bool, limits: "ServerSettings", host: str, listener: "socket.socket") -> None:
+    from hf_recurrent.server.routes.app import server_address
+
+    if not is_quiet:
+        print(server_address(limits, host, listener), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _common_store(arguments: argparse.Namespace) -> Iterator[str]:
+    """The address of the store that processes share."""
+    if arguments.store is not None or arguments.session_dir is not None:
+        yield arguments.store or os.path.abspath(arguments.session_dir / "store")
+        return
+    with tempfile.TemporaryDirectory(prefix="hf-recurrent-") as folder:
+        yield folder
 
 
 def _check(arguments: argparse.Namespace) -> str | None:
     """Raise a ValueError that names the first wrong argument; returns the key."""
     names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
-    check_at_least(1, arguments, *names)
-    check_at_least(0, arguments, "port", "prefix_bytes")
+    check_at_least(1, arguments, "processes", *names)
+    check_at_least(0, arguments, "port", "prefix_bytes", "store_bytes", "stop_seconds")
     if arguments.port > 65535:
         raise ValueError(f"`--port` is {arguments.port}; it must be at most 65535.")
     if arguments.max_rows > 256:
@@ -145,19 +237,37 @@ def _check(arguments: argparse.Namespace) -> str | None:
     api_key = arguments.api_key if arguments.api_key is not None else os.environ.get(_KEY_VARIABLE)
     if api_key is not None and (not api_key.strip() or not api_key.isprintable() or not api_key.isascii()):
         raise ValueError("`--api_key` is empty or has characters that a header cannot have.")
-    if arguments.public and (api_key is not None or arguments.session_dir is not None or arguments.learn):
+    if api_key is not None and arguments.api_keys is not None:
+        raise ValueError("`--api_keys` does not go with `--api_key` and its variable; add the key to the file.")
+    if arguments.public and (
+        api_key is not None or arguments.api_keys is not None or arguments.session_dir is not None or arguments.learn
+    ):
         raise ValueError("`--public` does not go with an API key, `--session_dir` or `--learn`.")
-    if api_key is None and arguments.host not in _LOOPBACK and not arguments.public:
+    if api_key is None and arguments.api_keys is None and arguments.host not in _LOOPBACK and not arguments.public:
         raise ValueError(
-            f"`--host` is {arguments.host!r}, which other machines reach; give a key in the variable {_KEY_VARIABLE}."
+            f"`--host` is {arguments.host!r}, which other machines reach; give a key in the variable {_KEY_VARIABLE}, "
+            "or `--api_keys`."
         )
     if arguments.share_prefixes and (arguments.learn or not arguments.prefix_bytes):
         raise ValueError("`--share_prefixes` does not go with `--learn` or `--prefix_bytes 0`, which store no texts.")
+    if arguments.processes > 1 and (arguments.learn or not hasattr(os, "fork")):
+        raise ValueError(f"`--processes` is {arguments.processes}; with `--learn` and on Windows, it must be 1.")
     if arguments.learn and arguments.output_dir is None:
         raise ValueError("`--learn` needs `--output_dir`, where the checkpoints are written.")
     if arguments.output_dir is not None and not arguments.learn:
         raise ValueError(f"`--output_dir` is {str(arguments.output_dir)!r}, which needs `--learn`.")
     return api_key
+
+
+def _chat_template(name: str) -> str:
+    if name == "default":
+        from hf_recurrent import CHAT_TEMPLATE
+
+        return CHAT_TEMPLATE
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`--chat_template` is {name!r}, which is not UTF-8 text.") from error
 
 
 def _learning(arguments: argparse.Namespace) -> "Learning | None":

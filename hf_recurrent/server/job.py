@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.server.sampling import TokenSource
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.server.text_hashes import TextHashes
@@ -69,6 +70,8 @@ class Request:
         seconds: time limit of the job.
         text: hashes of a new text up to its first generated token, under which states are found and stored; None to do
             neither.
+        known: a length, and the state after so many tokens of the text.
+        owner: the client; owners share reading and rows equally, however many jobs each has.
     """
 
     tokens: np.ndarray
@@ -81,6 +84,8 @@ class Request:
     output_scores: int | None = None
     seconds: float = 600.0
     text: TextHashes | None = None
+    known: tuple[int, RecurrentState] | None = None
+    owner: str = ""
 
     def held_back(self, output: Sequence[int]) -> int:
         """Number of the last generated tokens that may be the beginning of a stop sequence."""
@@ -113,6 +118,7 @@ class Job:
             have them after a crash.
         finish_reason: "stop" or "length".
         snapshot: the text at the end of the job.
+        known: a length, and the state after so many tokens of prompt and output, as if all of them had been read.
         error: why the job failed.
     """
 
@@ -127,6 +133,7 @@ class Job:
         self.released = 0
         self.finish_reason: str | None = None
         self.snapshot: Snapshot | None = None
+        self.known: tuple[int, RecurrentState] | None = None
         self.error: Exception | None = None
         self.is_done = self.is_cancelled = False
         self._deadline = time.monotonic() + request.seconds

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.server.batch import Progress
 from hf_recurrent.server.prefix_store import PrefixStore
+from hf_recurrent.server.shared_prefixes import SharedPrefixes
 from hf_recurrent.server.text_hashes import PrefixKey, TextHashes
 
 # Tokens. A shorter text is read within one slice.
@@ -24,13 +25,14 @@ class PrefixReuse:
     Args:
         store: of the states.
         keeps_answers: tokens that the model has chosen change its state as tokens that it reads.
+        shared: the states of all processes; None for a process that shares nothing.
 
     Attributes:
         tokens: how many did not have to be read again.
     """
 
-    def __init__(self, store: PrefixStore, keeps_answers: bool):
-        self.store, self._keeps_answers, self.tokens = store, keeps_answers, 0
+    def __init__(self, store: PrefixStore, keeps_answers: bool, shared: SharedPrefixes | None = None):
+        self.store, self._keeps_answers, self.shared, self.tokens = store, keeps_answers, shared, 0
         self._spacing = _SPACING
         while self._spacing * _BYTES_PER_TOKEN < store.entry_bytes:
             self._spacing *= 2
@@ -45,6 +47,10 @@ class PrefixReuse:
         last = len(request.tokens) - 1
         lengths = self._lengths(request.text, last)
         found = None if request.scores is not None else self.store.find(request.text, last)
+        known = None if request.scores is not None else request.known
+        if known is not None and known[0] <= last and (found is None or found[0] < known[0]):
+            found = known
+            self.store.put(request.text, request.text.key(known[0]), known[1])
         if found is not None:
             self._skip(progress, *found)
         progress.keep_at = deque(request.text.key(length) for length in lengths if length > progress.fed)
@@ -71,7 +77,8 @@ class PrefixReuse:
         if progress.keep_at and progress.fed == progress.keep_at[0].length:
             key = progress.keep_at.popleft()
             self._let_others_read(key, progress)
-            self.store.put(progress.job.request.text, key, progress.snapshot.state)
+            self._share(key, self.store.put(progress.job.request.text, key, progress.snapshot.state))
+            progress.job.known = key.length, progress.snapshot.state
 
     def after_step(self, progress: Progress, state: Callable[[], RecurrentState]) -> None:
         """Remember the state before the last generated token if that may begin a stop sequence."""
@@ -93,6 +100,7 @@ class PrefixReuse:
         # A text that begins with the model's own end token is another one than the client's.
         if not self._keeps_answers or text is None or job.prefix or not (output or is_ended):
             return
+        job.known = len(text) + len(output) - (not is_ended), state
         self._put(text.followed_by(output if is_ended else output[:-1]), state)
         if stop > 1 and progress.before_stop is not None and progress.before_stop[0] == len(output) - stop:
             self._put(text.followed_by(output[:-stop]), progress.before_stop[1])
@@ -103,8 +111,14 @@ class PrefixReuse:
             self._let_others_read(progress.keep_at[0], progress)
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the stores."""
         self.store.close()
+        if self.shared is not None:
+            self.shared.close()
+
+    def _share(self, key: PrefixKey, data: bytes | None) -> None:
+        if self.shared is not None and data is not None:
+            self.shared.put(key, data)
 
     def _lengths(self, text: TextHashes, last: int) -> list[int]:
         """Where to store states of a text of which `last` tokens are read: at ends, and at growing distances."""
@@ -126,4 +140,5 @@ class PrefixReuse:
 
     def _put(self, text: TextHashes, state: RecurrentState) -> None:
         if len(text) >= _SHORTEST:
-            self.store.put(text, text.key(len(text)), state)
+            key = text.key(len(text))
+            self._share(key, self.store.put(text, key, state))

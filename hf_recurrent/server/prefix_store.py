@@ -76,15 +76,20 @@ class PrefixStore:
         entry = self._entries.get(key.whole)
         return None if entry is None or entry.key != key else self._use(entry)
 
-    def put(self, text: TextHashes, key: PrefixKey, state: RecurrentState) -> None:
-        """Store the state after the first tokens of a text, whose key this is."""
+    def longest(self, text: TextHashes, longest: int) -> int:
+        """The length of the longest stored beginning of a text; 0 if there is none."""
+        entry = self._longest(text, longest)
+        return 0 if entry is None else entry.key.length
+
+    def put(self, text: TextHashes, key: PrefixKey, state: RecurrentState) -> bytes | None:
+        """Store the state after the first tokens of a text, whose key this is; the packed state if it is new."""
         if known := self._entries.get(key.whole):
             if known.key == key:
                 self._renew(known)
-                return
+                return None
             self._delete(known)  # its row is damaged
         if not self._most:
-            return
+            return None
         while len(self._entries) >= self._most:
             self._evict()
         entry = _Entry(key, self._packing.pack(state))
@@ -93,6 +98,7 @@ class PrefixStore:
         if self._database is not None:
             parent = entry.parent and entry.parent.key.whole
             self._database.write(StoredPrefix(key, parent, entry.priority), entry.data)
+        return entry.data
 
     def close(self) -> None:
         """Close the database."""

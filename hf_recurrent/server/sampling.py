@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_recurrent.generation.constraints import Constraint
 from hf_recurrent.generation.sampling import Sampling
 
 
@@ -37,10 +38,19 @@ class TokenSource:
         seed: of the random numbers.
         changes: of the logits.
         vocab_size: V; needed for changes.
+        constraint: of the text; it applies after the changes.
     """
 
-    def __init__(self, sampling: Sampling, seed: int, changes: LogitChanges | None = None, vocab_size: int = 0):
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int,
+        changes: LogitChanges | None = None,
+        vocab_size: int = 0,
+        constraint: Constraint | None = None,
+    ):
         self.sampling, self.generator = sampling, torch.Generator().manual_seed(seed)
+        self._follower = None if constraint is None else constraint.follow()
         # As a request without changes, which costs nothing.
         self.changes = None if changes == LogitChanges() else changes
         if self.changes is not None:
@@ -49,6 +59,16 @@ class TokenSource:
             self._bias = torch.zeros(vocab_size)
             for token, value in self.changes.logit_bias:
                 self._bias[token] = value
+
+    @property
+    def is_changing(self) -> bool:
+        """True if [`changed`] changes anything."""
+        return self.changes is not None or self._follower is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the constraint has the end of the text."""
+        return self._follower is not None and self._follower.has_ended
 
     def read(self, tokens: Sequence[int]) -> None:
         """Tokens before the generated ones."""
@@ -60,9 +80,21 @@ class TokenSource:
         if self.changes is not None:
             self._read[token] = True
             self._counts[token] += 1
+        if self._follower is not None:
+            self._follower.add(token)
 
     def changed(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits (V,) with the changes."""
+        """The logits (V,) with the changes; -inf for tokens that the constraint does not allow."""
+        if self.changes is not None:
+            logits = self._with_changes(logits)
+        if self._follower is not None:
+            allowed = self._follower.allowed()
+            refused = torch.ones(len(logits), dtype=torch.bool)  # a model may have more logits than tokens
+            refused[: len(allowed)] = ~allowed
+            logits = logits.masked_fill(refused, -torch.inf)
+        return logits
+
+    def _with_changes(self, logits: torch.Tensor) -> torch.Tensor:
         changes, logits = self.changes, logits + self._bias
         if changes.repetition_penalty != 1.0:
             factor = changes.repetition_penalty
@@ -71,7 +103,7 @@ class TokenSource:
 
 
 def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[int | None]:
-    """The next token of each row; None where the probabilities are NaN.
+    """The next token of each row; None where the probabilities are NaN or a constraint allows no token.
 
     Args:
         logits: (B, V), on the CPU; not changed.
@@ -103,7 +135,7 @@ def choose_tokens(logits: torch.Tensor, sources: Sequence[TokenSource]) -> list[
 
 
 def _changed(logits: torch.Tensor, sources: Sequence[TokenSource]) -> torch.Tensor:
-    rows = [row for row, source in enumerate(sources) if source.changes is not None]
+    rows = [row for row, source in enumerate(sources) if source.is_changing]
     if rows:
         logits = logits.clone()
         for row in rows:

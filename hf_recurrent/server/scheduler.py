@@ -9,20 +9,20 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
 
 from hf_recurrent.server.batch import Batch, Progress
+from hf_recurrent.server.fair_queue import FairQueue
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.prefix_reuse import PrefixReuse
+from hf_recurrent.server.response_store import ResponseStore
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import NothingToContinue, SessionStore, Stopped, TooMany
@@ -61,6 +61,7 @@ class Scheduler:
         store: of the sessions.
         reuse: of states of earlier texts; None to read each text from its beginning.
         learner: learns from the text that sessions marked for it read; None for a model that does not change.
+        responses: stored ones; only kept here for the routes.
         begin_token: read at the beginning of an empty text before it is continued; None where there is none.
         end_tokens: tokens that end a text.
         max_rows: texts that generate at a time; more take turns.
@@ -75,6 +76,7 @@ class Scheduler:
         *,
         reuse: PrefixReuse | None = None,
         learner: SessionLearner | None = None,
+        responses: ResponseStore | None = None,
         begin_token: int | None = None,
         end_tokens: frozenset[int] = frozenset(),
         max_rows: int = 64,
@@ -82,13 +84,13 @@ class Scheduler:
         max_waiting_bytes: int = 1 << 26,
     ):
         self.steps, self.store, self.learner, self.counts = steps, store, learner, Counts()
-        self.reuse = reuse
-        self._begin_token, self._end_tokens = begin_token, end_tokens
+        self.reuse, self.responses = reuse, responses
+        self._begin_token, self.end_tokens = begin_token, end_tokens
         self._max_rows, self._max_jobs, self._max_waiting_bytes = max_rows, max_jobs, max_waiting_bytes
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # A job goes from one to the next.
-        self._reading: deque[Progress] = deque()
-        self._waiting: deque[Progress] = deque()  # for a row
+        self._reading = FairQueue()
+        self._waiting = FairQueue()  # for a row
         self._batch = Batch(steps)
         self._last_commit = 0.0
         self._is_closing = False
@@ -130,6 +132,10 @@ class Scheduler:
             job.cancel()
         return bool(jobs)
 
+    def end_all(self) -> Future:
+        """Cancel all jobs: a generation ends where it is."""
+        return self.call(lambda: [progress.job.cancel() for progress in self._all_jobs()])
+
     def close(self) -> None:
         """End all jobs where they are, and the thread."""
         self.call(self._close)
@@ -151,7 +157,7 @@ class Scheduler:
                 except Exception as error:  # of the batch as a whole, such as a failed allocation
                     _log.exception("A step of the batch failed.")
                     failed = self._all_jobs()
-                    self._reading, self._waiting = deque(), deque()
+                    self._reading, self._waiting = FairQueue(), FairQueue()
                     self._batch = Batch(self.steps)
                     for progress in failed:
                         self._fail(progress, error)
@@ -227,12 +233,12 @@ class Scheduler:
     def _fill_rows(self) -> None:
         free = min(self._max_rows - len(self._batch.rows), len(self._waiting))
         if free > 0:
-            new, now = list(islice(self._waiting, free)), time.monotonic()
+            new, now = self._waiting.first(free), time.monotonic()
             for progress in new:
                 progress.turn_began = now
             self._batch.add(new)
-            for _ in new:  # known as waiting until they are rows, so that an error in between reaches their clients
-                self._waiting.popleft()
+            for progress in new:  # waiting until they are rows, so that an error in between reaches their clients
+                self._waiting.remove(progress)
 
     def _end_turns(self, now: float) -> None:
         """Make room for texts that wait; all generated tokens have to be durable."""
@@ -240,7 +246,8 @@ class Scheduler:
         missing = len(self._waiting) - (self._max_rows - len(self._batch.rows))
         if over and missing > 0:
             over.sort(key=lambda row: self._batch.rows[row].turn_began)
-            self._waiting += self._batch.end_turns(over[:missing])
+            for progress in self._batch.end_turns(over[:missing]):
+                self._waiting.append(progress)
 
     def _read_slice(self, progress: Progress) -> None:
         """Feed the next tokens of a text; the job then continues reading, generates, or is done."""
@@ -276,9 +283,9 @@ class Scheduler:
         for row, (progress, token) in enumerate(zip(self._batch.rows, chosen, strict=True)):
             job = progress.job
             if token is None:
-                self._fail(progress, RuntimeError("The model's probabilities are NaN."))
+                self._fail(progress, RuntimeError("The probabilities are NaN, or the constraint has no match."))
                 ended.add(row)
-            elif token in self._end_tokens:
+            elif token in self.end_tokens or job.request.source.has_ended:
                 self._end_row(row, "end")
                 ended.add(row)
             else:

@@ -1,5 +1,6 @@
 """Putting a server together: model, sessions on disk, learner, scheduler."""
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -17,14 +18,17 @@ from hf_recurrent.generation.arguments import end_token_list
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.settings import LearnerSettings
+from hf_recurrent.server.blob_stores import open_blobs
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.prefix_database import PrefixDatabase
 from hf_recurrent.server.prefix_reuse import PrefixReuse
 from hf_recurrent.server.prefix_store import PrefixStore
+from hf_recurrent.server.response_store import ResponseStore
 from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.session_database import SessionDatabase
 from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import SessionStore
+from hf_recurrent.server.shared_prefixes import SharedPrefixes
 
 _WEIGHTS = "weights"  # property of a database: the hash of the weights of its states
 
@@ -57,6 +61,8 @@ def serving_scheduler(
     max_jobs: int = 512,
     forgets: bool = False,
     prefix_bytes: int = 1 << 28,
+    store: str | None = None,
+    store_bytes: int = 1 << 28,
 ) -> Iterator[Scheduler]:
     """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
 
@@ -68,12 +74,18 @@ def serving_scheduler(
         max_states, max_resident, forgets: see [`SessionStore`].
         max_rows, max_jobs: see [`Scheduler`].
         prefix_bytes: of stored states of texts that are no sessions; 0 to store none. A model that learns has none.
+        store: address of [`open_blobs`], of stored responses, and of states that processes share; by default a folder
+            of `session_dir`, or memory, and nothing is shared.
+        store_bytes: of all that is in it.
 
     Raises:
         TypeError: the model has no recurrent state.
         ValueError: the sessions belong to other weights, or another process uses a directory.
+        ImportError: `store` needs a library that is missing.
         OSError: a directory cannot be written.
     """
+    own = None if session_dir is None else os.path.abspath(Path(session_dir, "store"))
+    blobs = open_blobs(own if store is None else store, store_bytes)
     steps = ModelSteps(model, learns=learning is not None)
     zero = steps.model.init_state(1)
     with _locked(session_dir), _locked(learning and learning.directory):
@@ -82,6 +94,11 @@ def serving_scheduler(
         ends = end_token_list(model.generation_config.eos_token_id)
         begin = model.generation_config.bos_token_id
         begin = begin if begin is not None else next(iter(ends), None)
+        computation = steps.computation()
+        reuse = None
+        if learning is None and prefix_bytes:
+            shared = None if store is None else SharedPrefixes(blobs, zero, computation)
+            reuse = _reuse(steps, computation, prefix_bytes, session_dir, shared)
         scheduler = Scheduler(
             steps,
             SessionStore(
@@ -92,7 +109,8 @@ def serving_scheduler(
                 max_resident=max_resident,
                 forgets=forgets,
             ),
-            reuse=None if learning or not prefix_bytes else _reuse(steps, prefix_bytes, session_dir),
+            reuse=reuse,
+            responses=ResponseStore(blobs, zero, computation),
             learner=learner,
             begin_token=begin,
             end_tokens=frozenset(ends),
@@ -106,10 +124,12 @@ def serving_scheduler(
                 scheduler.close()
 
 
-def _reuse(steps: ModelSteps, max_bytes: int, directory: Path | None) -> PrefixReuse:
-    database = None if directory is None else PrefixDatabase(directory, steps.computation())
+def _reuse(
+    steps: ModelSteps, computation: str, max_bytes: int, directory: Path | None, shared: SharedPrefixes | None
+) -> PrefixReuse:
+    database = None if directory is None else PrefixDatabase(directory, computation)
     store = PrefixStore(steps.model.init_state(1), max_bytes, database)
-    return PrefixReuse(store, keeps_answers=not steps.learns_while_reading)
+    return PrefixReuse(store, not steps.learns_while_reading, shared)
 
 
 def _locked(directory: Path | None) -> AbstractContextManager:

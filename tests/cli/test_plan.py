@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from hf_recurrent import config_from_preset
 from hf_recurrent.cli.main import main
 from hf_recurrent.cli.plan import parse_size
 from hf_recurrent.planning.report import duration, size
@@ -107,3 +109,17 @@ def test_sizes_and_durations():
     ]
     assert [size(count) for count in (500, 1_153_000, 18.04e9, 900e12)] == ["0.50 kB", "1.15 MB", "18.0 GB", "900 TB"]
     assert (duration(90), duration(7200), duration(200_000)) == ("90 seconds", "2.0 hours", "2.3 days")
+
+
+def test_a_server(capsys):
+    main(["plan", "serve", "memora-tiny", "--rows", "2", "--user_rate", "0.5", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    model = AutoModelForCausalLM.from_config(config_from_preset("memora-tiny"))
+    state = sum(part.nbytes for part in model.init_state(1).values())
+    assert found["state_bytes"] == state and found["states_per_gb"] == 10**9 // (state + 1024)
+    assert found["users_per_core"] == int(found["tokens_per_second"] // 0.5) > 0
+    main(["plan", "serve", "memora-tiny", "--rows", "2"])
+    assert "states per GB" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["plan", "serve", "memora-tiny", "--user_rate", "0"])
+    assert "`--user_rate` is 0.0; it must be more than 0." in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """`hf-recurrent serve` as a process: killed, stopped, and refused."""
 
+import http.client
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from model_cases import tiny_model
@@ -103,6 +105,13 @@ def name(token: int) -> str:
         (["--max_rows", "0"], "`--max_rows` is 0; it must be at least 1"),
         (["--max_rows", "257"], "`--max_rows` is 257; it must be at most 256"),
         (["--max_seconds", "0"], "`--max_seconds` is 0.0"),
+        (["--public", "--api_keys", "x"], "`--public` does not go with"),
+        (["--api_keys", "x", "--api_key", "k"], "`--api_keys` does not go with `--api_key`"),
+        (["--api_keys", "no-such-file"], "no-such-file"),
+        (["--log", "no/such/folder"], "no/such/folder"),
+        (["--chat_template", "no-such-file"], "no-such-file"),
+        (["--store", "redis2://x"], "redis2"),
+        (["--stop_seconds", "-1"], "`--stop_seconds` is -1.0"),
         (["--public", "--session_dir", "x"], "`--public` does not go with"),
         (["--learn"], "`--learn` needs `--output_dir`"),
         (["--output_dir", "x"], "needs `--learn`"),
@@ -122,3 +131,38 @@ def test_two_servers_do_not_share_sessions(checkpoint, tmp_path, capsys):
     with served(checkpoint, "--session_dir", str(tmp_path)), pytest.raises(SystemExit):
         serve.main([str(checkpoint), "--session_dir", str(tmp_path)])
     assert "which another running process writes to" in capsys.readouterr().err
+
+
+def test_several_processes_share_stored_responses_and_outlive_one_another(checkpoint, tmp_path):
+    """One of three is killed under load: no answer is wrong, and the conversation goes on in any of them."""
+    options = ("--processes", "3", "--chat_template", "default", "--session_dir", str(tmp_path))
+    with served(checkpoint, *options) as (client, process, log):
+        expected = client.complete(prompt="abc", max_tokens=20, seed=1)["choices"][0]["text"]
+        children = psutil.Process(process.pid).children()
+        assert len(children) == 3
+        body = {"model": "tiny", "input": "Hello, how are you?", "max_output_tokens": 10, "seed": 1}
+        last = client.post("/v1/responses", body)["id"]
+        again = {}
+        for number in range(12):
+            if number == 4:
+                children[0].kill()
+            try:
+                found = client.post("/v1/responses", body | {"previous_response_id": last, "input": "Go on"})
+                last, usage = found["id"], found["usage"]
+                again[number] = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
+                assert client.complete(prompt="abc", max_tokens=20, seed=1)["choices"][0]["text"] == expected
+            except (ConnectionError, http.client.HTTPException):
+                assert number >= 4  # of the killed process
+        assert len(again) >= 10 and {*again.values()} == {len("\0user\nGo on\0assistant\n") + 1}
+        deadline = time.monotonic() + 60
+        while len(psutil.Process(process.pid).children()) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        reply = client.request("POST", "/v1/sessions")
+        assert reply.status == 404
+        reply = client.request("POST", "/v1/completions", {"model": "tiny", "session": "x", "max_tokens": 1})
+        assert reply.status == 400 and "several processes" in reply.error()
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(30)
+        assert process.exitcode == 0 and "Traceback" not in log.read_text()
+        assert not any(child.is_running() and child.status() != "zombie" for child in children)

@@ -1,7 +1,9 @@
 """Rows: servers and chat programs."""
 
 import contextlib
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -37,13 +39,14 @@ def continuation(text: str, count: int) -> str:
 
 
 @contextlib.contextmanager
-def server(checkpoint: Path, log: Path) -> Iterator[str]:
-    """The address of a running `hf-recurrent transformers serve`."""
+def server(checkpoint: Path, log: Path, *words: str) -> Iterator[str]:
+    """The address of a running `hf-recurrent transformers serve`, or of another command."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "hf_recurrent.cli.main", "transformers", "serve", str(checkpoint)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    words = words or ("transformers", "serve", "--device", "cpu")
+    command = [sys.executable, "-m", "hf_recurrent.cli.main", *words, str(checkpoint)]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "NO_PROXY": "127.0.0.1"}
     with open(log, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
@@ -103,3 +106,100 @@ def transformers_chat(folder):
             command, input="Hello\nn\n!exit\n", capture_output=True, text=True, timeout=120, env=environment
         )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "small": {"type": "boolean"}},
+    "required": ["kind", "small"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}
+TOOL = {"type": "function", "function": {"name": "find", "description": "finds it", "parameters": SCHEMA}}
+
+
+def check_animal(text: str) -> None:
+    found = json.loads(text)
+    assert found.keys() == {"kind", "small"} and found["kind"] in ("cat", "dog") and isinstance(found["small"], bool)
+
+
+def check_curl(address: str, answer: str) -> None:
+    def post(path: str, **body) -> str:
+        command = ["curl", "-sfN", f"{address}/{path}", "-H", "content-type: application/json"]
+        done = subprocess.run([*command, "-d", json.dumps({"model": "m"} | body)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    text = json.loads(post("completions", prompt="def ", max_tokens=12, temperature=0))["choices"][0]["text"]
+    assert text == continuation("def ", 12)
+    chat = {"messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+    assert json.loads(post("chat/completions", **chat))["choices"][0]["message"]["content"] == answer
+    found = json.loads(post("responses", input="Grüße", max_output_tokens=60, temperature=0))
+    assert found["output"][0]["content"][0]["text"] == answer
+    assert post("chat/completions", **chat, stream=True).endswith("data: [DONE]\n\n")
+    found = json.loads(post("chat/completions", **chat, response_format=FORM))
+    check_animal(found["choices"][0]["message"]["content"])
+
+
+@row(
+    "openai",
+    "`hf-recurrent serve`: completions, chat, responses, streams, tools, JSON schemas; also by `curl`",
+    "fastapi",
+    "uvicorn",
+    "prometheus-client",
+    "xgrammar",
+)
+def serve_openai(folder):
+    from openai import OpenAI
+
+    checkpoint = chat_checkpoint(folder / "model")
+    with server(checkpoint, folder / "log", "serve", "--name", "m") as address:
+        client = OpenAI(base_url=address, api_key="none", timeout=60, max_retries=0)
+        assert [model.id for model in client.models.list()] == ["m"]
+        options = {"model": "m", "prompt": "def ", "max_tokens": 12, "temperature": 0}
+        assert client.completions.create(**options).choices[0].text == continuation("def ", 12)
+        chat = {"model": "m", "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+        answer = client.chat.completions.create(**chat).choices[0].message.content
+        assert answer.startswith(continuation("user\nGrüße\0assistant\n", 12).rstrip("\N{REPLACEMENT CHARACTER}"))
+        pieces = client.chat.completions.create(**chat, stream=True)
+        assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == answer
+        check_animal(client.chat.completions.create(**chat, response_format=FORM).choices[0].message.content)
+        called = client.chat.completions.create(**chat | {"max_tokens": 200}, tools=[TOOL], tool_choice="required")
+        check_animal(called.choices[0].message.tool_calls[0].function.arguments)
+        body = {"model": "m", "max_output_tokens": 60, "temperature": 0}
+        first = client.responses.create(**body, input="Grüße")
+        assert first.output_text == answer
+        second = client.responses.create(**body, input="And?", previous_response_id=first.id)
+        assert second.usage.input_tokens_details.cached_tokens > first.usage.input_tokens
+        *_, last = client.responses.create(**body, input="Grüße", stream=True)
+        assert last.response.output_text == answer
+        if shutil.which("curl"):
+            check_curl(address, answer)
+    return "chat, responses and tools need a chat template; base models are not trained for them"
+
+
+@row(
+    "litellm",
+    "`hf-recurrent serve`: completions, chat, responses, streams, tools, JSON schemas",
+    "fastapi",
+    "uvicorn",
+    "prometheus-client",
+    "xgrammar",
+)
+def serve_litellm(folder):
+    import litellm
+
+    checkpoint = chat_checkpoint(folder / "model")
+    with server(checkpoint, folder / "log", "serve", "--name", "m") as address:
+        common = {"api_base": address, "api_key": "none", "temperature": 0}
+        found = litellm.text_completion(model="text-completion-openai/m", prompt="def ", max_tokens=12, **common)
+        assert found.choices[0].text == continuation("def ", 12)
+        chat = common | {"model": "openai/m", "messages": MESSAGES, "max_tokens": 60}
+        answer = litellm.completion(**chat).choices[0].message.content
+        pieces = litellm.completion(**chat, stream=True)
+        assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == answer
+        check_animal(litellm.completion(**chat, response_format=FORM).choices[0].message.content)
+        called = litellm.completion(**chat | {"max_tokens": 200}, tools=[TOOL], tool_choice="required")
+        check_animal(called.choices[0].message.tool_calls[0].function.arguments)
+        response = litellm.responses(model="openai/m", input="Grüße", max_output_tokens=60, **common)
+        assert response.output[0].content[0].text == answer

@@ -1,10 +1,14 @@
 """Load a server with good, broken and hostile clients, and check that it answers right, leaks nothing and stays small.
 
     python tests/faults/load_server.py --seconds 600
+    python tests/faults/load_server.py --seconds 600 --kills 30
 
-Good clients complete texts and use sessions; their answers must equal a quiet server's. The others leave in the
-middle of a stream, flood, and send malformed JSON and huge bodies. At the end no job may be left, the log may have no
-traceback, and the memory may not have grown since the first third.
+Good clients complete texts, chat, and use sessions; their answers must equal a quiet server's. The others leave in the
+middle of a stream, flood, and send malformed JSON, schemas and huge bodies. At the end no job may be left, the log may
+have no traceback, and the memory may not have grown since the first third.
+
+With `--kills`, the server is killed with SIGKILL and started again meanwhile: every turn that a client has an answer
+for must be there, and no session may have another's text.
 """
 
 import argparse
@@ -33,6 +37,21 @@ _GROWTH = 48 << 20  # bytes of memory, of fragmentation
 _TEXTS = [f"Text number {number}, " * (1 + number % 5) for number in range(8)]
 
 
+_SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", 1]}}, "required": ["a"], "additionalProperties": False}
+_MALFORMED = {
+    "/v1/completions": {"model": "tiny", "prompt": "text", "temperature": 1.0, "n": 2},
+    "/v1/chat/completions": {
+        "model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 9,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}},
+    },
+    "/v1/responses": {
+        "model": "tiny", "input": "a", "max_output_tokens": 9, "tool_choice": "required",
+        "tools": [{"type": "function", "name": "f", "parameters": _SCHEMA}],
+    },
+    "/v1/sessions": {}, "/v1/sessions/x/read": {"text": "a"}, "/v1/sessions/from_state": {"a": "b"},
+}  # fmt: skip
+
+
 class Load:
     """Clients of one server.
 
@@ -44,6 +63,7 @@ class Load:
     def __init__(self, port: int, seed: int):
         self.port, self.seed, self.is_over = port, seed, False
         self.counts: Counter[str] = Counter()
+        self.lasting_texts: dict[int, dict] = {}
         self.faults: list[str] = []
         self.expected = [self.completion(number) for number in range(len(_TEXTS))]
 
@@ -90,6 +110,62 @@ class Load:
             self.request("DELETE", f"/v1/sessions/{fork['id']}")
         self.request("DELETE", path)
 
+    def good_chat(self, chance: random.Random) -> None:
+        """Two turns of stored responses, and an answer in a form."""
+        body = {"model": "tiny", "max_output_tokens": 8, "seed": 1}
+        status, first = self.post("/v1/responses", **body, input=chance.choice(_TEXTS))
+        if status != 200:
+            return
+        status, second = self.post("/v1/responses", **body, input="And?", previous_response_id=first["id"])
+        if status == 200 and second["usage"]["input_tokens_details"]["cached_tokens"] < first["usage"]["input_tokens"]:
+            self.faults.append(f"the second turn read the first one again: {second['usage']}")
+        elif status not in (200, 429):
+            self.faults.append(f"the second turn gives {status}: {second}")
+        form = _MALFORMED["/v1/chat/completions"] | {"max_tokens": 40, "seed": chance.randrange(99)}
+        status, found = self.post("/v1/chat/completions", **form)
+        if status == 200 and found["choices"][0]["message"]["content"] not in ('{"a": "x"}', '{"a": 1}'):
+            self.faults.append(f"an answer in a form is {found['choices'][0]}")
+
+    def lasting(self, chance: random.Random) -> None:
+        """A step of a session that outlives the process: nothing that was acknowledged is lost, nothing is mixed."""
+        kept = self.lasting_texts.setdefault(threading.get_ident(), {"id": None, "text": ""})
+        if kept["id"] is None:
+            status, session = self.post("/v1/sessions")
+            kept["id"] = session["id"] if status == 200 else None
+            return
+        path, piece = f"/v1/sessions/{kept['id']}", f"{threading.get_ident()} {chance.random()}, "
+        status, about = self.request("GET", path)
+        if status == 429:
+            return
+        if status != 200:
+            self.faults.append(f"an acknowledged session gives {status}")
+            kept["id"] = None
+            return
+        read = json.loads(about)["bytes_read"]
+        if read == len(kept["text"] + kept.get("sent", "")):  # the answer to the last piece was cut
+            kept["text"] += kept.get("sent", "")
+        if read != len(kept["text"]):
+            self.faults.append(f"{len(kept['text'])} bytes were acknowledged; the session has {read}")
+            kept["text"] = kept["text"][:read]
+        kept["sent"] = piece
+        status, _ = self.post(f"{path}/read", text=piece, bits=False)
+        if status == 200:
+            kept["text"] += piece
+        kept["sent"] = ""
+        if chance.random() < 0.3:
+            self.compare(path, kept["text"])
+
+    def compare(self, path: str, text: str) -> None:
+        """The state of a session is that of its text."""
+        status, fork = self.post(f"{path}/fork")
+        if status != 200:
+            return
+        status, found = self.post(f"/v1/sessions/{fork['id']}/generate", max_tokens=10, seed=1)
+        other, alone = self.post("/v1/completions", model="tiny", prompt=text, max_tokens=10, seed=1)
+        if status == other == 200 and found["text"] != alone["choices"][0]["text"]:
+            self.faults.append("a session has a state of another text")
+        self.request("DELETE", f"/v1/sessions/{fork['id']}")
+
     def leaving(self, chance: random.Random) -> None:
         body = {"model": "tiny", "prompt": "a" * chance.randrange(1, 3000), "max_tokens": 5000}
         data = json.dumps(body | {"stream": chance.random() < 0.7}).encode()
@@ -110,11 +186,10 @@ class Load:
             connection.close()
 
     def malformed(self, chance: random.Random) -> None:
-        body = bytearray(json.dumps({"model": "tiny", "prompt": "text", "temperature": 1.0, "n": 2}).encode())
+        path = chance.choice([*_MALFORMED])
+        body = bytearray(json.dumps(_MALFORMED[path]).encode())
         for _ in range(chance.randrange(1, 4)):
             body[chance.randrange(len(body))] = chance.randrange(256)
-        paths = ["/v1/completions", "/v1/sessions", "/v1/sessions/x/read", "/v1/sessions/from_state"]
-        path = chance.choice(paths)
         status, answer = self.request("POST", path, bytes(body))
         if status != 200 and (status >= 500 or "error" not in json.loads(answer)):
             self.faults.append(f"{path} with {bytes(body)!r} gives {status}: {answer[:200]!r}")
@@ -130,12 +205,14 @@ class Load:
     def run(self, number: int) -> None:
         chance = random.Random(f"{self.seed} {number}")
         kinds = [self.good_completion] * 4 + [self.good_session] * 3 + [self.leaving] * 2
+        kinds += [self.good_chat, self.lasting, self.lasting]
         kinds += [self.flood, self.malformed, self.malformed, self.huge]
         while not self.is_over:
             kind = chance.choice(kinds)
             try:
                 kind(chance)
             except (ConnectionError, http.client.HTTPException):
+                time.sleep(0.02)
                 self.counts["connections refused or cut"] += 1
             except Exception as error:
                 self.faults.append(f"{kind.__name__}: {type(error).__name__}: {error}")
@@ -147,29 +224,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=0, help="of the server, spread over the time")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "tiny")
         torch.manual_seed(0)
         sizes = {"hidden_size": 32, "state_size": 32}
         AutoModelForCausalLM.from_config(hf_recurrent.config_from_preset("memora-tiny", **sizes)).save_pretrained(path)
-        hf_recurrent.ByteTokenizer().save_pretrained(path)
+        hf_recurrent.ByteTokenizer(chat_template=hf_recurrent.CHAT_TEMPLATE).save_pretrained(path)
         log = Path(folder, "log")
-        log.touch()
-        # A child, so that the imports are made once.
-        server = multiprocessing.get_context("fork").Process(target=_serve, args=(path, log))
-        server.start()
+        server = _Server(path, log)
         try:
-            while "is served on" not in (text := log.read_text()):
-                assert server.is_alive(), text
-                time.sleep(0.05)
-            load = Load(int(text.split("is served on", 1)[1].split("/v1")[0].rsplit(":", 1)[1]), arguments.seed)
+            load = Load(server.start(), arguments.seed)
             faults = _run(load, server, arguments)
-            server.terminate()
-            server.join(60)
+            server.process.terminate()
+            server.process.join(60)
         finally:
             server.kill()
-            server.join()
         text = log.read_text()
         if "Traceback" in text:
             faults.insert(0, f"the log of the server has a traceback:\n{text[:3000]}")
@@ -180,26 +251,58 @@ def main() -> int:
     return bool(faults)
 
 
-def _serve(path: Path, log: Path) -> None:
-    with log.open("w", buffering=1) as sys.stderr:
-        folder = os.fspath(path.parent / "sessions")
-        serve.main([os.fspath(path), "--port", "0", "--session_dir", folder, "--threads", "1"])
+class _Server:
+    """The server, which may be killed and started again at the same port."""
+
+    def __init__(self, path: Path, log: Path):
+        self._path, self._log, self._port = path, log, 0
+
+    def start(self) -> int:
+        """Start; returns the port."""
+        self._log.touch()
+        begin = self._log.stat().st_size
+        # A child, so that the imports are made once.
+        self.process = multiprocessing.get_context("fork").Process(target=self._serve)
+        self.process.start()
+        while "is served on" not in (text := self._log.read_bytes()[begin:].decode()):
+            assert self.process.is_alive(), text
+            time.sleep(0.05)
+        self._port = int(text.split("is served on", 1)[1].split("/v1")[0].rsplit(":", 1)[1])
+        return self._port
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self.process.kill()
+        self.process.join()
+
+    def _serve(self) -> None:
+        with self._log.open("a", buffering=1) as sys.stderr:
+            folder = os.fspath(self._path.parent / "sessions")
+            serve.main([os.fspath(self._path), "--port", str(self._port), "--session_dir", folder, "--threads", "1"])
 
 
-def _run(load: Load, server: multiprocessing.Process, arguments: argparse.Namespace) -> list[str]:
+def _run(load: Load, server: _Server, arguments: argparse.Namespace) -> list[str]:
     threads = [threading.Thread(target=load.run, args=(number,)) for number in range(arguments.clients)]
     for thread in threads:
         thread.start()
-    process, sizes, end = psutil.Process(server.pid), [], time.monotonic() + arguments.seconds
-    while time.monotonic() < end and server.is_alive():
+    for _ in range(arguments.kills):
+        time.sleep(arguments.seconds / (2 * arguments.kills))
+        server.kill()
+        server.start()
+    seconds = arguments.seconds / (2 if arguments.kills else 1)
+    process, sizes, end = psutil.Process(server.process.pid), [], time.monotonic() + seconds
+    while time.monotonic() < end and server.process.is_alive():
         sizes.append(process.memory_info().rss)
-        time.sleep(min(0.5, arguments.seconds / 10))
+        time.sleep(min(0.5, seconds / 10))
     load.is_over = True
     for thread in threads:
         thread.join()
     faults = load.faults
-    if not server.is_alive():
-        return [*faults, f"the server has ended with status {server.exitcode}"]
+    if not server.process.is_alive():
+        return [*faults, f"the server has ended with status {server.process.exitcode}"]
+    for kept in load.lasting_texts.values():
+        if kept["id"] is not None and not kept.get("sent"):
+            load.compare(f"/v1/sessions/{kept['id']}", kept["text"])
     begin = max(sizes[: len(sizes) // 3 + 1])
     print(f"memory: {begin / 2**20:.0f} MiB in the first third, {max(sizes) / 2**20:.0f} MiB at most")
     if max(sizes) > begin + _GROWTH:

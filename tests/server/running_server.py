@@ -110,7 +110,7 @@ def running_server(
     started = serving_scheduler(model, tokenizer, session_dir=session_dir, learning=learning, **options or {})
     with started as scheduler, listen("127.0.0.1", 0) as listener:
         served = ServedModel(scheduler, tokenizer, ServerSettings(**{"name": "tiny"} | settings))
-        server = http_server(build_app(served))
+        server = http_server(served, build_app(served))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

@@ -82,7 +82,7 @@ def test_sessions_are_kept_on_disk_and_moved(model, tmp_path):
 def test_a_generation_that_was_killed_is_read_again(model, tmp_path, kind, size):
     model = model if kind == "counted" else tiny_model("memora")
     with serving_scheduler(model, None, session_dir=tmp_path / "alive") as scheduler:
-        scheduler._end_tokens = frozenset()
+        scheduler.end_tokens = frozenset()
         session = scheduler.call(scheduler.store.add, Session(Snapshot(scheduler.store.zero))).result()
         job = job_of(b"", max_new_tokens=10**6, session_id=session.id, source=TokenSource(Sampling(), 3))
         scheduler.submit(job).result()

@@ -2,29 +2,32 @@
 
 import asyncio
 import json
+import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from hf_recurrent.server.routes.errors import add_error_handlers
 from hf_recurrent.server.routes.guards import Guards
 from hf_recurrent.server.routes.learning_api import learning_routes
-from hf_recurrent.server.routes.metrics import ServerMetrics
+from hf_recurrent.server.routes.metrics import ServerMetrics, request_histograms
 from hf_recurrent.server.routes.openai_api import openai_routes
 from hf_recurrent.server.routes.page import page_routes
 from hf_recurrent.server.routes.protocol import TimedProtocol
+from hf_recurrent.server.routes.responses_api import responses_routes
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.session_api import session_routes
 from hf_recurrent.server.routes.settings import ServerSettings
 
 _MOST_CONNECTIONS = 1024
 _KEEP_ALIVE_SECONDS = 15
-_SHUTDOWN_SECONDS = 5
+_SHUTDOWN_SECONDS = 5  # to send what is left
 _WARM_UP_REQUESTS = 5
 
 
@@ -40,6 +43,7 @@ def build_app(served: ServedModel) -> Guards:
     add_error_handlers(app)
     guards, registry = Guards(app, served.settings), CollectorRegistry()
     registry.register(ServerMetrics(served, guards))
+    guards.times += request_histograms(registry)
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -50,17 +54,34 @@ def build_app(served: ServedModel) -> Guards:
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    for routes in (openai_routes, session_routes, learning_routes):
+    kinds = (openai_routes, responses_routes, session_routes, learning_routes)
+    for routes in kinds if served.settings.has_sessions else kinds[:2]:
         app.include_router(routes(served))
     if served.settings.has_page:
         app.include_router(page_routes())
     return guards
 
 
-def http_server(app: Guards) -> uvicorn.Server:
-    """The server of an app."""
+class _Server(uvicorn.Server):
+    """A server that ends its requests where they are, after their time is up, and lets them send what they have."""
+
+    def __init__(self, config: uvicorn.Config, served: ServedModel):
+        super().__init__(config)
+        self._served = served
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        loop, scheduler = asyncio.get_running_loop(), self._served.scheduler
+        timer = loop.call_later(self._served.settings.stop_seconds, scheduler.end_all)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+
+def http_server(served: ServedModel, app: Guards) -> uvicorn.Server:
+    """The server of a model and its app."""
+    cors = {"allow_methods": ["GET", "POST", "PATCH", "DELETE"], "allow_headers": ["*"]}
+    cors |= {"allow_origins": served.settings.cors, "expose_headers": ["x-request-id", "retry-after"]}
     config = uvicorn.Config(
-        app,
+        CORSMiddleware(app, **cors) if served.settings.cors else app,
         http=TimedProtocol,
         ws="none",
         access_log=False,
@@ -68,31 +89,24 @@ def http_server(app: Guards) -> uvicorn.Server:
         log_level="warning",
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=math.ceil(served.settings.stop_seconds + _SHUTDOWN_SECONDS),
     )
-    return uvicorn.Server(config)
+    return _Server(config, served)
 
 
-def run_server(served: ServedModel, host: str, port: int, report: Callable[[str], None] | None = None) -> None:
+def run_server(served: ServedModel, listener: socket.socket, report: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         served: the model.
-        host: address to listen on.
-        port: 0 for any free one.
-        report: receives a line once clients can connect.
-
-    Raises:
-        OSError: the address cannot be used.
+        listener: of [`listen`]; it is closed at the end.
+        report: called once the first requests would be answered without delay.
     """
-    listener, app = listen(host, port), build_app(served)
+    app = build_app(served)
     asyncio.run(_warm_up(app, served.settings))
-    if report:
-        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        page = f", with a page on {address}/" if served.settings.has_page else ""
-        report(f"{served.settings.name} is served on {address}/v1{page}")
+    report()
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again, after a graceful end
-        http_server(app).run(sockets=[listener])
+        http_server(served, app).run(sockets=[listener])
 
 
 async def _warm_up(app: Guards, settings: ServerSettings) -> None:
@@ -109,7 +123,7 @@ async def _warm_up(app: Guards, settings: ServerSettings) -> None:
     async def send(message: dict) -> None:
         pass
 
-    headers = {"host": (settings.hosts or ("localhost",))[0], "authorization": f"Bearer {settings.api_key}"}
+    headers = {"host": (settings.hosts or ("localhost",))[0], "authorization": f"Bearer {app.own_key}"}
     headers["content-type"] = "application/json"
     path, raw = "/v1/completions", [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {
@@ -123,6 +137,13 @@ async def _warm_up(app: Guards, settings: ServerSettings) -> None:
     for _ in range(_WARM_UP_REQUESTS):
         incoming.append(message)
         await app(dict(scope), receive, send)
+
+
+def server_address(settings: ServerSettings, host: str, listener: socket.socket) -> str:
+    """A line that says where a model is served."""
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    page = f", with a page on {address}/" if settings.has_page else ""
+    return f"{settings.name} is served on {address}/v1{page}"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,65 +1,54 @@
-"""Chats: messages become a prompt by the tokenizer's chat template, and the new text an answer."""
+"""Chats: messages become a prompt, and the new text an answer, or calls of tools."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, ClassVar
 
-import numpy as np
-from jinja2 import TemplateError
-
+from hf_recurrent.server.routes.chat_schemas import ChatRequest, Tools
 from hf_recurrent.server.routes.completions import Completion
 from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.schemas import ChatRequest, CompletionRequest, SamplingFields
+from hf_recurrent.server.routes.schemas import CompletionRequest, SamplingFields
 from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.routes.tool_calls import CallPart, CallSplitter
 
 
-def chat_prompt(served: ServedModel, body: ChatRequest) -> tuple[CompletionRequest, np.ndarray, list[int]]:
-    """The completion of the prompt that the chat template makes of the messages, its tokens, and ends of messages.
+def chat_tools(body: ChatRequest) -> Tools:
+    """The tools of a chat.
 
     Raises:
-        ApiError: there is no chat template, or it refuses the messages.
+        ApiError: the choice does not go with the tools.
     """
-    tokenizer, name = served.tokenizer, served.settings.name
-    if not getattr(tokenizer, "chat_template", None):
-        message = f"The model {name!r} is not an assistant: it has no chat template. Use /v1/completions."
-        raise ApiError(404, message, "model")
-    messages = [{"role": message.role, "content": message.text} for message in body.messages]
+    return checked_tools([tool.function for tool in body.tools or ()], body)
+
+
+def checked_tools(functions: list, body: Any) -> Tools:
+    """The tools of a request with `tool_choice` and `parallel_tool_calls`; raises an ApiError as [`chat_tools`]."""
     try:
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
-        raise ApiError(
-            400, f"`messages` is refused by the chat template: {error}", "messages", "invalid_value"
-        ) from error
+        return Tools(functions, body.tool_choice, body.parallel_tool_calls)
+    except ValueError as error:
+        param = "tools" if str(error).startswith("`tools`") else "tool_choice"
+        raise ApiError(400, str(error), param, "invalid_value") from error
+
+
+def chat_as_completion(served: ServedModel, body: ChatRequest) -> CompletionRequest:
+    """The completion of a chat's prompt."""
     names = (*SamplingFields.model_fields, "n", "stream", "stream_options", "cache_salt")
     shared = {name: getattr(body, name) for name in names}
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if limit is None:  # an answer has an end
         limit = served.settings.max_new_tokens // (body.n or 1)
-    completion = CompletionRequest.model_construct(model=body.model, max_tokens=limit, **shared)
-    tokens = served.encode(rendered, "messages")
-    return completion, tokens, _message_ends(served, messages, rendered)
-
-
-def _message_ends(served: ServedModel, messages: list[dict[str, str]], rendered: str) -> list[int]:
-    """Numbers of tokens after which another chat may go on: after the first message, and before the last ones."""
-    ends = []
-    for count in {1, len(messages) - 2, len(messages) - 1} & {*range(1, len(messages))}:
-        with suppress(TemplateError):  # the template may refuse a part of the messages
-            begin = served.tokenizer.apply_chat_template(messages[:count], tokenize=False)
-            if rendered.startswith(begin):
-                ends.append(len(served.encode(begin, "messages")))
-    return ends
+    return CompletionRequest.model_construct(model=body.model, max_tokens=limit, **shared)
 
 
 class ChatCompletion(Completion):
-    """A completion whose texts are answers."""
+    """A completion whose texts are answers. `may_call` says whether to look for calls of tools in them."""
 
     kind: ClassVar[str] = "chat.completion"
     id_prefix: ClassVar[str] = "chatcmpl"
+    may_call = False
 
     def json(self, choices: Sequence[dict[str, Any]], with_usage: bool = False) -> dict[str, Any]:
         is_stream = bool(self.body.stream)
-        found = super().json([_answer(choice, is_stream) for choice in choices], with_usage)
+        found = super().json([self._answer(choice, is_stream) for choice in choices], with_usage)
         return found | ({"object": "chat.completion.chunk"} if is_stream else {})
 
     def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
@@ -68,16 +57,48 @@ class ChatCompletion(Completion):
             for index in range(len(self.choices)):
                 role = {"role": "assistant", "content": ""}
                 yield self.json([{"index": index, "delta": role, "finish_reason": None}])
-        yield from super().take(is_last)
+        options = self.body.stream_options
+        for found in super().take(is_last):
+            # The beginning of a call is no text.
+            is_empty = any(choice["delta"] == {"content": ""} for choice in found["choices"])
+            if not is_empty or found["choices"][0]["finish_reason"] or (options and options.every_token):
+                yield found
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._has_begun = False
+        self._splitters = [CallSplitter() for _ in self.choices]
+        self._have_called = [False] * len(self.choices)
+
+    def _answer(self, choice: dict[str, Any], is_stream: bool) -> dict[str, Any]:
+        """A choice of a completion as a choice of a chat."""
+        index, reason = choice["index"], choice["finish_reason"]
+        head = {"index": index, "logprobs": None, "finish_reason": reason}
+        if "delta" in choice:
+            return head | {"delta": choice["delta"]}
+        parts = [CallPart(choice["text"])]
+        if self.may_call:
+            parts = self._splitters[index].feed(choice["text"], reason is not None)
+        content, calls = "".join(part.text for part in parts if part.index is None), _calls(parts, is_stream)
+        self._have_called[index] |= bool(calls)
+        if reason == "stop" and self._have_called[index]:
+            head["finish_reason"] = "tool_calls"
+        called = {"tool_calls": calls} if calls else {}
+        if is_stream:
+            return head | {"delta": ({} if calls and not content else {"content": content}) | called}
+        message = {"role": "assistant", "content": None if calls and not content.strip() else content}
+        return head | {"message": message | {"refusal": None} | called}
 
 
-def _answer(choice: dict[str, Any], is_stream: bool) -> dict[str, Any]:
-    """A choice of a completion as a choice of a chat."""
-    head = {"index": choice["index"], "logprobs": None, "finish_reason": choice["finish_reason"]}
-    if is_stream:
-        return head | {"delta": choice.get("delta") or {"content": choice["text"]}}
-    return head | {"message": {"role": "assistant", "content": choice["text"], "refusal": None}}
+def _calls(parts: Sequence[CallPart], is_stream: bool) -> list[dict[str, Any]]:
+    """The new calls and pieces of calls."""
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if part.index is None:
+            continue
+        call = calls.setdefault(part.index, {"function": {"arguments": ""}})
+        call["function"]["arguments"] += part.text
+        if part.id is not None:
+            call |= {"id": part.id, "type": "function"}
+            call["function"]["name"] = part.name
+    return [({"index": index} if is_stream else {}) | call for index, call in calls.items()]

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.completion_texts import CompletionChoice
 from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.prefix_scopes import prefix_salt
+from hf_recurrent.server.routes.prefix_scopes import owner, prefix_salt
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
 from hf_recurrent.server.routes.schemas import CompletionRequest, StreamOptions
 from hf_recurrent.server.routes.served_model import ServedModel
@@ -79,6 +79,9 @@ def check_completion(served: ServedModel, body: CompletionRequest, prompts: Sequ
     limits, count = served.settings, len(prompts) * (body.n or 1)
     served.check_limit("n", count, limits.max_choices)
     served.check_limit("max_tokens", count * max_tokens(body), limits.max_new_tokens)
+    if body.session is not None and not limits.has_sessions:
+        message = "`session` is not supported by a server of several processes; use /v1/responses."
+        raise ApiError(400, message, "session", "unsupported_parameter")
     if body.session is not None and count > 1:
         name = "n" if (body.n or 1) > 1 else "prompt"
         raise ApiError(400, f"`session` continues one text, but `{name}` asks for {count}.", name, "invalid_value")
@@ -101,6 +104,7 @@ async def begin_choices(
     prompts: Sequence[np.ndarray],
     request: Request,
     ends: Sequence[int] = (),
+    **options: Any,
 ) -> tuple[list[CompletionChoice], list[Job]]:
     """The choices with their jobs, not yet submitted, and the job that reads each prompt.
 
@@ -112,6 +116,7 @@ async def begin_choices(
         prompts: tokens of each prompt.
         request: of the client.
         ends: ends of messages in the prompts.
+        options: of the generating jobs; see [`ServedModel.job`].
     """
     seed, repeats = body.seed_or_random(), body.n or 1
     prompt_scores = (body.logprobs or 0) if body.echo and body.logprobs is not None else None
@@ -120,9 +125,10 @@ async def begin_choices(
     readers: list[Job] = []
     for prompt in prompts:
         text = None if salt is None or served.scheduler.reuse is None else TextHashes(prompt, salt, ends)
+        known = await served.known_state(text)
         read = None
         if repeats > 1 and len(prompt):
-            read = served.job(prompt, scores=prompt_scores, text=text)
+            read = served.job(prompt, scores=prompt_scores, text=text, known=known, owner=owner(request))
             await RunningJobs(served.scheduler, [read]).run(request)
         for _ in range(repeats):
             job = served.job(
@@ -136,6 +142,9 @@ async def begin_choices(
                 scores=prompt_scores if read is None else None,
                 output_scores=body.logprobs,
                 text=text,
+                known=known if read is None else None,
+                owner=owner(request),
+                **options,
             )
             echoed = prompt.tolist() if body.echo else []
             scores = (read or job).scores

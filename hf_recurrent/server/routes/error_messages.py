@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 # Of OpenAI and of other servers. Every other unknown argument is a mistake.
 _UNSUPPORTED = frozenset({
-    "audio", "documents", "function_call", "functions", "guided_json", "guided_regex", "length_penalty",
-    "max_completion_tokens", "messages", "metadata", "min_tokens", "modalities", "parallel_tool_calls",
-    "prediction", "prompt_logprobs", "reasoning_effort", "response_format", "service_tier", "stop_token_ids",
-    "store", "tool_choice", "tools", "top_logprobs", "truncate_prompt_tokens", "typical_p", "verbosity",
-    "web_search_options",
+    "audio", "conversation", "documents", "function_call", "functions", "guided_json", "guided_regex",
+    "length_penalty", "max_completion_tokens", "max_tool_calls", "messages", "metadata", "min_tokens", "modalities",
+    "parallel_tool_calls", "prediction", "prompt_logprobs", "reasoning", "reasoning_effort", "response_format",
+    "service_tier", "stop_token_ids", "store", "tool_choice", "tools", "top_logprobs", "truncate_prompt_tokens",
+    "typical_p", "verbosity", "web_search_options",
 })  # fmt: skip
 _TYPES = {
     "bool_type": "a boolean",

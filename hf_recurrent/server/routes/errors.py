@@ -24,6 +24,7 @@ _STATUS_AND_CODE = {
     TooMany: (429, "rate_limit_exceeded"),
     TimeIsUp: (503, "server_overloaded"),
 }
+_RETRY_SECONDS = "1"
 ABOVE_LIMIT = "integer_above_max_value"
 
 
@@ -35,11 +36,20 @@ class ApiError(Exception):
         message: one sentence.
         param: the argument at fault.
         code: a word for programs.
+        headers: of the response.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = headers or {}
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -58,7 +68,8 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
 def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The response of an error."""
     status, body = error_body(error)
-    return JSONResponse(body, status, headers)
+    own = getattr(error, "headers", None) or ({"retry-after": _RETRY_SECONDS} if status in (429, 503) else {})
+    return JSONResponse(body, status, {**own, **(headers or {})})
 
 
 def add_error_handlers(app: FastAPI) -> None:

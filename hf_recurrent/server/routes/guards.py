@@ -1,12 +1,14 @@
 """The checks before the app sees a request: host, key, and the limits of its body."""
 
 import asyncio
-import hmac
+import secrets
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
+from hf_recurrent.server.routes.api_keys import ApiKey, KeyRing, plain_key
 from hf_recurrent.server.routes.errors import ApiError, error_response
 from hf_recurrent.server.routes.page import PAGE_FILES
 from hf_recurrent.server.routes.settings import ServerSettings
@@ -26,11 +28,21 @@ class Guards:
 
     Attributes:
         responses: (method, path as declared in the app, status) → how many; for [`ServerMetrics`].
+        requests: name of a key → how many.
+        times: observe the path of a request and its seconds until the end; likewise until the first byte of the body.
+        running: requests at the moment.
+        own_key: for requests of the server itself.
     """
 
     def __init__(self, app: Any, settings: ServerSettings):
         self._app, self._settings, self._buffered = app, settings, 0
         self.responses: Counter[tuple[str, str, int]] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.times: list[Callable[[str, float], None]] = []
+        self.running, self.own_key = 0, secrets.token_urlsafe(24)
+        own = () if settings.api_key is None else (plain_key(settings.api_key),)
+        given, self._own = (*own, *settings.api_keys), plain_key(self.own_key, "server")
+        self._needs_key, self._keys = bool(given), KeyRing((*given, self._own))
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -38,25 +50,54 @@ class Guards:
         if scope["type"] != "http":  # no websockets
             return None
 
-        async def send_counted(message: dict) -> None:
-            if message["type"] == "http.response.start":
-                route = scope.get("route")
-                path = getattr(route, "path", "other")
-                self.responses[scope["method"] if route else "other", path, message["status"]] += 1
-            await send(message)
-
+        response = _Response(scope, send)
         incoming = _IncomingBody(receive)
+        self.running += 1
         try:
-            self._check_host(scope)
-            self._check_key(scope)
-            body = await self._read_body(scope, incoming)
-            if body is None:  # the client has gone
-                return None
-            await self._app(scope, _replayed(body, receive), send_counted)
+            with ExitStack() as stack:
+                self._check_host(scope)
+                key = self._key(scope)
+                if key is not None:
+                    response.key = scope["key_name"] = key.name
+                    stack.enter_context(self._keys.request(key))
+                body = await self._read_body(scope, incoming)
+                if body is None:  # the client has gone
+                    return None
+                await self._app(scope, _replayed(body, receive), response.send)
         except ApiError as error:
-            await _refuse(error, incoming, send_counted)
+            await _refuse(error, incoming, response.send)
         finally:
             self._buffered -= incoming.held
+            self.running -= 1
+            if response.key != self._own.name:
+                self._count(scope, response)
+
+    def _count(self, scope: dict, response: "_Response") -> None:
+        """Metrics and the log of a request that has ended."""
+        route = scope.get("route")
+        path = getattr(route, "path", "other")
+        method, status, seconds = scope["method"] if route else "other", response.status, response.seconds()
+        if status:
+            self.responses[method, path, status] += 1
+        if response.key:
+            self.requests[response.key] += 1
+        for observe, value in zip(self.times, (seconds, response.first_byte), strict=False):
+            if value is not None:
+                observe(path, value)
+        if self._settings.log is not None:
+            first = response.first_byte
+            self._settings.log.write(
+                "request",
+                id=response.id,
+                method=method,
+                path=path,
+                status=status,
+                key=response.key,
+                seconds=round(seconds, 6),
+                first_byte_seconds=None if first is None else round(first, 6),
+                sent_bytes=response.size,
+                is_complete=response.is_complete,
+            )
 
     def _check_host(self, scope: dict) -> None:
         hosts = self._settings.hosts
@@ -67,19 +108,19 @@ class Guards:
         if name not in hosts:
             raise ApiError(403, "The `Host` header is not one of this server; address it as 127.0.0.1 or localhost.")
         origin = next(_headers(scope, b"origin"), None)
-        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+        named = "" if origin is None else origin.decode("latin-1")
+        is_allowed = "*" in self._settings.cors or named in self._settings.cors
+        if origin is not None and not is_allowed and named.partition("://")[2] != host:
             raise ApiError(403, "The `Origin` header names another site; pages of other sites have no access.")
 
-    def _check_key(self, scope: dict) -> None:
-        key = self._settings.api_key
-        if key is None or scope["path"] in _OPEN_PATHS:
-            return
-        given = next(_headers(scope, b"authorization"), b"")
-        kind, _, value = given.partition(b" ")
-        # Compared in constant time, also when the lengths differ.
-        if kind.lower() != b"bearer" or not hmac.compare_digest(value.strip(), key.encode()):
+    def _key(self, scope: dict) -> ApiKey | None:
+        """The key of a request; None where none is needed."""
+        kind, _, value = next(_headers(scope, b"authorization"), b"").partition(b" ")
+        found = self._keys.find(value.strip()) if kind.lower() == b"bearer" else None
+        if found is None and self._needs_key and scope["path"] not in _OPEN_PATHS:
             message = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key")
+        return found
 
     async def _read_body(self, scope: dict, incoming: "_IncomingBody") -> bytes | None:
         length = next(_headers(scope, b"content-length"), b"0")
@@ -104,6 +145,39 @@ class Guards:
     def _too_large(self) -> ApiError:
         message = f"The body is too large; this server reads at most {self._settings.max_body} bytes."
         return ApiError(413, message, code="request_too_large")
+
+
+class _Response:
+    """The response of a request, as it is sent.
+
+    Attributes:
+        id: of the request, in the header `x-request-id`.
+        key: name of the API key.
+        status: None before it is sent.
+        first_byte: seconds until the first byte of the body.
+        size: bytes of the body.
+        is_complete: all of it was sent.
+    """
+
+    def __init__(self, scope: dict, send: Any):
+        self.id, self.key, self.status, self.first_byte = f"req_{secrets.token_hex(16)}", None, None, None
+        self.size, self.is_complete, self._send, self._begin = 0, False, send, time.monotonic()
+
+    def seconds(self) -> float:
+        """Since the request came."""
+        return time.monotonic() - self._begin
+
+    async def send(self, message: dict) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+            message = message | {"headers": headers}
+        elif message["type"] == "http.response.body":
+            self.size += len(message.get("body", b""))
+            if self.first_byte is None and self.size:
+                self.first_byte = self.seconds()
+        await self._send(message)
+        self.is_complete |= message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
 class _IncomingBody:

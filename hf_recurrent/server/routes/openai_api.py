@@ -4,11 +4,14 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hf_recurrent.server.routes.chat_completions import ChatCompletion, chat_prompt
+from hf_recurrent.server.routes.chat_completions import ChatCompletion, chat_as_completion, chat_tools
+from hf_recurrent.server.routes.chat_prompts import chat_prompt
+from hf_recurrent.server.routes.chat_schemas import ChatRequest
 from hf_recurrent.server.routes.completions import Completion, begin_choices, check_completion, respond
 from hf_recurrent.server.routes.errors import ApiError
-from hf_recurrent.server.routes.schemas import ChatRequest, CompletionRequest
+from hf_recurrent.server.routes.schemas import CompletionRequest
 from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.routes.structured_outputs import format_constraint, tools_constraint
 
 
 def openai_routes(served: ServedModel) -> APIRouter:
@@ -21,6 +24,7 @@ def openai_routes(served: ServedModel) -> APIRouter:
         "owned_by": "hf-recurrent",
         "state_bytes": sum(part.nbytes for part in served.scheduler.store.zero.values()),
         "learns": served.scheduler.learner is not None,
+        "has_chat_template": bool(getattr(served.tokenizer, "chat_template", None)),
     }
 
     @routes.get("/models")
@@ -29,29 +33,35 @@ def openai_routes(served: ServedModel) -> APIRouter:
 
     @routes.get("/models/{name:path}")
     async def get_model(name: str) -> dict:
-        _check_name(served, name)
+        check_name(served, name)
         return about
 
     @routes.post("/chat/completions", response_model=None)
-    async def answer(body: ChatRequest, request: Request) -> dict | Response:
-        _check_name(served, body.model)
-        completion, prompt, ends = chat_prompt(served, body)
-        check_completion(served, completion, [prompt])
-        choices, readers = await begin_choices(served, completion, [prompt], request, ends)
-        return await respond(served, ChatCompletion(completion, choices, [prompt], readers), request)
+    async def chat(body: ChatRequest, request: Request) -> dict | Response:
+        check_name(served, body.model)
+        tools, completion = chat_tools(body), chat_as_completion(served, body)
+        prompt = chat_prompt(served, [message.for_template() for message in body.messages], tools.definitions)
+        check_completion(served, completion, [prompt.tokens])
+        constraint = await tools_constraint(served, tools, body.response_format)
+        constraint = constraint or await format_constraint(served, body.response_format)
+        found = await begin_choices(served, completion, [prompt.tokens], request, prompt.ends, constraint=constraint)
+        answer = ChatCompletion(completion, found[0], [prompt.tokens], found[1])
+        answer.may_call = tools.may_call
+        return await respond(served, answer, request)
 
     @routes.post("/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request) -> dict | Response:
-        _check_name(served, body.model)
+        check_name(served, body.model)
         prompts = _prompts(served, body)
         check_completion(served, body, prompts)
-        choices, readers = await begin_choices(served, body, prompts, request)
+        constraint = await format_constraint(served, body.response_format)
+        choices, readers = await begin_choices(served, body, prompts, request, constraint=constraint)
         return await respond(served, Completion(body, choices, prompts, readers), request)
 
     return routes
 
 
-def _check_name(served: ServedModel, name: str) -> None:
+def check_name(served: ServedModel, name: str) -> None:
     if name != served.settings.name:
         message = f"`model` is {name[:80]!r}; this server has {served.settings.name!r}."
         raise ApiError(404, message, "model", "model_not_found")

@@ -1,10 +1,20 @@
-"""Which clients may start from each other's texts."""
+"""Clients: their keys, their shares, and which of them may start from each other's texts."""
 
 import json
 
 from fastapi import Request
 
 from hf_recurrent.server.routes.settings import ServerSettings
+
+
+def owner(request: Request) -> str:
+    """The name of a client's API key, for its share of the server."""
+    return request.scope.get("key_name", "")
+
+
+def api_key(request: Request) -> bytes:
+    """The API key of a client, empty without one."""
+    return request.headers.get("authorization", "").partition(" ")[2].strip().encode()
 
 
 def prefix_salt(settings: ServerSettings, request: Request, cache_salt: str | None) -> bytes | None:
@@ -15,7 +25,7 @@ def prefix_salt(settings: ServerSettings, request: Request, cache_salt: str | No
         request: with the client's API key.
         cache_salt: chosen by the client.
     """
-    key = request.headers.get("authorization", "").partition(" ")[2].strip()
+    key = api_key(request).decode()
     # Strangers without a key cannot be told apart.
     if settings.is_public and not (settings.shares_prefixes or key or cache_salt):
         return None

@@ -15,6 +15,7 @@ from hf_recurrent.server.scheduler import Scheduler
 
 # Between two checks that the client is still connected.
 _POLL_SECONDS = 1.0
+_DONE = "data: [DONE]\n\n"
 
 
 async def call(scheduler: Scheduler, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -132,19 +133,29 @@ class JobsResponse(StreamingResponse):
                 is_sent = False
                 for content in self._take(is_last):
                     is_sent = True
-                    yield _event(content)
+                    yield self.event(content)
                 if is_sent and not self._running.are_done:
                     await asyncio.sleep(self._interval())
+            async for event in self.ending():
+                yield event
         except Exception as error:
-            yield _event(error_body(error)[1])
-        yield "data: [DONE]\n\n"
+            for event in self.failure(error):
+                yield event
+
+    def event(self, content: dict[str, Any]) -> str:
+        """The text of an event."""
+        return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+    async def ending(self) -> AsyncIterator[str]:
+        """The events after the results."""
+        yield _DONE
+
+    def failure(self, error: Exception) -> Iterable[str]:
+        """The events of an error, the last ones."""
+        return self.event(error_body(error)[1]), _DONE
 
     async def __call__(self, scope: dict, receive: Any, send: Any) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._running.cancel()
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

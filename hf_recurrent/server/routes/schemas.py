@@ -6,7 +6,7 @@
 import base64
 import binascii
 import secrets
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -15,12 +15,12 @@ from hf_recurrent.generation.sampling import Sampling
 from hf_recurrent.server.sampling import LogitChanges
 
 _MOST_SEED = 2**63 - 1 - (1 << 16)  # further choices take the next seeds
-_MOST_TOKENS = 1 << 31
+MOST_TOKENS = 1 << 31
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Stops = Annotated[list[_Stop], Field(max_length=4), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Id = Annotated[str, Field(max_length=100)]
-_Salt = Annotated[str, Field(min_length=1, max_length=256)]
+Salt = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Body(BaseModel):
@@ -34,7 +34,7 @@ class SamplingFields(Body):
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_MOST_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
@@ -99,14 +99,43 @@ class StreamOptions(PieceOptions):
     include_obfuscation: bool = False
 
 
+class JsonSchema(Body):
+    """A schema and its name."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None  # a schema is always enforced
+
+
+class ResponseFormat(Body):
+    """The form of new text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("`json_schema` belongs to the type 'json_schema', which needs it")
+        return self
+
+    @property
+    def schema(self) -> dict[str, Any] | bool | None:
+        """The schema of the text; None for a free text."""
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return {"type": "object", "additionalProperties": True} if self.type == "json_object" else None
+
+
 class CompletionRequest(SamplingFields):
     """`POST /v1/completions`. Arguments that are not supported may be given with their neutral value."""
 
     model: str
     prompt: str | list[int] | list[str] | list[list[int]] = ""
     session: _Id | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
-    n: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     stream: bool | None = None
@@ -114,46 +143,8 @@ class CompletionRequest(SamplingFields):
     user: str | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
-    cache_salt: _Salt | None = None
-
-
-class TextPart(Body):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-def _as_parts(content: object) -> object:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-class ChatMessage(Body):
-    """A message: a text, or its parts."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The text of all parts."""
-        return "".join(part.text for part in self.content)
-
-
-class ChatRequest(SamplingFields):
-    """`POST /v1/chat/completions`."""
-
-    model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
-    n: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    logprobs: Literal[False] | None = None
-    cache_salt: _Salt | None = None
+    cache_salt: Salt | None = None
+    response_format: ResponseFormat | None = None
 
 
 class SessionRequest(Body):
@@ -218,7 +209,7 @@ class ReadRequest(TextFields):
 class GenerateRequest(SamplingFields):
     """`POST /v1/sessions/ID/generate`."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=_MOST_TOKENS)] = 16
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 16
     bits: bool = False
     stream: bool = False
     stream_options: PieceOptions = PieceOptions()

@@ -1,5 +1,6 @@
 """A model as the APIs and the page use it: its name, tokenizer, scheduler and limits."""
 
+import asyncio
 import base64
 import time
 from collections.abc import Callable, Sequence
@@ -9,14 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from hf_recurrent.generation.constraints import Constraint, Vocabulary
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.server.job import Job, Request
 from hf_recurrent.server.routes.errors import ABOVE_LIMIT, ApiError
 from hf_recurrent.server.routes.schemas import GenerateRequest, PieceOptions, SamplingFields
 from hf_recurrent.server.routes.settings import ServerSettings
 from hf_recurrent.server.sampling import LogitChanges, TokenSource
 from hf_recurrent.server.scheduler import Scheduler
+from hf_recurrent.server.text_hashes import TextHashes
 
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.02, 0.2
+_WORTH_A_SEARCH = 32  # tokens to be read
 
 
 @dataclass
@@ -39,6 +44,16 @@ class ServedModel:
     def token_names(self) -> list[str]:
         """Every token as OpenAI writes it: its character, or bytes:\\xNN for a part of one."""
         return [_token_name(self.decode([token])) for token in range(self.vocab_size)]
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Every token as its bytes, for constraints."""
+        return Vocabulary([self.decode([token]) for token in range(self.vocab_size)])
+
+    @cached_property
+    def compiling(self) -> asyncio.Semaphore:
+        """Held while a constraint is compiled."""
+        return asyncio.Semaphore(1)
 
     @property
     def vocab_size(self) -> int:
@@ -67,6 +82,25 @@ class ServedModel:
         except ValueError as error:
             raise ApiError(400, f"`{param}` cannot be read by this model: {error}", param, "invalid_value") from error
 
+    async def known_state(
+        self, text: TextHashes | None, known: tuple[int, RecurrentState] | None = None
+    ) -> tuple[int, RecurrentState] | None:
+        """The longest beginning of a text that this process does not have, but the other ones have, and its state.
+
+        Args:
+            text: None for one that is read from its beginning.
+            known: a beginning that is known already.
+        """
+        reuse = self.scheduler.reuse
+        if text is None or reuse is None or reuse.shared is None or not self.scheduler.is_alive:
+            return known
+        longest = len(text) - 1
+        own = await asyncio.wrap_future(self.scheduler.call(reuse.store.longest, text, longest))
+        own = max(own, known[0] if known else 0)
+        if longest - own < _WORTH_A_SEARCH:
+            return known
+        return await asyncio.to_thread(reuse.shared.find, text, longest, own) or known
+
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The bytes of tokens."""
         return self.tokenizer.decode_bytes(np.array(tokens, dtype=np.int64))
@@ -81,6 +115,7 @@ class ServedModel:
         sampling: SamplingFields | None = None,
         seed: int | None = None,
         prompt: np.ndarray | None = None,
+        constraint: Constraint | None = None,
         **options: Any,
     ) -> Job:
         """A job within the limits.
@@ -90,11 +125,12 @@ class ServedModel:
             sampling: how new text is chosen; None only reads.
             seed: takes precedence over the seed of `sampling`.
             prompt: of which `repetition_penalty` knows; by default, `tokens`.
+            constraint: of the new text.
             options: further fields of [`Request`].
         """
         if sampling is not None:
             seed = sampling.seed_or_random() if seed is None else seed
-            source = TokenSource(sampling.sampling, seed, self._changes(sampling), self.vocab_size)
+            source = TokenSource(sampling.sampling, seed, self._changes(sampling), self.vocab_size, constraint)
             source.read(tokens if prompt is None else prompt)
             options["source"] = source
             options["stops"] = [self.encode(stop, "stop").tolist() for stop in sampling.stops]

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from hf_recurrent.server.job import Job
 from hf_recurrent.server.routes.errors import ApiError
+from hf_recurrent.server.routes.prefix_scopes import owner
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs, call
 from hf_recurrent.server.routes.schemas import (
     ChangeRequest,
@@ -62,8 +63,8 @@ def _add_sessions(routes: APIRouter, served: ServedModel) -> None:
         after: Annotated[str | None, Query(max_length=100)] = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
     ) -> dict:
         """Ids of sessions, the oldest first."""
-        if served.settings.is_public:
-            raise ApiError(403, "This server is public: it does not list the sessions of others.")
+        if served.settings.is_public or served.settings.api_keys:
+            raise ApiError(403, "This server has several clients: it does not list the sessions of others.")
         found = await call(scheduler, store.ids, after, limit + 1)
         return {"object": "list", "data": found[:limit], "has_more": len(found) > limit}
 
@@ -125,7 +126,7 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
     async def read(session_id: str, body: ReadRequest, request: HttpRequest) -> dict:
         """Read a text; returns the bits of every byte."""
         tokens = served.encode(body.content, "base64" if body.text is None else "text")
-        job = served.job(tokens, session_id=session_id, scores=0 if body.bits else None)
+        job = served.job(tokens, session_id=session_id, scores=0 if body.bits else None, owner=owner(request))
         await RunningJobs(served.scheduler, [job]).run(request)
         result: dict[str, Any] = {"bytes_read": job.snapshot.bytes_read}
         if job.scores is not None:
@@ -137,7 +138,7 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
     @routes.post("/{session_id}/generate", response_model=None)
     async def generate(session_id: str, body: GenerateRequest, request: HttpRequest) -> dict | Response:
         """Continue the session, as one answer or as server-sent events."""
-        job = served.generation(body, session_id, output_scores=0 if body.bits else None)
+        job = served.generation(body, session_id, output_scores=0 if body.bits else None, owner=owner(request))
         running = RunningJobs(served.scheduler, [job], body.stream)
         text = _GeneratedText(served, job, body.stream and body.stream_options.every_token)
         if body.stream:

@@ -9,6 +9,7 @@ from running_server import running_server
 from hf_recurrent import CHAT_TEMPLATE, ByteTokenizer
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüße"}]
+CALL = {"name": "f", "arguments": "3"}
 PROMPT = "system\nBe brief.\0user\nGrüße\0assistant\n".encode()
 
 
@@ -65,13 +66,15 @@ def test_a_stream_is_the_same_answer(client, every_token):
     ("arguments", "message", "param", "code"),
     [
         ({"messages": []}, "`messages` has 0 items; at least 1 are needed", "messages", "array_below_min_length"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "\"tool\", which is not supported", "messages[0].role",
+        ({"messages": [{"role": "bot", "content": "x"}]}, "\"bot\", which is not supported", "messages[0].role",
          "unsupported_value"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": CALL}]}]},
+         "must be a JSON object in a string", "messages[0].tool_calls[0].function.arguments", "invalid_value"),
         ({"messages": [{"role": "user"}]}, r"`messages\[0\]\.content` is missing", "messages[0].content",
          "missing_required_parameter"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "which is not supported",
          "messages[0].content[0].type", "unsupported_value"),
-        ({"tools": []}, "`tools` is not supported", "tools", "unsupported_parameter"),
+        ({"functions": []}, "`functions` is not supported", "functions", "unsupported_parameter"),
         ({"logprobs": True}, "`logprobs` is true, which is not supported", "logprobs", "unsupported_value"),
         ({"max_tokens": 501}, "`max_tokens` asks for 501", "max_tokens", "integer_above_max_value"),
     ],

@@ -124,7 +124,7 @@ def test_slow_clients_are_cut_off(server, monkeypatch):
 def test_a_client_that_takes_nothing_delays_nobody(monkeypatch):
     monkeypatch.setattr(TimedProtocol, "send_seconds", 0.3)
     with running_server(pieces_per_second=1e6) as server:
-        server.scheduler._end_tokens = frozenset()
+        server.scheduler.end_tokens = frozenset()
         body = json.dumps(
             {"model": "tiny", "prompt": "a", "max_tokens": 3000, "logprobs": 20, "stream": True}
         ).encode()
@@ -143,7 +143,7 @@ def test_a_client_that_takes_nothing_delays_nobody(monkeypatch):
 
 def test_a_client_that_leaves_ends_its_generation():
     with running_server() as server:
-        server.scheduler._end_tokens = frozenset()
+        server.scheduler.end_tokens = frozenset()
         for stream in (True, False):
             body = {"model": "tiny", "prompt": "a", "max_tokens": 60_000, "stream": stream}
             data = json.dumps(body).encode()

@@ -143,7 +143,7 @@ def browser():
 @pytest.fixture(scope="module")
 def open_server():
     with running_server() as server:
-        server.scheduler._end_tokens = frozenset()
+        server.scheduler.end_tokens = frozenset()
         yield server
 
 

@@ -83,14 +83,14 @@ def test_a_generation_with_bits_is_streamed_and_stopped(server):
     assert {len(piece["bits"]) for piece in singles[:-1]} == {1} and len(singles[-1]["bits"]) <= 1
     assert "".join(piece["text"] for piece in singles) == server.generate(whole, max_tokens=60, seed=2)["text"]
     # Stopped where it is, with every byte that the session has.
-    pieces, ends = [], server.scheduler._end_tokens
-    server.scheduler._end_tokens = frozenset()
+    pieces, ends = [], server.scheduler.end_tokens
+    server.scheduler.end_tokens = frozenset()
     for piece in server.stream({"max_tokens": 60_000, "stream": True}, path):
         if not pieces:
             assert server.request("POST", f"/v1/sessions/{streamed}/read", {"text": "x"}).status == 409
             assert server.post(f"/v1/sessions/{streamed}/stop") == {"stopped": True}
         pieces.append(piece)
-    server.scheduler._end_tokens = ends
+    server.scheduler.end_tokens = ends
     count = sum(len(base64.b64decode(piece["base64"])) for piece in pieces)
     assert 0 < count < 60_000 and pieces[-1]["bytes_read"] == expected["bytes_read"] + count
     assert server.post(f"/v1/sessions/{streamed}/stop") == {"stopped": False}

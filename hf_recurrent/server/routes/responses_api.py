@@ -1,0 +1,169 @@
+"""OpenAI's /v1/responses. A stored response is a state, from which the next turn reads its own text only."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from hf_recurrent.server.job import Job
+from hf_recurrent.server.response_store import StoredResponse
+from hf_recurrent.server.routes.chat_completions import checked_tools
+from hf_recurrent.server.routes.chat_prompts import ChatPrompt, chat_prompt
+from hf_recurrent.server.routes.errors import ApiError, error_body
+from hf_recurrent.server.routes.openai_api import check_name
+from hf_recurrent.server.routes.prefix_scopes import api_key, owner, prefix_salt
+from hf_recurrent.server.routes.response_progress import ResponseProgress
+from hf_recurrent.server.routes.response_schemas import InputItem, ResponsesRequest
+from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
+from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.routes.structured_outputs import format_constraint, tools_constraint
+from hf_recurrent.server.text_hashes import TextHashes
+
+
+def responses_routes(served: ServedModel) -> APIRouter:
+    """The routes of this API."""
+    routes, store = APIRouter(prefix="/v1/responses"), served.scheduler.responses
+
+    @routes.post("", response_model=None)
+    async def respond(body: ResponsesRequest, request: Request) -> dict | Response:
+        check_name(served, body.model)
+        turn = await _begin(served, body, request)
+        running = RunningJobs(served.scheduler, [turn.job], bool(body.stream))
+        if body.stream:
+            await running.submit()
+            return _ResponseEvents(running, served.send_interval(body.stream_options), turn)
+        await running.run(request)
+        for _ in turn.progress.take(is_last=True):
+            pass
+        await turn.save()
+        return turn.progress.json()
+
+    @routes.get("/{response_id}")
+    async def get_response(response_id: str, request: Request) -> dict:
+        """A stored response."""
+        return (await _stored(served, response_id, request)).content
+
+    @routes.get("/{response_id}/input_items")
+    async def get_input(response_id: str, request: Request) -> dict:
+        """The items of its request, the last one first."""
+        items = (await _stored(served, response_id, request)).input_items[::-1]
+        ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
+        return {"object": "list", "data": items, "has_more": False} | ends
+
+    @routes.delete("/{response_id}")
+    async def delete(response_id: str, request: Request) -> dict:
+        """Forget a response. Later ones of the same conversation stay."""
+        if not await asyncio.to_thread(store.delete, api_key(request), response_id):
+            raise _unknown(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    return routes
+
+
+class _Turn:
+    """A response, and what has to be stored of it."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        body: ResponsesRequest,
+        key: bytes,
+        messages: list[dict[str, Any]],
+        prompt: ChatPrompt,
+        job: Job,
+        may_call: bool,
+    ):
+        self.job, self.progress = job, ResponseProgress(served, body, job, len(prompt.tokens), may_call)
+        self._served, self._body, self._key, self._messages, self._prompt = served, body, key, messages, prompt
+
+    async def save(self) -> None:
+        """Store the response, before the client learns of its end."""
+        if self._body.store is False:
+            return
+        content, messages = self.progress.json(), list(self._messages)
+        for item in content["output"]:
+            kept = {name: item[name] for name in ("type", "role", "content", "call_id", "name") if name in item}
+            if item["type"] == "function_call" and item["status"] == "incomplete":
+                continue
+            if item["type"] == "function_call":
+                kept["arguments"] = item["arguments"]
+            InputItem.model_validate(kept).add_to(messages)
+        given = [
+            {"id": f"msg_{secrets.token_hex(16)}"} | item.model_dump(exclude_none=True) for item in self._body.input
+        ]
+        new = self.job.output[: self.job.released]
+        tokens = np.concatenate([self._prompt.tokens, np.array(new, dtype=np.int64)])
+        text = self._prompt.text + self.progress.text
+        response = StoredResponse(content, given, messages, text, tokens, self.job.known)
+        await asyncio.to_thread(self._served.scheduler.responses.put, self._key, response)
+
+
+class _ResponseEvents(JobsResponse):
+    """The events of a response; the last one follows when it is stored."""
+
+    def __init__(self, running: RunningJobs, interval: Any, turn: _Turn):
+        self._turn = turn
+        super().__init__(running, interval, turn.progress.take)
+
+    def event(self, content: dict[str, Any]) -> str:
+        return f"event: {content['type']}\n{super().event(content)}"
+
+    async def ending(self) -> AsyncIterator[str]:
+        await self._turn.save()
+        yield self.event(self._turn.progress.ending())
+
+    def failure(self, error: Exception) -> Iterable[str]:
+        return (self.event(self._turn.progress.failure(error_body(error)[1]["error"])),)
+
+
+async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) -> _Turn:
+    """The turn of a request, not yet submitted."""
+    key, before = api_key(request), None
+    if body.previous_response_id is not None:
+        before = await asyncio.to_thread(served.scheduler.responses.get, key, body.previous_response_id)
+        if before is None:
+            message = f"`previous_response_id` is {body.previous_response_id!r}; there is no such response."
+            raise ApiError(400, message, "previous_response_id", "previous_response_not_found")
+    messages = [] if before is None else list(before.messages)
+    for item in body.input:
+        item.add_to(messages)
+    instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    tools = checked_tools(body.tools or [], body)
+    known = before and ChatPrompt(before.text, before.tokens)
+    prompt = chat_prompt(served, instructions + messages, tools.definitions, known, "input")
+    limit = body.max_output_tokens or served.settings.max_new_tokens
+    served.check_limit("max_output_tokens", limit, served.settings.max_new_tokens)
+    wanted = body.text.format.as_format if body.text and body.text.format else None
+    constraint = await tools_constraint(served, tools, wanted) or await format_constraint(
+        served, wanted, "text.format"
+    )
+    salt = prefix_salt(served.settings, request, body.cache_salt)
+    text = TextHashes(prompt.tokens, b"" if salt is None else salt, prompt.ends)
+    is_continued = known is not None and prompt.text.startswith(known.text)
+    kept = None if served.scheduler.reuse is None or salt is None else text
+    known_state = await served.known_state(kept, before.known if is_continued else None)
+    job = served.job(
+        prompt.tokens,
+        body,
+        constraint=constraint,
+        max_new_tokens=limit,
+        text=kept,
+        known=known_state,
+        owner=owner(request),
+    )
+    return _Turn(served, body, key, messages, prompt, job, tools.may_call)
+
+
+async def _stored(served: ServedModel, response_id: str, request: Request) -> StoredResponse:
+    found = await asyncio.to_thread(served.scheduler.responses.get, api_key(request), response_id)
+    if found is None:
+        raise _unknown(response_id)
+    return found
+
+
+def _unknown(response_id: str) -> ApiError:
+    return ApiError(404, f"Response with id {response_id[:80]!r} not found.", "response_id", "response_not_found")
