@@ -74,7 +74,9 @@ def whole_parser(file: Any) -> argparse.ArgumentParser:
 
 def _parsers(name: str) -> list[argparse.ArgumentParser]:
     """The parsers of a command, one for each of its forms; none for one that has no parser of ours."""
-    if name == "transformers" or (name == "reproduce" and load_papers() is None):
+    from hf_recurrent.cli.main import FOREIGN
+
+    if name in FOREIGN or (name == "reproduce" and load_papers() is None):
         return []
     if name != "pretrain":
         parser = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").build_parser()
