@@ -12,8 +12,8 @@
     hf jobs uv run -v hf://datasets/you/notes:/text examples/jobs/adapt.py you/my-model you/my-notes /text
     uv run examples/jobs/adapt.py you/my-model you/my-notes notes/ --how lora
 
-`--how` is `all` (train all weights), `lora` (train an adapter, which alone is pushed), or `read` (read the text once and
-learn from every byte). Further arguments are those of `hf-recurrent pretrain`, or for `read` of `hf-recurrent learn`.
+`--how` is `all` (train all weights), `lora` (train an adapter, which alone is pushed), or `read` (read the text once
+and learn from every byte). Further arguments are of `hf-recurrent pretrain`, or `hf-recurrent learn` for `read`.
 """
 
 import argparse

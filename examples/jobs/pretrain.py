@@ -7,7 +7,7 @@
 # timeout = "6h"
 # secrets = ["HF_TOKEN"]
 # ///
-"""Pretrain a model in a job, and keep it on the Hub: model, card and the last checkpoint are pushed every `--save_steps`.
+"""Pretrain a model in a job; model, card and the last checkpoint are pushed to the Hub every `--save_steps` steps.
 
     hf jobs uv run examples/jobs/pretrain.py you/my-model --corpus hub:roneneldan/TinyStories
     uv run examples/jobs/pretrain.py you/my-model --corpus my_files/ --save_steps 200

@@ -49,8 +49,8 @@ class ModelArguments:
     )
     lora_rank: int | None = argument(
         None,
-        "Freeze the weights of a saved --model and train an adapter of this rank (LoRA, with peft) on all linear maps; "
-        "the adapter alone is saved. Example: --lora_rank 8",
+        "Freeze a saved --model and train an adapter of this rank (LoRA, with peft) on its linear maps; the adapter "
+        "alone is saved. Example: --lora_rank 8",
     )
     tokenizer: str | None = argument(
         None, "byte, dna, or a directory; by default byte for presets, else the tokenizer of the model."

@@ -15,7 +15,8 @@ from loopback_hub import LoopbackHub  # noqa: E402
 
 # The reference expression of PEP 723.
 HEADER = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-SHORT = "--block_size 8 --per_device_train_batch_size 2 --max_eval_bytes 500 --report_to none --sample_bytes 4".split()
+SHORT = ["--block_size", "8", "--per_device_train_batch_size", "2", "--max_eval_bytes", "500", "--sample_bytes", "4"]
+SHORT += ["--report_to", "none"]
 
 
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.py")), ids=lambda path: path.stem)
