@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.parsing import CommandParser, command
 from hf_recurrent.cli.reproduce import load_papers
 
@@ -83,18 +82,29 @@ def _parsers(name: str) -> list[argparse.ArgumentParser]:
         if name == "reproduce":
             _set_choices(parser, "name", load_papers().EXPERIMENTS)
         return [parser]
-    with without_collection():
-        from hf_recurrent.cli.pretrain_arguments import build_parser
-    from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT
+    return [_pretrain_parser()]
+
+
+def _pretrain_parser() -> argparse.ArgumentParser:
+    """The arguments of all methods, from their source: their dataclasses would import torch."""
+    from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT, all_arguments, recipe_help
     from hf_recurrent.cli.recipes import recipe_names
+    from hf_recurrent.cli.threads import add_threads_argument
     from hf_recurrent.presets import preset_names
 
-    parsers = [build_parser(method) for method in (METHODS[1], SMT, DMT, DEFAULT_METHOD)]
-    for parser in parsers:
-        _set_choices(parser, "recipe", recipe_names())
-        _set_choices(parser, "method", METHODS)
-        _set_choices(parser, "model", preset_names())
-    return parsers
+    parser = CommandParser(prog="hf-recurrent pretrain")
+    parser.add_argument("--recipe", help=recipe_help(), choices=recipe_names())
+    parser.add_argument("--help_all", action="help", help="show all arguments")
+    add_threads_argument(parser)
+    arguments = {}
+    for method in (METHODS[1], SMT, DMT, DEFAULT_METHOD):
+        arguments |= all_arguments(method)
+    arguments.pop("method", None)
+    parser.add_argument("--method", help="how to train", choices=METHODS)
+    for argument in arguments.values():
+        argument.add_to(parser)
+    _set_choices(parser, "model", preset_names())
+    return parser
 
 
 def _set_choices(parser: argparse.ArgumentParser, name: str, choices: Iterable[str]) -> None:

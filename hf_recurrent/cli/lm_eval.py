@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 
-from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.parsing import CommandParser
 from hf_recurrent.cli.user_code import import_user_code
 
@@ -15,12 +14,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         import_user_code(arguments.user_code)
         from lm_eval.__main__ import cli_evaluate
+        from lm_eval.api.registry import model_registry
     except ImportError as error:
         parser.error(f'{error}; install it with pip install "hf-recurrent[lm-eval]"')
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    with without_collection():
-        import hf_recurrent.evaluation.lm_eval_model  # noqa: F401 (registers the model)
-
+    if "hf-recurrent" not in model_registry:
+        model_registry.register("hf-recurrent", target="hf_recurrent.evaluation.lm_eval_model:RecurrentLM")
     sys.argv = ["lm-eval", *words]  # which it reads
     cli_evaluate()
