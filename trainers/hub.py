@@ -22,10 +22,11 @@ _SAMPLE_BYTES, _TEMPERATURE = 200, 0.8
 
 
 def write_model_card(trainer: "StreamTrainer", recipe: str | None = None, **statements: Any) -> None:
-    """Write README.md from the provenance, and provenance.json, into `output_dir`; called by all processes.
+    """Write README.md, provenance.json and results as data into `output_dir`; called by all processes.
 
     `recipe` names the recipe of the last phase, if it has none yet; `statements` are fields of [`Statements`].
     """
+    from hf_recurrent.hub.eval_results import write_eval_results
     from hf_recurrent.hub.model_card import Statements, save_model_card
 
     provenance = trainer.record()
@@ -41,6 +42,7 @@ def write_model_card(trainer: "StreamTrainer", recipe: str | None = None, **stat
     write_provenance(provenance, trainer.args.output_dir)
     statements = Statements(repo_id=trainer.hub_model_id, **statements)
     save_model_card(trainer.trained_model, trainer.args.output_dir, provenance, statements)
+    write_eval_results(provenance, trainer.args.output_dir)
 
 
 def _record_sample(trainer: "StreamTrainer") -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.parsing import CommandParser, command
 from hf_recurrent.cli.reproduce import load_papers
 
@@ -74,25 +73,38 @@ def whole_parser(file: Any) -> argparse.ArgumentParser:
 
 def _parsers(name: str) -> list[argparse.ArgumentParser]:
     """The parsers of a command, one for each of its forms; none for one that has no parser of ours."""
-    if name == "transformers" or (name == "reproduce" and load_papers() is None):
+    from hf_recurrent.cli.main import FOREIGN
+
+    if name in FOREIGN or (name == "reproduce" and load_papers() is None):
         return []
     if name != "pretrain":
         parser = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").build_parser()
         if name == "reproduce":
             _set_choices(parser, "name", load_papers().EXPERIMENTS)
         return [parser]
-    with without_collection():
-        from hf_recurrent.cli.pretrain_arguments import build_parser
-    from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT
+    return [_pretrain_parser()]
+
+
+def _pretrain_parser() -> argparse.ArgumentParser:
+    """The arguments of all methods, from their source: their dataclasses would import torch."""
+    from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT, all_arguments, recipe_help
     from hf_recurrent.cli.recipes import recipe_names
+    from hf_recurrent.cli.threads import add_threads_argument
     from hf_recurrent.presets import preset_names
 
-    parsers = [build_parser(method) for method in (METHODS[1], SMT, DMT, DEFAULT_METHOD)]
-    for parser in parsers:
-        _set_choices(parser, "recipe", recipe_names())
-        _set_choices(parser, "method", METHODS)
-        _set_choices(parser, "model", preset_names())
-    return parsers
+    parser = CommandParser(prog="hf-recurrent pretrain")
+    parser.add_argument("--recipe", help=recipe_help(), choices=recipe_names())
+    parser.add_argument("--help_all", action="help", help="show all arguments")
+    add_threads_argument(parser)
+    arguments = {}
+    for method in (METHODS[1], SMT, DMT, DEFAULT_METHOD):
+        arguments |= all_arguments(method)
+    arguments.pop("method", None)
+    parser.add_argument("--method", help="how to train", choices=METHODS)
+    for argument in arguments.values():
+        argument.add_to(parser)
+    _set_choices(parser, "model", preset_names())
+    return parser
 
 
 def _set_choices(parser: argparse.ArgumentParser, name: str, choices: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ from hf_recurrent.cli.parsing import (
     OneSentenceErrors,
     add_json_argument,
     check_at_least,
+    check_checkpoint,
     check_model_name,
     check_parent,
     command,
@@ -76,6 +77,12 @@ def build_parser() -> argparse.ArgumentParser:
         "next to compressors and PPMd after the same training bytes, which are read again for it",
     )
     run.add_argument("--no_compressors", action="store_true", help="skip gzip, bz2 and xz")
+    run.add_argument(
+        "--record",
+        action="store_true",
+        help="add the result to the checkpoint in the directory MODEL: to its record, its card, and on data of "
+        "the Hub to .eval_results",
+    )
     run.add_argument("--output", type=Path, help="write the results to this JSON file")
     add_json_argument(run)
     add_threads_argument(run)
@@ -91,6 +98,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     check_model_name("MODEL", arguments.model)
     is_text = token_vocabulary(data.corpus) is None
     _check_accounts(arguments)
+    _check_record(arguments)
 
     import_libraries()
     from hf_recurrent.checkpoints.files import write_json
@@ -100,6 +108,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.evaluation.accounts import measure_accounts
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
     from hf_recurrent.evaluation.training_bytes import bytes_read
+    from hf_recurrent.hub.evaluation_record import record_evaluation
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state
 
@@ -142,6 +151,9 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         results["compressors"] = compressed_bits_per_byte(source, progress=not arguments.quiet) if compress else {}
     if arguments.output:
         write_json(results, arguments.output)
+    if arguments.record:
+        settings = {"block_size": share.block_size, "state_carried": carries, "split": arguments.split}
+        record_evaluation(model, arguments.model, source, metrics, settings)
     print(json.dumps(results) if arguments.json else _table(source, metrics, results))
 
 
@@ -154,6 +166,17 @@ def _check_accounts(arguments: argparse.Namespace) -> None:
     for name, default in (("split", "validation"), ("quantize", None), ("no_carry", False), ("no_compressors", False)):
         if getattr(arguments, name) != default:
             raise ValueError(f"`--accounts` cannot be combined with `--{name}`.")
+
+
+def _check_record(arguments: argparse.Namespace) -> None:
+    """Raise a ValueError if the result of these arguments cannot be recorded as one of the checkpoint."""
+    if not arguments.record:
+        return
+    check_checkpoint("MODEL", Path(arguments.model))
+    if arguments.split == "all":
+        raise ValueError("`--record` needs held-out data; `--split` is all, which has the training data too.")
+    if arguments.quantize is not None:
+        raise ValueError("`--record` cannot be combined with `--quantize`: the result is of other weights.")
 
 
 def _load_sources(

@@ -202,6 +202,8 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
         training.sample_prompts = training.sample_prompts if prompt is None else [prompt]
     teacher = ()
     if arguments.teacher is not None:
+        if arguments.model.lora_rank is not None:
+            raise ValueError(f"`--lora_rank` cannot be combined with `--method {training.method}`.")
         with same_error():
             teacher = (build_teacher(arguments.teacher, model, arguments.model.model, is_new=kind is SmtTrainer),)
     trainer = kind(model, *teacher, training, train_corpus, eval_corpus, processing_class=tokenizer)
@@ -285,6 +287,8 @@ def build_model(
     """
     name, overrides = arguments.model, arguments.config_overrides
     if name in preset_names():
+        if arguments.lora_rank is not None:
+            raise ValueError(f"`--lora_rank` needs a saved model; `--model` is {name!r}, which has new weights.")
         if vocab_size is None:
             tokenizer = _tokenizer(arguments, "byte")
             own = {"vocab_size": tokenizer.vocab_size}
@@ -308,7 +312,20 @@ def build_model(
         raise ValueError(f"`--config_overrides` is {overrides}; with a saved model it must be empty.")
     trust = arguments.trust_remote_code
     model = load_model(AutoModelForCausalLM, name, argument="--model", trust_remote_code=trust)
+    if arguments.lora_rank is not None:
+        model = _with_adapter(model, arguments.lora_rank)
     return model, _tokenizer(arguments, name)
+
+
+def _with_adapter(model: PreTrainedModel, rank: int) -> PreTrainedModel:
+    """The model, frozen, with a new LoRA."""
+    if rank < 1:
+        raise ValueError(f"`--lora_rank` is {rank}; it must be at least 1.")
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ImportError('`--lora_rank` needs peft: pip install "hf-recurrent[peft]"') from error
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank))
 
 
 def _tokenizer(arguments: ModelArguments, default: str) -> PreTrainedTokenizerBase:

@@ -47,6 +47,11 @@ class ModelArguments:
         "Change a preset, in place of the changes of the recipe, which are also left out with another --model. "
         "Example: --config_overrides hidden_size=192 num_hidden_layers=4",
     )
+    lora_rank: int | None = argument(
+        None,
+        "Freeze a saved --model and train an adapter of this rank (LoRA, with peft) on its linear maps; the adapter "
+        "alone is saved. Example: --lora_rank 8",
+    )
     tokenizer: str | None = argument(
         None, "byte, dna, or a directory; by default byte for presets, else the tokenizer of the model."
     )

@@ -3,15 +3,12 @@
 Importing the dataclasses imports torch and takes seconds; `--help-all`, which lists every argument, does.
 """
 
-import ast
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import hf_recurrent
+from hf_recurrent.cli.argument_source import Argument, own_fields, training_arguments
 from hf_recurrent.cli.learn import METHODS as RULES
 from hf_recurrent.cli.parsing import CommandParser
 from hf_recurrent.cli.recipes import load_recipe, recipe_names
@@ -58,15 +55,6 @@ _OTHERS = (
     ("output_dir", None, "Directory of the checkpoints and the model. Default: runs/MODEL-CORPUS."),
     ("resume_from_checkpoint", None, "A checkpoint to resume, or true for the last one in --output_dir."),
 )
-
-
-@dataclass
-class Argument:
-    """A field of a dataclass of arguments."""
-
-    name: str
-    default: Any
-    help: str
 
 
 def recipe_help() -> str:
@@ -125,35 +113,31 @@ def short_help(method: str, name: str, recipe: Mapping[str, Any]) -> str:
 def groups(method: str) -> dict[str, list[Argument]]:
     """Title of a group → its arguments."""
     found = {
-        "model": _fields(_ARGUMENTS, "ModelArguments"),
-        "data": _fields(_DATA, "DataArguments") + _fields(_ARGUMENTS, "PretrainDataArguments"),
+        "model": own_fields(_ARGUMENTS, "ModelArguments"),
+        "data": own_fields(_DATA, "DataArguments") + own_fields(_ARGUMENTS, "PretrainDataArguments"),
     }
     sources = [(_STREAMS, "MultiStreamTrainingArguments")]
     if method in (SMT, DMT):
-        found["teacher"] = _fields(_ARGUMENTS, "TeacherArguments")
+        found["teacher"] = own_fields(_ARGUMENTS, "TeacherArguments")
         sources += [(_SMT, "MemoryTrainingArguments"), (_SMT, f"{method.capitalize()}TrainingArguments")]
     elif method != DEFAULT_METHOD:
         sources.append((_ONLINE, "OnlineTrainingArguments"))
     training: dict[str, Argument] = {}
     for file, name in sources:
-        training |= {argument.name: argument for argument in _fields(file, name)}  # a subclass changes defaults
+        training |= {argument.name: argument for argument in own_fields(file, name)}  # a subclass changes defaults
     others = [Argument(*one) for one in _OTHERS if one[0] not in training]
     shown = [one for one in training.values() if one.name != "method" and not one.help.startswith("Keep ")]
     found["training"] = shown + others
     return found
 
 
-def _fields(file: str, class_name: str) -> list[Argument]:
-    """The fields of a dataclass with a help text, from its source."""
-    path = next(path for folder in hf_recurrent.__path__ if (path := Path(folder, file)).is_file())
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name).body
-    found = []
-    for node in body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
-            default, help = map(ast.literal_eval, node.value.args[:2])
-            found.append(Argument(node.target.id, default, help))
-    return found
+def all_arguments(method: str) -> dict[str, Argument]:
+    """Every argument of a method of training by its name, with those of `TrainingArguments`."""
+    stock = {argument.name: argument for argument in training_arguments()}
+    own = {argument.name: argument for group in groups(method).values() for argument in group}
+    kept = {argument.name: argument for argument in own_fields(_STREAMS, "MultiStreamTrainingArguments")}
+    others = {name for name, *_ in _OTHERS}
+    return stock | kept | {name: argument for name, argument in own.items() if name not in others & stock.keys()}
 
 
 def _entry(argument: Argument, recipe: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """`hf-recurrent push-to-hub PATH REPO_ID`: upload a checkpoint with its tokenizer, its code and a model card."""
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from hf_recurrent.checkpoints.privacy import hub_name
 from hf_recurrent.cli.imports import import_libraries
-from hf_recurrent.cli.parsing import CommandParser, check_checkpoint, command
+from hf_recurrent.cli.parsing import CommandParser, add_json_argument, check_checkpoint, command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--trust_remote_code", action="store_true", help="run the code in PATH of a user-defined recurrent unit"
     )
     parser.add_argument("--dry_run", action="store_true", help="print the files and the card without uploading")
+    add_json_argument(parser)
     return parser
 
 
@@ -62,6 +64,10 @@ def _push(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         with tempfile.TemporaryDirectory() as directory:
             names = save_checkpoint_for_hub(model, tokenizer, directory, card)
+            if arguments.json:
+                sizes = {name: Path(directory, name).stat().st_size for name in names}
+                print(json.dumps({"repo_id": arguments.repo_id, "url": None, "bytes": sizes}))
+                return
             print(f"Would upload to {arguments.repo_id}:")
             for name in names:
                 print(f"{Path(directory, name).stat().st_size:>12,}  {name}")
@@ -69,11 +75,12 @@ def _push(arguments: argparse.Namespace) -> None:
         return
     options = {"private": arguments.private or None, "commit_message": arguments.commit_message}
     try:
-        print(push_checkpoint_to_hub(model, tokenizer, arguments.repo_id, card, **options))
+        url = push_checkpoint_to_hub(model, tokenizer, arguments.repo_id, card, **options)
     except Exception as error:  # errors of the Hub are an OSError that says why
         if not is_connection_error(error):
             raise
         raise unreachable(error) from error
+    print(json.dumps({"repo_id": arguments.repo_id, "url": url}) if arguments.json else url)
 
 
 def _name_base(model: "PreTrainedModel", arguments: argparse.Namespace) -> None:

@@ -12,6 +12,10 @@ from hf_recurrent.cli.imports import without_collection
 from hf_recurrent.cli.parsing import CommandParser
 from hf_recurrent.cli.user_code import import_user_code
 
+_HELP = """usage: hf-recurrent transformers COMMAND [--help] ...
+
+Run a command of transformers, such as serve and chat, with our model classes.
+`COMMAND --help` lists its arguments, `transformers --help` all commands."""
 _MODEL_SUFFIXES = ("Model", "ForCausalLM", "ForSequenceClassification")
 
 
@@ -32,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         import_user_code(arguments.user_code)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    if not words or words[0] in ("-h", "--help"):  # without the imports of every command
+        print(_HELP)
+        return
     with without_collection():
         add_model_classes()
         from transformers.cli.transformers import app  # after it, so that this has the module with the classes

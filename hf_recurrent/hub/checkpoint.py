@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_recurrent.checkpoints.privacy import find_local_path, redact_secrets
 from hf_recurrent.checkpoints.provenance_files import PROVENANCE_FILE, find_provenance, write_provenance
+from hf_recurrent.hub.eval_results import EVAL_RESULTS_FILE, write_eval_results
 from hf_recurrent.hub.model_card import create_model_card
 from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
 from hf_recurrent.modeling.units.own_code import AUTO_MAP_KEY, OWN_CODE
@@ -36,7 +37,8 @@ def save_checkpoint_for_hub(
 ) -> list[str]:
     """Write everything that a repository on the Hub needs, and check that it loads elsewhere.
 
-    The recorded provenance of the weights is written too, and its training curve drawn if the card shows it.
+    The recorded provenance of the weights is written too, its results on datasets of the Hub as data
+    (`.eval_results/`), and its training curve drawn if the card shows it.
 
     Args:
         model: its weights are written as safetensors, with its code unless it is a class of transformers.
@@ -77,7 +79,7 @@ def save_checkpoint_for_hub(
         names = sorted(os.listdir(partial))
         for name in names:
             os.replace(os.path.join(partial, name), directory / name)
-    return names
+    return sorted([*names, *[EVAL_RESULTS_FILE] * write_eval_results(provenance, directory)])
 
 
 def push_checkpoint_to_hub(
@@ -98,7 +100,12 @@ def push_checkpoint_to_hub(
         directory = os.path.join(temporary, "checkpoint")
         save_checkpoint_for_hub(model, tokenizer, directory, card)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        return api.upload_folder(repo_id=repo_id, folder_path=directory, commit_message=commit_message).commit_url
+        return api.upload_folder(
+            repo_id=repo_id,
+            folder_path=directory,
+            commit_message=commit_message,
+            delete_patterns=EVAL_RESULTS_FILE,  # results of other weights
+        ).commit_url
 
 
 def _check_no_local_paths(directory: Path) -> None:

@@ -99,12 +99,16 @@ def split_of(result: Result) -> str:
 
 def describe_measured(result: Result) -> str:
     """Data of a result in words."""
+    return f"{_SPLITS[split_of(result)]} {data_label(result.data.name)}{measured_size(result)}"
+
+
+def measured_size(result: Result) -> str:
+    """The size of the data of a result in brackets; empty if it was not recorded."""
     read, count = result.metrics.get("num_bytes"), result.metrics.get("num_episodes")
-    where = f"{_SPLITS[split_of(result)]} {data_label(result.data.name)}"
     if read is None:
-        return where
+        return ""
     episodes = "" if count is None else f" in {count:,.0f} episode{'' if count == 1 else 's'}"
-    return f"{where} ({read:,.0f} {result.data.unit}s{episodes})"
+    return f" ({read:,.0f} {result.data.unit}s{episodes})"
 
 
 def hub_datasets(provenance: Provenance) -> list[str]:

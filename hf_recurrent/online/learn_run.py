@@ -26,6 +26,7 @@ from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.decompression import COMPRESSIONS
 from hf_recurrent.evaluation.bits_per_byte import evaluate_bits_per_byte
 from hf_recurrent.generation.text_state import TextState, read_texts, save_text_state
+from hf_recurrent.hub.eval_results import write_eval_results
 from hf_recurrent.hub.model_card import save_model_card
 from hf_recurrent.interruption import StopRequest, stop_on_signals
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
@@ -270,7 +271,8 @@ class LearnRun:
         """Write model and state to `--output_dir`, where the other commands read them."""
         learner, staging = self.learner, new_staging_directory(self.directory / "model")
         learner.save_model(staging)
-        save_model_card(learner.model, staging, learner.record_training())
+        provenance = learner.record_training()
+        save_model_card(learner.model, staging, provenance)
         if learner.has_context:
             context = learner.context()
             ids = context["input_ids"][0].cpu().numpy()
@@ -279,6 +281,7 @@ class LearnRun:
         else:
             (self.directory / STATE_FILE).unlink(missing_ok=True)  # it belongs to older weights
         publish_files(staging, self.directory)
+        write_eval_results(provenance, self.directory)
 
     def _plot(self) -> None:
         with _writing(self.directory / PLOT_FILE):

@@ -19,10 +19,14 @@ def test_the_server_finds_the_classes_by_name(commands, tmp_path):
     assert done.stdout.split() == [f"hf_recurrent.modeling.{name}" for name in modules], done.stderr
 
 
-def test_the_commands_of_transformers_are_listed(capsys):
+def test_the_help_imports_nothing_and_that_of_a_command_is_its_own(capsys):
+    code = "import sys; from hf_recurrent.cli.main import main; main(['transformers', '--help']); "
+    code += "print({'torch', 'transformers'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("usage: hf-recurrent transformers COMMAND") and done.stdout.endswith("set()\n")
     with pytest.raises(SystemExit) as ended:
-        main(["transformers", "--help"])
-    assert ended.value.code == 0 and "serve" in capsys.readouterr().out
+        main(["transformers", "serve", "--help"])
+    assert ended.value.code == 0 and "--host" in capsys.readouterr().out
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch, capsys):

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import yaml
 from hub_process import TOKEN, run_program
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, parse_eval_result_entries
 from loopback_hub import LoopbackHub
+
+from hf_recurrent.hub.eval_results import EVAL_RESULTS_FILE
 
 pytestmark = pytest.mark.long
 REPOSITORIES = ["memora-whole", "hawk-parts", "hawk-command", "memora-trained", "memora-own", "smt_rnn-whole"]
@@ -69,6 +72,13 @@ def test_no_uploaded_file_and_no_commit_holds_the_token(hub):
         for files in repository.commits.values():
             for path, blob in files.items():
                 assert TOKEN.encode() not in blob.content, f"{name}: {path}"
+
+
+def test_results_are_data_as_long_as_they_are_of_these_weights(hub):
+    first, last = list(hub.repositories["tester/smt_rnn-whole"].commits.values())[-2:]
+    (entry,) = parse_eval_result_entries(yaml.safe_load(first[EVAL_RESULTS_FILE].content))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("owner/stories", "bits_per_byte", 1.25)
+    assert EVAL_RESULTS_FILE not in last and "model.safetensors" in last
 
 
 def test_cards_state_the_measured_bits_per_byte(hub):
