@@ -300,7 +300,7 @@ class Scheduler:
         stop = job.request.matched_stop(job.output) if reason == "stop" else 0
         if self.reuse is not None:
             self.reuse.end(progress, snapshot.state, reason == "end", stop)
-        if reason == "end":  # a new episode begins with a zero state
+        if reason == "end" and not self.steps.keeps_state_at_end:  # a new episode begins with a zero state
             snapshot = replace(snapshot, state=self.store.zero, pending=None)
         job.finish_reason = "length" if reason == "length" else "stop"
         self._finish(progress, snapshot, len(job.output) - stop)

@@ -14,9 +14,10 @@ from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.checkpoints.weights import load_weights
 from hf_recurrent.generation.arguments import end_token_list
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.settings import LearnerSettings
+from hf_recurrent.server.cached_steps import CachedSteps
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.prefix_database import PrefixDatabase
 from hf_recurrent.server.prefix_reuse import PrefixReuse
@@ -25,6 +26,7 @@ from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.session_database import SessionDatabase
 from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import SessionStore
+from hf_recurrent.stock_models.with_state import with_state
 
 _WEIGHTS = "weights"  # property of a database: the hash of the weights of its states
 
@@ -62,7 +64,7 @@ def serving_scheduler(
 
     Args:
         model: a recurrent language model, in evaluation mode.
-        tokenizer: its byte tokenizer.
+        tokenizer: its tokenizer; a model that learns has one of bytes.
         session_dir: where sessions, and states of other texts, are kept; None to forget them at the end.
         learning: None for a model that does not change.
         max_states, max_resident, forgets: see [`SessionStore`].
@@ -70,17 +72,16 @@ def serving_scheduler(
         prefix_bytes: of stored states of texts that are no sessions; 0 to store none. A model that learns has none.
 
     Raises:
-        TypeError: the model has no recurrent state.
+        UnsupportedCache: the model has no recurrent state, or one that cannot be saved.
         ValueError: the sessions belong to other weights, or another process uses a directory.
         OSError: a directory cannot be written.
     """
-    steps = ModelSteps(model, learns=learning is not None)
-    zero = steps.model.init_state(1)
+    steps = _steps(model, tokenizer, learning is not None)
+    zero = steps.zero
     with _locked(session_dir), _locked(learning and learning.directory):
         learner = None if learning is None else _learner(model, tokenizer, learning)
         database = None if session_dir is None else _database(session_dir, zero, model, learner)
-        ends = end_token_list(model.generation_config.eos_token_id)
-        begin = model.generation_config.bos_token_id
+        ends, begin = _end_tokens(model, tokenizer), model.generation_config.bos_token_id
         begin = begin if begin is not None else next(iter(ends), None)
         scheduler = Scheduler(
             steps,
@@ -106,10 +107,28 @@ def serving_scheduler(
                 scheduler.close()
 
 
+def _steps(model: PreTrainedModel, tokenizer: Any, learns: bool) -> ModelSteps:
+    """With a state as ours where the model has one; stock models keep their own cache and arithmetic.
+
+    A stock model of bytes was trained here, on the states of [`with_state`], which `generate --state` reads.
+    """
+    is_ours = supports_recurrent_state(model)
+    if is_ours or (hasattr(tokenizer, "encode_bytes") and supports_recurrent_state(with_state(model))):
+        return ModelSteps(model, learns)
+    return CachedSteps(model)
+
+
+def _end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
+    """Of the model, such as ends of turns, and of the tokenizer."""
+    ends = end_token_list(model.generation_config.eos_token_id)
+    own = None if hasattr(tokenizer, "encode_bytes") else getattr(tokenizer, "eos_token_id", None)
+    return ends if own is None or own in ends else [*ends, own]
+
+
 def _reuse(steps: ModelSteps, max_bytes: int, directory: Path | None) -> PrefixReuse:
     database = None if directory is None else PrefixDatabase(directory, steps.computation())
-    store = PrefixStore(steps.model.init_state(1), max_bytes, database)
-    return PrefixReuse(store, keeps_answers=not steps.learns_while_reading)
+    store = PrefixStore(steps.zero, max_bytes, database)
+    return PrefixReuse(store, not steps.learns_while_reading, steps.shortest_prefix)
 
 
 def _locked(directory: Path | None) -> AbstractContextManager:

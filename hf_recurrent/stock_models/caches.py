@@ -66,6 +66,10 @@ class CacheAdapter:
         """The parts of the cache after a call of `forward`."""
         raise NotImplementedError
 
+    def length(self, part: str, position: int) -> int:
+        """Size of a growing part after `position` tokens."""
+        raise NotImplementedError
+
 
 class DynamicCacheAdapter(CacheAdapter):
     """`DynamicCache`: keys and values of attention layers, and states of linear-attention layers."""
@@ -107,6 +111,10 @@ class DynamicCacheAdapter(CacheAdapter):
             if isinstance(layer, DynamicLayer) and layer.keys is not None:
                 state |= {f"{head}.keys": layer.keys, f"{head}.values": layer.values}
         return state
+
+    def length(self, part, position):
+        layer = self._cache.layers[int(part.split(".")[1])]
+        return min(position, layer.sliding_window - 1) if isinstance(layer, DynamicSlidingWindowLayer) else position
 
 
 def _fill_layer(layer: Any, part: str, tensor: torch.Tensor) -> None:
@@ -210,8 +218,13 @@ class CachedModel:
     Args:
         model: a stock language model, in evaluation mode.
 
+    Attributes:
+        zero: the state of one stream before its first token; growing parts have length 0.
+        bytes_per_token: by which a state grows, until its windows are full.
+        continues_blocks: `forward` reads several tokens after others as it reads them one by one, but for last bits.
+
     Raises:
-        UnsupportedCache: the model is not recurrent, or its cannot be saved.
+        UnsupportedCache: the model is not recurrent, or its state cannot be saved.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -226,18 +239,48 @@ class CachedModel:
         if not self.adapter.recurrent:
             raise UnsupportedCache("its only memory is the keys and values of attention")
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.zero: RecurrentState = {}
         with torch.no_grad():
-            _, one = self._call(torch.zeros(1, 1, dtype=torch.long, device=model.device), None)
-            _, two = self._call(torch.zeros(1, 1, dtype=torch.long, device=model.device), one)
-        self._zero = {name: _zero_part(one[name], two[name]) for name in one}
-
-    def init_state(self) -> RecurrentState:
-        """The state of one stream before its first token; growing parts have length 0."""
-        return {name: part.clone() for name, part in self._zero.items()}
+            self._probe()
 
     def forward(self, input_ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
         """Read tokens (B, T) after a state, of texts that are all empty or all not; returns logits (B, T, V)."""
-        return self._call(input_ids, state if bool(state[POSITION][0, 0] > 0) else None)
+        return self._call(input_ids, state if int(state[POSITION][0, 0]) > 0 else None)
+
+    def check_state(self, state: RecurrentState) -> None:
+        """Raise a ValueError unless a state of one stream has the parts, sizes and types of this model's."""
+        position = state.get(POSITION)
+        if position is None or position.shape != (1, 1) or position.dtype != torch.long or position.item() < 0:
+            raise ValueError(f"`state[{POSITION!r}]` is missing or is not a number of tokens.")
+        if state.keys() != self.zero.keys():
+            raise ValueError(f"`state` has the parts {sorted(state)}; it needs {sorted(self.zero)}.")
+        for name, like in self.zero.items():
+            growing = not like.numel()
+            shape = (
+                [size or self.adapter.length(name, position.item()) for size in like.shape] if growing else like.shape
+            )
+            if state[name].shape != torch.Size(shape) or state[name].dtype != like.dtype:
+                found = f"{tuple(state[name].shape)} and type {state[name].dtype}"
+                needed = f"{tuple(shape)} and {like.dtype}"
+                raise ValueError(f"`state[{name!r}]` has shape {found}; it needs {needed}.")
+
+    def _probe(self) -> None:
+        """Read some tokens to learn the parts of a state, and whether blocks can be read."""
+        ids = (
+            torch.arange(1, 5, device=self.model.device).unsqueeze(0) % self.model.config.get_text_config().vocab_size
+        )
+        first, one = self._call(ids[:, :1], None)
+        _, two = self._call(ids[:, 1:2], one)
+        self.zero = {name: _zero_part(one[name], two[name]) for name in one}
+        self.bytes_per_token = sum(two[name].nbytes - one[name].nbytes for name in one)
+        state = two
+        for column in (2, 3):
+            logits, state = self._call(ids[:, column : column + 1], state)
+        block, _ = self._call(ids[:, 2:], two)
+        # An ignored state changes more than the first digits of random weights.
+        tolerance = 0.01 if logits.dtype in (torch.float32, torch.float64) else 0.1
+        spread = float((logits[:, -1] - first[:, -1]).abs().amax())
+        self.continues_blocks = float((block[:, -1] - logits[:, -1]).abs().amax()) <= tolerance * spread
 
     def _call(self, input_ids: torch.Tensor, state: RecurrentState | None) -> tuple[torch.Tensor, RecurrentState]:
         batch_size, steps = input_ids.shape
@@ -255,8 +298,7 @@ class CachedModel:
         output = self.model(input_ids=input_ids, use_cache=True, **{self.adapter.argument: cache}, **options)
         new = self.adapter.take(cache, output)
         # In this layout, as after a restart: another one may change the last bits of the next step.
-        new = {name: part.contiguous() for name, part in new.items()}
-        return output.logits, {POSITION: position + steps} | new
+        return output.logits, {POSITION: position + steps} | {name: part.contiguous() for name, part in new.items()}
 
 
 def _zero_part(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,85 @@
+"""Feeding tokens to a stock model through its own cache: `forward` of transformers, unchanged.
+
+On a CPU, every token is one step, also of a text that is read: so a state depends on the tokens before it only, and
+not on what was cached or where a request ended. The results are those of `generate()` after a prompt of one token, bit
+for bit; `generate()` reads longer prompts as one block, whose last bits differ.
+
+Shape letters: B batch, T steps, V vocabulary.
+"""
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_recurrent.generation.text_state import TextState, pack_text_state, unpack_text_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state
+from hf_recurrent.server.model_steps import ModelSteps
+from hf_recurrent.server.session import Snapshot
+from hf_recurrent.stock_models.caches import POSITION, CachedModel
+
+# On a GPU, where the last bits depend on the batch anyway.
+_BLOCK = 64
+
+
+class CachedSteps(ModelSteps):
+    """A stock model of a server.
+
+    Args:
+        model: of transformers.
+
+    Raises:
+        UnsupportedCache: the model is not recurrent, or its cache cannot be saved.
+    """
+
+    shortest_prefix = 4
+    keeps_state_at_end = True
+    learns_while_reading = False
+
+    def __init__(self, model: PreTrainedModel):
+        self.model, self.cached = model, CachedModel(model)
+        self.zero = self.cached.zero
+        self.is_batched = not self.cached.adapter.has_attention
+        self._reads_blocks = model.device.type != "cpu" and self.cached.continues_blocks
+        # Short, because each of its steps takes as long as one of the batch, which waits.
+        self.slice_length = _BLOCK if self._reads_blocks else 4
+
+    def about(self) -> dict[str, Any]:
+        """What clients may know of the model's state."""
+        return super().about() | {
+            "state_bytes_per_token": self.cached.bytes_per_token,
+            "cache": self.cached.adapter.cache_name,
+            "batched": self.is_batched,
+        }
+
+    def pack(self, snapshot: Snapshot) -> bytes:
+        """The content of a state file, which this server reads, and `generate --state` does not."""
+        return pack_text_state(self.model, TextState(snapshot.state, [snapshot.pending]), self.cached.check_state)
+
+    def unpack(self, data: bytes, known_weights: Container[str] = ()) -> Snapshot:
+        """The inverse of [`pack`]; raises a ValueError as [`ModelSteps.unpack`]."""
+        return self._snapshot(unpack_text_state(self.model, data, "body", known_weights, self.cached.check_state))
+
+    def read(
+        self, tokens: Sequence[int], state: RecurrentState, is_sampled: bool = False
+    ) -> tuple[torch.Tensor, RecurrentState]:
+        """Feed T tokens of one text, as [`ModelSteps.read`]."""
+        size = len(tokens) if self._reads_blocks else 1
+        logits = []
+        for begin in range(0, len(tokens), size):
+            piece = torch.tensor([tokens[begin : begin + size]], device=self.model.device)
+            found, state = self.cached.forward(piece, state)
+            logits.append(found[0])
+        return torch.cat(logits).cpu(), state
+
+    def step(
+        self, tokens: Sequence[int], state: RecurrentState, are_sampled: Sequence[bool]
+    ) -> tuple[torch.Tensor, RecurrentState]:
+        """Feed the next token of each of B texts, as [`ModelSteps.step`]."""
+        positions = state[POSITION]
+        if len(tokens) > 1 and int(positions.amin()) == 0:  # an empty text has another path in the stock code
+            rows = [self.step([token], select_state(state, row), [True]) for row, token in enumerate(tokens)]
+            return torch.cat([logits for logits, _ in rows]), join_states([new for _, new in rows])
+        logits, new = self.cached.forward(torch.tensor(tokens, device=self.model.device).unsqueeze(1), state)
+        return logits[:, -1].cpu(), new
