@@ -1,4 +1,4 @@
-"""`hf-recurrent serve MODEL`: a server for models whose memory is a state of a few kilobytes."""
+"""`hf-recurrent serve MODEL`: a server for models whose memory is a state, ours and those of transformers."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.learn import METHODS
-from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
+from hf_recurrent.cli.loading import add_loading_arguments, load_served_model
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_name, command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
@@ -97,7 +97,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     except ImportError as error:
         raise ImportError(f'serve needs more packages: pip install "hf-recurrent[serve]" ({error}).') from error
     learning = _learning(arguments)
-    model, tokenizer = load_recurrent_model(arguments)
+    model, tokenizer = load_served_model(arguments)
     use_threads(arguments.threads, quiet=arguments.quiet)
 
     from hf_recurrent.server.serving import serving_scheduler
@@ -109,7 +109,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         if arguments.host in _LOOPBACK and api_key is None and not arguments.public
         else None,
         max_body=arguments.max_body,
-        has_page=not arguments.no_page,
+        has_page=not arguments.no_page and hasattr(tokenizer, "encode_bytes"),  # it shows bytes
         is_public=arguments.public,
         shares_prefixes=arguments.share_prefixes,
         max_new_tokens=arguments.max_new_tokens,
@@ -128,6 +128,8 @@ def _serve(arguments: argparse.Namespace) -> None:
         prefix_bytes=arguments.prefix_bytes,
     ) as scheduler:
         report = None if arguments.quiet else partial(print, file=sys.stderr, flush=True)
+        if report and (notice := scheduler.steps.notice(arguments.prefix_bytes)):
+            report(notice)
         app.run_server(served_model.ServedModel(scheduler, tokenizer, limits), arguments.host, arguments.port, report)
 
 

@@ -14,13 +14,14 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_recurrent.generation.text_state import TextState, pack_text_state, unpack_text_state
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state, state_size
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.stock_models.caches import POSITION, CachedModel
 
 # On a GPU, where the last bits depend on the batch anyway.
 _BLOCK = 64
+_TYPICAL_TOKENS = 1000
 
 
 class CachedSteps(ModelSteps):
@@ -47,11 +48,18 @@ class CachedSteps(ModelSteps):
 
     def about(self) -> dict[str, Any]:
         """What clients may know of the model's state."""
-        return super().about() | {
-            "state_bytes_per_token": self.cached.bytes_per_token,
-            "cache": self.cached.adapter.cache_name,
-            "batched": self.is_batched,
-        }
+        about = {"state_bytes_per_token": self.cached.bytes_per_token, "cache": self.cached.adapter.cache_name}
+        return super().about() | about
+
+    def notice(self, prefix_bytes):
+        size, more = state_size(self.zero), self.cached.bytes_per_token
+        reading = f"blocks of {_BLOCK}" if self._reads_blocks else "single tokens"
+        text = f"{type(self.model).__name__} with its {self.cached.adapter.cache_name}: a state has {size:,} bytes"
+        text += f" and {more:,} for each token" if more else ""
+        text += f" (--prefix_bytes holds {prefix_bytes // (size + _TYPICAL_TOKENS * more)}"
+        text += f" of texts of {_TYPICAL_TOKENS:,} tokens)" if more else ")"
+        rows = "as one batch" if self.is_batched else "one after another, a token each, because of their attention"
+        return f"{text}. Texts are read as {reading} and generate {rows}."
 
     def pack(self, snapshot: Snapshot) -> bytes:
         """The content of a state file, which this server reads, and `generate --state` does not."""

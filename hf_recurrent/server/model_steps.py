@@ -75,7 +75,11 @@ class ModelSteps:
 
     def about(self) -> dict[str, Any]:
         """What clients may know of the model's state."""
-        return {"state_bytes": state_size(self.zero)}
+        return {"state_bytes": state_size(self.zero), "batched": self.is_batched}
+
+    def notice(self, prefix_bytes: int) -> str | None:
+        """A line for who starts a server with so many bytes for states; None if there is nothing special."""
+        return None
 
     def pack(self, snapshot: Snapshot) -> bytes:
         """The content of a state file; raises a ValueError if the state has NaN or infinite values."""

@@ -20,7 +20,6 @@ from hf_recurrent.server.routes.page import page_routes
 from hf_recurrent.server.routes.protocol import TimedProtocol
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.session_api import session_routes
-from hf_recurrent.server.routes.settings import ServerSettings
 
 _MOST_CONNECTIONS = 1024
 _KEEP_ALIVE_SECONDS = 15
@@ -86,7 +85,7 @@ def run_server(served: ServedModel, host: str, port: int, report: Callable[[str]
         OSError: the address cannot be used.
     """
     listener, app = listen(host, port), build_app(served)
-    asyncio.run(_warm_up(app, served.settings))
+    asyncio.run(_warm_up(app, served))
     if report:
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         page = f", with a page on {address}/" if served.settings.has_page else ""
@@ -95,10 +94,11 @@ def run_server(served: ServedModel, host: str, port: int, report: Callable[[str]
         http_server(app).run(sockets=[listener])
 
 
-async def _warm_up(app: Guards, settings: ServerSettings) -> None:
+async def _warm_up(app: Guards, served: ServedModel) -> None:
     """Answer some requests, because the first ones of a process take several times as long as later ones."""
+    settings, shortest = served.settings, served.scheduler.steps.shortest_prefix
     # The first prompt is too short to have a stored state, so it is read; the other one is read by the first server.
-    prompts = [[0] * 30, [0] * 80]
+    prompts = [[0] * (shortest - 2), [0] * (2 * shortest + 16)]
     content = {"model": settings.name, "prompt": prompts, "max_tokens": 2, "logit_bias": {"0": -1.0}}
     message: dict = {"type": "http.request", "body": json.dumps(content).encode()}
     incoming: list[dict] = []
