@@ -59,6 +59,12 @@ def build_parser() -> argparse.ArgumentParser:
     limits.add_argument("--max_body", type=int, default=1 << 22, help="bytes of a request's body (default: 4194304)")
     limits.add_argument("--max_new_tokens", type=int, default=1 << 16, help="new bytes of a request (default: 65536)")
     limits.add_argument("--max_seconds", type=float, default=600.0, help="seconds of a request (default: 600)")
+    limits.add_argument(
+        "--block",
+        type=int,
+        help="tokens that a model of transformers reads at once; more than 1 is faster\n"
+        "and changes last bits (default: 1 on a CPU, 64 elsewhere)",
+    )
     learning = parser.add_argument_group("learning")
     learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
     learning.add_argument("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
@@ -126,6 +132,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_jobs=arguments.max_waiting,
         forgets=arguments.public,
         prefix_bytes=arguments.prefix_bytes,
+        block=arguments.block,
     ) as scheduler:
         report = None if arguments.quiet else partial(print, file=sys.stderr, flush=True)
         if report and (notice := scheduler.steps.notice(arguments.prefix_bytes)):
@@ -138,6 +145,8 @@ def _check(arguments: argparse.Namespace) -> str | None:
     names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
     check_at_least(1, arguments, *names)
     check_at_least(0, arguments, "port", "prefix_bytes")
+    if arguments.block is not None:
+        check_at_least(1, arguments, "block")
     if arguments.port > 65535:
         raise ValueError(f"`--port` is {arguments.port}; it must be at most 65535.")
     if arguments.max_rows > 256:

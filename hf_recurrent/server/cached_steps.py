@@ -1,8 +1,8 @@
 """Feeding tokens to a stock model through its own cache: `forward` of transformers, unchanged.
 
-On a CPU, every token is one step, also of a text that is read: so a state depends on the tokens before it only, and
-not on what was cached or where a request ended. The results are those of `generate()` after a prompt of one token, bit
-for bit; `generate()` reads longer prompts as one block, whose last bits differ.
+With blocks of one token, the default on a CPU, a text is read by the same steps as it is generated: so a state
+depends on the tokens before it only, and not on what was cached or where a request ended. The results are those of
+`generate()` after a prompt of one token, bit for bit; it reads longer prompts as one block, whose last bits differ.
 
 Shape letters: B batch, T steps, V vocabulary.
 """
@@ -19,8 +19,7 @@ from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.session import Snapshot
 from hf_recurrent.stock_models.caches import POSITION, CachedModel
 
-# On a GPU, where the last bits depend on the batch anyway.
-_BLOCK = 64
+_CPU_SLICE, _GPU_BLOCK = 4, 64
 _TYPICAL_TOKENS = 1000
 
 
@@ -29,6 +28,8 @@ class CachedSteps(ModelSteps):
 
     Args:
         model: of transformers.
+        block: tokens of a text that are read at once, where the stock code can; None for 1 on a CPU, and for 64
+            elsewhere, where the last bits depend on the batch anyway.
 
     Raises:
         UnsupportedCache: the model is not recurrent, or its cache cannot be saved.
@@ -38,13 +39,13 @@ class CachedSteps(ModelSteps):
     keeps_state_at_end = True
     learns_while_reading = False
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, block: int | None = None):
         self.model, self.cached = model, CachedModel(model)
         self.zero = self.cached.zero
         self.is_batched = not self.cached.adapter.has_attention
-        self._reads_blocks = model.device.type != "cpu" and self.cached.continues_blocks
-        # Short, because each of its steps takes as long as one of the batch, which waits.
-        self.slice_length = _BLOCK if self._reads_blocks else 4
+        self._block = block or (1 if model.device.type == "cpu" else _GPU_BLOCK)
+        # Few steps, each of which takes as long as one of the batch, which waits.
+        self.slice_length = max(self._block, _CPU_SLICE)
 
     def about(self) -> dict[str, Any]:
         """What clients may know of the model's state."""
@@ -53,7 +54,8 @@ class CachedSteps(ModelSteps):
 
     def notice(self, prefix_bytes):
         size, more = state_size(self.zero), self.cached.bytes_per_token
-        reading = f"blocks of {_BLOCK}" if self._reads_blocks else "single tokens"
+        first = "" if self.cached.continues_blocks else " at the beginning of a text, then as single tokens"
+        reading = "single tokens" if self._block == 1 else f"blocks of {self._block}{first}"
         text = f"{type(self.model).__name__} with its {self.cached.adapter.cache_name}: a state has {size:,} bytes"
         text += f" and {more:,} for each token" if more else ""
         text += f" (--prefix_bytes holds {prefix_bytes // (size + _TYPICAL_TOKENS * more)}"
@@ -73,12 +75,14 @@ class CachedSteps(ModelSteps):
         self, tokens: Sequence[int], state: RecurrentState, is_sampled: bool = False
     ) -> tuple[torch.Tensor, RecurrentState]:
         """Feed T tokens of one text, as [`ModelSteps.read`]."""
-        size = len(tokens) if self._reads_blocks else 1
-        logits = []
-        for begin in range(0, len(tokens), size):
+        logits, begin = [], 0
+        while begin < len(tokens):
+            can_read_block = self.cached.continues_blocks or int(state[POSITION]) == 0
+            size = self._block if can_read_block else 1
             piece = torch.tensor([tokens[begin : begin + size]], device=self.model.device)
             found, state = self.cached.forward(piece, state)
             logits.append(found[0])
+            begin += size
         return torch.cat(logits).cpu(), state
 
     def step(

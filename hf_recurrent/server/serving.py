@@ -59,6 +59,7 @@ def serving_scheduler(
     max_jobs: int = 512,
     forgets: bool = False,
     prefix_bytes: int = 1 << 28,
+    block: int | None = None,
 ) -> Iterator[Scheduler]:
     """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
 
@@ -70,13 +71,14 @@ def serving_scheduler(
         max_states, max_resident, forgets: see [`SessionStore`].
         max_rows, max_jobs: see [`Scheduler`].
         prefix_bytes: of stored states of texts that are no sessions; 0 to store none. A model that learns has none.
+        block: see [`CachedSteps`], for models of transformers.
 
     Raises:
         UnsupportedCache: the model has no recurrent state, or one that cannot be saved.
         ValueError: the sessions belong to other weights, or another process uses a directory.
         OSError: a directory cannot be written.
     """
-    steps = _steps(model, tokenizer, learning is not None)
+    steps = _steps(model, tokenizer, learning is not None, block)
     zero = steps.zero
     with _locked(session_dir), _locked(learning and learning.directory):
         learner = None if learning is None else _learner(model, tokenizer, learning)
@@ -107,7 +109,7 @@ def serving_scheduler(
                 scheduler.close()
 
 
-def _steps(model: PreTrainedModel, tokenizer: Any, learns: bool) -> ModelSteps:
+def _steps(model: PreTrainedModel, tokenizer: Any, learns: bool, block: int | None) -> ModelSteps:
     """With a state as ours where the model has one; stock models keep their own cache and arithmetic.
 
     A stock model of bytes was trained here, on the states of [`with_state`], which `generate --state` reads.
@@ -115,7 +117,7 @@ def _steps(model: PreTrainedModel, tokenizer: Any, learns: bool) -> ModelSteps:
     is_ours = supports_recurrent_state(model)
     if is_ours or (hasattr(tokenizer, "encode_bytes") and supports_recurrent_state(with_state(model))):
         return ModelSteps(model, learns)
-    return CachedSteps(model)
+    return CachedSteps(model, block)
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:

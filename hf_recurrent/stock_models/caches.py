@@ -140,7 +140,10 @@ class RecurrentGemmaAdapter(DynamicCacheAdapter):
     cache_name = "DynamicCache and states on the modules"
 
     def empty(self, batch_size):
-        self.model._setup_cache(self.model.config, batch_size, self.model.device, self.model.dtype)
+        for _, block in self._blocks():
+            like = block.linear_x.weight
+            block.conv1d_state = like.new_zeros(batch_size, block.lru_width, block.conv1d_width - 1)
+            block.rg_lru.recurrent_states = like.new_zeros(batch_size, block.lru_width, dtype=torch.float32)
         return super().empty(batch_size)
 
     def fill(self, state, position):
