@@ -144,7 +144,7 @@ def _long_history(model, size: int) -> None:
 
 
 def _conversations(model, tokenizer, size: int, rounds: int) -> tuple[dict, dict, int]:
-    """Milliseconds of each kind of turn, those of the server's CPU, and tokens of earlier turns that were read again."""
+    """Milliseconds of each kind of turn, those of the CPU, and tokens of earlier turns that were read again."""
     letters, random = [*b"abcdefghijklmnopqrstuvwxyz"], np.random.default_rng(0)
     # Letters only, because bytes that are not UTF-8 do not come back in a prompt.
     bias = {str(tokenizer(chr(letter))["input_ids"][0]): 100 for letter in letters}
