@@ -5,6 +5,11 @@
 With `--history`, a client without a session sends a conversation of so many bytes: new to the server (cold), once more
 with its next turn (warm), and with the turn after that, when the server was killed with SIGKILL and started again.
 
+    python scripts/benchmark_serving.py --stock mamba2 rwkv bamba --history 600
+
+With `--stock`, the same conversation with models of transformers, of four layers and width 256, in tokens, each of
+which is a byte of their tokenizer. Times are CPU times of the server, so that other processes do not count.
+
 The clients are threads of another process, each of which streams a completion. All connections are kept alive, as
 those of OpenAI's client are. The model has new weights.
 """
@@ -22,20 +27,40 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import psutil
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import hf_recurrent
 from hf_recurrent.modeling.block.recurrent_state import state_size
+from hf_recurrent.server.cached_steps import CachedSteps
 from hf_recurrent.server.session import Session, Snapshot
 from hf_recurrent.server.session_store import SessionStore
 
 _ROUNDS = 5
 _HEADERS = {"content-type": "application/json"}
 _TURN_BYTES = 20
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64}
+STOCK = {
+    "mamba": {"state_size": 16, "intermediate_size": 512},
+    "falcon_mamba": {"state_size": 16, "intermediate_size": 512},
+    "mamba2": {"state_size": 64, "num_heads": 8, "head_dim": 64, "n_groups": 1},
+    "rwkv": {},
+    "xlstm": {"embedding_dim": 256, "num_blocks": 4, "num_heads": 4},
+    "recurrent_gemma": {"lru_width": 256, "head_dim": 64, "num_key_value_heads": 1},
+    "jamba": {"attn_layer_period": 4, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False},
+    "bamba": {"attn_layer_indices": [1]} | _MAMBA2,
+    "falcon_h1": {"head_dim": 64, "mamba_d_ssm": 512, "mamba_n_groups": 1} | _MAMBA2,
+    "qwen3_next": {
+        "head_dim": 64, "linear_num_value_heads": 8, "linear_num_key_heads": 4, "linear_key_head_dim": 32,
+        "linear_value_head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    },
+}  # fmt: skip
 
 
 def main() -> None:
@@ -46,9 +71,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=200, help="requests of one client whose median time is printed")
     parser.add_argument("--idle_sessions", type=int, default=10_000)
     parser.add_argument("--history", type=int, default=6000, help="bytes of a conversation; 0 to leave it out")
+    parser.add_argument("--stock", nargs="+", choices=STOCK, default=[], help="model types of transformers")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if arguments.stock:
+        _stock_models(arguments)
+        return
     model = AutoModelForCausalLM.from_config(hf_recurrent.config_from_preset(arguments.preset)).eval()
     # Without an end byte, so that every client gets all of its bytes.
     model.generation_config.eos_token_id = None
@@ -64,14 +93,15 @@ def _throughput(model, arguments: argparse.Namespace) -> None:
     bare, served, own_time, gaps = 0.0, 0.0, math.inf, (0.0, math.inf)
     total = arguments.clients * arguments.bytes
     with tempfile.TemporaryDirectory() as folder:
-        _save(model, folder)
-        with _server(folder) as (port, process):
+        _save(model, hf_recurrent.ByteTokenizer(), folder)
+        with _server(folder) as server:
+            port = server.port
             health, turn = _in_other_process(_one_client, port, arguments.turns)
             for _ in range(_ROUNDS):  # they take turns, because the speed of a shared machine changes
                 bare = max(bare, _bare_loop(model, arguments.clients, arguments.bytes))
-                before = _cpu_seconds(process)
+                before = server.cpu_milliseconds()
                 rate, found = _in_other_process(_stream_all, port, arguments.clients, arguments.bytes)
-                own_time = min(own_time, _cpu_seconds(process) - before)
+                own_time = min(own_time, (server.cpu_milliseconds() - before) / 1000)
                 served, gaps = max(served, rate), min(gaps, found, key=lambda pair: pair[1])
                 print(f"bare {bare:,.0f}, served {served:,.0f}", file=sys.stderr)
     print(f"| `GET /health`, median | {health:.2f} ms |")
@@ -83,24 +113,28 @@ def _throughput(model, arguments: argparse.Namespace) -> None:
     print(f"| gap between two events of a stream, median; 99 % | {gaps[0]:.0f} ms; {gaps[1]:.0f} ms |")
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _save(model, folder: str) -> None:
+def _save(model, tokenizer, folder: str) -> None:
     model.save_pretrained(folder)
-    hf_recurrent.ByteTokenizer().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+class _Server(NamedTuple):
+    port: int
+    process: psutil.Process
+
+    def cpu_milliseconds(self) -> float:
+        times = self.process.cpu_times()
+        return 1000 * (times.user + times.system)
 
 
 @contextmanager
-def _server(folder: str, *options: str) -> Iterator[tuple[int, psutil.Process]]:
-    """The port of a server, and its process, which is killed at the end."""
+def _server(folder: str, *options: str) -> Iterator["_Server"]:
+    """A server, which is killed at the end."""
     command = [sys.executable, "-m", "hf_recurrent.cli.main", "serve", folder, "--name", "model", "--port", "0"]
     server = subprocess.Popen([*command, "--threads", "1", *options], stderr=subprocess.PIPE, text=True)
     try:
         line = next(line for line in server.stderr if "is served on" in line)
-        yield int(line.rsplit(":", 1)[1].split("/")[0]), psutil.Process(server.pid)
+        yield _Server(int(line.rsplit(":", 1)[1].split("/")[0]), psutil.Process(server.pid))
     finally:
         server.kill()
         server.wait()
@@ -108,35 +142,81 @@ def _server(folder: str, *options: str) -> Iterator[tuple[int, psutil.Process]]:
 
 def _long_history(model, size: int) -> None:
     """Median times of turns of a conversation without a session."""
-    letters, random = [*b"abcdefghijklmnopqrstuvwxyz"], np.random.default_rng(0)
-    times, again = {"cold": [], "warm": [], "restart": []}, 0
-    with tempfile.TemporaryDirectory() as folder:
-        _save(model, folder)
-        for _ in range(_ROUNDS):
-            text = ""
-            for kinds in (("new connection", "cold", "warm", "warm"), *[("restart", "warm")] * 3):
-                with _server(folder, "--session_dir", os.path.join(folder, "sessions")) as (port, _):
-                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-                    _request(connection, "GET", "/health")  # answered once the server has started
-                    for kind in kinds:
-                        new = bytes(random.choice(letters, _TURN_BYTES if text else size).tolist()).decode()
-                        # Letters only, because bytes that are not UTF-8 do not come back in a prompt.
-                        body = {"model": "model", "prompt": text + new, "max_tokens": _TURN_BYTES}
-                        body["logit_bias"] = {str(letter): 100 for letter in letters}
-                        milliseconds, answer = _request(connection, "POST", "/v1/completions", body)
-                        if kind == "new connection":  # of another text, so that the next one is still cold
-                            continue
-                        times[kind].append(milliseconds)
-                        if text:  # the last byte of an answer was generated, but never read
-                            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-                            again += len(text) - 1 - cached
-                        text += new + answer["choices"][0]["text"]
+    times, _, again = _conversations(model, hf_recurrent.ByteTokenizer(), size, _ROUNDS)
     cold, warm, restart = (np.median(values) for values in times.values())
     print(f"| a turn of a conversation of {size:,} bytes without a session, cold, median | {cold:.1f} ms |")
     print(f"| its next turn, median | {warm:.1f} ms |")
     print(f"| the first turn after `kill -9` and a new start, median | {restart:.1f} ms |")
     print(f"| ratio of the latter two | {restart / warm:.2f} |")
     print(f"| bytes of earlier turns that were read again | {again:,} |")
+
+
+def _conversations(model, tokenizer, size: int, rounds: int) -> tuple[dict, dict, int]:
+    """Milliseconds of each kind of turn, those of the CPU, and tokens of earlier turns that were read again."""
+    letters, random = [*b"abcdefghijklmnopqrstuvwxyz"], np.random.default_rng(0)
+    # Letters only, because bytes that are not UTF-8 do not come back in a prompt.
+    bias = {str(tokenizer(chr(letter))["input_ids"][0]): 100 for letter in letters}
+    times, again = {"cold": [], "warm": [], "restart": []}, 0
+    cpu_times = {kind: [] for kind in times}
+    with tempfile.TemporaryDirectory() as folder:
+        _save(model, tokenizer, folder)
+        for _ in range(rounds):
+            text = ""
+            for kinds in (("new connection", "cold", "warm", "warm"), *[("restart", "warm")] * 3):
+                with _server(folder, "--session_dir", os.path.join(folder, "sessions")) as server:
+                    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
+                    _request(connection, "GET", "/health")  # answered once the server has started
+                    for kind in kinds:
+                        new = bytes(random.choice(letters, _TURN_BYTES if text else size).tolist()).decode()
+                        if kind == "new connection":  # of another text, so that the next one is still cold
+                            new = new[:_TURN_BYTES]
+                        body = {"model": "model", "prompt": text + new, "max_tokens": _TURN_BYTES, "logit_bias": bias}
+                        before = server.cpu_milliseconds()
+                        milliseconds, answer = _request(connection, "POST", "/v1/completions", body)
+                        if kind == "new connection":
+                            continue
+                        times[kind].append(milliseconds)
+                        cpu_times[kind].append(server.cpu_milliseconds() - before)
+                        if text:  # the last token of an answer was generated, but never read
+                            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                            again += len(text) - 1 - cached
+                        text += new + answer["choices"][0]["text"]
+    return times, cpu_times, again
+
+
+def _stock_models(arguments: argparse.Namespace) -> None:
+    print(
+        "| model | bytes of a state | for each token | cold turn | warm turn | after a restart | ratio | read again |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    tokenizer = _byte_level_tokenizer()
+    for kind in arguments.stock:
+        model = AutoModelForCausalLM.from_config(_stock_config(kind)).eval()
+        model.generation_config.eos_token_id = None
+        _, times, again = _conversations(model, tokenizer, arguments.history, rounds=2)
+        steps = CachedSteps(model)
+        cold, warm, restart = (f"{np.median(values):,.0f} ms" for values in times.values())
+        ratio = np.median(times["restart"]) / np.median(times["warm"])
+        sizes = f"{state_size(steps.zero):,} | {steps.cached.bytes_per_token:,}"
+        print(f"| {kind} | {sizes} | {cold} | {warm} | {restart} | {ratio:.2f} | {again:,} |", flush=True)
+
+
+def _stock_config(kind: str):
+    width, config = 256, STOCK[kind]
+    attention = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 2 * width}
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    layers = {"vocab_size": 260, "hidden_size": width, "num_hidden_layers": 4}
+    hybrid = kind not in ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
+    return AutoConfig.for_model(kind, **layers | tokens | (attention if hybrid else {}) | config)
+
+
+def _byte_level_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of `tokenizers` without merges."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 @torch.no_grad()

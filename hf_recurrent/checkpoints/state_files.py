@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 import torch
@@ -23,6 +23,8 @@ from hf_recurrent.stock_models.with_state import check_recurrent, with_state
 _FORMAT = "hf_recurrent.state.3"
 _HASHED_FORMATS = ("hf_recurrent.state.2", _FORMAT)
 _CHECKSUM = "sha256"
+
+StateCheck = Callable[[RecurrentState], None]
 
 
 def save_state(
@@ -83,9 +85,14 @@ def read_state(
     return state, metadata
 
 
-def pack_state(state: RecurrentState, model: PreTrainedModel, metadata: Mapping[str, str] | None = None) -> bytes:
-    """The content of a file of [`save_state`]."""
-    _check(state, model)
+def pack_state(
+    state: RecurrentState,
+    model: PreTrainedModel,
+    metadata: Mapping[str, str] | None = None,
+    check: StateCheck | None = None,
+) -> bytes:
+    """The content of a file of [`save_state`]; see [`unpack_state`] for `check`."""
+    _check(state, model, check)
     described = {**(metadata or {}), "format": _FORMAT, "weights": weights_hash(model)}
     return pack_tensors(state, described | {_CHECKSUM: _checksum(state, described)})
 
@@ -96,6 +103,7 @@ def unpack_state(
     model: PreTrainedModel,
     device: torch.device | str | None = None,
     other_weights: Container[str] = (),
+    check: StateCheck | None = None,
 ) -> tuple[RecurrentState, dict[str, str]]:
     """The state in the content of a file, and its metadata, which [`has_weights_hash`] tells apart from earlier ones.
 
@@ -105,6 +113,7 @@ def unpack_state(
         model: with the weights that the state belongs to.
         device: of the tensors; by default the model's.
         other_weights: hashes of other weights whose states are allowed.
+        check: raises a ValueError for a state of another layout; by default, of the layout of a recurrent model.
 
     Raises:
         ValueError: the content is damaged or not a saved state, or it belongs to other weights.
@@ -115,7 +124,7 @@ def unpack_state(
         if weights != weights_hash(model) and weights not in other_weights:
             raise ValueError(f"`{name}` belongs to other weights; a state works only with the model that saved it.")
     try:
-        _check(state, model)
+        _check(state, model, check)
         _check_checksum(state, metadata)
     except ValueError as error:
         is_ours = has_weights_hash(metadata) or _CHECKSUM in metadata
@@ -130,13 +139,16 @@ def has_weights_hash(metadata: Mapping[str, str]) -> bool:
     return metadata.get("format") in _HASHED_FORMATS
 
 
-def _check(state: RecurrentState, model: PreTrainedModel) -> None:
-    model = with_state(model)
-    check_recurrent("model", model)
-    first = next(iter(state.values()), None) if isinstance(state, Mapping) else None
-    streams = len(first) if isinstance(first, torch.Tensor) and first.dim() else 1
-    zero = model.init_state(max(streams, 1), "meta")
-    check_state(state, {name: tensor.shape for name, tensor in zero.items()}, integer_parts=model.integer_state_parts)
+def _check(state: RecurrentState, model: PreTrainedModel, check: StateCheck | None) -> None:
+    if check is not None:
+        check(state)
+    else:
+        model = with_state(model)
+        check_recurrent("model", model)
+        first = next(iter(state.values()), None) if isinstance(state, Mapping) else None
+        streams = len(first) if isinstance(first, torch.Tensor) and first.dim() else 1
+        shapes = {name: tensor.shape for name, tensor in model.init_state(max(streams, 1), "meta").items()}
+        check_state(state, shapes, integer_parts=model.integer_state_parts)
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ValueError(f"`state[{name!r}]` has NaN or infinite values.")

@@ -1,4 +1,4 @@
-"""`hf-recurrent serve MODEL`: a server for models whose memory is a state of a few kilobytes."""
+"""`hf-recurrent serve MODEL`: a server for models whose memory is a state, ours and those of transformers."""
 
 import argparse
 import dataclasses
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_recurrent.cli.learn import METHODS
-from hf_recurrent.cli.loading import add_loading_arguments, load_recurrent_model
+from hf_recurrent.cli.loading import add_loading_arguments, load_served_model
 from hf_recurrent.cli.parsing import CommandParser, check_at_least, check_model_name, command
 from hf_recurrent.cli.threads import add_threads_argument, use_threads
 
@@ -79,6 +79,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--stop_seconds", type=float, default=5.0, help="that requests have left when the server stops (default: 5)"
     )
     limits.add_argument("--max_seconds", type=float, default=600.0, help="seconds of a request (default: 600)")
+    limits.add_argument(
+        "--block",
+        type=int,
+        help="tokens that a model of transformers reads at once; more than 1 is faster\n"
+        "and changes last bits (default: 1 on a CPU, 64 elsewhere)",
+    )
     learning = parser.add_argument_group("learning")
     learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")
     learning.add_argument("--output_dir", type=Path, help="checkpoints, for --learn; the last one is continued")
@@ -133,7 +139,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise ImportError(f'serve needs more packages: pip install "hf-recurrent[serve]" ({error}).') from error
     limits, report = _settings(arguments, api_key), partial(_report, arguments.quiet)
     if arguments.processes == 1:
-        _serve_alone(arguments, limits, None, lambda listener: report(limits, arguments.host, listener))
+        _serve_alone(arguments, limits, None, lambda own, listener: report(own, arguments.host, listener))
         return
 
     from hf_recurrent.server.processes import Processes
@@ -142,7 +148,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     with app.listen(arguments.host, arguments.port) as listener, _common_store(arguments) as store:
         shared = argparse.Namespace(**vars(arguments) | {"store": store, "session_dir": None})
         run = partial(_serve_alone, shared, limits, listener)
-        processes = Processes(arguments.processes, lambda is_ready: run(lambda _: is_ready()))
+        processes = Processes(arguments.processes, lambda is_ready: run(lambda *_: is_ready()))
         processes.serve(lambda: report(limits, arguments.host, listener))
 
 
@@ -150,13 +156,15 @@ def _serve_alone(
     arguments: argparse.Namespace,
     limits: "ServerSettings",
     listener: "socket.socket | None",
-    report: Callable[["socket.socket"], None],
+    report: Callable[["ServerSettings", "socket.socket"], None],
 ) -> None:
     """Serve in this process; without a listening socket, on a new one of the arguments."""
     learning = _learning(arguments)
-    model, tokenizer = load_recurrent_model(arguments)
+    model, tokenizer = load_served_model(arguments)
     if arguments.chat_template is not None:
         tokenizer.chat_template = _chat_template(arguments.chat_template)
+    # The page shows bytes.
+    limits = dataclasses.replace(limits, has_page=limits.has_page and hasattr(tokenizer, "encode_bytes"))
     use_threads(arguments.threads, quiet=arguments.quiet)
 
     from hf_recurrent.server.routes import app, served_model
@@ -175,9 +183,13 @@ def _serve_alone(
         prefix_bytes=arguments.prefix_bytes,
         store=arguments.store,
         store_bytes=arguments.store_bytes,
+        block=arguments.block,
     ) as scheduler:
+        if not arguments.quiet and (notice := scheduler.steps.notice(arguments.prefix_bytes)):
+            print(notice, file=sys.stderr, flush=True)
         listener = listener or app.listen(arguments.host, arguments.port)
-        app.run_server(served_model.ServedModel(scheduler, tokenizer, limits), listener, partial(report, listener))
+        served = served_model.ServedModel(scheduler, tokenizer, limits)
+        app.run_server(served, listener, partial(report, limits, listener))
 
 
 def _settings(arguments: argparse.Namespace, api_key: str | None) -> "ServerSettings":
@@ -228,6 +240,8 @@ def _check(arguments: argparse.Namespace) -> str | None:
     names = ("max_sessions", "max_resident", "max_rows", "max_waiting", "max_body", "max_new_tokens", "save_every")
     check_at_least(1, arguments, "processes", *names)
     check_at_least(0, arguments, "port", "prefix_bytes", "store_bytes", "stop_seconds")
+    if arguments.block is not None:
+        check_at_least(1, arguments, "block")
     if arguments.port > 65535:
         raise ValueError(f"`--port` is {arguments.port}; it must be at most 65535.")
     if arguments.max_rows > 256:

@@ -15,7 +15,14 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoints.state_files import has_weights_hash, pack_state, read_state, save_state, unpack_state
+from hf_recurrent.checkpoints.state_files import (
+    StateCheck,
+    has_weights_hash,
+    pack_state,
+    read_state,
+    save_state,
+    unpack_state,
+)
 from hf_recurrent.generation.arguments import end_token_list
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, select_state
 from hf_recurrent.stock_models.with_state import with_state
@@ -41,9 +48,9 @@ def save_text_state(model: PreTrainedModel, text: TextState, path: str | Path) -
     save_state(text.state, path, model, {"pending": json.dumps(text.pending)})
 
 
-def pack_text_state(model: PreTrainedModel, text: TextState) -> bytes:
-    """The content of a file of [`save_text_state`]."""
-    return pack_state(text.state, model, {"pending": json.dumps(text.pending)})
+def pack_text_state(model: PreTrainedModel, text: TextState, check: StateCheck | None = None) -> bytes:
+    """The content of a file of [`save_text_state`]; see [`unpack_state`] for `check`."""
+    return pack_state(text.state, model, {"pending": json.dumps(text.pending)}, check)
 
 
 def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
@@ -59,7 +66,13 @@ def load_text_state(model: PreTrainedModel, path: str | Path) -> TextState:
     return _text_of(model, str(path), *read_state(path, model))
 
 
-def unpack_text_state(model: PreTrainedModel, data: bytes, name: str, other_weights: Container[str] = ()) -> TextState:
+def unpack_text_state(
+    model: PreTrainedModel,
+    data: bytes,
+    name: str,
+    other_weights: Container[str] = (),
+    check: StateCheck | None = None,
+) -> TextState:
     """The texts in the content of a file, as [`load_text_state`]; without a hash of weights, it is refused.
 
     Args:
@@ -67,11 +80,12 @@ def unpack_text_state(model: PreTrainedModel, data: bytes, name: str, other_weig
         data: the content.
         name: of the argument, for errors.
         other_weights: hashes of other weights whose states are allowed, too.
+        check: see [`unpack_state`].
 
     Raises:
         ValueError: the content is damaged, is not a saved text, or belongs to other weights.
     """
-    state, metadata = unpack_state(data, name, model, other_weights=other_weights)
+    state, metadata = unpack_state(data, name, model, other_weights=other_weights, check=check)
     if not has_weights_hash(metadata):
         raise ValueError(f"`{name}` has no hash of the weights that it belongs to; it must be saved by this version.")
     return _text_of(model, name, state, metadata)
@@ -85,7 +99,7 @@ def _text_of(model: PreTrainedModel, name: str, state: RecurrentState, metadata:
         pending = json.loads(metadata["pending"])
         if not isinstance(pending, list) or len(pending) != len(next(iter(state.values()))):
             raise ValueError("it has not one pending token for each text.")
-        vocab_size = model.config.vocab_size
+        vocab_size = model.config.get_text_config().vocab_size
         if not all(token is None or (type(token) is int and 0 <= token < vocab_size) for token in pending):
             raise ValueError("a pending token is outside the vocabulary.")
     except (ValueError, RecursionError) as error:

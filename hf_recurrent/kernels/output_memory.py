@@ -42,9 +42,7 @@ class OutputMemory:
         self._used_bytes = self._unused_bytes = self._most_used = 0
         self._used: dict[int, tuple[weakref.ref[np.ndarray], Tensor]] = {}
         self._free: dict[int, Tensor] = {}  # by number; the oldest first
-        self._numbers_of: defaultdict[int, list[int]] = defaultdict(
-            list
-        )  # by size; some are gone
+        self._numbers_of: defaultdict[int, list[int]] = defaultdict(list)  # by size; some are gone
         self._numbers = itertools.count()
         # The garbage collector may give blocks back in any thread, also in one that is in here.
         self._lock = threading.RLock()

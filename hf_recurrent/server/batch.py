@@ -76,8 +76,63 @@ class Progress:
         return skipped
 
 
+class _JoinedStates:
+    """States of B rows as one state, for a model that takes them together."""
+
+    def __init__(self, steps: ModelSteps):
+        self._steps = steps
+        self._state: RecurrentState = {}  # (B, ...)
+
+    def add(self, states: Sequence[RecurrentState]) -> None:
+        self._state = join_states([*([self._state] if self._state else []), *states])
+
+    def step(self, tokens: Sequence[int], are_sampled: Sequence[bool]) -> torch.Tensor:
+        """Logits (B, V) after the next token of each row."""
+        logits, self._state = self._steps.step(tokens, self._state, are_sampled)
+        return logits
+
+    def row(self, row: int) -> RecurrentState:
+        return select_state(self._state, row)
+
+    def rows(self, rows: Collection[int]) -> list[RecurrentState]:
+        """Views: copies of single rows cost as much as several steps."""
+        parts = {name: part.split(1) for name, part in self._state.items()}
+        return [{name: views[row] for name, views in parts.items()} for row in rows]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._state = select_state(self._state, rows) if rows else {}
+
+
+class _SeparateStates:
+    """A state for each row, for a model that takes one text at a time; methods as above."""
+
+    def __init__(self, steps: ModelSteps):
+        self._steps = steps
+        self._states: list[RecurrentState] = []
+
+    def add(self, states: Sequence[RecurrentState]) -> None:
+        self._states += states
+
+    def step(self, tokens: Sequence[int], are_sampled: Sequence[bool]) -> torch.Tensor:
+        found = [
+            self._steps.step([token], state, [sampled])
+            for token, state, sampled in zip(tokens, self._states, are_sampled, strict=True)
+        ]
+        self._states = [state for _, state in found]
+        return torch.cat([logits for logits, _ in found])
+
+    def row(self, row: int) -> RecurrentState:
+        return self._states[row]
+
+    def rows(self, rows: Collection[int]) -> list[RecurrentState]:
+        return [self._states[row] for row in rows]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._states = [self._states[row] for row in rows]
+
+
 class Batch:
-    """Texts that generate, one row each: all of them take a step together.
+    """Texts that generate, one row each: all of them take a step together, or one after another.
 
     Args:
         steps: the model.
@@ -88,14 +143,12 @@ class Batch:
 
     def __init__(self, steps: ModelSteps):
         self.rows: list[Progress] = []
-        self._steps = steps
         self._tokens: list[int] = []  # the next one to feed of each row
-        self._state: RecurrentState = {}  # (B, ...)
+        self._states = _JoinedStates(steps) if steps.is_batched else _SeparateStates(steps)
 
     def add(self, new: Sequence[Progress]) -> None:
         """Add texts that have been read, or whose turn begins again."""
-        states = [progress.snapshot.state for progress in new]
-        self._state = join_states([*([self._state] if self.rows else []), *states])
+        self._states.add([progress.snapshot.state for progress in new])
         self.rows += new
         self._tokens += [progress.snapshot.pending for progress in new]
 
@@ -103,13 +156,13 @@ class Batch:
         """Logits (B, V) and the next token of every row; None where the probabilities are NaN."""
         # The first token of a generation was read; the others are the model's own.
         are_sampled = [bool(progress.job.output) for progress in self.rows]
-        logits, self._state = self._steps.step(self._tokens, self._state, are_sampled)
+        logits = self._states.step(self._tokens, are_sampled)
         self._tokens = choose_tokens(logits, [progress.job.request.source for progress in self.rows])
         return logits, self._tokens
 
     def state(self, row: int) -> RecurrentState:
         """The present state of a row, without its next token."""
-        return select_state(self._state, row)
+        return self._states.row(row)
 
     def snapshot(self, row: int) -> Snapshot:
         """The present text of a row."""
@@ -118,10 +171,7 @@ class Batch:
     def end_turns(self, rows: Collection[int]) -> list[Progress]:
         """Remove rows that will go on later; returns their texts."""
         ended = [self.rows[row] for row in rows]
-        # Views: copies of single rows cost as much as several steps.
-        parts = {name: part.split(1) for name, part in self._state.items()}
-        for row, progress in zip(rows, ended, strict=True):
-            state = {name: views[row] for name, views in parts.items()}
+        for row, progress, state in zip(rows, ended, self._states.rows(rows), strict=True):
             progress.snapshot = Snapshot(state, self._tokens[row], self._bytes_read(row))
             progress.generated = len(progress.job.output)
         self.remove(rows)
@@ -132,7 +182,7 @@ class Batch:
         if not rows:
             return
         kept = [row for row in range(len(self.rows)) if row not in rows]
-        self._state = select_state(self._state, kept) if kept else {}
+        self._states.keep(kept)
         self.rows, self._tokens = [self.rows[row] for row in kept], [self._tokens[row] for row in kept]
 
     def _bytes_read(self, row: int) -> int:

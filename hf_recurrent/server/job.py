@@ -64,7 +64,8 @@ class Request:
         start: beginning of a new text; empty by default.
         max_new_tokens: 0 only reads.
         source: how tokens are chosen; needed to generate.
-        stops: sequences of tokens that end the text.
+        stops: sequences of units that end the text: of bytes for a tokenizer of words, else of tokens.
+        units: the units of a token; None where a token is a unit.
         scores: how many alternatives to list for each token that is read; None to compute no scores.
         output_scores: the same for generated tokens.
         seconds: time limit of the job.
@@ -80,6 +81,7 @@ class Request:
     max_new_tokens: int = 0
     source: TokenSource | None = None
     stops: Sequence[Sequence[int]] = ()
+    units: Callable[[int], Sequence[int]] | None = None
     scores: int | None = None
     output_scores: int | None = None
     seconds: float = 600.0
@@ -88,17 +90,58 @@ class Request:
     owner: str = ""
 
     def held_back(self, output: Sequence[int]) -> int:
-        """Number of the last generated tokens that may be the beginning of a stop sequence."""
+        """Number of the last generated tokens in which a stop sequence may begin."""
         longest = max(map(len, self.stops), default=1) - 1
-        for size in range(min(longest, len(output)), 0, -1):
-            end = output[-size:]
+        pieces, text = self._end(output, longest)
+        for size in range(min(longest, len(text)), 0, -1):
+            end = text[-size:]
             if any(len(stop) > size and list(stop[:size]) == end for stop in self.stops):
-                return size
+                return _count_from(pieces, len(text) - size)
         return 0
 
-    def matched_stop(self, output: Sequence[int]) -> int:
-        """Length of the stop sequence with which the output ends; 0 if there is none."""
-        return max((len(stop) for stop in self.stops if output[-len(stop) :] == list(stop)), default=0)
+    def matched_stop(self, output: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """The stop sequence that the last generated token has completed.
+
+        Returns:
+            How many tokens it is part of, 0 if there is none, and the units of the first of them that come before it.
+        """
+        longest = max(map(len, self.stops), default=0)
+        if not longest or not output:
+            return 0, ()
+        pieces, text = self._end(output[:-1], longest - 1)
+        known = len(text)
+        pieces.append(self._units(output[-1]))
+        text += pieces[-1]
+        for begin in range(len(text)):
+            for stop in self.stops:
+                end = begin + len(stop)
+                if known < end <= len(text) and text[begin:end] == list(stop):
+                    count = _count_from(pieces, begin)
+                    return count, text[sum(map(len, pieces[:-count])) : begin]
+        return 0, ()
+
+    def _units(self, token: int) -> Sequence[int]:
+        return (token,) if self.units is None else self.units(token)
+
+    def _end(self, output: Sequence[int], least: int) -> tuple[list[Sequence[int]], list[int]]:
+        """The last tokens, of at least so many units where there are: the units of each, and of all."""
+        pieces: list[Sequence[int]] = []
+        size = 0
+        for token in reversed(output):
+            if size >= least:
+                break
+            pieces.insert(0, self._units(token))
+            size += len(pieces[0])
+        return pieces, [unit for piece in pieces for unit in piece]
+
+
+def _count_from(pieces: Sequence[Sequence[int]], begin: int) -> int:
+    """Number of the last pieces, from the one that has the unit `begin`."""
+    for number, piece in enumerate(pieces):
+        begin -= len(piece)
+        if begin < 0:
+            return len(pieces) - number
+    return 0
 
 
 class Job:
@@ -116,6 +159,7 @@ class Job:
         output_scores: of the generated tokens, likewise.
         released: how many generated tokens are final: no stop sequence may begin with the others, and a session will
             have them after a crash.
+        tail: the bytes between the last released token and a stop string, where this begins inside of a token.
         finish_reason: "stop" or "length".
         snapshot: the text at the end of the job.
         known: a length, and the state after so many tokens of prompt and output, as if all of them had been read.
@@ -131,6 +175,7 @@ class Job:
         self.output: list[int] = []
         self.output_scores = None if request.output_scores is None else Scores(request.output_scores)
         self.released = 0
+        self.tail = b""
         self.finish_reason: str | None = None
         self.snapshot: Snapshot | None = None
         self.known: tuple[int, RecurrentState] | None = None

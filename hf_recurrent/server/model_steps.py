@@ -1,5 +1,7 @@
 """Feeding tokens to a model: a slice of one text, or one token of each of many texts.
 
+[`ModelSteps`] is all that a server knows about a model; `cached_steps.py` has the one for models of transformers.
+
 A token has the same result in a slice of any length and in a batch of any size, bit for bit, where the model has a
 compiled step. Elsewhere (on a GPU, in bfloat16, while the model learns) the last bits depend on both.
 
@@ -9,8 +11,9 @@ Shape letters: B batch, T steps, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +21,8 @@ from transformers import PreTrainedModel
 from hf_recurrent.checkpoints.fingerprints import weights_fingerprint
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.generation.state_reader import StateReader
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState, state_dtype
+from hf_recurrent.generation.text_state import TextState, pack_text_state, unpack_text_state
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, state_dtype, state_size
 from hf_recurrent.modeling.contexts.count_memory import STATE_PART
 from hf_recurrent.modeling.contexts.counted_predictions import take_counts
 from hf_recurrent.modeling.step.single_step import plain_forward, run_single_step
@@ -36,14 +40,25 @@ class ModelSteps:
         model: a recurrent language model.
         learns: its weights change; a step compiled from them would have to be compiled again each time.
 
+    Attributes:
+        model: the model.
+        zero: the state of a new text. A part without elements grows along its dimension of size 0.
+        slice_length: tokens that are read between two steps of the batch.
+        shortest_prefix: tokens of the shortest text whose state is worth keeping.
+        is_batched: a step takes several texts.
+        keeps_state_at_end: an end token ends an answer, not the text.
+
     Raises:
         TypeError: the model has no recurrent state.
     """
 
     slice_length = _SLICE
+    shortest_prefix = 32
+    is_batched, keeps_state_at_end = True, False
 
     def __init__(self, model: PreTrainedModel, learns: bool = False):
         self.model, self._learns = with_state(model), learns
+        self.zero: RecurrentState = self.model.init_state(1)
         self._device, self._memory = model.device, getattr(self.model, "count_memory", None)
         with self._forward():
             self._reader = StateReader(self.model, longest_chain=_SLICE)
@@ -53,17 +68,46 @@ class ModelSteps:
         """True if tokens that are read change the state otherwise than tokens that the model itself has chosen."""
         return self._memory is not None
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that a text may have."""
+        return self.model.config.get_text_config().vocab_size
+
+    def about(self) -> dict[str, Any]:
+        """What clients may know of the model's state."""
+        return {"state_bytes": state_size(self.zero), "batched": self.is_batched}
+
+    def notice(self, prefix_bytes: int) -> str | None:
+        """A line for who starts a server with so many bytes for states; None if there is nothing special."""
+        return None
+
+    def pack(self, snapshot: Snapshot) -> bytes:
+        """The content of a state file; raises a ValueError if the state has NaN or infinite values."""
+        return pack_text_state(self.model, TextState(snapshot.state, [snapshot.pending]))
+
+    def unpack(self, data: bytes, known_weights: Container[str] = ()) -> Snapshot:
+        """The inverse of [`pack`].
+
+        Raises:
+            ValueError: the content is damaged, has several texts, or belongs to weights that are not known.
+        """
+        return self._snapshot(unpack_text_state(self.model, data, "body", known_weights))
+
+    def _snapshot(self, text: TextState) -> Snapshot:
+        if len(text.pending) != 1:
+            raise ValueError(f"The body has the states of {len(text.pending)} texts; it must have one.")
+        return Snapshot({name: part.to(self.zero[name]) for name, part in text.state.items()}, text.pending[0])
+
     def computation(self) -> str:
         """Names the weights and the arithmetic: states of equal computations are equal bit for bit.
 
         The arithmetic depends on the number type, the processor and the versions of libraries, so it is tried.
         """
         digest = hashlib.sha256(f"{weights_hash(self.model)} {weights_fingerprint(self.model)}".encode())
-        vocab_size = self.model.config.vocab_size
+        vocab_size, state, size = self.vocab_size, self.zero, self.slice_length
         with torch.no_grad():
-            state: RecurrentState = self.model.init_state(1)
-            for begin in (0, _SLICE):
-                logits, state = self.read([token % vocab_size for token in range(begin, begin + _SLICE)], state)
+            for begin in (0, size):
+                logits, state = self.read([token % vocab_size for token in range(begin, begin + size)], state)
                 after, state = self.step([begin % vocab_size], state, [False])
                 for part in (logits, after, *state.values()):
                     digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -130,8 +174,8 @@ class ModelSteps:
         with torch.no_grad():
             if pending is not None:
                 _, state = self.read([pending], state, snapshot.is_generating)
-            for begin in range(0, len(tokens) - 1, _SLICE):
-                piece = tokens[begin : min(begin + _SLICE, len(tokens) - 1)]
+            for begin in range(0, len(tokens) - 1, self.slice_length):
+                piece = tokens[begin : min(begin + self.slice_length, len(tokens) - 1)]
                 _, state = self.read(piece, state, is_sampled=True)
         return Snapshot(state, tokens[-1], snapshot.bytes_read + len(tokens))
 

@@ -36,11 +36,13 @@ class StoredPrefix(NamedTuple):
         key: of the text.
         parent: `whole` of the longest stored beginning of this text; None without one.
         priority: the rows with the lowest one are deleted first.
+        nbytes: of the state.
     """
 
     key: PrefixKey
     parent: bytes | None
     priority: float
+    nbytes: int
 
 
 class PrefixDatabase:
@@ -89,12 +91,15 @@ class PrefixDatabase:
 
     def index(self) -> Iterator[StoredPrefix]:
         """All valid rows, the oldest first."""
-        query = "select whole, block, length, parent, priority from prefixes order by number"
+        query = (
+            "select whole, block, length, parent, priority, coalesce(length(state), 0) "
+            "from prefixes left join states using (number) order by number"
+        )
         with suppress(*_ERRORS):
-            for whole, block, length, parent, priority in self._connection.execute(query):
+            for whole, block, length, parent, priority, nbytes in self._connection.execute(query):
                 are_bytes = all(isinstance(each, bytes) for each in (whole, block, parent or b""))
                 if are_bytes and type(length) is int and length > 0 and _is_finite(priority):
-                    yield StoredPrefix(PrefixKey(length, block, whole), parent, priority)
+                    yield StoredPrefix(PrefixKey(length, block, whole), parent, priority, nbytes)
 
     def write(self, row: StoredPrefix, state: bytes) -> None:
         """Add a state."""

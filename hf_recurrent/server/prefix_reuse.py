@@ -4,6 +4,7 @@ A state is stored only where reading the same tokens as a prompt gives it, bit f
 which does not learn from its own tokens, keeps no state after an answer; its next turn reads the answer once.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable
 
@@ -13,8 +14,8 @@ from hf_recurrent.server.prefix_store import PrefixStore
 from hf_recurrent.server.shared_prefixes import SharedPrefixes
 from hf_recurrent.server.text_hashes import PrefixKey, TextHashes
 
-# Tokens. A shorter text is read within one slice.
-_SHORTEST = 32
+# Tokens to the first of the states at growing distances.
+_FIRST = 64
 # Tokens between two states of a long text, and bytes that are stored for each of its tokens at most.
 _SPACING, _BYTES_PER_TOKEN = 512, 128
 
@@ -26,14 +27,19 @@ class PrefixReuse:
         store: of the states.
         keeps_answers: tokens that the model has chosen change its state as tokens that it reads.
         shared: the states of all processes; None for a process that shares nothing.
+        shortest: tokens of the shortest text that has a state.
 
     Attributes:
         tokens: how many did not have to be read again.
     """
 
-    def __init__(self, store: PrefixStore, keeps_answers: bool, shared: SharedPrefixes | None = None):
+    def __init__(
+        self, store: PrefixStore, keeps_answers: bool, shared: SharedPrefixes | None = None, shortest: int = 32
+    ):
         self.store, self._keeps_answers, self.shared, self.tokens = store, keeps_answers, shared, 0
-        self._spacing = _SPACING
+        self._shortest = shortest
+        # Equal distances would make the states of a growing cache quadratic in the length of its text.
+        self._spacing = sys.maxsize if store.grows else _SPACING
         while self._spacing * _BYTES_PER_TOKEN < store.entry_bytes:
             self._spacing *= 2
         # The job that reads the tokens before a key; others with the same text wait for it.
@@ -123,11 +129,11 @@ class PrefixReuse:
     def _lengths(self, text: TextHashes, last: int) -> list[int]:
         """Where to store states of a text of which `last` tokens are read: at ends, and at growing distances."""
         lengths = {*text.ends, last, *range(self._spacing, last, self._spacing)}
-        doubled = 2 * _SHORTEST
+        doubled = _FIRST
         while doubled < min(last, self._spacing):
             lengths.add(doubled)
             doubled *= 2
-        return sorted(length for length in lengths if _SHORTEST <= length <= last)
+        return sorted(length for length in lengths if self._shortest <= length <= last)
 
     def _skip(self, progress: Progress, length: int, state: RecurrentState) -> None:
         skipped = progress.skip_to(length, state)
@@ -139,6 +145,6 @@ class PrefixReuse:
             del self._readers[key.whole]
 
     def _put(self, text: TextHashes, state: RecurrentState) -> None:
-        if len(text) >= _SHORTEST:
+        if len(text) >= self._shortest:
             key = text.key(len(text))
             self._share(key, self.store.put(text, key, state))

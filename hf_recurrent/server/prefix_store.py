@@ -20,6 +20,7 @@ class _Entry:
     Args:
         key: of its text.
         data: the packed state; None if it is only on disk so far.
+        nbytes: of the entry.
         parent: the entry of the longest stored beginning of this text.
         children: entries whose parent this is.
         priority: the entry with the lowest one is evicted first.
@@ -27,6 +28,7 @@ class _Entry:
 
     key: PrefixKey
     data: bytes | None
+    nbytes: int
     parent: "_Entry | None" = None
     children: "set[_Entry]" = field(default_factory=set)
     priority: float = 0.0
@@ -41,19 +43,23 @@ class PrefixStore:
     """States by the tokens before them. One thread uses it.
 
     An entry's priority is that of the last evicted one plus the tokens that it saves, renewed whenever it is used
-    (GreedyDual): an old entry stays longer the more it saves. When a state is evicted, what it saved is added to the
-    next longer one of the same text.
+    (GreedyDual): an old entry stays longer the more it saves. Where states grow, tokens count for less the larger the
+    state is. When a state is evicted, what it saved is added to the next longer one of the same text.
 
     Args:
         zero: a state of the model, of one stream.
         max_bytes: of all states, in memory, and in the database too.
         database: keeps them when the process ends; None to keep them in memory only.
+
+    Attributes:
+        entry_bytes: of the smallest entry.
+        grows: states grow with their text.
     """
 
     def __init__(self, zero: RecurrentState, max_bytes: int, database: PrefixDatabase | None = None):
         self._packing, self._database = StatePacking(zero), database
         self.entry_bytes = self._packing.nbytes + _OVERHEAD
-        self._most = max_bytes // self.entry_bytes
+        self.grows, self._max_bytes, self._bytes = self._packing.grows, max_bytes, 0
         self._entries: dict[bytes, _Entry] = {}
         self._lengths: dict[bytes, Counter[int]] = {}  # hash of a block → lengths of entries that end in it
         self._heap: list[tuple[float, int, _Entry]] = []  # also former priorities of entries
@@ -88,17 +94,20 @@ class PrefixStore:
                 self._renew(known)
                 return None
             self._delete(known)  # its row is damaged
-        if not self._most:
+        if self.entry_bytes > self._max_bytes:
             return None
-        while len(self._entries) >= self._most:
+        data = self._packing.pack(state)
+        entry = _Entry(key, data, len(data) + _OVERHEAD)
+        if entry.nbytes > self._max_bytes:
+            return None
+        while self._bytes + entry.nbytes > self._max_bytes:
             self._evict()
-        entry = _Entry(key, self._packing.pack(state))
         self._add(entry, self._longest(text, key.length - 1))
         self._set_priority(entry)
         if self._database is not None:
             parent = entry.parent and entry.parent.key.whole
-            self._database.write(StoredPrefix(key, parent, entry.priority), entry.data)
-        return entry.data
+            self._database.write(StoredPrefix(key, parent, entry.priority, len(data)), data)
+        return data
 
     def close(self) -> None:
         """Close the database."""
@@ -109,7 +118,7 @@ class PrefixStore:
         """The index of the database; states are read when they are used."""
         rows = list(database.index())
         for row in rows:
-            self._entries[row.key.whole] = _Entry(row.key, None)
+            self._entries[row.key.whole] = _Entry(row.key, None, row.nbytes + _OVERHEAD)
         for row in rows:
             parent = self._entries.get(row.parent) if row.parent else None
             if parent is not None and parent.key.length >= row.key.length:  # a damaged row
@@ -118,7 +127,7 @@ class PrefixStore:
             self._add(entry, parent)
             self._push(entry, row.priority)
         self._clock = min((row.priority for row in rows), default=0.0)
-        while len(self._entries) > self._most:
+        while self._bytes > self._max_bytes:
             self._evict()
         database.shrink()
 
@@ -150,7 +159,11 @@ class PrefixStore:
             self._database.touch(entry.key, entry.priority)
 
     def _set_priority(self, entry: _Entry) -> None:
-        self._push(entry, self._clock + entry.gain)
+        self._push(entry, self._clock + self._value(entry.gain, entry))
+
+    def _value(self, gain: int, entry: _Entry) -> float:
+        """Tokens that an entry saves, for its size."""
+        return gain * self.entry_bytes / entry.nbytes
 
     def _push(self, entry: _Entry, priority: float) -> None:
         entry.priority = priority
@@ -173,6 +186,7 @@ class PrefixStore:
 
     def _add(self, entry: _Entry, parent: _Entry | None) -> None:
         self._entries[entry.key.whole] = entry
+        self._bytes += entry.nbytes
         self._lengths.setdefault(entry.key.block, Counter())[entry.key.length] += 1
         entry.parent = parent
         if parent is not None:
@@ -180,6 +194,7 @@ class PrefixStore:
 
     def _delete(self, entry: _Entry) -> None:
         del self._entries[entry.key.whole]
+        self._bytes -= entry.nbytes
         lengths = self._lengths[entry.key.block]
         lengths[entry.key.length] -= 1
         if not lengths[entry.key.length]:
@@ -192,7 +207,7 @@ class PrefixStore:
             child.parent = entry.parent
             if entry.parent is not None:
                 entry.parent.children.add(child)
-            self._push(child, child.priority + entry.gain)
+            self._push(child, child.priority + self._value(entry.gain, child))
         if self._database is not None:
             parent, children = entry.parent and entry.parent.key.whole, [each.key.whole for each in entry.children]
             self._database.delete(entry.key, parent, children)

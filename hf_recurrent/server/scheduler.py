@@ -294,7 +294,7 @@ class Scheduler:
                 job.output.append(token)
                 if self.reuse is not None and job.request.stops:
                     self.reuse.after_step(progress, partial(self._batch.state, row))
-                is_stopped = bool(job.request.stops and job.request.matched_stop(job.output))
+                is_stopped = bool(job.request.stops and job.request.matched_stop(job.output)[0])
                 if is_stopped or len(job.output) >= job.request.max_new_tokens:
                     self._end_row(row, "stop" if is_stopped else "length")
                     ended.add(row)
@@ -304,10 +304,13 @@ class Scheduler:
         """Finish the job of a row, which the caller removes."""
         progress, snapshot = self._batch.rows[row], self._batch.snapshot(row)
         job = progress.job
-        stop = job.request.matched_stop(job.output) if reason == "stop" else 0
+        stop, before = job.request.matched_stop(job.output) if reason == "stop" else (0, ())
+        job.tail = bytes(before)
         if self.reuse is not None:
             self.reuse.end(progress, snapshot.state, reason == "end", stop)
-        if reason == "end":  # a new episode begins with a zero state
+        if reason == "end" and self.steps.keeps_state_at_end:  # the end token is part of the text
+            snapshot = replace(snapshot, bytes_read=snapshot.bytes_read + 1)
+        elif reason == "end":  # a new episode begins with a zero state
             snapshot = replace(snapshot, state=self.store.zero, pending=None)
         job.finish_reason = "length" if reason == "length" else "stop"
         self._finish(progress, snapshot, len(job.output) - stop)

@@ -15,10 +15,11 @@ from hf_recurrent.checkpoints.output_lock import output_lock
 from hf_recurrent.checkpoints.weight_hashing import weights_hash
 from hf_recurrent.checkpoints.weights import load_weights
 from hf_recurrent.generation.arguments import end_token_list
-from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState, supports_recurrent_state
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.settings import LearnerSettings
 from hf_recurrent.server.blob_stores import open_blobs
+from hf_recurrent.server.cached_steps import CachedSteps
 from hf_recurrent.server.model_steps import ModelSteps
 from hf_recurrent.server.prefix_database import PrefixDatabase
 from hf_recurrent.server.prefix_reuse import PrefixReuse
@@ -29,6 +30,7 @@ from hf_recurrent.server.session_database import SessionDatabase
 from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import SessionStore
 from hf_recurrent.server.shared_prefixes import SharedPrefixes
+from hf_recurrent.stock_models.with_state import with_state
 
 _WEIGHTS = "weights"  # property of a database: the hash of the weights of its states
 
@@ -63,12 +65,13 @@ def serving_scheduler(
     prefix_bytes: int = 1 << 28,
     store: str | None = None,
     store_bytes: int = 1 << 28,
+    block: int | None = None,
 ) -> Iterator[Scheduler]:
     """A running scheduler; when the block ends, jobs are ended and sessions are on disk.
 
     Args:
         model: a recurrent language model, in evaluation mode.
-        tokenizer: its byte tokenizer.
+        tokenizer: its tokenizer; a model that learns has one of bytes.
         session_dir: where sessions, and states of other texts, are kept; None to forget them at the end.
         learning: None for a model that does not change.
         max_states, max_resident, forgets: see [`SessionStore`].
@@ -77,22 +80,22 @@ def serving_scheduler(
         store: address of [`open_blobs`], of stored responses, and of states that processes share; by default a folder
             of `session_dir`, or memory, and nothing is shared.
         store_bytes: of all that is in it.
+        block: see [`CachedSteps`], for models of transformers.
 
     Raises:
-        TypeError: the model has no recurrent state.
+        UnsupportedCache: the model has no recurrent state, or one that cannot be saved.
         ValueError: the sessions belong to other weights, or another process uses a directory.
         ImportError: `store` needs a library that is missing.
         OSError: a directory cannot be written.
     """
     own = None if session_dir is None else os.path.abspath(Path(session_dir, "store"))
     blobs = open_blobs(own if store is None else store, store_bytes)
-    steps = ModelSteps(model, learns=learning is not None)
-    zero = steps.model.init_state(1)
+    steps = _steps(model, tokenizer, learning is not None, block)
+    zero = steps.zero
     with _locked(session_dir), _locked(learning and learning.directory):
         learner = None if learning is None else _learner(model, tokenizer, learning)
         database = None if session_dir is None else _database(session_dir, zero, model, learner)
-        ends = end_token_list(model.generation_config.eos_token_id)
-        begin = model.generation_config.bos_token_id
+        ends, begin = _end_tokens(model, tokenizer), model.generation_config.bos_token_id
         begin = begin if begin is not None else next(iter(ends), None)
         computation = steps.computation()
         reuse = None
@@ -124,12 +127,30 @@ def serving_scheduler(
                 scheduler.close()
 
 
+def _steps(model: PreTrainedModel, tokenizer: Any, learns: bool, block: int | None) -> ModelSteps:
+    """With a state as ours where the model has one; stock models keep their own cache and arithmetic.
+
+    A stock model of bytes was trained here, on the states of [`with_state`], which `generate --state` reads.
+    """
+    is_ours = supports_recurrent_state(model)
+    if is_ours or (hasattr(tokenizer, "encode_bytes") and supports_recurrent_state(with_state(model))):
+        return ModelSteps(model, learns)
+    return CachedSteps(model, block)
+
+
+def _end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
+    """Of the model, such as ends of turns, and of the tokenizer."""
+    ends = end_token_list(model.generation_config.eos_token_id)
+    own = None if hasattr(tokenizer, "encode_bytes") else getattr(tokenizer, "eos_token_id", None)
+    return ends if own is None or own in ends else [*ends, own]
+
+
 def _reuse(
     steps: ModelSteps, computation: str, max_bytes: int, directory: Path | None, shared: SharedPrefixes | None
 ) -> PrefixReuse:
     database = None if directory is None else PrefixDatabase(directory, computation)
-    store = PrefixStore(steps.model.init_state(1), max_bytes, database)
-    return PrefixReuse(store, not steps.learns_while_reading, shared)
+    store = PrefixStore(steps.zero, max_bytes, database)
+    return PrefixReuse(store, not steps.learns_while_reading, shared, steps.shortest_prefix)
 
 
 def _locked(directory: Path | None) -> AbstractContextManager:

@@ -1,8 +1,7 @@
 """Sessions as state files. Both functions run in the scheduler's thread."""
 
-from hf_recurrent.generation.text_state import TextState, pack_text_state, unpack_text_state
 from hf_recurrent.server.scheduler import Scheduler
-from hf_recurrent.server.session import Session, Snapshot
+from hf_recurrent.server.session import Session
 from hf_recurrent.server.session_store import SessionError
 
 
@@ -17,7 +16,7 @@ def state_of_session(scheduler: Scheduler, session_id: str) -> bytes:
     if scheduler.learner is not None:
         scheduler.learner.remember_weights()
     try:
-        return pack_text_state(scheduler.steps.model, TextState(snapshot.state, [snapshot.pending]))
+        return scheduler.steps.pack(snapshot)
     except ValueError as error:
         raise SessionError(f"The session cannot be saved: {error}") from error
 
@@ -31,10 +30,7 @@ def session_of_state(scheduler: Scheduler, data: bytes) -> Session:
     """
     known = () if scheduler.learner is None else scheduler.learner.known_weights
     try:
-        text = unpack_text_state(scheduler.steps.model, data, "body", known)
+        snapshot = scheduler.steps.unpack(data, known)
     except ValueError as error:
         raise SessionError(str(error)) from error
-    if len(text.pending) != 1:
-        raise SessionError(f"The body has the states of {len(text.pending)} texts; it must have one.")
-    state = {name: tensor.to(scheduler.store.zero[name]) for name, tensor in text.state.items()}
-    return scheduler.store.add(Session(Snapshot(state, text.pending[0])))
+    return scheduler.store.add(Session(snapshot))

@@ -1,24 +1,36 @@
 """States as plain bytes, for databases."""
 
+from math import prod
+
+import numpy as np
 import torch
 
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
+_SIZE = "<u4"
+
 
 class StatePacking:
-    """States of one model as plain bytes, without names and shapes.
+    """States of one model as plain bytes, without names and shapes; the sizes of growing parts come first.
 
     Args:
-        zero: a state of one stream.
+        zero: a state of one stream. A part without elements grows along its dimension of size 0.
+
+    Attributes:
+        nbytes: of the smallest state; of every one if no part grows.
+        grows: some part does.
     """
 
     def __init__(self, zero: RecurrentState):
         self._zero = zero
-        self.nbytes = sum(part.nbytes for part in zero.values())
+        self._growing = {name: part.shape.index(0) for name, part in zero.items() if not part.numel()}
+        self.grows = bool(self._growing)
+        self.nbytes = len(self.pack(zero))
 
     def pack(self, state: RecurrentState) -> bytes:
         """The elements of a state."""
-        return b"".join(state[name].cpu().numpy().tobytes() for name in self._zero)
+        sizes = np.array([state[name].shape[axis] for name, axis in self._growing.items()], _SIZE).tobytes()
+        return sizes + b"".join(_bytes_of(state[name]) for name in self._zero)
 
     def unpack(self, data: bytes) -> RecurrentState:
         """The inverse of [`pack`].
@@ -26,12 +38,28 @@ class StatePacking:
         Raises:
             ValueError: the size differs from the states of this model.
         """
-        if len(data) != self.nbytes:
-            raise ValueError(f"A stored state has {len(data)} bytes; this model needs {self.nbytes}.")
-        state, begin = {}, 0
+        begin, needed = np.dtype(_SIZE).itemsize * len(self._growing), self.nbytes
+        shapes = {name: list(part.shape) for name, part in self._zero.items()}
+        if len(data) >= begin:
+            for (name, axis), size in zip(self._growing.items(), np.frombuffer(data[:begin], _SIZE), strict=True):
+                shapes[name][axis] = int(size)
+            needed = begin + sum(part.itemsize * prod(shapes[name]) for name, part in self._zero.items())
+        if len(data) != needed:
+            raise ValueError(f"A stored state has {len(data)} bytes; this model needs {needed}.")
+        state = {}
         for name, like in self._zero.items():
             # Copied, so that the memory is aligned as in a new tensor.
-            piece = bytearray(data[begin : begin + like.nbytes])
-            state[name] = torch.frombuffer(piece, dtype=like.dtype).view(like.shape).clone().to(like.device)
-            begin += like.nbytes
+            part = torch.empty(shapes[name], dtype=like.dtype)
+            _array_of(part)[:] = np.frombuffer(data, np.uint8, part.nbytes, begin)
+            state[name] = part.to(like.device)
+            begin += part.nbytes
         return state
+
+
+def _array_of(part: torch.Tensor) -> np.ndarray:
+    """The memory of a contiguous tensor of any type, as bytes."""
+    return part.view(-1).view(torch.uint8).numpy()
+
+
+def _bytes_of(part: torch.Tensor) -> bytes:
+    return _array_of(part.cpu().contiguous()).tobytes()

@@ -14,12 +14,20 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from cached_cases import VOCAB_SIZE, cached_model
 from model_cases import tiny_model
 from running_server import Client
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from word_tokenizers import byte_level_tokenizer
 
 from hf_recurrent import ByteTokenizer
 from hf_recurrent.cli import serve
+from hf_recurrent.server.text_tokenizer import TextTokenizer
+
+TOKENIZER = byte_level_tokenizer()
+TEXT = TextTokenizer(TOKENIZER, VOCAB_SIZE)
+# Words whose text is read back as the same tokens.
+WORDS = [token for token, data in enumerate(TEXT.token_bytes) if data[:1] == b" " and data[1:].isalpha()]
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +112,7 @@ def name(token: int) -> str:
         (["--port", "-1"], "`--port` is -1"),
         (["--max_rows", "0"], "`--max_rows` is 0; it must be at least 1"),
         (["--max_rows", "257"], "`--max_rows` is 257; it must be at most 256"),
+        (["--block", "0"], "`--block` is 0; it must be at least 1"),
         (["--max_seconds", "0"], "`--max_seconds` is 0.0"),
         (["--public", "--api_keys", "x"], "`--public` does not go with"),
         (["--api_keys", "x", "--api_key", "k"], "`--api_keys` does not go with `--api_key`"),
@@ -166,3 +175,58 @@ def test_several_processes_share_stored_responses_and_outlive_one_another(checkp
         process.join(30)
         assert process.exitcode == 0 and "Traceback" not in log.read_text()
         assert not any(child.is_running() and child.status() != "zombie" for child in children)
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
+def test_a_chat_goes_on_after_a_kill_without_reading_again(tmp_path):
+    model = cached_model("mamba2")
+    folder, sessions = save(model, tmp_path / "tiny"), str(tmp_path / "sessions")
+    messages = [{"role": "user", "content": "the state of the server"}]
+    body = {"model": "tiny", "max_tokens": 9, "temperature": 0, "logit_bias": {str(word): 100 for word in WORDS}}
+    known = 1
+    for number in range(3):
+        with served(folder, "--session_dir", sessions, "--name", "tiny") as (client, process, log):
+            found = client.post("/v1/chat/completions", body | {"messages": messages})
+            assert "a state has" in log.read_text() and "generate as one batch" in log.read_text()
+            os.kill(process.pid, signal.SIGKILL)
+            process.join(20)
+        usage = found["usage"]
+        # The last token of an answer was never read.
+        assert usage["prompt_tokens_details"]["cached_tokens"] == known - 1
+        known = usage["total_tokens"]
+        answer = found["choices"][0]["message"]["content"]
+        rendered = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert answer == generated(model, rendered, 9)
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"again {number}"}]
+
+
+def generated(model, prompt: str, count: int) -> str:
+    ids = TOKENIZER(prompt, return_tensors="pt").input_ids
+    bias = {(word,): 100.0 for word in WORDS}
+    output = model.generate(ids, max_new_tokens=count, do_sample=False, sequence_bias=bias)
+    return TEXT.decode_bytes(output[0, ids.shape[1] :].tolist()).decode()
+
+
+def test_a_model_that_is_not_recurrent_is_refused(tmp_path, capsys):
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    torch.manual_seed(0)
+    folder = save(LlamaForCausalLM(config), tmp_path / "llama")
+    with pytest.raises(SystemExit, match="2"):
+        serve.main([str(folder), "--port", "0"])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "a LlamaForCausalLM: its only memory is the keys and values of attention" in error
+    assert "Mamba2, FalconMamba, RWKV" in error
+
+
+def test_learning_needs_bytes(tmp_path, capsys):
+    folder = save(cached_model("mamba2"), tmp_path / "tiny")
+    with pytest.raises(SystemExit, match="2"):
+        serve.main([str(folder), "--learn", "--output_dir", str(tmp_path / "learned")])
+    assert "it must have a byte tokenizer" in capsys.readouterr().err.splitlines()[-1]

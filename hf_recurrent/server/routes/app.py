@@ -23,7 +23,6 @@ from hf_recurrent.server.routes.protocol import TimedProtocol
 from hf_recurrent.server.routes.responses_api import responses_routes
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.session_api import session_routes
-from hf_recurrent.server.routes.settings import ServerSettings
 
 _MOST_CONNECTIONS = 1024
 _KEEP_ALIVE_SECONDS = 15
@@ -103,16 +102,17 @@ def run_server(served: ServedModel, listener: socket.socket, report: Callable[[]
         report: called once the first requests would be answered without delay.
     """
     app = build_app(served)
-    asyncio.run(_warm_up(app, served.settings))
+    asyncio.run(_warm_up(app, served))
     report()
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again, after a graceful end
         http_server(served, app).run(sockets=[listener])
 
 
-async def _warm_up(app: Guards, settings: ServerSettings) -> None:
+async def _warm_up(app: Guards, served: ServedModel) -> None:
     """Answer some requests, because the first ones of a process take several times as long as later ones."""
+    settings, shortest = served.settings, served.scheduler.steps.shortest_prefix
     # The first prompt is too short to have a stored state, so it is read; the other one is read by the first server.
-    prompts = [[0] * 30, [0] * 80]
+    prompts = [[0] * (shortest - 2), [0] * (2 * shortest + 16)]
     content = {"model": settings.name, "prompt": prompts, "max_tokens": 2, "logit_bias": {"0": -1.0}}
     message: dict = {"type": "http.request", "body": json.dumps(content).encode()}
     incoming: list[dict] = []

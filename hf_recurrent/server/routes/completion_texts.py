@@ -63,7 +63,7 @@ class CompletionChoice:
         else:
             text += self._decode(self._served.decode([*prompt, *new]))
         if is_done:
-            text += self._decoder.decode(b"", final=True)
+            text += self._decoder.decode(self.job.tail, final=True)
         self._taken, self._is_first, self._is_over = released, False, is_done
         reason = (self.job.finish_reason or "length") if is_done else None
         return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": reason}

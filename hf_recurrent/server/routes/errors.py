@@ -94,4 +94,5 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def _body(status: int, message: str, param: str | None = None, code: str | None = None) -> tuple[int, dict[str, Any]]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    message = message.encode(errors="replace").decode()  # a quoted value may have lone surrogates
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -22,10 +22,9 @@ def openai_routes(served: ServedModel) -> APIRouter:
         "object": "model",
         "created": served.created,
         "owned_by": "hf-recurrent",
-        "state_bytes": sum(part.nbytes for part in served.scheduler.store.zero.values()),
         "learns": served.scheduler.learner is not None,
         "has_chat_template": bool(getattr(served.tokenizer, "chat_template", None)),
-    }
+    } | served.scheduler.steps.about()
 
     @routes.get("/models")
     async def list_models() -> dict:

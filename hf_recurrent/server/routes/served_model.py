@@ -19,6 +19,7 @@ from hf_recurrent.server.routes.settings import ServerSettings
 from hf_recurrent.server.sampling import LogitChanges, TokenSource
 from hf_recurrent.server.scheduler import Scheduler
 from hf_recurrent.server.text_hashes import TextHashes
+from hf_recurrent.server.text_tokenizer import TextTokenizer
 
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.02, 0.2
 _WORTH_A_SEARCH = 32  # tokens to be read
@@ -30,7 +31,7 @@ class ServedModel:
 
     Args:
         scheduler: runs it.
-        tokenizer: a byte tokenizer.
+        tokenizer: any; one that has no bytes as tokens becomes a [`TextTokenizer`].
         settings: of the server.
         created: seconds since 1970.
     """
@@ -40,9 +41,20 @@ class ServedModel:
     settings: ServerSettings
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def __post_init__(self) -> None:
+        if not hasattr(self.tokenizer, "encode_bytes"):
+            self.tokenizer = TextTokenizer(self.tokenizer, self.vocab_size)
+
+    @property
+    def has_bytes(self) -> bool:
+        """True if a token is a byte, or a symbol that stands for one."""
+        return not isinstance(self.tokenizer, TextTokenizer)
+
     @cached_property
     def token_names(self) -> list[str]:
-        """Every token as OpenAI writes it: its character, or bytes:\\xNN for a part of one."""
+        """Every token as OpenAI writes it: its text, or bytes:\\xNN for a part of a character."""
+        if isinstance(self.tokenizer, TextTokenizer):
+            return [self.tokenizer.name(token) for token in range(self.vocab_size)]
         return [_token_name(self.decode([token])) for token in range(self.vocab_size)]
 
     @cached_property
@@ -58,7 +70,7 @@ class ServedModel:
     @property
     def vocab_size(self) -> int:
         """Ids that a prompt may have."""
-        return self.scheduler.steps.model.config.vocab_size
+        return self.scheduler.steps.vocab_size
 
     def send_interval(self, options: PieceOptions | None) -> Callable[[], float]:
         """Seconds between two pieces of a stream: more if many texts are generated, 0 for a piece of every token."""
@@ -68,13 +80,14 @@ class ServedModel:
         return lambda: min(max((counts.generating + counts.waiting) / rate, _SHORTEST_INTERVAL), _LONGEST_INTERVAL)
 
     def encode(self, text: str | bytes, param: str) -> np.ndarray:
-        """The tokens of a text.
+        """The tokens of a text. Chat templates and sessions write a begin token themselves; a `prompt` gets one.
 
         Raises:
             ApiError: it is not valid Unicode, or the alphabet of the model lacks a byte.
         """
+        options = {} if self.has_bytes else {"begins": param == "prompt"}
         try:
-            return self.tokenizer.encode_bytes(text.encode() if isinstance(text, str) else text)
+            return self.tokenizer.encode_bytes(text.encode() if isinstance(text, str) else text, **options)
         except UnicodeEncodeError as error:
             raise ApiError(
                 400, f"`{param}` is not valid Unicode: it has a lone surrogate.", param, "invalid_value"
@@ -133,7 +146,7 @@ class ServedModel:
             source = TokenSource(sampling.sampling, seed, self._changes(sampling), self.vocab_size, constraint)
             source.read(tokens if prompt is None else prompt)
             options["source"] = source
-            options["stops"] = [self.encode(stop, "stop").tolist() for stop in sampling.stops]
+            options |= self._stops(sampling.stops)
         return Job(Request(tokens, seconds=self.settings.seconds, **options))
 
     def generation(self, body: GenerateRequest, session_id: str, **options: Any) -> Job:
@@ -141,6 +154,14 @@ class ServedModel:
         self.check_limit("max_tokens", body.max_tokens, self.settings.max_new_tokens)
         nothing = np.zeros(0, dtype=np.int64)
         return self.job(nothing, body, session_id=session_id, max_new_tokens=body.max_tokens, **options)
+
+    def _stops(self, stops: Sequence[str]) -> dict[str, Any]:
+        """Fields of [`Request`]; a stop string may begin and end inside of tokens that are not bytes."""
+        if self.has_bytes or not stops:
+            return {"stops": [self.encode(stop, "stop").tolist() for stop in stops]}
+        for stop in stops:
+            self.encode(stop, "stop")  # may refuse it
+        return {"stops": [stop.encode() for stop in stops], "units": self.tokenizer.token_bytes.__getitem__}
 
     def _changes(self, sampling: SamplingFields) -> LogitChanges:
         changes, known = sampling.changes, self.vocab_size

@@ -132,7 +132,8 @@ def _add_texts(routes: APIRouter, served: ServedModel) -> None:
         if job.scores is not None:
             bits = _json_bits(job.scores.bits())
             known = [value for value in bits if value is not None]
-            result |= {"bits": bits, "bits_per_byte": sum(known) / len(known) if known else None}
+            size = len(known) if served.has_bytes else len(served.decode(tokens))
+            result |= {"bits": bits, "bits_per_byte": sum(known) / size if known and size else None}
         return result
 
     @routes.post("/{session_id}/generate", response_model=None)
@@ -171,7 +172,7 @@ class _GeneratedText:
 
     def _piece(self, end: int, is_last: bool) -> dict[str, Any]:
         begin, self._taken = self._taken, end
-        data = self._served.decode(self._job.output[begin:end])
+        data = self._served.decode(self._job.output[begin:end]) + (self._job.tail if is_last else b"")
         piece = {"text": self._decoder.decode(data, is_last), "base64": base64.b64encode(data).decode()}
         if self._job.output_scores is not None:
             piece["bits"] = _json_bits(self._job.output_scores.bits()[begin:end])
