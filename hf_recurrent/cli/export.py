@@ -3,7 +3,6 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.learn import OPTIMIZERS
@@ -73,7 +72,7 @@ def _export(arguments: argparse.Namespace) -> None:
     import_libraries()
     from transformers.utils import logging
 
-    from hf_recurrent.export.exported_learner import save_c_learner
+    from hf_recurrent.export.exported_learner import learner_setting, save_c_learner
     from hf_recurrent.export.exported_step import save_exported_step
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
 
@@ -86,7 +85,10 @@ def _export(arguments: argparse.Namespace) -> None:
     move_to_device(model, arguments)
     if arguments.learn:
         model = model.float().eval()
-        save_c_learner(model, folder, _learner_setting(model, tokenizer, arguments), tokenizer=tokenizer)
+        given = {"optimizer": arguments.optim, "learning_rate": arguments.learning_rate}
+        end = None if arguments.binary or tokenizer is None else tokenizer.eos_token_id
+        setting = learner_setting(model, end, **{name: value for name, value in given.items() if value is not None})
+        save_c_learner(model, folder, setting, tokenizer=tokenizer)
         print(f"{folder}: model.c, {_size(folder):,} bytes in all", file=sys.stderr)
         return
     specification = save_exported_step(
@@ -115,20 +117,6 @@ def _check_learning(arguments: argparse.Namespace) -> None:
         raise ValueError(f"`--learn` needs --format c; --format is {arguments.format}.")
     if arguments.quantize or arguments.weights_file:
         raise ValueError("`--learn` writes float32 weights to model.weights; leave out --quantize and --weights_file.")
-
-
-def _learner_setting(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> Any:
-    from hf_recurrent.export.c_learner import LearnerSetting
-    from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
-    from hf_recurrent.online.settings import LearnerSettings
-
-    given = {"optimizer": arguments.optim, "learning_rate": arguments.learning_rate}
-    settings = LearnerSettings(**{name: value for name, value in given.items() if value is not None})
-    parameters = dict(model.named_parameters())
-    optimizer = settings.build_optimizer(parameters.values())
-    apply_learning_rate_factors(optimizer, model, parameters)
-    end = None if arguments.binary or tokenizer is None else tokenizer.eos_token_id
-    return LearnerSetting(optimizer, settings.max_grad_norm, end)
 
 
 main = command(build_parser, _export)

@@ -107,3 +107,29 @@ def test_sizes_and_durations():
     ]
     assert [size(count) for count in (500, 1_153_000, 18.04e9, 900e12)] == ["0.50 kB", "1.15 MB", "18.0 GB", "900 TB"]
     assert (duration(90), duration(7200), duration(200_000)) == ("90 seconds", "2.0 hours", "2.3 days")
+
+
+def test_exported_c_is_planned_as_it_will_be_exported(capsys):
+    status, out = run(capsys, "--target c --json --memory 200kB")
+    numbers = json.loads(out.out)
+    assert status == 0 and numbers.keys() == {"step", "learner, adamw", "learner, rmsprop"}
+    step, adamw, rmsprop = numbers.values()
+    assert adamw["ram"] - rmsprop["ram"] == adamw["constants"] - 20  # a moment of every weight; the file has a header
+    assert step["total"] < rmsprop["total"] < adamw["total"]
+    assert step["fits"] is True and adamw["fits"] == (adamw["total"] <= 200_000)
+    status, out = run(capsys, f"--target c --memory {step['total']}")
+    assert status == 0 and out.out.count("  fits") == 1 and out.out.count("does not fit") == 2
+    assert f"{adamw['operations']:,}" in out.out
+    assert run(capsys, "--target c --memory 1kB")[0] == 1
+
+
+def test_a_learner_that_cannot_be_exported_is_planned_with_the_reason(capsys):
+    words = f"{TINY} --target c --config_overrides hidden_size=16 state_size=16 num_hidden_layers=1 recurrent_unit=gru"
+    main(["plan", *words.split()])
+    table = capsys.readouterr().out
+    assert "learner, adamw" in table and "is a GRU, whose recurrence mixes its channels" in table
+
+
+def test_flags_of_training_have_no_effect_on_exported_c(capsys):
+    status, out = run(capsys, "--target c --processes 2")
+    assert status == 2 and "`--processes` is of training; leave it out with --target c." in out.err

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import hf_recurrent as hf
 from hf_recurrent.export.c_helpers import HELPERS
-from hf_recurrent.export.c_source import c_source, c_source_and_weights
+from hf_recurrent.export.c_source import c_source, c_step
 from hf_recurrent.export.exported_step import ExportedStep, save_exported_step
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.step_module import StepModule
@@ -312,7 +312,7 @@ int main(void) {
 @needs_compiler
 def test_weights_in_a_file_are_checked_and_give_the_same_bits(tmp_path):
     model, program, _ = build("memora")
-    text, weights = c_source_and_weights(program, "tiny", StepModule(model).state_names)
+    text, weights, _ = c_step(program, "tiny", StepModule(model).state_names, separate_weights=True)
     assert len(text) < len(source("memora")) / 2
     (tmp_path / "main.c").write_text(LOADING)
     for name, step in (("loaded", text), ("plain", source("memora"))):
@@ -332,7 +332,7 @@ def test_weights_in_a_file_are_checked_and_give_the_same_bits(tmp_path):
 @pytest.mark.parametrize("name", ["mgrade learned", "mgrade digits"])
 def test_real_values_and_weights_in_a_file(name, tmp_path):
     model, program, _ = build(name)
-    text, _ = c_source_and_weights(program, "tiny", StepModule(model).state_names)
+    text = c_step(program, "tiny", StepModule(model).state_names, separate_weights=True).text
     assert "const struct tiny_weights *weights, const float *values, float *outputs)" in text
     (tmp_path / "step.c").write_text(text)
     run([COMPILER, *STRICT, "-c", "step.c"], tmp_path)
@@ -341,7 +341,10 @@ def test_real_values_and_weights_in_a_file(name, tmp_path):
 def test_weights_of_another_model_are_not_those_of_the_code():
     (_, program, _), (_, other, _) = build("memora"), build("lru")
     names = [StepModule(build(name)[0]).state_names for name in ("memora", "lru")]
-    files = [c_source_and_weights(*pair)[1] for pair in zip((program, other), ("tiny", "tiny"), names, strict=True)]
+    files = [
+        c_step(one, "tiny", own, separate_weights=True).weights
+        for one, own in zip((program, other), names, strict=True)
+    ]
     assert files[0][12:16] != files[1][12:16]
 
 
