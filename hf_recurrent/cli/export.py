@@ -3,12 +3,18 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.learn import OPTIMIZERS
 from hf_recurrent.cli.loading import add_loading_arguments, move_to_device
 from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command
 from hf_recurrent.export.formats import FORMATS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hf_recurrent.export.c_learner import LearnerSetting
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,7 +78,7 @@ def _export(arguments: argparse.Namespace) -> None:
     import_libraries()
     from transformers.utils import logging
 
-    from hf_recurrent.export.exported_learner import learner_setting, save_c_learner
+    from hf_recurrent.export.exported_learner import save_c_learner
     from hf_recurrent.export.exported_step import save_exported_step
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
 
@@ -117,6 +123,28 @@ def _check_learning(arguments: argparse.Namespace) -> None:
         raise ValueError(f"`--learn` needs --format c; --format is {arguments.format}.")
     if arguments.quantize or arguments.weights_file:
         raise ValueError("`--learn` writes float32 weights to model.weights; leave out --quantize and --weights_file.")
+
+
+def learner_setting(model: "PreTrainedModel", end: int | None = 0, **settings: Any) -> "LearnerSetting":
+    """How an exported learner of a model learns.
+
+    Args:
+        model: whose learning-rate factors count.
+        end: the token that ends an episode; None if there is none.
+        settings: `optimizer`, `learning_rate` and `max_grad_norm` of [`LearnerSettings`].
+
+    Raises:
+        ValueError: as [`LearnerSettings`].
+    """
+    from hf_recurrent.export.c_learner import LearnerSetting
+    from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
+    from hf_recurrent.online.settings import LearnerSettings
+
+    chosen = LearnerSettings(**settings)
+    parameters = dict(model.named_parameters())
+    optimizer = chosen.build_optimizer(parameters.values())
+    apply_learning_rate_factors(optimizer, model, parameters)
+    return LearnerSetting(optimizer, chosen.max_grad_norm, end)
 
 
 main = command(build_parser, _export)

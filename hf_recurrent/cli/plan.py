@@ -23,8 +23,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="hf-recurrent plan",
         usage="hf-recurrent plan [--config_file FILE] [--processes N] [...]",
-        description="Count the memory of a training run before it starts, or that of a model as exported C.\n"
-        "Other arguments are passed to pretrain.",
+        description="Count the memory of a training run before it starts, or of a model as exported\n"
+        "C. Other arguments are passed to pretrain.",
         epilog="examples:\n"
         "  hf-recurrent plan --model memora-s8 --config_file fsdp2-bfloat16.yaml \\\n"
         "    --processes 8 --memory 80GB\n"
@@ -121,6 +121,8 @@ def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
 def _plan_c(arguments: argparse.Namespace, run: "PretrainArguments") -> bool:
     """Print the footprints of exported C; False if none of them fits into `--memory`."""
     from hf_recurrent.cli.data_arguments import token_vocabulary
+    from hf_recurrent.cli.export import learner_setting
+    from hf_recurrent.cli.learn import OPTIMIZERS
     from hf_recurrent.cli.pretrain import build_model
     from hf_recurrent.planning.c_footprints import c_footprints
     from hf_recurrent.planning.report import describe_footprints
@@ -129,7 +131,7 @@ def _plan_c(arguments: argparse.Namespace, run: "PretrainArguments") -> bool:
         if getattr(arguments, name) is not None:
             raise ValueError(f"`--{name}` is of training; leave it out with --target c.")
     model = build_model(run.model, token_vocabulary(run.data.corpus))[0].float().eval()
-    found = dict(c_footprints(model))
+    found = dict(c_footprints(model, {name: learner_setting(model, optimizer=name) for name in OPTIMIZERS}))
     counted = {name: one for name, one in found.items() if not isinstance(one, str)}
     fits = {name: arguments.memory is None or one.total <= arguments.memory for name, one in counted.items()}
     if arguments.json:

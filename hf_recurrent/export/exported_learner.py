@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import ModelCardData
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -11,8 +10,6 @@ from hf_recurrent.checkpoints.manifest import write_manifest
 from hf_recurrent.export.c_learner import c_learner
 from hf_recurrent.export.c_learner_plan import LearnerSetting
 from hf_recurrent.export.new_folder import check_new, new_folder
-from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
-from hf_recurrent.online.settings import LearnerSettings
 
 _KIND, _NAME = "exported_learner", "model"
 _CARD = """---
@@ -42,24 +39,6 @@ float nats;
 
 All functions but `{name}_save` return 0 or one of the errors in `{name}.h`.
 """
-
-
-def learner_setting(model: PreTrainedModel, end: int | None = 0, **settings: Any) -> LearnerSetting:
-    """How an exported learner of a model learns.
-
-    Args:
-        model: whose learning-rate factors count.
-        end: the token that ends an episode; None if there is none.
-        settings: `optimizer`, `learning_rate` and `max_grad_norm` of [`LearnerSettings`].
-
-    Raises:
-        ValueError: as [`LearnerSettings`].
-    """
-    chosen = LearnerSettings(**settings)
-    parameters = dict(model.named_parameters())
-    optimizer = chosen.build_optimizer(parameters.values())
-    apply_learning_rate_factors(optimizer, model, parameters)
-    return LearnerSetting(optimizer, chosen.max_grad_norm, end)
 
 
 def save_c_learner(

@@ -1,31 +1,31 @@
 """Footprints of a model as exported C: its step, and its learner with each optimizer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from transformers import PreTrainedModel
 
 from hf_recurrent.export.c_footprint import Footprint
-from hf_recurrent.export.c_learner import c_learner
-from hf_recurrent.export.c_learner_helpers import UPDATES
+from hf_recurrent.export.c_learner import LearnerSetting, c_learner
 from hf_recurrent.export.c_source import c_step
-from hf_recurrent.export.exported_learner import learner_setting
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.step_module import StepModule
 
 
-def c_footprints(model: PreTrainedModel) -> Iterator[tuple[str, Footprint | str]]:
+def c_footprints(
+    model: PreTrainedModel, settings: Mapping[str, LearnerSetting]
+) -> Iterator[tuple[str, Footprint | str]]:
     """Name of a program → its footprint, or the reason why the model cannot be exported as that program.
 
     Args:
         model: with float32 weights, on the CPU.
+        settings: name of a learner → how it learns.
     """
     yield "step", _of_step(model)
-    for optimizer in UPDATES:
+    for name, setting in settings.items():
         try:
-            found = c_learner(model, learner_setting(model, optimizer=optimizer)).footprint
+            yield f"learner, {name}", c_learner(model, setting).footprint
         except ValueError as error:
-            found = str(error)
-        yield f"learner, {optimizer}", found
+            yield f"learner, {name}", str(error)
 
 
 def _of_step(model: PreTrainedModel) -> Footprint | str:

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from breadth import some_of
+from cortex_m import CORTEX, CORTEX_COMPILER, needs_cortex_compiler
 from test_c_learner import CASES, compile_c, exported, write
 from test_c_source import MODELS, build, needs_compiler
 
@@ -14,10 +15,7 @@ from hf_recurrent.export.c_source import c_step
 from hf_recurrent.export.step_module import StepModule
 
 CPLUSPLUS = shutil.which("g++")
-CORTEX_COMPILER = shutil.which("arm-none-eabi-gcc")
-CORTEX = ["-std=c99", "-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-Os", "-fstack-usage"]
 needs_cplusplus = pytest.mark.skipif(CPLUSPLUS is None, reason="g++ is not installed")
-needs_cortex_compiler = pytest.mark.skipif(CORTEX_COMPILER is None, reason="arm-none-eabi-gcc is not installed")
 
 # C as C++ whose floats and integers of products count their operations.
 COUNTED = """#include <cmath>
@@ -117,7 +115,11 @@ def test_operations_of_a_step_are_those_that_run(name, tmp_path):
 
 def compiled_sizes(folder, file) -> tuple[int, int]:
     """(bytes of flash, bytes of stack) of a file compiled for a Cortex-M4."""
-    subprocess.run([CORTEX_COMPILER, *CORTEX, "-c", file, "-o", "file.o"], cwd=folder, check=True)
+    subprocess.run(
+        [CORTEX_COMPILER, "-std=c99", *CORTEX["cortex-m4"], "-Os", "-fstack-usage", "-c", file, "-o", "file.o"],
+        cwd=folder,
+        check=True,
+    )
     done = subprocess.run(["arm-none-eabi-size", "file.o"], cwd=folder, capture_output=True, text=True, check=True)
     text, data, zeroed = map(int, done.stdout.splitlines()[1].split()[:3])
     assert data == zeroed == 0
