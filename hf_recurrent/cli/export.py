@@ -1,20 +1,18 @@
 """`hf-recurrent export CHECKPOINT`: one step of a model as a program for another runtime."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.learn import OPTIMIZERS
-from hf_recurrent.cli.loading import add_loading_arguments, move_to_device
-from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command
+from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build, move_to_device
+from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command, parse_pairs
 from hf_recurrent.export.formats import FORMATS
+from hf_recurrent.presets import preset_names
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hf_recurrent.export.c_learner import LearnerSetting
+_NEW_RATE = 1e-3  # learning rate of new weights
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,11 +26,13 @@ def build_parser() -> argparse.ArgumentParser:
         "  hf-recurrent export runs/hawk --format onnx --quantize int8\n"
         "  hf-recurrent export runs/mgrade --format c --output_dir firmware/step\n"
         "  hf-recurrent export runs/hawk --format c --learn --output_dir learner\n"
+        "  hf-recurrent export --format c --learn --inputs 3 --output_dir sensor\n"
         "  hf upload you/hawk-step hawk-onnx\n\n"
         'In Python, hf_recurrent.ExportedStep("hawk-onnx") runs the folder, and\n'
         'ExportedStep("you/hawk-step") a repository on the Hub.\n',
     )
-    add_loading_arguments(parser, device="cpu")
+    optional = "with --learn, also a preset with new weights, or nothing with --inputs"
+    add_loading_arguments(parser, takes_presets=True, device="cpu", optional=optional)
     parser.add_argument(
         "--format",
         default="torch",
@@ -53,32 +53,45 @@ def build_parser() -> argparse.ArgumentParser:
     learning.add_argument(
         "--learn",
         action="store_true",
-        help="with --format c, write a program that predicts and learns from every byte of a stream, as `learn` does",
+        help="with --format c, write a program that predicts and learns from every byte of a stream, as `learn` does, "
+        "or from every vector",
+    )
+    learning.add_argument(
+        "--inputs", type=int, metavar="N", help="learn vectors of N measurements; MODEL is new and left out"
     )
     learning.add_argument("--optim", choices=OPTIMIZERS, help="optimizer (default: adamw)")
-    learning.add_argument("--learning_rate", type=float, help="may be changed in C (default: 3e-5)")
+    learning.add_argument(
+        "--learning_rate", type=float, help="may be changed in C (default: 3e-5; with new weights 1e-3)"
+    )
     learning.add_argument(
         "--binary", action="store_true", default=None, help="byte 0 is data and does not end an episode"
     )
+    learning.add_argument(
+        "--config_overrides", nargs="+", metavar="NAME=VALUE", help="fields of the configuration of a new model"
+    )
+    learning.add_argument("--seed", type=int, help="seed of new weights (default: 0)")
     parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
     return parser
 
 
 def _export(arguments: argparse.Namespace) -> None:
     name = arguments.model
-    check_model_name("MODEL", name)
-    folder = arguments.output_dir or Path(f"{Path(name).name}-{arguments.format}")
+    _check_learning(arguments)
+    if not arguments.learn:
+        check_model_name("MODEL", name)
+    folder = arguments.output_dir or Path(f"{Path(name or 'sensor').name}-{arguments.format}")
     check_parent("--output_dir", folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"`--output_dir` is {str(folder)!r}, which exists; it must be a new or empty folder.")
     if arguments.weights_file and arguments.format != "c":
         raise ValueError(f"`--weights_file` needs --format c; --format is {arguments.format}.")
-    _check_learning(arguments)
+    if arguments.learn:
+        _export_learner(arguments, folder)
+        return
 
     import_libraries()
     from transformers.utils import logging
 
-    from hf_recurrent.export.exported_learner import save_c_learner
     from hf_recurrent.export.exported_step import save_exported_step
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
 
@@ -89,14 +102,6 @@ def _export(arguments: argparse.Namespace) -> None:
     if getattr(model.config, "input_size", None) is None:
         tokenizer = load_tokenizer(name, **options)
     move_to_device(model, arguments)
-    if arguments.learn:
-        model = model.float().eval()
-        given = {"optimizer": arguments.optim, "learning_rate": arguments.learning_rate}
-        end = None if arguments.binary or tokenizer is None else tokenizer.eos_token_id
-        setting = learner_setting(model, end, **{name: value for name, value in given.items() if value is not None})
-        save_c_learner(model, folder, setting, tokenizer=tokenizer)
-        print(f"{folder}: model.c, {_size(folder):,} bytes in all", file=sys.stderr)
-        return
     specification = save_exported_step(
         model.eval(),
         folder,
@@ -113,38 +118,59 @@ def _size(folder: Path) -> int:
 
 
 def _check_learning(arguments: argparse.Namespace) -> None:
-    """Raise a ValueError for flags that have no effect."""
+    """Raise a ValueError for flags that have no effect, and for a missing MODEL."""
+    name = arguments.model
     if not arguments.learn:
-        for name in ("optim", "learning_rate", "binary"):
-            if getattr(arguments, name) is not None:
-                raise ValueError(f"`--{name}` needs --learn.")
-        return
-    if arguments.format != "c":
+        for flag in ("inputs", "optim", "learning_rate", "binary", "config_overrides", "seed"):
+            if getattr(arguments, flag) is not None:
+                raise ValueError(f"`--{flag}` needs --learn.")
+    elif arguments.format != "c":
         raise ValueError(f"`--learn` needs --format c; --format is {arguments.format}.")
-    if arguments.quantize or arguments.weights_file:
+    elif arguments.quantize or arguments.weights_file:
         raise ValueError("`--learn` writes float32 weights to model.weights; leave out --quantize and --weights_file.")
+    if arguments.inputs is None and name is None:
+        needed = "a checkpoint, a preset, or --inputs for measurements" if arguments.learn else "a checkpoint"
+        raise ValueError(f"`MODEL` is missing; give {needed}.")
+    if arguments.inputs is not None and (name is not None or arguments.binary):
+        other = "--binary" if name is None else f"MODEL {name!r}"
+        raise ValueError(f"`--inputs` makes a new model of measurements; leave out {other}.")
+    is_new = arguments.inputs is not None or name in preset_names()
+    for flag in ("config_overrides", "seed"):
+        if getattr(arguments, flag) is not None and not is_new:
+            raise ValueError(f"`--{flag}` needs a new model: --inputs, or a preset as MODEL.")
 
 
-def learner_setting(model: "PreTrainedModel", end: int | None = 0, **settings: Any) -> "LearnerSetting":
-    """How an exported learner of a model learns.
+def _export_learner(arguments: argparse.Namespace, folder: Path) -> None:
+    import_libraries()
+    from hf_recurrent.export.exported_learner import save_c_learner
+    from hf_recurrent.online.learner import OnlineLearner
+    from hf_recurrent.online.vector_learner import VectorLearner
 
-    Args:
-        model: whose learning-rate factors count.
-        end: the token that ends an episode; None if there is none.
-        settings: `optimizer`, `learning_rate` and `max_grad_norm` of [`LearnerSettings`].
+    names = {"optimizer": arguments.optim, "learning_rate": arguments.learning_rate, "binary": arguments.binary}
+    given = {name: value for name, value in names.items() if value is not None}
+    overrides, seed = arguments.config_overrides or (), arguments.seed or 0
+    if arguments.inputs is not None:
+        config = parse_pairs("--config_overrides", overrides)
+        learner = VectorLearner.new(arguments.inputs, seed=seed, config=config, **given)
+    else:
+        if arguments.model in preset_names():
+            given = {"learning_rate": _NEW_RATE} | given
+        arguments.config_overrides, arguments.seed = overrides, seed
+        model, tokenizer = load_or_build(arguments)
+        check_byte_tokenizer("MODEL", arguments.model, tokenizer)
+        learner = OnlineLearner(model.float(), tokenizer, **given)
+    save_c_learner(learner, folder)
+    print(f"{folder}: model.c, {_size(folder):,} bytes in all", file=sys.stderr)
+    print(_sizes(folder / "model.h"), file=sys.stderr)
 
-    Raises:
-        ValueError: as [`LearnerSettings`].
-    """
-    from hf_recurrent.export.c_learner import LearnerSetting
-    from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
-    from hf_recurrent.online.settings import LearnerSettings
 
-    chosen = LearnerSettings(**settings)
-    parameters = dict(model.named_parameters())
-    optimizer = chosen.build_optimizer(parameters.values())
-    apply_learning_rate_factors(optimizer, model, parameters)
-    return LearnerSetting(optimizer, chosen.max_grad_norm, end)
+def _sizes(header: Path) -> str:
+    """Of memory, from the macros of a header."""
+    sizes = dict(re.findall(r"#define MODEL_(\w+) (\d+)", header.read_text()))
+    ram, tables, weights, saved = (
+        int(sizes[name]) for name in ("LEARNER_BYTES", "TABLE_BYTES", "WEIGHTS_FILE_SIZE", "SAVED_SIZE")
+    )
+    return f"RAM {ram:,} bytes; flash {tables + weights:,} bytes and the code; saved state {saved:,} bytes"
 
 
 main = command(build_parser, _export)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # As in `learning_rules.rules` and `online.settings`, which import torch.
 METHODS = ("rtrl", "snap1", "truncated", "spatial")
-OPTIMIZERS = ("adamw", "rmsprop")
+OPTIMIZERS = ("adamw", "rmsprop", "sgd")
 
 
 def build_parser() -> argparse.ArgumentParser:

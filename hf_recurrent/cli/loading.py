@@ -13,16 +13,24 @@ if TYPE_CHECKING:
 
 
 def add_loading_arguments(
-    parser: argparse.ArgumentParser, takes_presets: bool = False, device: str | None = None
+    parser: argparse.ArgumentParser,
+    takes_presets: bool = False,
+    device: str | None = None,
+    optional: str | None = None,
 ) -> None:
     """Add the arguments of all commands that read a trained model, or also build a preset.
 
     Args:
         takes_presets: MODEL may be the name of a preset.
         device: the default; None for the first GPU, or the CPU without one.
+        optional: the help says when MODEL may be left out; None if it is required.
     """
     parser.set_defaults(takes_presets=takes_presets)
-    parser.add_argument("model", metavar="MODEL", help="directory of a checkpoint, or owner/name on the Hub")
+    text = "directory of a checkpoint, or owner/name on the Hub"
+    if optional is None:
+        parser.add_argument("model", metavar="MODEL", help=text)
+    else:
+        parser.add_argument("model", metavar="MODEL", nargs="?", help=f"{text}; {optional}")
     parser.add_argument(
         "--trust_remote_code",
         action="store_true",
@@ -85,7 +93,9 @@ def load_or_build(arguments: argparse.Namespace, argument: str = "MODEL") -> "tu
     from hf_recurrent.modeling.tokenizer.tokenization_byte import ByteTokenizer
 
     set_seed(arguments.seed)
-    model = build_new_model(AutoModelForCausalLM, arguments.model, argument)
+    overrides = getattr(arguments, "config_overrides", ())
+    flag = "--config_overrides" if overrides else argument
+    model = build_new_model(AutoModelForCausalLM, arguments.model, flag, overrides)
     model.to(torch.float32 if arguments.dtype == "auto" else getattr(torch, arguments.dtype))
     move_to_device(model, arguments)
     return model.eval(), ByteTokenizer()

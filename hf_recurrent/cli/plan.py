@@ -47,6 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="of one process, or of flash and RAM with --target; says whether the run fits",
     )
     parser.add_argument("--target", choices=["c"], help="plan the programs of `export --format c` instead of training")
+    parser.add_argument(
+        "--inputs", type=int, help="with --target c, a learner of so many measurements, as in `export`"
+    )
     parser.add_argument("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")
     add_json_argument(parser)
     return parser
@@ -69,9 +72,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     """Print the plan of a run; False if it does not fit into `--memory`."""
-    for name in ("processes", "measure"):
+    for name in ("processes", "measure", "inputs"):
         if getattr(arguments, name) is not None:
             check_at_least(1, arguments, name)
+    if arguments.inputs is not None and arguments.target is None:
+        raise ValueError("`--inputs` needs --target c.")
 
     import_libraries("hf_recurrent.cli.pretrain_arguments", "hf_recurrent.planning.training_steps")
     from transformers.utils import logging
@@ -121,7 +126,6 @@ def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
 def _plan_c(arguments: argparse.Namespace, run: "PretrainArguments") -> bool:
     """Print the footprints of exported C; False if none of them fits into `--memory`."""
     from hf_recurrent.cli.data_arguments import token_vocabulary
-    from hf_recurrent.cli.export import learner_setting
     from hf_recurrent.cli.learn import OPTIMIZERS
     from hf_recurrent.cli.pretrain import build_model
     from hf_recurrent.planning.c_footprints import c_footprints
@@ -130,15 +134,18 @@ def _plan_c(arguments: argparse.Namespace, run: "PretrainArguments") -> bool:
     for name in ("config_file", "processes", "measure"):
         if getattr(arguments, name) is not None:
             raise ValueError(f"`--{name}` is of training; leave it out with --target c.")
-    model = build_model(run.model, token_vocabulary(run.data.corpus))[0].float().eval()
-    found = dict(c_footprints(model, {name: learner_setting(model, optimizer=name) for name in OPTIMIZERS}))
+    name, count, model = f"a new model of {arguments.inputs} measurements", None, None
+    if arguments.inputs is None:
+        model = build_model(run.model, token_vocabulary(run.data.corpus))[0].float().eval()
+        name, count = run.model.model, model.num_parameters()
+    found = dict(c_footprints(model, OPTIMIZERS, arguments.inputs))
     counted = {name: one for name, one in found.items() if not isinstance(one, str)}
     fits = {name: arguments.memory is None or one.total <= arguments.memory for name, one in counted.items()}
     if arguments.json:
         values = {name: one._asdict() | {"total": one.total, "fits": fits[name]} for name, one in counted.items()}
         print(json.dumps(values | {name: {"refused": one} for name, one in found.items() if name not in counted}))
     else:
-        print(describe_footprints(run.model.model, model.num_parameters(), found, arguments.memory))
+        print(describe_footprints(name, count, found, arguments.memory))
     return any(fits.values())
 
 

@@ -1,6 +1,7 @@
 """A learner of one stream as C99: a header and a source file, without allocation and without global variables.
 
-It does what `OnlineLearner` does with stride 1 and exact real-time recurrent learning, on the same recorded program.
+It does what `OnlineLearner` does with stride 1 and exact real-time recurrent learning, on the same recorded program, or
+what `VectorLearner` does.
 """
 
 import math
@@ -13,16 +14,20 @@ from hf_recurrent.export.c_file import allocate, named
 from hf_recurrent.export.c_footprint import Footprint, code_bytes, update_operations
 from hf_recurrent.export.c_helpers import HELPERS, helpers_of
 from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, UPDATES
-from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting
+from hf_recurrent.export.c_learner_interfaces import token_interface, vector_interface
+from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting, RecordedBlock
 from hf_recurrent.export.c_learner_printer import LearnerPrinter
-from hf_recurrent.export.c_learner_text import header_text, source_text
+from hf_recurrent.export.c_learner_text import Interface, header_text, source_text
+from hf_recurrent.export.c_literals import literal
 from hf_recurrent.export.c_tables import used_tables
+from hf_recurrent.export.vector_block import VectorBlock, vector_plan
 from hf_recurrent.kernels.step_graph import UnsupportedOp
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.compiled_reading import CompiledReading
-from hf_recurrent.learning_rules.compiled_update import CompiledUpdate
 from hf_recurrent.learning_rules.rules import build_learning_rule
+from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
+from hf_recurrent.online.vector_learner import VectorLearner
 
 
 class CLearner(NamedTuple):
@@ -52,20 +57,52 @@ def c_learner(model: torch.nn.Module, setting: LearnerSetting, name: str = "mode
     Raises:
         ValueError: the model, its units or the optimizer are not supported.
     """
+    _check_tokens(model)
     _check(model, setting)
     try:
         block = CompiledBlock(build_learning_rule("rtrl", model), 1, 1, resets=False)
-        plan = LearnerPlan(block, setting)
-        parts = _print_block(block, plan), _print_reading(CompiledReading(model), plan)
+        plan = LearnerPlan(block, setting, init_network_state(model, 1))
+        learn = _print_block(block, plan, {}, ("nats", "nats[{}]"))
+        predict = _print_reading(CompiledReading(model), plan)
     except (Uncompilable, UnsupportedOp) as error:
         reason = str(error).rstrip(".")
         raise ValueError(f"The learner cannot be exported to C: {reason}.") from error
-    learn, predict = (_Body(printer) for printer in parts)
+    interface = token_interface(model.config.vocab_size, setting.end, predict.text)
+    return _learner(plan, interface, learn, predict, name)
+
+
+def c_vector_learner(learner: VectorLearner, name: str = "model") -> CLearner:
+    """Print a learner of vectors: its weights as they are, and nothing else of what it has learned.
+
+    Args:
+        learner: of float32 weights.
+        name: prefix of all names; an identifier of C.
+
+    Raises:
+        ValueError: the model, its units or the optimizer are not supported.
+    """
+    setting = LearnerSetting(learner.optimizer, learner.settings.max_grad_norm)
+    _check(learner.model, setting)
+    inputs = {"input": "input[{}]", "target": "target[{}]"}
+    try:
+        block = VectorBlock(learner)
+        plan = vector_plan(learner, block)
+        learn = _print_block(block, plan, inputs, ("error", "learner->error[{}]"))
+        trace, values = block.record(learns=False)
+        printer = LearnerPrinter(trace.graph, plan.layout(inputs), first_table=1000)
+        printer.write_results({"following": (values["following"], "values[{}]")}, [], "")
+    except UnsupportedOp as error:
+        raise ValueError(f"The learner cannot be exported to C: {str(error).rstrip('.')}.") from error
+    predict = _Body(printer)
+    interface = vector_interface(learner.model.config.input_size, learner.settings.window, predict.text)
+    return _learner(plan, interface, learn, predict, name)
+
+
+def _learner(plan: LearnerPlan, interface: Interface, learn: "_Body", predict: "_Body", name: str) -> CLearner:
     tables = [table.definition() for body in (learn, predict) for table in body.tables]
-    calls = "\n".join((learn.text, predict.text, "NAME_norm_of("))
-    helpers = helpers_of(calls, HELPERS | LEARNER_HELPERS)
-    header = header_text(plan, max(learn.size, predict.size), learn.table_bytes + predict.table_bytes)
-    source = source_text(plan, [*tables, *helpers], _update(plan), learn.text, predict.text)
+    helpers = helpers_of("\n".join((learn.text, predict.text, "NAME_norm_of(")), HELPERS | LEARNER_HELPERS)
+    header = header_text(plan, interface, max(learn.size, predict.size), learn.table_bytes + predict.table_bytes)
+    source = source_text(plan, interface, [*tables, *helpers], _update(plan), learn.text)
     weights = plan.weights_file()
     footprint = _footprint(plan, header, source, len(weights), learn.operations)
     return CLearner(footprint.commented(named(header, name)), named(source, name), weights, footprint)
@@ -81,28 +118,31 @@ def _footprint(plan: LearnerPlan, header: str, source: str, weights: int, operat
 def _update(plan: LearnerPlan) -> str:
     """The function of the optimizer."""
     text, group = UPDATES[plan.kind], plan.setting.optimizer.param_groups[0]
-    betas = group["betas"] if "betas" in group else (0.0, group["alpha"])
-    for macro, value in zip(("BETA1", "BETA2", "EPS"), (*betas, group["eps"]), strict=True):
-        text = re.sub(rf"\b{macro}\b", repr(float(value)), text)
-    return text
+    betas = group["betas"] if "betas" in group else (0.0, group.get("alpha", 0.0))
+    numbers = {"EPS": group.get("eps", 0.0)}
+    for number, beta in enumerate(betas, 1):
+        numbers |= {f"BETA{number}": beta, f"REST{number}": 1 - beta}
+        numbers |= {f"LOG_BETA{number}": math.log(beta)} if beta else {}
+    return re.sub(
+        r"\b[A-Z_]+\d?\b", lambda match: literal(numbers[match[0]]) if match[0] in numbers else match[0], text
+    )
 
 
-def _check(model: torch.nn.Module, setting: LearnerSetting) -> None:
+def _check_tokens(model: torch.nn.Module) -> None:
     if not hasattr(model, "lm_head") or getattr(model.config, "input_size", None) is not None:
         raise ValueError(f"`model` is a {type(model).__name__}; it must be a language model that reads tokens.")
     if getattr(model, "count_memory", None) is not None:
         raise ValueError("`model` has a count memory, which a learner in C does not support.")
     if getattr(model.config, "ngram_orders", None):
         raise ValueError("`model` has tables of n-grams, which a learner in C does not support.")
+
+
+def _check(model: torch.nn.Module, setting: LearnerSetting) -> None:
     if model.dtype != torch.float32:
         raise ValueError(
             f"`model` has {model.dtype} weights; a learner in C needs float32: call `model.float()` first."
         )
-    if not CompiledUpdate.is_supported(setting.optimizer):
-        kind = type(setting.optimizer).__name__
-        raise ValueError(f"`setting.optimizer` is {kind}; it must be AdamW or RMSprop without weight decay.")
-    if not 0 <= setting.max_grad_norm < math.inf:
-        raise ValueError(f"`setting.max_grad_norm` is {setting.max_grad_norm}; it must be finite and at least 0.")
+    setting.check()
 
 
 class _Body:
@@ -117,26 +157,24 @@ class _Body:
         self.table_bytes = sum(len(table.binary()) for table in self.tables)
 
 
-def _print_block(block: CompiledBlock, plan: LearnerPlan) -> LearnerPrinter:
+def _print_block(block: RecordedBlock, plan: LearnerPlan, inputs: dict[str, str], result: tuple[str, str]) -> "_Body":
+    """The statements of a block with these inputs; `result` is one of its values and its C text."""
     trace, values = block.record()
     if trace.guards:
         raise UnsupportedOp("a copy of a weight")
-    printer = LearnerPrinter(trace.graph, plan.layout())
-    results = {}
+    printer = LearnerPrinter(trace.graph, plan.layout(inputs))
+    results = {result[0]: (values[result[0]], result[1])}
     for name, value in values.items():
-        if name == "nats":
-            access = "nats[{}]"
-        elif name.startswith("state "):
-            access = f"learner->saved.{plan.fields[name][0]}[{{}}]"
-        else:
-            access = f"learner->gradient[{plan.offsets[name.removeprefix('gradient ')]} + {{}}]"
-        results[name] = value, access
+        if name.startswith("state "):
+            results[name] = value, f"learner->saved.{plan.fields[name][0]}[{{}}]"
+        elif name.startswith("gradient "):
+            results[name] = value, f"learner->gradient[{plan.offsets[name.removeprefix('gradient ')]} + {{}}]"
     printer.write_results(results, trace.effects, "if (NAME_update(learner)) return NAME_DIVERGED;")
-    return printer
+    return _Body(printer)
 
 
-def _print_reading(reading: CompiledReading, plan: LearnerPlan) -> LearnerPrinter:
+def _print_reading(reading: CompiledReading, plan: LearnerPlan) -> "_Body":
     trace, values = reading.record()
-    printer = LearnerPrinter(trace.graph, plan.layout(), first_table=1000)
+    printer = LearnerPrinter(trace.graph, plan.layout({}), first_table=1000)
     printer.write_results({"logits": (values["logits"], "logits[{}]")}, [], "")
-    return printer
+    return _Body(printer)

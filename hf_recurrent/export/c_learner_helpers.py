@@ -79,17 +79,17 @@ static void NAME_sensitivities(float *s, const float *transition, const float *o
         }
     }
 }""",
-    "norm_of": """static double NAME_norm_of(const float *x, long size) {
-    double total = 0.0;
+    "norm_of": """static float NAME_norm_of(const float *x, long size) {
+    float total = 0.0f;
     for (long begin = 0; begin < size; begin += 1024) {
         const int count = size - begin < 1024 ? (int)(size - begin) : 1024;
         total += NAME_dot(x + begin, x + begin, count);
     }
-    return sqrt(total);
+    return sqrtf(total);
 }""",
 }
 
-# β1, β2 and ε of the optimizer become BETA1, BETA2 and EPS.
+# β, log β and 1 - β of the moments become BETA, LOG_BETA and REST, with 1 or 2 at the end, and ε becomes EPS.
 _LOOP = """    long i = begin;
     /* Blocks of fixed length, so that -O2 -fno-math-errno vectorizes. */
     for (; i + 8 <= end; i += 8) {
@@ -112,32 +112,38 @@ def _update(head: str, statements: tuple[str, ...]) -> str:
 
 UPDATES = {
     "adamw": _update(
-        """/* AdamW without weight decay, as torch has it. */
+        """/* AdamW without weight decay, as torch has it; 1 - beta^updates without doubles. */
 static void NAME_change(struct NAME_learner *learner, long begin, long end, float factor, float scale) {
-    const double updates = (double)learner->saved.updates;
-    const float rate = (float)((double)learner->learning_rate * factor / (1.0 - pow(BETA1, updates)));
-    const float root = (float)(1.0 / sqrt(1.0 - pow(BETA2, updates)));
-    const float mix = (float)(1.0 - BETA1), keep = (float)BETA2, add = (float)(1.0 - BETA2), eps = (float)EPS;
+    const float updates = (float)learner->saved.updates;
+    const float rate = learner->learning_rate * factor / -expm1f(updates * LOG_BETA1);
+    const float root = 1.0f / sqrtf(-expm1f(updates * LOG_BETA2));
     struct NAME_saved *saved = &learner->saved;
 """,
         (
             "const float g = learner->gradient[AT] * scale;",
-            "saved->first[AT] += mix * (g - saved->first[AT]);",
-            "saved->second[AT] = keep * saved->second[AT] + add * g * g;",
-            "saved->weights[AT] -= rate * saved->first[AT] / (sqrtf(saved->second[AT]) * root + eps);",
+            "saved->first[AT] += REST1 * (g - saved->first[AT]);",
+            "saved->second[AT] = BETA2 * saved->second[AT] + REST2 * g * g;",
+            "saved->weights[AT] -= rate * saved->first[AT] / (sqrtf(saved->second[AT]) * root + EPS);",
         ),
     ),
     "rmsprop": _update(
         """/* RMSProp, as torch has it. */
 static void NAME_change(struct NAME_learner *learner, long begin, long end, float factor, float scale) {
-    const float rate = learner->learning_rate * factor, keep = (float)BETA2, add = (float)(1.0 - BETA2);
-    const float eps = (float)EPS;
+    const float rate = learner->learning_rate * factor;
     struct NAME_saved *saved = &learner->saved;
 """,
         (
             "const float g = learner->gradient[AT] * scale;",
-            "saved->second[AT] = keep * saved->second[AT] + add * g * g;",
-            "saved->weights[AT] -= rate * g / (sqrtf(saved->second[AT]) + eps);",
+            "saved->second[AT] = BETA2 * saved->second[AT] + REST2 * g * g;",
+            "saved->weights[AT] -= rate * g / (sqrtf(saved->second[AT]) + EPS);",
         ),
+    ),
+    "sgd": _update(
+        """/* Stochastic gradient descent. */
+static void NAME_change(struct NAME_learner *learner, long begin, long end, float factor, float scale) {
+    const float rate = learner->learning_rate * factor * scale;
+    struct NAME_saved *saved = &learner->saved;
+""",
+        ("saved->weights[AT] -= rate * learner->gradient[AT];",),
     ),
 }

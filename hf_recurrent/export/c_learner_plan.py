@@ -1,18 +1,27 @@
 """Where everything lies in the struct of an exported learner, and in its files."""
 
+import math
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from hf_recurrent.export.c_learner_printer import Layout
 from hf_recurrent.export.c_tables import WEIGHTS_MAGIC
-from hf_recurrent.learning_rules.compiled_block import CompiledBlock
+from hf_recurrent.kernels.block_trace import BlockTrace
+from hf_recurrent.kernels.step_graph import Value
+from hf_recurrent.learning_rules.rules import LearningRule
+from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.online.learner import OnlineLearner
 
 SAVED_MAGIC, FILE_VERSION = 0x4C434648, 2  # "HFCL" in little-endian order
 HEADER_BYTES = 20
+_KINDS = {torch.optim.AdamW: "adamw", torch.optim.RMSprop: "rmsprop", torch.optim.SGD: "sgd"}
+_MOMENTS = {"adamw": ("first", "second"), "rmsprop": ("second",), "sgd": ()}
+_ABSENT = ("amsgrad", "maximize", "weight_decay", "momentum", "centered", "nesterov")  # settings that C does not have
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class LearnerSetting:
     """How an exported learner learns.
 
     Args:
-        optimizer: AdamW or RMSprop without weight decay, of all trained parameters of the model.
+        optimizer: AdamW, RMSprop or SGD without weight decay and momentum, of all trained parameters of the model.
         max_grad_norm: gradients are clipped to this norm; 0 for no clipping.
         end: the token that ends an episode; None if there is none.
     """
@@ -29,9 +38,55 @@ class LearnerSetting:
     max_grad_norm: float = 1.0
     end: int | None = 0
 
+    def check(self) -> None:
+        """Raise a ValueError for a setting that a learner in C does not have."""
+        groups, kind = self.optimizer.param_groups, type(self.optimizer)
+        if kind not in _KINDS or any(group.get(name) for group in groups for name in _ABSENT):
+            raise ValueError(
+                f"`setting.optimizer` is {kind.__name__}; it must be AdamW, RMSprop or SGD without weight decay and "
+                "momentum."
+            )
+        if not 0 <= self.max_grad_norm < math.inf:
+            raise ValueError(f"`setting.max_grad_norm` is {self.max_grad_norm}; it must be finite and at least 0.")
+
+
+def learner_setting(learner: OnlineLearner) -> LearnerSetting:
+    """How a learner of tokens learns.
+
+    Raises:
+        ValueError: it does not learn by the rule "rtrl" with stride 1.
+    """
+    settings = learner.settings
+    if not settings.learn or (settings.rule, settings.stride, settings.update_every) != ("rtrl", 1, 1):
+        raise ValueError("`learner` must learn by the rule 'rtrl' with stride 1, as a learner in C does.")
+    return LearnerSetting(learner.step.optimizer, settings.max_grad_norm, learner.end)
+
+
+class RecordedBlock(Protocol):
+    """One step, forward and backward pass, that can be recorded.
+
+    Attributes:
+        rule: the learning rule.
+        parameters: name → weight.
+        gradients: names of those that are trained.
+    """
+
+    rule: LearningRule
+    parameters: Mapping[str, torch.nn.Parameter]
+    gradients: Mapping[str, torch.Size]
+
+    def record(self) -> tuple[BlockTrace, dict[str, Value]]:
+        """The recording, and its results by name."""
+
 
 class LearnerPlan:
     """Where everything lies in the struct of a learner.
+
+    Args:
+        block: of one step.
+        setting: how it learns.
+        state: the zero state of one stream.
+        scales: name → size of other numbers that are saved.
 
     Attributes:
         offsets: name of a parameter → its first element among the weights; trained ones come first.
@@ -41,9 +96,15 @@ class LearnerPlan:
         rates: (begin, end, factor of the learning rate) of trained weights.
     """
 
-    def __init__(self, block: CompiledBlock, setting: LearnerSetting):
-        self.setting, self.vocab_size = setting, block.model.config.vocab_size
-        self.kind = "adamw" if isinstance(setting.optimizer, torch.optim.AdamW) else "rmsprop"
+    def __init__(
+        self,
+        block: RecordedBlock,
+        setting: LearnerSetting,
+        state: RecurrentState,
+        scales: Mapping[str, int] | None = None,
+    ):
+        self.setting, self.scales = setting, dict(scales or {})
+        self.kind = _KINDS[type(setting.optimizer)]
         self.parameters = block.parameters
         self.trained = trained = list(block.gradients)
         self.names = [*trained, *(name for name in self.parameters if name not in block.gradients)]
@@ -53,9 +114,8 @@ class LearnerPlan:
             at += self.parameters[name].numel()
         self.num_weights = at
         self.num_trained = sum(self.parameters[name].numel() for name in trained)
-        rule = block.rule
         self.fields: dict[str, tuple[str, int]] = {}
-        for part, tensors in (("state", rule.model.init_state(1)), ("carried", rule.init_carried(1))):
+        for part, tensors in (("state", state), ("carried", block.rule.init_carried(1))):
             for name, tensor in tensors.items():
                 field = re.sub(r"\W", "_", f"{part}_{name}")
                 self.fields[f"{part} {name}"] = field, tensor.numel()
@@ -77,25 +137,28 @@ class LearnerPlan:
         yield from segments
 
     @property
-    def num_moments(self) -> int:
-        """Arrays of moments of the optimizer."""
-        return 2 if self.kind == "adamw" else 1
+    def moments(self) -> tuple[str, ...]:
+        """Fields of the optimizer's arrays."""
+        return _MOMENTS[self.kind]
 
     @property
     def saved_words(self) -> int:
         """Elements of `struct NAME_saved`."""
-        return self.num_weights + self.num_moments * self.num_trained + sum(n for _, n in self.fields.values()) + 3
+        of_state = sum(size for _, size in self.fields.values()) + sum(self.scales.values())
+        return self.num_weights + len(self.moments) * self.num_trained + of_state + 3
 
     @property
     def checksum(self) -> int:
         """CRC-32 of names and shapes of all that is saved, which ties files to code."""
         shapes = [f"{name} {tuple(self.parameters[name].shape)}" for name in self.names]
-        return zlib.crc32("\n".join([*shapes, *(f"{f} {n}" for f, n in self.fields.values()), self.kind]).encode())
+        fields = [f"{field} {size}" for field, size in (*self.fields.values(), *self.scales.items())]
+        return zlib.crc32("\n".join([*shapes, *fields, self.kind]).encode())
 
-    def layout(self) -> Layout:
-        """For a printer."""
-        inputs = {name: f"learner->saved.{field}[{{}}]" for name, (field, _) in self.fields.items()}
-        return Layout([(self.parameters[name].detach(), at) for name, at in self.offsets.items()], inputs)
+    def layout(self, inputs: Mapping[str, str]) -> Layout:
+        """For a printer, with the C text of further inputs of the graph."""
+        fields = {name: f"learner->saved.{field}[{{}}]" for name, (field, _) in self.fields.items()}
+        parameters = [(self.parameters[name].detach(), at) for name, at in self.offsets.items()]
+        return Layout(parameters, fields | dict(inputs))
 
     def weights_file(self) -> bytes:
         """The file of the weights, float32."""

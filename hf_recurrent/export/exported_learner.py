@@ -4,57 +4,69 @@ import os
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_recurrent.checkpoints.manifest import write_manifest
-from hf_recurrent.export.c_learner import c_learner
-from hf_recurrent.export.c_learner_plan import LearnerSetting
+from hf_recurrent.export.c_learner import c_learner, c_vector_learner
+from hf_recurrent.export.c_learner_plan import learner_setting
 from hf_recurrent.export.new_folder import check_new, new_folder
+from hf_recurrent.online.learner import OnlineLearner
+from hf_recurrent.online.vector_learner import VectorLearner
 
 _KIND, _NAME = "exported_learner", "model"
 _CARD = """---
 {metadata}
 ---
 
-# A {model_type} model that learns from a stream, in C99
+# {title}, in C99
 
-`{name}.c` predicts and learns from every token: exact real-time recurrent learning with {optimizer} and gradient
+`{name}.c` predicts and learns from every {item}: exact real-time recurrent learning with {optimizer} and gradient
 clipping. NaN and infinite losses and gradients change no weight. Nothing is allocated: all memory is in one struct.
 Compile with `-O2 -fno-math-errno`, which vectorizes the optimizer; link with `-lm`.
 
-```c
-#include "{name}.h"
+{example}
 
-static struct {name}_learner learner;  /* {macro}_LEARNER_BYTES */
-static unsigned char saved[{macro}_SAVED_SIZE];
-static float logits[{macro}_VOCAB_SIZE];
+All functions but `{name}_reset` and `{name}_save` return 0 or one of the errors in `{name}.h`.
+"""
+_TOKENS = """```c
+#include "NAME.h"
+
+static struct NAME_learner learner;  /* MACRO_LEARNER_BYTES */
+static unsigned char saved[MACRO_SAVED_SIZE];
+static float logits[MACRO_VOCAB_SIZE];
 float nats;
 
-{name}_init(&learner, file, size);  /* the bytes of {name}.weights; not needed afterwards */
-{name}_learn(&learner, 'd', &nats);  /* a token of the stream; nats is its loss before */
-{name}_predict(&learner, logits);  /* of the next token */
-{name}_save(&learner, saved);
-{name}_load(&learner, saved, sizeof saved);
-```
+NAME_init(&learner, file, size);  /* the bytes of NAME.weights; not needed afterwards */
+NAME_learn(&learner, 'd', &nats);  /* a token of the stream; nats is its loss before */
+NAME_predict(&learner, logits);  /* of the next token */
+NAME_reset(&learner);  /* another stream begins; what was learned stays */
+NAME_save(&learner, saved);
+NAME_load(&learner, saved, sizeof saved);
+```"""
+_VECTORS = """```c
+#include "NAME.h"
 
-All functions but `{name}_save` return 0 or one of the errors in `{name}.h`.
-"""
+static struct NAME_learner learner;  /* MACRO_LEARNER_BYTES */
+static unsigned char saved[MACRO_SAVED_SIZE];
+float values[MACRO_INPUTS], next[MACRO_INPUTS], score;
+
+NAME_init(&learner, file, size);  /* the bytes of NAME.weights; not needed afterwards */
+NAME_learn(&learner, values, &score);  /* a measurement; score is about 1 if it was expected, more for anomalies */
+NAME_predict(&learner, next);  /* the next measurement */
+NAME_reset(&learner);  /* another series begins; what was learned stays */
+NAME_save(&learner, saved);
+NAME_load(&learner, saved, sizeof saved);
+```"""
 
 
-def save_c_learner(
-    model: PreTrainedModel,
-    folder: str | os.PathLike,
-    setting: LearnerSetting,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> None:
+def save_c_learner(learner: OnlineLearner | VectorLearner, folder: str | os.PathLike) -> None:
     """Export a learner in C into a new folder.
 
+    It begins with the present weights; [`save_c_state`] gives the rest of what was learned.
+
     Args:
-        model: a language model with float32 weights and diagonal recurrent units, on the CPU.
+        learner: of float32 weights on the CPU, by the rule "rtrl" with stride 1; its optimizer, gradient clipping and
+            tokenizer are those of the learner in C.
         folder: must not exist, or be empty.
-        setting: how it learns.
-        tokenizer: saved with it.
 
     Raises:
         FileExistsError: the folder has files.
@@ -62,19 +74,26 @@ def save_c_learner(
     """
     folder = Path(folder)
     check_new(folder)
-    learner = c_learner(model, setting, _NAME)
-    kind, metadata = model.config.model_type, ModelCardData(library_name="hf_recurrent", tags=["recurrent", "c"])
+    metadata = ModelCardData(library_name="hf_recurrent", tags=["recurrent", "c"])
+    if isinstance(learner, VectorLearner):
+        text, optimizer, tokenizer = c_vector_learner(learner, _NAME), learner.optimizer, None
+        title, item, example = "A model that learns from measurements", "vector", _VECTORS
+    else:
+        optimizer, tokenizer = learner.step.optimizer, learner.tokenizer
+        text = c_learner(learner.model, learner_setting(learner), _NAME)
+        title, item, example = f"A {learner.model.config.model_type} model that learns from a stream", "token", _TOKENS
     card = _CARD.format(
         metadata=metadata.to_yaml(),
-        model_type=kind,
+        title=title,
+        item=item,
         name=_NAME,
-        macro=_NAME.upper(),
-        optimizer=type(setting.optimizer).__name__,
+        optimizer=type(optimizer).__name__,
+        example=example.replace("NAME", _NAME).replace("MACRO", _NAME.upper()),
     )
     with new_folder(folder) as staging:
-        (staging / f"{_NAME}.h").write_text(learner.header, encoding="utf-8")
-        (staging / f"{_NAME}.c").write_text(learner.source, encoding="utf-8")
-        (staging / f"{_NAME}.weights").write_bytes(learner.weights)
+        (staging / f"{_NAME}.h").write_text(text.header, encoding="utf-8")
+        (staging / f"{_NAME}.c").write_text(text.source, encoding="utf-8")
+        (staging / f"{_NAME}.weights").write_bytes(text.weights)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
         write_manifest(staging, kind=_KIND)

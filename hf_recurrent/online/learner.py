@@ -51,6 +51,7 @@ class OnlineLearner:
 
     Attributes:
         bytes_read: bytes taken from the stream.
+        end: the token that ends an episode; None if there is none.
         stream: the stream that is read, with its state; assign another one ([`new_stream`]) to continue that.
         meter: prequential scores of all streams.
         metadata: JSON values of the caller, saved with the learner.
@@ -73,7 +74,7 @@ class OnlineLearner:
         use_sparse_gradients(model)
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = aligned(tensor.data)
-        self._end = None if self.settings.binary else 0 if tokenizer is None else tokenizer.eos_token_id
+        self.end = None if self.settings.binary else 0 if tokenizer is None else tokenizer.eos_token_id
         self.bytes_read, self.metadata = 0, {}
         self.step = BlockStep(model, self.settings)
         self.stream = self.new_stream()
@@ -98,7 +99,7 @@ class OnlineLearner:
             try:
                 for token in tokens:
                     self.bytes_read += 1
-                    self.stream.add(token, ends_episode=token == self._end)
+                    self.stream.add(token, ends_episode=token == self.end)
                     if len(self.stream.waiting) >= self.settings.stride:
                         self._read_block(self.settings.stride)
             finally:

@@ -9,7 +9,7 @@ from hf_recurrent.argument_checks import check_integer, is_number
 from hf_recurrent.learning_rules.optimizers import RMSPROP_ALPHA
 from hf_recurrent.learning_rules.rules import RULES
 
-_OPTIMIZERS = ("adamw", "rmsprop")
+_OPTIMIZERS = ("adamw", "rmsprop", "sgd")
 _LARGEST_COUNT = 10**9  # a window of as many bytes takes 8 GB
 
 
@@ -23,7 +23,8 @@ class LearnerSettings:
         update_every: blocks per update of the weights; their gradients are averaged over all bytes.
         learning_rate: constant.
         table_learning_rate: learning rate of row-wise Adagrad for tables of n-grams, constant.
-        optimizer: `adamw` (β 0.9 and 0.999) or `rmsprop` (α 0.9999), both without weight decay.
+        optimizer: `adamw` (β 0.9 and 0.999), `rmsprop` (α 0.9999) or `sgd`, all without weight decay, `sgd` without
+            momentum.
         max_grad_norm: gradients are clipped to this norm; 0 for no clipping.
         window: bytes of the windowed bits per byte.
         binary: byte 0 is data. By default it ends an episode: state and sensitivities are zero after it.
@@ -61,6 +62,8 @@ class LearnerSettings:
         parameters = list(parameters)
         if self.optimizer == "rmsprop":
             return torch.optim.RMSprop(parameters, lr=self.learning_rate, alpha=RMSPROP_ALPHA)
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=self.learning_rate)
         # Fused: one pass over the weights instead of a dozen, which matters at one byte per step.
         fused = parameters[0].device.type in ("cpu", "cuda")
         return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=0.0, fused=fused)

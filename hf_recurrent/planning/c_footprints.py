@@ -1,31 +1,41 @@
 """Footprints of a model as exported C: its step, and its learner with each optimizer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from transformers import PreTrainedModel
 
 from hf_recurrent.export.c_footprint import Footprint
-from hf_recurrent.export.c_learner import LearnerSetting, c_learner
+from hf_recurrent.export.c_learner import c_learner, c_vector_learner
+from hf_recurrent.export.c_learner_state import learner_setting
 from hf_recurrent.export.c_source import c_step
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.step_module import StepModule
+from hf_recurrent.online.learner import OnlineLearner
+from hf_recurrent.online.vector_learner import VectorLearner
 
 
 def c_footprints(
-    model: PreTrainedModel, settings: Mapping[str, LearnerSetting]
+    model: PreTrainedModel | None, optimizers: Iterable[str], inputs: int | None = None
 ) -> Iterator[tuple[str, Footprint | str]]:
     """Name of a program → its footprint, or the reason why the model cannot be exported as that program.
 
     Args:
-        model: with float32 weights, on the CPU.
-        settings: name of a learner → how it learns.
+        model: with float32 weights, on the CPU; None with `inputs`.
+        optimizers: names, of the learner; see [`LearnerSettings`].
+        inputs: values of a vector, for the new model of [`VectorLearner`] instead of `model`.
     """
-    yield "step", _of_step(model)
-    for name, setting in settings.items():
+    if inputs is None:
+        yield "step", _of_step(model)
+    for optimizer in optimizers:
         try:
-            yield f"learner, {name}", c_learner(model, setting).footprint
+            if inputs is None:
+                learner = OnlineLearner(model, optimizer=optimizer)
+                found = c_learner(model, learner_setting(learner)).footprint
+            else:
+                found = c_vector_learner(VectorLearner.new(inputs, optimizer=optimizer)).footprint
         except ValueError as error:
-            yield f"learner, {name}", str(error)
+            found = str(error)
+        yield f"learner, {optimizer}", found
 
 
 def _of_step(model: PreTrainedModel) -> Footprint | str:

@@ -58,11 +58,12 @@ def describe_time(rate: float, setting: Setting, total: float | None) -> str:
 
 
 def describe_footprints(
-    name: str, num_parameters: int, footprints: Mapping[str, Footprint | str], available: int | None
+    name: str, num_parameters: int | None, footprints: Mapping[str, Footprint | str], available: int | None
 ) -> str:
     """The table of programs in C; a text in place of a footprint says why there is none."""
+    of_model = name if num_parameters is None else f"{name}, {num_parameters:,} parameters"
     lines = [
-        f"{name}, {num_parameters:,} parameters, as C99; code for Thumb-2 at -Os, about, without libm",
+        f"{of_model}, as C99; code for Thumb-2 at -Os, about, without libm",
         f"{'':18}{'code':>9} {'constants':>10} {'RAM':>9} {'stack':>9} {'together':>9}  operations a token",
     ]
     for program, found in footprints.items():

@@ -112,15 +112,19 @@ def test_sizes_and_durations():
 def test_exported_c_is_planned_as_it_will_be_exported(capsys):
     status, out = run(capsys, "--target c --json --memory 200kB")
     numbers = json.loads(out.out)
-    assert status == 0 and numbers.keys() == {"step", "learner, adamw", "learner, rmsprop"}
-    step, adamw, rmsprop = numbers.values()
+    assert status == 0 and numbers.keys() == {"step", "learner, adamw", "learner, rmsprop", "learner, sgd"}
+    step, adamw, rmsprop, sgd = numbers.values()
     assert adamw["ram"] - rmsprop["ram"] == adamw["constants"] - 20  # a moment of every weight; the file has a header
-    assert step["total"] < rmsprop["total"] < adamw["total"]
+    assert step["total"] < sgd["total"] < rmsprop["total"] < adamw["total"]
     assert step["fits"] is True and adamw["fits"] == (adamw["total"] <= 200_000)
     status, out = run(capsys, f"--target c --memory {step['total']}")
-    assert status == 0 and out.out.count("  fits") == 1 and out.out.count("does not fit") == 2
+    assert status == 0 and out.out.count("  fits") == 1 and out.out.count("does not fit") == 3
     assert f"{adamw['operations']:,}" in out.out
     assert run(capsys, "--target c --memory 1kB")[0] == 1
+    status, out = run(capsys, "--target c --inputs 1 --memory 32KiB")
+    assert status == 0 and out.out.count("  fits") == 3 and "a new model of 1 measurements" in out.out
+    status, out = run(capsys, "--inputs 1")
+    assert status == 2 and "`--inputs` needs --target c." in out.err
 
 
 def test_a_learner_that_cannot_be_exported_is_planned_with_the_reason(capsys):

@@ -1,0 +1,148 @@
+"""The functions of an exported learner that its user calls, for tokens and for vectors."""
+
+from hf_recurrent.export.c_learner_text import Interface, indented
+from hf_recurrent.online.vector_learner import LARGEST_VALUE, SMALLEST_ERROR
+
+
+def token_interface(vocab_size: int, end: int | None, predict: str) -> Interface:
+    """Of a learner of tokens.
+
+    Args:
+        vocab_size: V.
+        end: the token that ends an episode.
+        predict: statements that compute `logits` from `id`.
+    """
+    return Interface(
+        title="A recurrent model that learns from a stream, one token after another",
+        macros=f"#define NAME_VOCAB_SIZE {vocab_size}",
+        outcomes=("a token outside of the vocabulary", "nothing was read since the beginning of the episode"),
+        saved="""    uint32_t updates; /* of the weights */
+    uint32_t tokens_read;
+    int32_t last; /* the last token, whose successor is unknown; -1 between episodes */""",
+        memory=("", 0),
+        declarations="""/* Logits of the next token. Returns NAME_OK or NAME_NO_CONTEXT. */
+int NAME_predict(struct NAME_learner *learner, float *logits);
+/* Read a token and learn from it; `nats` gets its loss before, 0 at the beginning of an episode. After NAME_DIVERGED,
+ * weights and state are those before the token. */
+int NAME_learn(struct NAME_learner *learner, int token, float *nats);""",
+        functions=_TOKENS.replace("PREDICT", indented(predict)).replace("END", str(-1 if end is None else end)),
+        block="int id, int label, float *nats",
+        begin="learner->saved.last = -1;",
+        start="learner->saved.last = -1;",
+        allowed="last >= -1 && last < NAME_VOCAB_SIZE",
+    )
+
+
+_TOKENS = """int NAME_predict(struct NAME_learner *learner, float *logits) {
+    const int id = (int)learner->saved.last;
+    if (id < 0) return NAME_NO_CONTEXT;
+PREDICT
+    return NAME_OK;
+}
+
+int NAME_learn(struct NAME_learner *learner, int token, float *nats) {
+    *nats = 0.0f;
+    if (token < 0 || token >= NAME_VOCAB_SIZE) return NAME_BAD_INPUT;
+    if (learner->saved.last < 0) {
+        NAME_forget_state(learner);
+        NAME_forget_sensitivities(learner);
+    } else {
+        const int outcome = NAME_block(learner, (int)learner->saved.last, token, nats);
+        if (outcome != NAME_OK) return outcome;
+    }
+    learner->saved.last = token == END ? -1 : token;
+    learner->saved.tokens_read++;
+    return NAME_OK;
+}"""
+
+
+def vector_interface(size: int, window: int, predict: str) -> Interface:
+    """Of a learner of vectors.
+
+    Args:
+        size: values of a vector.
+        window: vectors that the running means look back on.
+        predict: statements that compute `values`, the next scaled vector, from `input`.
+    """
+    fields = ("mean", "variance", "input", "target", "error")
+    functions = _VECTORS.replace("PREDICT", indented(predict)).replace("LARGEST", f"{LARGEST_VALUE!r}f")
+    return Interface(
+        title="A recurrent model that learns to predict a series of measurements",
+        macros=f"#define NAME_INPUTS {size}",
+        outcomes=(
+            "a value that is not finite, or larger than 1e15",
+            "nothing was read since the beginning of the series",
+        ),
+        saved="""    uint32_t updates; /* of the weights */
+    uint32_t vectors_read;
+    int32_t last_known; /* 1 if `last` is a vector whose successor is unknown; 0 between series */""",
+        memory=("".join(f"    float {field}[{size}];\n" for field in fields), len(fields) * size),
+        declarations="""/* The next vector. Returns NAME_OK or NAME_NO_CONTEXT. */
+int NAME_predict(struct NAME_learner *learner, float *values);
+/* Read a vector and learn from it; `score` gets the mean squared error of its prediction over the usual one: about 1 if
+ * it was expected, more for anomalies, 0 for the first vector of a series. After NAME_BAD_INPUT and NAME_DIVERGED,
+ * weights and state are those before the vector. */
+int NAME_learn(struct NAME_learner *learner, const float *values, float *score);""",
+        functions=functions.replace("SMALLEST", f"{SMALLEST_ERROR!r}f").replace("WINDOW", f"{float(window)!r}f"),
+        block="const float *input, const float *target",
+        begin="learner->saved.last_known = 0;",
+        start="for (int i = 0; i < NAME_INPUTS; i++) learner->saved.errors[i] = 1.0f;",
+        allowed="last == 0 || last == 1",
+    )
+
+
+_VECTORS = """/* Factor of a running mean that has seen so many values. */
+static float NAME_rate(uint32_t seen) {
+    return fmaxf(1.0f / ((float)seen + 1.0f), 1.0f / WINDOW);
+}
+
+static void NAME_scaled(const float *values, const float *mean, const float *variance, float *scaled) {
+    for (int i = 0; i < NAME_INPUTS; i++) {
+        scaled[i] = (values[i] - mean[i]) / (variance[i] > 0.0f ? sqrtf(variance[i]) : 1.0f);
+    }
+}
+
+int NAME_predict(struct NAME_learner *learner, float *values) {
+    const struct NAME_saved *saved = &learner->saved;
+    const float *input = learner->input;
+    if (!saved->last_known) return NAME_NO_CONTEXT;
+    NAME_scaled(saved->last, saved->mean, saved->variance, learner->input);
+PREDICT
+    for (int i = 0; i < NAME_INPUTS; i++) {
+        values[i] = saved->mean[i] + (saved->variance[i] > 0.0f ? sqrtf(saved->variance[i]) : 1.0f) * values[i];
+    }
+    return NAME_OK;
+}
+
+int NAME_learn(struct NAME_learner *learner, const float *values, float *score) {
+    struct NAME_saved *saved = &learner->saved;
+    const float rate = NAME_rate(saved->vectors_read);
+    *score = 0.0f;
+    for (int i = 0; i < NAME_INPUTS; i++) {
+        const float change = values[i] - saved->mean[i];
+        if (!(fabsf(values[i]) <= LARGEST)) return NAME_BAD_INPUT;
+        learner->mean[i] = saved->mean[i] + rate * change;
+        learner->variance[i] = (1.0f - rate) * (saved->variance[i] + rate * change * change);
+    }
+    if (!saved->last_known) {
+        NAME_forget_state(learner);
+        NAME_forget_sensitivities(learner);
+    } else {
+        NAME_scaled(saved->last, learner->mean, learner->variance, learner->input);
+        NAME_scaled(values, learner->mean, learner->variance, learner->target);
+        const int outcome = NAME_block(learner, learner->input, learner->target);
+        if (outcome != NAME_OK) return outcome;
+        const float of_errors = NAME_rate(saved->updates);
+        for (int i = 0; i < NAME_INPUTS; i++) {
+            const float square = learner->error[i] * learner->error[i];
+            *score += square / (saved->errors[i] + SMALLEST) / (float)NAME_INPUTS;
+            saved->errors[i] += of_errors * (square - saved->errors[i]);
+        }
+    }
+    memcpy(saved->mean, learner->mean, sizeof saved->mean);
+    memcpy(saved->variance, learner->variance, sizeof saved->variance);
+    memcpy(saved->last, values, sizeof saved->last);
+    saved->last_known = 1;
+    if (saved->vectors_read < UINT32_MAX) saved->vectors_read++;
+    return NAME_OK;
+}"""

@@ -1,0 +1,64 @@
+"""One step of a `VectorLearner`, forward and backward pass, as a recorded graph."""
+
+from contextlib import nullcontext
+
+import torch
+
+from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting
+from hf_recurrent.kernels.block_trace import BlockTrace
+from hf_recurrent.kernels.step_graph import Value
+from hf_recurrent.learning_rules.optimizers import without_gradients
+from hf_recurrent.online.vector_learner import VectorLearner, half_mean_square, predict_scaled
+
+
+class VectorBlock:
+    """The step of a learner on one scaled vector and its successor.
+
+    Attributes:
+        rule: the learning rule.
+        parameters: name → weight.
+        gradients: name → shape of those that are trained.
+    """
+
+    def __init__(self, learner: VectorLearner):
+        self.model, self.rule = learner.model, learner.rule
+        self.parameters = dict(self.model.named_parameters())
+        self.gradients = {name: weight.shape for name, weight in learner.parameters.items()}
+
+    def record(self, learns: bool = True) -> tuple[BlockTrace, dict[str, Value]]:
+        """The recorded step: inputs `input`, `target`, `state NAME` and `carried NAME`.
+
+        Results are `following`, the next scaled vector, and `state NAME`; if it learns, `error` and `gradient NAME`.
+
+        Raises:
+            UnsupportedOp: the model has an operator without a rule.
+        """
+        size, dtype = self.model.config.input_size, self.model.dtype
+        carried, state = self.rule.init_carried(1), self.model.model.init_state(1)
+        current, following = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)
+        inputs = {"input": current, "target": following}
+        inputs |= {f"state {name}": tensor for name, tensor in state.items()}
+        inputs |= {f"carried {name}": tensor for name, tensor in carried.items()}
+        trace = BlockTrace(dtype, inputs, self.parameters)
+        recorded = self.rule.engine.advancing_by(trace.advance_sensitivities)
+        with without_gradients(self.parameters.values()), recorded, trace:
+            with torch.enable_grad(), self.rule.block(carried) if learns else nullcontext():
+                found, state = predict_scaled(self.model, current, state)
+                results = {"following": found}
+                if learns:
+                    results["error"] = found - following
+                    loss = half_mean_square(results["error"])
+                    trace.require_finite(loss)
+                    loss.backward()
+            gradients = {name: weight.grad for name, weight in self.parameters.items() if weight.grad is not None}
+            results |= {f"state {name}": tensor for name, tensor in state.items()}
+            results |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
+        return trace, {name: trace.value_of(tensor) for name, tensor in results.items()}
+
+
+def vector_plan(learner: VectorLearner, block: VectorBlock) -> LearnerPlan:
+    """The memory of a learner in C."""
+    size = learner.model.config.input_size
+    scales = dict.fromkeys(("mean", "variance", "errors", "last"), size)
+    setting = LearnerSetting(learner.optimizer, learner.settings.max_grad_norm)
+    return LearnerPlan(block, setting, learner.model.model.init_state(1), scales)
