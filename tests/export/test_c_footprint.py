@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 from breadth import some_of
+from c_learner_cases import compile_c, write
 from cortex_m import CORTEX, CORTEX_COMPILER, needs_cortex_compiler
-from test_c_learner import CASES, compile_c, exported, write
+from test_c_learner import CASES, exported
 from test_c_source import MODELS, build, needs_compiler
 
 from hf_recurrent.export.c_footprint import Footprint

@@ -6,8 +6,9 @@ import subprocess
 import numpy as np
 import pytest
 from breadth import some_of
+from c_learner_cases import COMPILER, SANITIZERS, STRICT, write
 from cortex_m import CORTEX, CORTEX_COMPILER, INSTRUCTIONS_PER_TICK, needs_cortex, run_on_cortex
-from test_c_learner import CASES, COMPILER, SANITIZERS, STRICT, exported, stream, write
+from test_c_learner import CASES, exported, stream
 
 CLANG = shutil.which("clang")
 needs_clang = pytest.mark.skipif(CLANG is None, reason="clang is not installed")
