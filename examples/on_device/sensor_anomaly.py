@@ -1,7 +1,7 @@
 """Anomalies of one sensor, found while it is learned: a learner in C of 30 KB, without a training set.
 
-The first series is generated: one coordinate of Lorenz's attractor, in which the sensor hangs now and then for a few
-samples at values that are usual. The second is real if the package river is installed: the flow of water through a
+The first series is generated: one coordinate of Lorenz's attractor with noise, of which three samples are lost now and
+then, so that all values are usual. The second is real if the package river is installed: the flow of water through a
 pipeline, hourly, with three losses of water.
 
 python sensor_anomaly.py
@@ -19,7 +19,8 @@ from hf_recurrent.plotting import require_pyplot
 
 EXPORT = ("--inputs", "1", "--learning_rate", "3e-3")
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "results" / "on_device_sensor.png"
-LENGTH, FAULTS, FAULT = 20_000, 60, 8  # samples, faults in the last half, samples of a fault
+LENGTH, FAULTS, LOST = 40_000, 100, 3  # samples; faults in the second half, and samples that each of them loses
+NOISE = 0.02
 
 
 def lorenz(length: int, step: float = 0.05) -> np.ndarray:
@@ -39,15 +40,14 @@ def lorenz(length: int, step: float = 0.05) -> np.ndarray:
     return np.array(series)
 
 
-def with_faults(series: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A noisy series whose sensor hangs at times, and true where it does."""
+def with_losses(series: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A noisy series with lost samples in its second half, and true for the first sample after each loss."""
     generator = np.random.default_rng(seed)
-    series, faulty = series + generator.normal(0, 0.1, len(series)), np.zeros(len(series), dtype=bool)
-    places = np.linspace(len(series) // 2, len(series) - 2 * FAULT, FAULTS).astype(int)
-    for begin in places + generator.integers(0, FAULT, FAULTS):
-        shape = series[begin - 1] + generator.normal(0, 0.1, FAULT)
-        series[begin : begin + FAULT], faulty[begin : begin + FAULT] = shape, True
-    return series, faulty
+    kept, after = np.ones(len(series), dtype=bool), np.zeros(len(series), dtype=bool)
+    places = np.linspace(len(series) // 2, len(series) - 50, FAULTS).astype(int)
+    for begin in places + generator.integers(0, 20, FAULTS):
+        kept[begin : begin + LOST], after[begin + LOST] = False, True
+    return (series + generator.normal(0, NOISE, len(series)))[kept], after[kept]
 
 
 def water_flow() -> tuple[list[str], np.ndarray] | None:
@@ -75,12 +75,11 @@ def area_under_curve(found: np.ndarray, faulty: np.ndarray) -> float:
 
 
 def baselines(series: np.ndarray) -> dict[str, np.ndarray]:
-    """Scores without a model of the series: of the value, and of its difference from the last one."""
-    changes = np.abs(np.diff(series, prepend=series[0]))
+    """Scores without a model of the series."""
     return {
         "distance from the mean": np.abs(series - series.mean()),
-        "change, large": changes,
-        "change, small": -changes,
+        "change": np.abs(np.diff(series, prepend=series[0])),
+        "change of the change": np.abs(np.diff(series, 2, prepend=[series[0]] * 2)),
     }
 
 
@@ -89,10 +88,10 @@ def draw(picture: Path, generated: tuple, water: tuple | None, water_scores: np.
     pyplot = require_pyplot()
     rows = 2 if water is None else 4
     figure, axes = pyplot.subplots(rows, 1, figsize=(7, 1.6 * rows))
-    series, faulty, found = (part[-700:] for part in generated)
+    series, faulty, found = (part[-800:] for part in generated)
     axes[0].plot(series, linewidth=1)
-    axes[0].plot(np.where(faulty, series, np.nan), ".", color="C3", markersize=4, label="the sensor hangs")
-    axes[0].set(title="Lorenz's attractor, generated: the last 700 samples", ylabel="value")
+    axes[0].plot(np.where(faulty, series, np.nan), ".", color="C3", markersize=5, label="after lost samples")
+    axes[0].set(title="Lorenz's attractor, generated: the last 800 samples", ylabel="value")
     axes[0].legend(frameon=False, loc="upper right")
     axes[1].plot(found, color="C1", linewidth=1)
     axes[1].set(ylabel="score", yscale="log", ylim=(0.1, None))
@@ -111,10 +110,10 @@ def main(argv=None) -> None:
     parser.add_argument("--length", type=int, default=LENGTH, help="samples of the generated series")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="PNG (default: in docs/results)")
     arguments = parser.parse_args(argv)
-    series, faulty = with_faults(lorenz(arguments.length))
+    series, faulty = with_losses(lorenz(arguments.length))
     found, memory = scores(series)
     print(f"RAM and flash together: {memory:,} bytes")
-    print(f"generated, {len(series):,} samples, {FAULTS} faults of {FAULT}: area under the ROC curve, second half")
+    print(f"generated, {len(series):,} samples, {FAULTS} losses of {LOST}; area under the ROC curve:")
     half = len(series) // 2
     for name, values in {"learner in C": found, **baselines(series)}.items():
         print(f"  {name:<24}{area_under_curve(values[half:], faulty[half:]):.3f}")
