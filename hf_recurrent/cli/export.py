@@ -9,7 +9,7 @@ from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.learn import OPTIMIZERS
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build, move_to_device
 from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command, parse_pairs
-from hf_recurrent.export.formats import FORMATS
+from hf_recurrent.export.formats import FORMATS, NUMBERS
 from hf_recurrent.presets import preset_names
 
 _NEW_RATE = 1e-3  # learning rate of new weights
@@ -62,6 +62,12 @@ def build_parser() -> argparse.ArgumentParser:
     learning.add_argument("--optim", choices=OPTIMIZERS, help="optimizer (default: adamw)")
     learning.add_argument(
         "--learning_rate", type=float, help="may be changed in C (default: 3e-5; with new weights 1e-3)"
+    )
+    learning.add_argument(
+        "--numbers",
+        choices=NUMBERS,
+        help="type of moments and sensitivities: float32 (default), or bfloat16 with stochastic rounding, which takes "
+        "less memory",
     )
     learning.add_argument(
         "--binary", action="store_true", default=None, help="byte 0 is data and does not end an episode"
@@ -121,7 +127,7 @@ def _check_learning(arguments: argparse.Namespace) -> None:
     """Raise a ValueError for flags that have no effect, and for a missing MODEL."""
     name = arguments.model
     if not arguments.learn:
-        for flag in ("inputs", "optim", "learning_rate", "binary", "config_overrides", "seed"):
+        for flag in ("inputs", "optim", "learning_rate", "numbers", "binary", "config_overrides", "seed"):
             if getattr(arguments, flag) is not None:
                 raise ValueError(f"`--{flag}` needs --learn.")
     elif arguments.format != "c":
@@ -142,7 +148,10 @@ def _check_learning(arguments: argparse.Namespace) -> None:
 
 def _export_learner(arguments: argparse.Namespace, folder: Path) -> None:
     import_libraries()
+    from transformers import AutoModelForSequenceClassification
+
     from hf_recurrent.export.exported_learner import save_c_learner
+    from hf_recurrent.hub.loading import auto_class_of, load_model
     from hf_recurrent.online.learner import OnlineLearner
     from hf_recurrent.online.vector_learner import VectorLearner
 
@@ -152,14 +161,17 @@ def _export_learner(arguments: argparse.Namespace, folder: Path) -> None:
     if arguments.inputs is not None:
         config = parse_pairs("--config_overrides", overrides)
         learner = VectorLearner.new(arguments.inputs, seed=seed, config=config, **given)
+    elif (name := arguments.model) not in preset_names() and auto_class_of(name) is AutoModelForSequenceClassification:
+        options = {"argument": "MODEL", "trust_remote_code": arguments.trust_remote_code}
+        learner = VectorLearner(load_model(AutoModelForSequenceClassification, name, **options).float(), **given)
     else:
-        if arguments.model in preset_names():
+        if name in preset_names():
             given = {"learning_rate": _NEW_RATE} | given
         arguments.config_overrides, arguments.seed = overrides, seed
         model, tokenizer = load_or_build(arguments)
-        check_byte_tokenizer("MODEL", arguments.model, tokenizer)
+        check_byte_tokenizer("MODEL", name, tokenizer)
         learner = OnlineLearner(model.float(), tokenizer, **given)
-    save_c_learner(learner, folder)
+    save_c_learner(learner, folder, numbers=arguments.numbers or NUMBERS[0])
     print(f"{folder}: model.c, {_size(folder):,} bytes in all", file=sys.stderr)
     print(_sizes(folder / "model.h"), file=sys.stderr)
 

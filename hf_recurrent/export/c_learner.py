@@ -1,7 +1,7 @@
 """A learner of one stream as C99: a header and a source file, without allocation and without global variables.
 
-It does what `OnlineLearner` does with stride 1 and exact real-time recurrent learning, on the same recorded program, or
-what `VectorLearner` does.
+It does what `OnlineLearner` with stride 1 and exact real-time recurrent learning does, or `VectorLearner`, on a
+recording of the same program.
 """
 
 import math
@@ -13,14 +13,14 @@ import torch
 from hf_recurrent.export.c_file import allocate, named
 from hf_recurrent.export.c_footprint import Footprint, code_bytes, update_operations
 from hf_recurrent.export.c_helpers import HELPERS, helpers_of
-from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, UPDATES
+from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, sensitivities_text, update_text
 from hf_recurrent.export.c_learner_interfaces import token_interface, vector_interface
 from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting, RecordedBlock
 from hf_recurrent.export.c_learner_printer import LearnerPrinter
 from hf_recurrent.export.c_learner_text import Interface, header_text, source_text
 from hf_recurrent.export.c_literals import literal
 from hf_recurrent.export.c_tables import used_tables
-from hf_recurrent.export.vector_block import VectorBlock, vector_plan
+from hf_recurrent.export.vector_block import VectorBlock, vector_plan, vector_setting
 from hf_recurrent.kernels.step_graph import UnsupportedOp
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
@@ -71,22 +71,22 @@ def c_learner(model: torch.nn.Module, setting: LearnerSetting, name: str = "mode
     return _learner(plan, interface, learn, predict, name)
 
 
-def c_vector_learner(learner: VectorLearner, name: str = "model") -> CLearner:
+def c_vector_learner(learner: VectorLearner, name: str = "model", numbers: str = "float32") -> CLearner:
     """Print a learner of vectors: its weights as they are, and nothing else of what it has learned.
 
     Args:
         learner: of float32 weights.
         name: prefix of all names; an identifier of C.
+        numbers: as in [`LearnerSetting`].
 
     Raises:
         ValueError: the model, its units or the optimizer are not supported.
     """
-    setting = LearnerSetting(learner.optimizer, learner.settings.max_grad_norm)
-    _check(learner.model, setting)
+    _check(learner.model, vector_setting(learner, numbers))
     inputs = {"input": "input[{}]", "target": "target[{}]"}
     try:
         block = VectorBlock(learner)
-        plan = vector_plan(learner, block)
+        plan = vector_plan(learner, block, numbers)
         learn = _print_block(block, plan, inputs, ("error", "learner->error[{}]"))
         trace, values = block.record(learns=False)
         printer = LearnerPrinter(trace.graph, plan.layout(inputs), first_table=1000)
@@ -100,9 +100,13 @@ def c_vector_learner(learner: VectorLearner, name: str = "model") -> CLearner:
 
 def _learner(plan: LearnerPlan, interface: Interface, learn: "_Body", predict: "_Body", name: str) -> CLearner:
     tables = [table.definition() for body in (learn, predict) for table in body.tables]
-    helpers = helpers_of("\n".join((learn.text, predict.text, "NAME_norm_of(")), HELPERS | LEARNER_HELPERS)
+    text, functions, calls = learn.text, HELPERS | LEARNER_HELPERS, "NAME_norm_of("
+    if plan.is_narrow:
+        text = text.replace("NAME_sensitivities(", "NAME_sensitivities(&learner->saved.random, ")
+        functions, calls = functions | {"sensitivities": sensitivities_text()}, f"{calls} NAME_wide( NAME_narrow("
+    helpers = helpers_of("\n".join((text, predict.text, calls)), functions)
     header = header_text(plan, interface, max(learn.size, predict.size), learn.table_bytes + predict.table_bytes)
-    source = source_text(plan, interface, [*tables, *helpers], _update(plan), learn.text)
+    source = source_text(plan, interface, [*tables, *helpers], _update(plan), text)
     weights = plan.weights_file()
     footprint = _footprint(plan, header, source, len(weights), learn.operations)
     return CLearner(footprint.commented(named(header, name)), named(source, name), weights, footprint)
@@ -117,7 +121,7 @@ def _footprint(plan: LearnerPlan, header: str, source: str, weights: int, operat
 
 def _update(plan: LearnerPlan) -> str:
     """The function of the optimizer."""
-    text, group = UPDATES[plan.kind], plan.setting.optimizer.param_groups[0]
+    text, group = update_text(plan.kind, plan.setting.numbers), plan.setting.optimizer.param_groups[0]
     betas = group["betas"] if "betas" in group else (0.0, group.get("alpha", 0.0))
     numbers = {"EPS": group.get("eps", 0.0)}
     for number, beta in enumerate(betas, 1):

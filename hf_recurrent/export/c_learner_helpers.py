@@ -79,6 +79,23 @@ static void NAME_sensitivities(float *s, const float *transition, const float *o
         }
     }
 }""",
+    "wide": """/* Of bfloat16, the upper half of a float. */
+static float NAME_wide(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}""",
+    "narrow": """/* To bfloat16 by stochastic rounding, so that small changes add up: the mean over `random` is x. */
+static uint16_t NAME_narrow(float x, uint32_t *random) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    *random ^= *random << 13;
+    *random ^= *random >> 17;
+    *random ^= *random << 5;
+    if ((bits & 0x7f800000u) < 0x7f000000u) bits += *random >> 16;
+    return (uint16_t)(bits >> 16);
+}""",
     "norm_of": """static float NAME_norm_of(const float *x, long size) {
     float total = 0.0f;
     for (long begin = 0; begin < size; begin += 1024) {
@@ -89,61 +106,97 @@ static void NAME_sensitivities(float *s, const float *transition, const float *o
 }""",
 }
 
-# β, log β and 1 - β of the moments become BETA, LOG_BETA and REST, with 1 or 2 at the end, and ε becomes EPS.
-_LOOP = """    long i = begin;
+
+def sensitivities_text() -> str:
+    """NAME_sensitivities with sensitivities in bfloat16."""
+    text = LEARNER_HELPERS["sensitivities"]
+    text = text.replace("(float *s,", "(uint32_t *random, uint16_t *s,")
+    begin, end = text.index("        if (channels == 1 && x"), text.index("        for (int i = 0; i < columns")
+    text = text[:begin] + text[end:]
+    text = text.replace("before[c] = s[(long)(c * all + row) * columns + i]", "before[c] = NAME_wide(s[AT])")
+    text = text.replace("s[(long)(c * all + row) * columns + i] = after;", "s[AT] = NAME_narrow(after, random);")
+    return text.replace("AT", "(long)(c * all + row) * columns + i")
+
+
+def update_text(kind: str, numbers: str) -> str:
+    """The function of an optimizer.
+
+    β, log β and 1 - β of its moments stand there as BETA, LOG_BETA and REST, with 1 or 2 at the end, and ε as EPS.
+
+    Args:
+        kind: of the optimizer.
+        numbers: "float32" or "bfloat16", the type of the moments.
+    """
+    comment, moments, rates, statements = _UPDATES[kind]
+    narrow = numbers == "bfloat16"
+    lines, before, after = [], [], []
+    for moment in moments:
+        lines.append(f"{'uint16_t' if narrow else 'float'} *restrict {moment}s = learner->saved.{moment} + begin;")
+        before.append(f"float {moment} = {f'NAME_wide({moment}s[i])' if narrow else f'{moment}s[i]'};")
+        value = f"NAME_narrow({moment}, &learner->saved.random)" if narrow else moment
+        after.append(f"{moment}s[i] = {value};")
+    head = "".join(f"    {line}\n" for line in (*lines, *rates))
+    body = [*before, *statements, *after]
+    # -O2 vectorizes blocks of fixed length; random numbers come one after another.
+    loop = _whole(body) if narrow else _in_blocks(body)
+    return f"""/* {comment} */
+static void NAME_change(struct NAME_learner *learner, long begin, long size, float factor, float scale) {{
+    const float *restrict gradient = learner->gradient + begin;
+    float *restrict weights = learner->saved.weights + begin;
+{head}{loop}}}"""
+
+
+def _whole(body: list[str]) -> str:
+    lines = "".join(f"        {line}\n" for line in body)
+    return f"    for (long i = 0; i < size; i++) {{\n{lines}    }}\n"
+
+
+def _in_blocks(body: list[str]) -> str:
+    block = "".join(f"            {line.replace('[i]', '[begin_of + k]')}\n" for line in body)
+    rest = "".join(f"        {line}\n" for line in body)
+    return f"""    const long blocks = size - size % 8;
     /* Blocks of fixed length, so that -O2 -fno-math-errno vectorizes. */
-    for (; i + 8 <= end; i += 8) {
-        for (int k = 0; k < 8; k++) {CHANGE_BLOCK
-        }
-    }
-    for (; i < end; i++) {CHANGE_ONE
-    }
-}"""
+    for (long begin_of = 0; begin_of < blocks; begin_of += 8) {{
+        for (int k = 0; k < 8; k++) {{
+{block}        }}
+    }}
+    for (long i = blocks; i < size; i++) {{
+{rest}    }}
+"""
 
 
-def _update(head: str, statements: tuple[str, ...]) -> str:
-    """The function of an optimizer; AT is the place of a weight."""
-    block, one = (
-        "".join(f"\n{indent}{line.replace('AT', place)}" for line in statements)
-        for indent, place in ((12 * " ", "i + k"), (8 * " ", "i"))
-    )
-    return head + _LOOP.replace("CHANGE_BLOCK", block).replace("CHANGE_ONE", one)
-
-
-UPDATES = {
-    "adamw": _update(
-        """/* AdamW without weight decay, as torch has it; 1 - beta^updates without doubles. */
-static void NAME_change(struct NAME_learner *learner, long begin, long end, float factor, float scale) {
-    const float updates = (float)learner->saved.updates;
-    const float rate = learner->learning_rate * factor / -expm1f(updates * LOG_BETA1);
-    const float root = 1.0f / sqrtf(-expm1f(updates * LOG_BETA2));
-    struct NAME_saved *saved = &learner->saved;
-""",
+# Comment, moments, statements before the loop, and those for each weight.
+_UPDATES = {
+    "adamw": (
+        "AdamW without weight decay, as torch has it; 1 - beta^updates without doubles.",
+        ("first", "second"),
         (
-            "const float g = learner->gradient[AT] * scale;",
-            "saved->first[AT] += REST1 * (g - saved->first[AT]);",
-            "saved->second[AT] = BETA2 * saved->second[AT] + REST2 * g * g;",
-            "saved->weights[AT] -= rate * saved->first[AT] / (sqrtf(saved->second[AT]) * root + EPS);",
+            "const float updates = (float)learner->saved.updates;",
+            "const float rate = learner->learning_rate * factor / -expm1f(updates * LOG_BETA1);",
+            "const float root = 1.0f / sqrtf(-expm1f(updates * LOG_BETA2));",
+        ),
+        (
+            "const float g = gradient[i] * scale;",
+            "first += REST1 * (g - first);",
+            "second = BETA2 * second + REST2 * g * g;",
+            "weights[i] -= rate * first / (sqrtf(second) * root + EPS);",
         ),
     ),
-    "rmsprop": _update(
-        """/* RMSProp, as torch has it. */
-static void NAME_change(struct NAME_learner *learner, long begin, long end, float factor, float scale) {
-    const float rate = learner->learning_rate * factor;
-    struct NAME_saved *saved = &learner->saved;
-""",
+    "rmsprop": (
+        "RMSProp, as torch has it.",
+        ("second",),
+        ("const float rate = learner->learning_rate * factor;",),
         (
-            "const float g = learner->gradient[AT] * scale;",
-            "saved->second[AT] = BETA2 * saved->second[AT] + REST2 * g * g;",
-            "saved->weights[AT] -= rate * g / (sqrtf(saved->second[AT]) + EPS);",
+            "const float g = gradient[i] * scale;",
+            "second = BETA2 * second + REST2 * g * g;",
+            "weights[i] -= rate * g / (sqrtf(second) + EPS);",
         ),
     ),
-    "sgd": _update(
-        """/* Stochastic gradient descent. */
-static void NAME_change(struct NAME_learner *learner, long begin, long end, float factor, float scale) {
-    const float rate = learner->learning_rate * factor * scale;
-    struct NAME_saved *saved = &learner->saved;
-""",
-        ("saved->weights[AT] -= rate * learner->gradient[AT];",),
+    "sgd": (
+        "Stochastic gradient descent.",
+        (),
+        ("const float rate = learner->learning_rate * factor * scale;",),
+        ("weights[i] -= rate * gradient[i];",),
     ),
 }
+MOMENTS = {kind: moments for kind, (_, moments, *_) in _UPDATES.items()}

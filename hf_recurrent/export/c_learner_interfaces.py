@@ -79,8 +79,8 @@ def vector_interface(size: int, window: int, predict: str) -> Interface:
         memory=("".join(f"    float {field}[{size}];\n" for field in fields), len(fields) * size),
         declarations="""/* The next vector. Returns NAME_OK or NAME_NO_CONTEXT. */
 int NAME_predict(struct NAME_learner *learner, float *values);
-/* Read a vector and learn from it; `score` gets the mean squared error of its prediction over the usual one: about 1 if
- * it was expected, more for anomalies, 0 for the first vector of a series. After NAME_BAD_INPUT and NAME_DIVERGED,
+/* Read a vector and learn from it; `score` gets the squared error of its prediction over the usual one: about 1 if it
+ * was expected, more for anomalies, 0 for the first vector of a series. After NAME_BAD_INPUT and NAME_DIVERGED,
  * weights and state are those before the vector. */
 int NAME_learn(struct NAME_learner *learner, const float *values, float *score);""",
         functions=functions.replace("SMALLEST", f"{SMALLEST_ERROR!r}f").replace("WINDOW", f"{float(window)!r}f"),

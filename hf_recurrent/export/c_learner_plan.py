@@ -5,12 +5,14 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
+from hf_recurrent.export.c_learner_helpers import MOMENTS
 from hf_recurrent.export.c_learner_printer import Layout
 from hf_recurrent.export.c_tables import WEIGHTS_MAGIC
+from hf_recurrent.export.formats import NUMBERS
 from hf_recurrent.kernels.block_trace import BlockTrace
 from hf_recurrent.kernels.step_graph import Value
 from hf_recurrent.learning_rules.rules import LearningRule
@@ -19,9 +21,23 @@ from hf_recurrent.online.learner import OnlineLearner
 
 SAVED_MAGIC, FILE_VERSION = 0x4C434648, 2  # "HFCL" in little-endian order
 HEADER_BYTES = 20
+FIRST_RANDOM = 2463534242  # Marsaglia 2003, "Xorshift RNGs"
 _KINDS = {torch.optim.AdamW: "adamw", torch.optim.RMSprop: "rmsprop", torch.optim.SGD: "sgd"}
-_MOMENTS = {"adamw": ("first", "second"), "rmsprop": ("second",), "sgd": ()}
 _ABSENT = ("amsgrad", "maximize", "weight_decay", "momentum", "centered", "nesterov")  # settings that C does not have
+
+
+class Part(NamedTuple):
+    """An array of `struct NAME_saved`.
+
+    Args:
+        field: its name.
+        size: elements.
+        is_half: True for bfloat16.
+    """
+
+    field: str
+    size: int
+    is_half: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,11 +48,14 @@ class LearnerSetting:
         optimizer: AdamW, RMSprop or SGD without weight decay and momentum, of all trained parameters of the model.
         max_grad_norm: gradients are clipped to this norm; 0 for no clipping.
         end: the token that ends an episode; None if there is none.
+        numbers: type of the optimizer's moments and of the sensitivities: "float32", or "bfloat16" with stochastic
+            rounding. Weights, gradients and the state are always float32.
     """
 
     optimizer: torch.optim.Optimizer
     max_grad_norm: float = 1.0
     end: int | None = 0
+    numbers: str = "float32"
 
     def check(self) -> None:
         """Raise a ValueError for a setting that a learner in C does not have."""
@@ -48,9 +67,11 @@ class LearnerSetting:
             )
         if not 0 <= self.max_grad_norm < math.inf:
             raise ValueError(f"`setting.max_grad_norm` is {self.max_grad_norm}; it must be finite and at least 0.")
+        if self.numbers not in NUMBERS:
+            raise ValueError(f"`numbers` is {self.numbers!r}; it must be one of {', '.join(NUMBERS)}.")
 
 
-def learner_setting(learner: OnlineLearner) -> LearnerSetting:
+def learner_setting(learner: OnlineLearner, numbers: str = "float32") -> LearnerSetting:
     """How a learner of tokens learns.
 
     Raises:
@@ -59,7 +80,7 @@ def learner_setting(learner: OnlineLearner) -> LearnerSetting:
     settings = learner.settings
     if not settings.learn or (settings.rule, settings.stride, settings.update_every) != ("rtrl", 1, 1):
         raise ValueError("`learner` must learn by the rule 'rtrl' with stride 1, as a learner in C does.")
-    return LearnerSetting(learner.step.optimizer, settings.max_grad_norm, learner.end)
+    return LearnerSetting(learner.step.optimizer, settings.max_grad_norm, learner.end, numbers)
 
 
 class RecordedBlock(Protocol):
@@ -139,20 +160,36 @@ class LearnerPlan:
     @property
     def moments(self) -> tuple[str, ...]:
         """Fields of the optimizer's arrays."""
-        return _MOMENTS[self.kind]
+        return MOMENTS[self.kind]
 
     @property
-    def saved_words(self) -> int:
-        """Elements of `struct NAME_saved`."""
-        of_state = sum(size for _, size in self.fields.values()) + sum(self.scales.values())
-        return self.num_weights + len(self.moments) * self.num_trained + of_state + 3
+    def is_narrow(self) -> bool:
+        """True if moments and sensitivities are bfloat16."""
+        return self.setting.numbers == "bfloat16"
+
+    @property
+    def parts(self) -> list[Part]:
+        """Arrays of `struct NAME_saved`, in order; 16-bit ones are last, and their number is even."""
+        parts = [Part("weights", self.num_weights), *(Part(m, self.num_trained, self.is_narrow) for m in self.moments)]
+        for name, (field, size) in self.fields.items():
+            parts.append(Part(field, size, self.is_narrow and name.startswith("carried")))
+        parts += [Part(name, size) for name, size in self.scales.items()]
+        if sum(part.size for part in parts if part.is_half) % 2:
+            parts.append(Part("unused", 1, is_half=True))
+        return sorted(parts, key=lambda part: part.is_half)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Size of `struct NAME_saved`."""
+        return sum(part.size * (2 if part.is_half else 4) for part in self.parts) + 4 * (3 + self.is_narrow)
 
     @property
     def checksum(self) -> int:
         """CRC-32 of names and shapes of all that is saved, which ties files to code."""
         shapes = [f"{name} {tuple(self.parameters[name].shape)}" for name in self.names]
         fields = [f"{field} {size}" for field, size in (*self.fields.values(), *self.scales.items())]
-        return zlib.crc32("\n".join([*shapes, *fields, self.kind]).encode())
+        kinds = [self.kind, self.setting.numbers] if self.is_narrow else [self.kind]
+        return zlib.crc32("\n".join([*shapes, *fields, *kinds]).encode())
 
     def layout(self, inputs: Mapping[str, str]) -> Layout:
         """For a printer, with the C text of further inputs of the graph."""

@@ -1,12 +1,22 @@
 """The file of a learner in C, written from an `OnlineLearner` or a `VectorLearner`, and read into one."""
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-from hf_recurrent.export.c_learner_plan import FILE_VERSION, HEADER_BYTES, SAVED_MAGIC, LearnerPlan, learner_setting
+from hf_recurrent.export.c_learner_plan import (
+    FILE_VERSION,
+    FIRST_RANDOM,
+    HEADER_BYTES,
+    SAVED_MAGIC,
+    LearnerPlan,
+    Part,
+    learner_setting,
+)
+from hf_recurrent.export.formats import NUMBERS
 from hf_recurrent.export.vector_block import VectorBlock, vector_plan
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
@@ -18,68 +28,68 @@ _MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",), "sgd
 _LARGEST_COUNT = (1 << 32) - 1
 
 
-def save_c_state(learner: OnlineLearner | VectorLearner) -> bytes:
+def save_c_state(learner: OnlineLearner | VectorLearner, numbers: str = "float32") -> bytes:
     """The file that `NAME_load` of the exported learner reads: weights, state and optimizer of a learner.
+
+    Args:
+        learner: as it was exported.
+        numbers: as in [`save_c_learner`].
 
     Raises:
         ValueError: the learner is not one of rule "rtrl" and stride 1, or is not supported in C.
     """
-    plan = _plan(learner)
+    plan, scales = _plan(learner, numbers), {}
     if isinstance(learner, VectorLearner):
-        optimizer, state, carried, begins = learner.optimizer, learner.state, learner.carried, learner.last is None
+        optimizer, stream, begins = learner.optimizer, learner, learner.last is None
         read, last = min(learner.vectors_read, _LARGEST_COUNT), int(not begins)
-        scales = [learner.mean, learner.variance, learner.errors, torch.zeros_like(learner.mean)]
-        scales[3] = scales[3] if begins else learner.last
+        scales = {name: getattr(learner, name) for name in plan.scales if getattr(learner, name) is not None}
     else:
         learner.step.learning.write_steps()
-        optimizer, state, carried = learner.step.optimizer, learner.stream.state, learner.stream.carried
-        last, begins = learner.stream.last or (-1, True)
-        read, scales = learner.bytes_read % (1 << 32), []
+        optimizer, stream = learner.step.optimizer, learner.stream
+        last, begins = stream.last or (-1, True)
+        read = learner.bytes_read % (1 << 32)
     states = [optimizer.state.get(plan.parameters[name], {}) for name in plan.trained]
-    parts = [plan.parameters[name].detach() for name in plan.names]
-    for moment in _MOMENTS[plan.kind]:
-        parts += [
-            of_one.get(moment, torch.zeros_like(plan.parameters[name]))
-            for name, of_one in zip(plan.trained, states, strict=True)
-        ]
+    zeros = [torch.zeros_like(plan.parameters[name]) for name in plan.trained]
+    values = {"weights": _joined(plan.parameters[name].detach() for name in plan.names)} | scales
+    for field, moment in zip(plan.moments, _MOMENTS[plan.kind], strict=True):
+        values[field] = _joined(of_one.get(moment, zero) for of_one, zero in zip(states, zeros, strict=True))
     # In C, the state is zero as soon as an episode begins.
-    of_fields = {f"state {name}": part for name, part in state.items()}
-    of_fields |= {f"carried {name}": part for name, part in carried.items()}
-    parts += [of_fields[name] * (not begins) for name in plan.fields]
-    values = torch.cat([part.reshape(-1) for part in (*parts, *scales)]).numpy().astype("<f4").tobytes()
-    numbers = np.array([min(learner.updates, _LARGEST_COUNT), read, last % (1 << 32)], dtype="<u4").tobytes()
-    return plan.file(SAVED_MAGIC, values + numbers)
+    for part, own in (("state", stream.state), ("carried", stream.carried)):
+        values |= {plan.fields[f"{part} {name}"][0]: tensor * (not begins) for name, tensor in own.items()}
+    payload = b"".join(_encoded(values.get(part.field, torch.zeros(part.size)), part) for part in plan.parts)
+    random = [FIRST_RANDOM] if plan.is_narrow else []
+    words = [*random, min(learner.updates, _LARGEST_COUNT), read, last % (1 << 32)]
+    return plan.file(SAVED_MAGIC, payload + np.array(words, dtype="<u4").tobytes())
 
 
 def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None:
-    """Continue in a learner from what `NAME_save` of the exported learner wrote.
+    """Continue in a learner from what `NAME_save` of the exported learner wrote, with either type of numbers.
 
     Raises:
         ValueError: the content is damaged or of another model or optimizer, or the learner is not supported; it is
             unchanged then.
     """
-    plan = _plan(learner)
+    plans = [_plan(learner, numbers) for numbers in NUMBERS]
+    plan = next((plan for plan in plans if content[12:16] == plan.checksum.to_bytes(4, "little")), plans[0])
     allowed = (0, 1) if isinstance(learner, VectorLearner) else (-1, learner.model.config.vocab_size - 1)
     payload = _checked(content, plan, allowed)
-    values = torch.from_numpy(np.frombuffer(payload[:-12], dtype="<f4").astype(np.float32))
+    values = _decoded(payload, plan)
     updates, read = np.frombuffer(payload[-12:-4], dtype="<u4").tolist()
     last = int.from_bytes(payload[-4:], "little", signed=True)
-    parts = iter(values.split(_sizes(plan)))
     with torch.no_grad():
-        for name in plan.names:
-            plan.parameters[name].copy_(next(parts).view_as(plan.parameters[name]))
+        for name, part in zip(plan.names, values["weights"].split(_sizes(plan, plan.names)), strict=True):
+            plan.parameters[name].copy_(part.view_as(plan.parameters[name]))
     trained = plan.trained if plan.moments else []
     states = {plan.parameters[name]: {"step": torch.tensor(float(updates))} for name in trained}
-    for moment in _MOMENTS[plan.kind]:
-        for name in plan.trained:
-            states[plan.parameters[name]][moment] = next(parts).view_as(plan.parameters[name]).clone()
-    tensors = {name: next(parts) for name in plan.fields}
+    for field, moment in zip(plan.moments, _MOMENTS[plan.kind], strict=True):
+        for name, part in zip(trained, values[field].split(_sizes(plan, trained)), strict=True):
+            states[plan.parameters[name]][moment] = part.view_as(plan.parameters[name]).clone()
     stream = learner if isinstance(learner, VectorLearner) else learner.stream
     for part, own in (("state", stream.state), ("carried", stream.carried)):
         for name, tensor in own.items():
-            tensor.copy_(tensors[f"{part} {name}"].view_as(tensor))
+            tensor.copy_(values[plan.fields[f"{part} {name}"][0]].view_as(tensor))
     if isinstance(learner, VectorLearner):
-        _load_vectors(learner, updates, states, list(parts))
+        _load_vectors(learner, updates, states, {name: values[name] for name in plan.scales})
         learner.vectors_read = read
         if not last:
             learner.reset()
@@ -92,19 +102,47 @@ def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None
     learner.stream.last, learner.stream.waiting = (None if last < 0 else (last, False)), []
 
 
-def _load_vectors(learner: VectorLearner, updates: int, states: dict[Any, dict], scales: list[torch.Tensor]) -> None:
+def _joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _encoded(tensor: torch.Tensor, part: Part) -> bytes:
+    """An array as it lies in the struct."""
+    tensor = tensor.reshape(-1).float()
+    if part.is_half:
+        return tensor.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()
+    return tensor.numpy().astype("<f4").tobytes()
+
+
+def _decoded(payload: bytes, plan: LearnerPlan) -> dict[str, torch.Tensor]:
+    """Field → its elements, float32."""
+    values, at = {}, 0
+    for part in plan.parts:
+        kind, size = ("<i2", 2) if part.is_half else ("<f4", 4)
+        array = np.frombuffer(payload, kind, part.size, at)
+        at += size * part.size
+        if part.is_half:
+            values[part.field] = torch.from_numpy(array.astype(np.int16)).view(torch.bfloat16).float()
+        else:
+            values[part.field] = torch.from_numpy(array.astype(np.float32))
+    return values
+
+
+def _load_vectors(
+    learner: VectorLearner, updates: int, states: dict[Any, dict], scales: dict[str, torch.Tensor]
+) -> None:
     learner.updates = updates
     learner.optimizer.state.clear()
     if updates:
         learner.optimizer.state.update(states)
-    dtype = learner.model.dtype
-    learner.mean, learner.variance, learner.errors, learner.last = (part.to(dtype, copy=True) for part in scales)
+    for name, tensor in scales.items():
+        setattr(learner, name, tensor.to(learner.model.dtype, copy=True))
 
 
-def _plan(learner: OnlineLearner | VectorLearner) -> LearnerPlan:
+def _plan(learner: OnlineLearner | VectorLearner, numbers: str) -> LearnerPlan:
     if isinstance(learner, VectorLearner):
-        return vector_plan(learner, VectorBlock(learner))
-    setting = learner_setting(learner)
+        return vector_plan(learner, VectorBlock(learner), numbers)
+    setting = learner_setting(learner, numbers)
     if learner.stream.waiting:
         raise ValueError("`learner` has bytes that wait to be learned.")
     try:
@@ -114,15 +152,12 @@ def _plan(learner: OnlineLearner | VectorLearner) -> LearnerPlan:
         raise ValueError(f"`learner` is not supported in C: {error}.") from error
 
 
-def _sizes(plan: LearnerPlan) -> list[int]:
-    trained = [plan.parameters[name].numel() for name in plan.trained]
-    weights = [plan.parameters[name].numel() for name in plan.names]
-    fields = [size for _, size in plan.fields.values()]
-    return [*weights, *trained * len(plan.moments), *fields, *plan.scales.values()]
+def _sizes(plan: LearnerPlan, names: list[str]) -> list[int]:
+    return [plan.parameters[name].numel() for name in names]
 
 
 def _checked(content: bytes, plan: LearnerPlan, allowed: tuple[int, int]) -> bytes:
-    size = 4 * plan.saved_words
+    size = plan.saved_bytes
     expected = (SAVED_MAGIC, FILE_VERSION, size, plan.checksum)
     words = [int.from_bytes(content[at : at + 4], "little") for at in range(0, HEADER_BYTES, 4)]
     payload = content[HEADER_BYTES:]

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from hf_recurrent.export.c_learner_plan import FILE_VERSION, HEADER_BYTES, SAVED_MAGIC, LearnerPlan
+from hf_recurrent.export.c_learner_plan import FILE_VERSION, FIRST_RANDOM, HEADER_BYTES, SAVED_MAGIC, LearnerPlan
 from hf_recurrent.export.c_literals import literal
 from hf_recurrent.export.c_tables import CRC32, WEIGHTS_MAGIC
 
@@ -46,10 +46,10 @@ def header_text(plan: LearnerPlan, interface: Interface, work: int, table_bytes:
         work: elements of memory for intermediate results.
         table_bytes: of constants in the source file.
     """
-    sizes = [*plan.fields.values(), *plan.scales.items()]
-    fields = "\n".join(f"    float {field}[{size}];" for field, size in sizes)
-    moments = "".join(f"    float {name}[{plan.num_trained}];\n" for name in plan.moments)
-    saved, weights = 4 * plan.saved_words, 4 * plan.num_weights
+    arrays = [f"    {'uint16_t' if part.is_half else 'float'} {part.field}[{part.size}];" for part in plan.parts]
+    arrays += ["    uint32_t random; /* for rounding */"] if plan.is_narrow else []
+    fields = "\n".join(arrays)
+    saved, weights = plan.saved_bytes, 4 * plan.num_weights
     memory, words = interface.memory
     ram = saved + 4 * (plan.num_trained + max(work, 1) + words + 2)
     bad_input, no_context = interface.outcomes
@@ -78,8 +78,7 @@ enum {{
 
 /* What `NAME_save` saves. */
 struct NAME_saved {{
-    float weights[{plan.num_weights}];
-{moments}{fields}
+{fields}
 {interface.saved}
 }};
 
@@ -159,7 +158,8 @@ static void NAME_forget_state(struct NAME_learner *learner) {{
 
 def _update(plan: LearnerPlan) -> str:
     calls = "\n".join(
-        f"    NAME_change(learner, {begin}, {end}, {literal(factor)}, scale);" for begin, end, factor in plan.rates
+        f"    NAME_change(learner, {begin}, {end - begin}, {literal(factor)}, scale);"
+        for begin, end, factor in plan.rates
     )
     return f"""/* Change the weights. After a NaN or infinite gradient, the sensitivities may have diverged. */
 static int NAME_update(struct NAME_learner *learner) {{
@@ -178,13 +178,14 @@ static int NAME_update(struct NAME_learner *learner) {{
 
 def _file_interface(plan: LearnerPlan, interface: Interface) -> str:
     """The functions of the header that read and write files."""
-    layout, weights, saved = f"{plan.checksum:#010x}u", 4 * plan.num_weights, 4 * plan.saved_words
+    layout, weights, saved = f"{plan.checksum:#010x}u", 4 * plan.num_weights, plan.saved_bytes
+    random = f"learner->saved.random = {FIRST_RANDOM}u;\n    " if plan.is_narrow else ""
     return f"""int NAME_init(struct NAME_learner *learner, const void *file, size_t size) {{
     const unsigned char *payload = NAME_payload(file, size, {WEIGHTS_MAGIC:#x}u, {layout}, {weights}u);
     if (!payload) return NAME_BAD_INPUT;
     memset(learner, 0, sizeof *learner);
     memcpy(learner->saved.weights, payload, sizeof learner->saved.weights);
-    {interface.start}
+    {random}{interface.start}
     learner->learning_rate = {literal(plan.learning_rate)};
     learner->max_grad_norm = {literal(plan.setting.max_grad_norm)};
     return NAME_OK;

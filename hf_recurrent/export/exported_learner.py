@@ -58,7 +58,9 @@ NAME_load(&learner, saved, sizeof saved);
 ```"""
 
 
-def save_c_learner(learner: OnlineLearner | VectorLearner, folder: str | os.PathLike) -> None:
+def save_c_learner(
+    learner: OnlineLearner | VectorLearner, folder: str | os.PathLike, *, numbers: str = "float32"
+) -> None:
     """Export a learner in C into a new folder.
 
     It begins with the present weights; [`save_c_state`] gives the rest of what was learned.
@@ -67,6 +69,8 @@ def save_c_learner(learner: OnlineLearner | VectorLearner, folder: str | os.Path
         learner: of float32 weights on the CPU, by the rule "rtrl" with stride 1; its optimizer, gradient clipping and
             tokenizer are those of the learner in C.
         folder: must not exist, or be empty.
+        numbers: type of the optimizer's moments and of the sensitivities in memory, "float32" or "bfloat16" with
+            stochastic rounding. The rest is float32.
 
     Raises:
         FileExistsError: the folder has files.
@@ -76,11 +80,11 @@ def save_c_learner(learner: OnlineLearner | VectorLearner, folder: str | os.Path
     check_new(folder)
     metadata = ModelCardData(library_name="hf_recurrent", tags=["recurrent", "c"])
     if isinstance(learner, VectorLearner):
-        text, optimizer, tokenizer = c_vector_learner(learner, _NAME), learner.optimizer, None
+        text, optimizer, tokenizer = c_vector_learner(learner, _NAME, numbers), learner.optimizer, None
         title, item, example = "A model that learns from measurements", "vector", _VECTORS
     else:
         optimizer, tokenizer = learner.step.optimizer, learner.tokenizer
-        text = c_learner(learner.model, learner_setting(learner), _NAME)
+        text = c_learner(learner.model, learner_setting(learner, numbers), _NAME)
         title, item, example = f"A {learner.model.config.model_type} model that learns from a stream", "token", _TOKENS
     card = _CARD.format(
         metadata=metadata.to_yaml(),

@@ -56,9 +56,12 @@ class VectorBlock:
         return trace, {name: trace.value_of(tensor) for name, tensor in results.items()}
 
 
-def vector_plan(learner: VectorLearner, block: VectorBlock) -> LearnerPlan:
+def vector_setting(learner: VectorLearner, numbers: str) -> LearnerSetting:
+    """How a learner of vectors learns in C."""
+    return LearnerSetting(learner.optimizer, learner.settings.max_grad_norm, None, numbers)
+
+
+def vector_plan(learner: VectorLearner, block: VectorBlock, numbers: str) -> LearnerPlan:
     """The memory of a learner in C."""
-    size = learner.model.config.input_size
-    scales = dict.fromkeys(("mean", "variance", "errors", "last"), size)
-    setting = LearnerSetting(learner.optimizer, learner.settings.max_grad_norm)
-    return LearnerPlan(block, setting, learner.model.model.init_state(1), scales)
+    scales = dict.fromkeys(("mean", "variance", "errors", "last"), learner.model.config.input_size)
+    return LearnerPlan(block, vector_setting(learner, numbers), learner.model.model.init_state(1), scales)

@@ -11,7 +11,7 @@ import torch
 from own_parts_state import restored_parts
 from transformers import AutoModelForCausalLM
 
-from hf_recurrent import ByteTokenizer, ExportedStep, config_from_preset
+from hf_recurrent import ByteTokenizer, ExportedStep, VectorLearner, config_from_preset
 from hf_recurrent.cli.main import main
 from hf_recurrent.cli.user_code import import_user_code
 
@@ -48,10 +48,22 @@ def test_a_learner_in_c(checkpoint, tmp_path):
     main([*command, "--output_dir", str(tmp_path / "learner")])
     assert {"model.h", "model.c", "model.weights"} <= {path.name for path in (tmp_path / "learner").iterdir()}
     source = (tmp_path / "learner/model.c").read_text()
-    assert "RMSProp" in source and "token == 0 ? -1" in source and "learning_rate = 9.99999975e-05f;" in source
+    assert "RMSProp" in source and "token == 0 ? -1" in source and "learning_rate = 0.0001f;" in source
     assert "model_learn(&learner, 'd', &nats);" in (tmp_path / "learner/README.md").read_text()
     main([*command, "--binary", "--output_dir", str(tmp_path / "binary")])
     assert "token == -1 ? -1" in (tmp_path / "binary/model.c").read_text()
+
+
+def test_a_learner_of_measurements_in_c(tmp_path, capsys):
+    command = ["export", "--format", "c", "--learn", "--numbers", "bfloat16", "--config_overrides", "hidden_size=8"]
+    main([*command, "--inputs", "3", "--output_dir", str(tmp_path / "new")])
+    header = (tmp_path / "new/model.h").read_text()
+    assert "#define MODEL_INPUTS 3" in header and "uint16_t first[" in header
+    sizes = re.search(r"RAM ([\d,]+) bytes; flash [\d,]+ bytes and the code", capsys.readouterr().err)
+    assert f"#define MODEL_LEARNER_BYTES {sizes[1].replace(',', '')} " in header
+    VectorLearner.new(2).model.save_pretrained(tmp_path / "saved")
+    main(["export", str(tmp_path / "saved"), "--format", "c", "--learn", "--output_dir", str(tmp_path / "learner")])
+    assert "#define MODEL_INPUTS 2" in (tmp_path / "learner/model.h").read_text()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +75,18 @@ def test_a_learner_in_c(checkpoint, tmp_path):
         (["{checkpoint}", "--learn"], "`--learn` needs --format c; --format is torch"),
         (["{checkpoint}", "--learning_rate", "1e-3"], "`--learning_rate` needs --learn"),
         (["{checkpoint}", "--format", "c", "--learn", "--quantize", "int8"], "leave out --quantize"),
+        (["--format", "c", "--inputs", "3"], "`--inputs` needs --learn"),
+        (["--format", "c"], "`MODEL` is missing; give a checkpoint"),
+        (["--format", "c", "--learn"], "`MODEL` is missing; give a checkpoint, a preset, or --inputs"),
+        (
+            ["{checkpoint}", "--format", "c", "--learn", "--inputs", "3"],
+            "`--inputs` makes a new model",
+        ),
+        (
+            ["{checkpoint}", "--format", "c", "--learn", "--seed", "1"],
+            "`--seed` needs a new model: --inputs",
+        ),
+        (["--format", "c", "--learn", "--inputs", "0"], "`input_size` is 0; it must be"),
         (["{checkpoint}", "--weights_file"], "`--weights_file` needs --format c; --format is torch"),
         (["{checkpoint}", "--output_dir", "missing/step"], "directory 'missing' not found"),
     ],

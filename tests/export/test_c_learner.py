@@ -6,12 +6,6 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-
-import hf_recurrent as hf
-from hf_recurrent.export.c_learner import LearnerSetting, c_learner
-from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
-from hf_recurrent.online.settings import LearnerSettings
 from c_learner_cases import (
     BAD_INPUT,
     COMPILER,
@@ -22,9 +16,14 @@ from c_learner_cases import (
     CompiledLearner,
     DoubleLearner,
     compile_c,
-    macro,
     write,
 )
+from transformers import AutoModelForCausalLM
+
+import hf_recurrent as hf
+from hf_recurrent.export.c_learner import LearnerSetting, c_learner
+from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
+from hf_recurrent.online.settings import LearnerSettings
 
 pytest.importorskip("hf_recurrent.kernels.block_cpu")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="gcc is not installed")
