@@ -1,13 +1,15 @@
 """Footprints of a model as exported C: its step, and its learner with each optimizer."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 from transformers import PreTrainedModel
 
 from hf_recurrent.export.c_footprint import Footprint
 from hf_recurrent.export.c_learner import c_learner, c_vector_learner
-from hf_recurrent.export.c_learner_state import learner_setting
+from hf_recurrent.export.c_learner_plan import learner_setting
 from hf_recurrent.export.c_source import c_step
+from hf_recurrent.export.formats import NUMBERS
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.step_module import StepModule
 from hf_recurrent.online.learner import OnlineLearner
@@ -26,16 +28,17 @@ def c_footprints(
     """
     if inputs is None:
         yield "step", _of_step(model)
-    for optimizer in optimizers:
+    for optimizer, numbers in itertools.product(optimizers, NUMBERS):
+        suffix = "" if numbers == NUMBERS[0] else f", {numbers}"
         try:
             if inputs is None:
-                learner = OnlineLearner(model, optimizer=optimizer)
-                found = c_learner(model, learner_setting(learner)).footprint
+                setting = learner_setting(OnlineLearner(model, optimizer=optimizer), numbers)
+                found = c_learner(model, setting).footprint
             else:
-                found = c_vector_learner(VectorLearner.new(inputs, optimizer=optimizer)).footprint
+                found = c_vector_learner(VectorLearner.new(inputs, optimizer=optimizer), numbers=numbers).footprint
         except ValueError as error:
             found = str(error)
-        yield f"learner, {optimizer}", found
+        yield f"learner, {optimizer}{suffix}", found
 
 
 def _of_step(model: PreTrainedModel) -> Footprint | str:

@@ -62,21 +62,21 @@ def describe_footprints(
 ) -> str:
     """The table of programs in C; a text in place of a footprint says why there is none."""
     of_model = name if num_parameters is None else f"{name}, {num_parameters:,} parameters"
+    width = max(map(len, footprints))
     lines = [
         f"{of_model}, as C99; code for Thumb-2 at -Os, about, without libm",
-        f"{'':18}{'code':>9} {'constants':>10} {'RAM':>9} {'stack':>9} {'together':>9}  operations a token",
+        f"{'':{width}}{'code':>10} {'constants':>10} {'RAM':>9} {'stack':>9} {'together':>9}  operations a token",
     ]
     for program, found in footprints.items():
         if isinstance(found, str):
-            lines.append(f"{program:<18}  {found}")
+            lines.append(f"{program:<{width}}  {found}")
             continue
         sizes = (found.code, found.constants, found.ram, found.stack, found.total)
-        widths = (9, 10, 9, 9, 9)
-        row = " ".join(f"{size(count):>{width}}" for count, width in zip(sizes, widths, strict=True))
+        row = " ".join(f"{size(count):>{space}}" for count, space in zip(sizes, (10, 10, 9, 9, 9), strict=True))
         words = ""
         if available is not None:
             words = "  fits" if found.total <= available else f"  does not fit in {size(available)}"
-        lines.append(f"{program:<18}{row}  {found.operations:>18,}{words}")
+        lines.append(f"{program:<{width}}{row}  {found.operations:>18,}{words}")
     return "\n".join(lines)
 
 
