@@ -28,15 +28,16 @@ def generated_log(size: int, seed: int = 0) -> bytes:
     users = ["root", "admin", "backup", "deploy", "www-data"]
     while written < size:
         moment += int(draw.expovariate(0.2))
+        port, device = draw.randrange(30_000, 60_000), "Device: /dev/sda"
         address = f"10.{draw.randrange(4)}.{draw.randrange(20)}.{draw.randrange(256)}"
         process, user = draw.randrange(300, 32_000), draw.choice(users)
         text = draw.choices(
             [
-                f"sshd[{process}]: Failed password for {user} from {address} port {draw.randrange(30_000, 60_000)} ssh2",
-                f"sshd[{process}]: Accepted publickey for {user} from {address} port {draw.randrange(30_000, 60_000)}",
+                f"sshd[{process}]: Failed password for {user} from {address} port {port} ssh2",
+                f"sshd[{process}]: Accepted publickey for {user} from {address} port {port}",
                 f"CRON[{process}]: ({user}) CMD (/usr/local/bin/rotate --keep {draw.randrange(3, 9)})",
                 f"kernel: [{moment % 100_000}.{draw.randrange(10**6):06}] eth0: link is up, 1000 Mbps, full duplex",
-                f"smartd[812]: Device: /dev/sda, Temperature changed to {draw.randrange(28, 44)} Celsius",
+                f"smartd[812]: {device}, Temperature changed to {draw.randrange(28, 44)} Celsius",
             ],
             weights=[30, 20, 25, 5, 20],
         )[0]
@@ -61,10 +62,10 @@ def draw(picture: Path, lines: dict[str, np.ndarray], levels: dict[str, float]) 
         axes.plot((np.arange(len(means)) + 1) * size / 1000, means, label=label)
     for style, (label, value) in zip(("--", ":"), levels.items(), strict=True):
         axes.axhline(value, color="gray", linestyle=style, linewidth=1, label=label)
-    axes.set(xlabel="kB read", ylabel="bits per byte", ylim=(0, None), xlim=(0, None))
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=100)
+    axes.set(xlabel="kB read", ylabel="bits per byte", ylim=(0, None), xlim=(0, len(values) / 1000))
+    figure.legend(*axes.get_legend_handles_labels(), frameon=False, ncols=2, loc="upper center", fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 0.9))
+    figure.savefig(picture, dpi=90)
 
 
 def main(argv=None) -> None:

@@ -53,7 +53,7 @@ def draw(picture: Path, lines: dict[str, np.ndarray], window: int) -> None:
     axes.set(xlabel="thousand keys typed", ylabel="% of keys suggested", ylim=(0, 100), xlim=(0, None))
     axes.legend(frameon=False, ncols=2)
     figure.tight_layout()
-    figure.savefig(picture, dpi=100)
+    figure.savefig(picture, dpi=90)
 
 
 def main(argv=None) -> None:

@@ -88,20 +88,20 @@ def draw(picture: Path, generated: tuple, water: tuple | None, water_scores: np.
     pyplot = require_pyplot()
     rows = 2 if water is None else 4
     figure, axes = pyplot.subplots(rows, 1, figsize=(7, 1.6 * rows))
-    series, faulty, found = (part[-800:] for part in generated)
+    series, faulty, found = (part[-400:] for part in generated)
     axes[0].plot(series, linewidth=1)
     axes[0].plot(np.where(faulty, series, np.nan), ".", color="C3", markersize=5, label="after lost samples")
-    axes[0].set(title="Lorenz's attractor, generated: the last 800 samples", ylabel="value")
-    axes[0].legend(frameon=False, loc="upper right")
+    axes[0].set(title="Lorenz's attractor, generated: the last 400 samples", ylabel="value")
+    axes[0].legend(frameon=False, loc="upper left")
     axes[1].plot(found, color="C1", linewidth=1)
-    axes[1].set(ylabel="score", yscale="log", ylim=(0.1, None))
+    axes[1].set(ylabel="score", yscale="log", ylim=(1, None))
     if water is not None:
         axes[2].plot(water[1], linewidth=1)
         axes[2].set(title="Flow of water, hourly, March to May 2022", ylabel="liters / s")
         axes[3].plot(water_scores, color="C1", linewidth=1)
-        axes[3].set(ylabel="score", yscale="log", ylim=(0.1, None))
+        axes[3].set(ylabel="score", yscale="log", ylim=(1, None))
     figure.tight_layout()
-    figure.savefig(picture, dpi=90)
+    figure.savefig(picture, dpi=75)
 
 
 def main(argv=None) -> None:

@@ -122,8 +122,7 @@ def test_bits_per_byte_fall_in_the_tab(address, tmp_path):
         assert faults == [] and all(url.startswith((address, "data:", "blob:")) for url in requests)
 
 
-@pytest.mark.skipif(NODE is None, reason="Node is not installed")
-def test_a_missing_compiler_is_named(monkeypatch, tmp_path, capsys):
+def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
     prepare = load_prepare()
     monkeypatch.setattr(prepare, "compilers", list)
     with pytest.raises(OSError, match="pip install ziglang"):
