@@ -25,12 +25,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="hf-recurrent plan",
         usage="hf-recurrent plan [--config_file FILE] [--processes N] [...]",
-        description="Count the memory of a training run before it starts. Other arguments are passed\nto pretrain.",
+        description="Count the memory of a training run before it starts, or of a model as exported\n"
+        "C. Other arguments are passed to pretrain.",
         epilog="examples:\n"
         "  hf-recurrent plan --model memora-s8 --config_file fsdp2-bfloat16.yaml \\\n"
         "    --processes 8 --memory 80GB\n"
         "  hf-recurrent plan --model memora-s4 --method rtrl --block_size 1 --memory 24GB\n"
-        "  hf-recurrent plan --recipe memora-s0 --train_bytes 1e9 --measure 3\n\n"
+        "  hf-recurrent plan --recipe memora-s0 --train_bytes 1e9 --measure 3\n"
+        "  hf-recurrent plan --target c --model runs/hawk --memory 256KB\n\n"
         "hf-recurrent plan serve MODEL counts the states and users of a server.",
         allow_abbrev=False,
     )
@@ -41,7 +43,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--processes", type=int, help="number of processes, one per GPU; by default as in --config_file, else 1"
     )
-    parser.add_argument("--memory", type=parse_size, metavar="SIZE", help="of one process; says whether the run fits")
+    parser.add_argument(
+        "--memory",
+        type=parse_size,
+        metavar="SIZE",
+        help="of one process, or of flash and RAM with --target; says whether the run fits",
+    )
+    parser.add_argument("--target", choices=["c"], help="plan the programs of `export --format c` instead of training")
+    parser.add_argument(
+        "--inputs", type=int, help="with --target c, a learner of so many measurements, as in `export`"
+    )
     parser.add_argument("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")
     add_json_argument(parser)
     return parser
@@ -67,9 +78,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     """Print the plan of a run; False if it does not fit into `--memory`."""
-    for name in ("processes", "measure"):
+    for name in ("processes", "measure", "inputs"):
         if getattr(arguments, name) is not None:
             check_at_least(1, arguments, name)
+    if arguments.inputs is not None and arguments.target is None:
+        raise ValueError("`--inputs` needs --target c.")
 
     import_libraries("hf_recurrent.cli.pretrain_arguments", "hf_recurrent.planning.training_steps")
     from transformers.utils import logging
@@ -92,6 +105,8 @@ def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     from hf_recurrent.planning.training_steps import bytes_per_second
 
     run = parse_arguments(words)
+    if arguments.target is not None:
+        return _plan_c(arguments, run)
     training, vocab_size = run.training, token_vocabulary(run.data.corpus)
     setting = setting_of(training, episode_source(run.data.corpus), arguments.config_file, arguments.processes)
     counter = MemoryCounter(lambda: _build(run, vocab_size), training)
@@ -112,6 +127,32 @@ def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
         lines.append(describe_changes(memory.total, arguments.memory, found))
     print(json.dumps(values) if arguments.json else "\n".join(lines))
     return fits
+
+
+def _plan_c(arguments: argparse.Namespace, run: "PretrainArguments") -> bool:
+    """Print the footprints of exported C; False if none of them fits into `--memory`."""
+    from hf_recurrent.cli.data_arguments import token_vocabulary
+    from hf_recurrent.cli.learn import OPTIMIZERS
+    from hf_recurrent.cli.pretrain import build_model
+    from hf_recurrent.planning.c_footprints import c_footprints
+    from hf_recurrent.planning.report import describe_footprints
+
+    for name in ("config_file", "processes", "measure"):
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"`--{name}` is of training; leave it out with --target c.")
+    name, count, model = f"a new model of {arguments.inputs} measurements", None, None
+    if arguments.inputs is None:
+        model = build_model(run.model, token_vocabulary(run.data.corpus))[0].float().eval()
+        name, count = run.model.model, model.num_parameters()
+    found = dict(c_footprints(model, OPTIMIZERS, arguments.inputs))
+    counted = {name: one for name, one in found.items() if not isinstance(one, str)}
+    fits = {name: arguments.memory is None or one.total <= arguments.memory for name, one in counted.items()}
+    if arguments.json:
+        values = {name: one._asdict() | {"total": one.total, "fits": fits[name]} for name, one in counted.items()}
+        print(json.dumps(values | {name: {"refused": one} for name, one in found.items() if name not in counted}))
+    else:
+        print(describe_footprints(name, count, found, arguments.memory))
+    return any(fits.values())
 
 
 def _build(run: "PretrainArguments", vocab_size: int | None) -> "nn.Module":

@@ -3,16 +3,24 @@
 import re
 from typing import NamedTuple
 
+from hf_recurrent.export.c_footprint import Footprint, code_bytes
 from hf_recurrent.export.c_helpers import helpers_of
 from hf_recurrent.export.c_printer import CPrinter, Statement
 from hf_recurrent.export.c_tables import Weights, collect_weights, used_tables
 
 
 class CFile(NamedTuple):
-    """C text, and the content of the file with the weights if they are not in the text."""
+    """An exported step.
+
+    Args:
+        text: C.
+        weights: the content of the file with the weights if they are not in the text.
+        footprint: of the step.
+    """
 
     text: str
     weights: bytes | None
+    footprint: Footprint
 
 
 def allocate(statements: list[Statement], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
@@ -58,19 +66,22 @@ def c_file(printer: CPrinter, name: str, note: str = "", *, separate_weights: bo
     if separate_weights:
         weights, body = collect_weights(printer.tables, body)
         tables = [table for table in tables if table not in weights.tables]
-    parts = [
-        _head(printer, note, 4 * floats + 2 * codes, weights),
-        *(table.definition() for table in tables),
+    stack = 4 * floats + 2 * codes
+    code = [
         *helpers_of(body),
         *([] if weights is None else [weights.definition()]),
         _reset(printer),
         _step(printer, body, floats, codes, weights),
     ]
+    constants = sum(len(table.binary()) for table in tables) + (0 if weights is None else len(weights.file()))
+    state = sum(state.size * (2 if half else 4) for half, state in zip(printer.halves, printer.states, strict=True))
+    footprint = Footprint(code_bytes("\n".join(code)), constants, state, stack, printer.operations)
+    parts = [_head(printer, note, weights), *(table.definition() for table in tables), *code]
     text = named("\n\n".join(part.rstrip("\n") for part in parts) + "\n", name)
-    return CFile(text, None if weights is None else weights.file())
+    return CFile(footprint.commented(text), None if weights is None else weights.file(), footprint)
 
 
-def _head(printer: CPrinter, note: str, stack: int, weights: Weights | None) -> str:
+def _head(printer: CPrinter, note: str, weights: Weights | None) -> str:
     """Comment, macros and declarations."""
     comment = "\n".join(f" * {line}".rstrip() for line in note.splitlines())
     fields = "\n".join(
@@ -90,7 +101,7 @@ def _head(printer: CPrinter, note: str, stack: int, weights: Weights | None) -> 
     macros = "\n".join(macros)
     return f"""/*
 {comment}
- * C99. Link with -lm. Nothing is allocated; intermediate results need {stack} bytes of stack.
+ * C99. Link with -lm. Nothing is allocated.
  */
 {lines}
 

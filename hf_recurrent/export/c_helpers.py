@@ -40,7 +40,7 @@ static void NAME_linear(const int8_t *table, const float *scale, const float *bi
             for (int j = 0; j < 64; j++) sum += (int16_t)row[j] * part[j];
             total += sum;
         }
-        for (; i < inputs; i++) total += (int32_t)table[i] * x[i];
+        for (i = inputs - inputs % 64; i < inputs; i++) total += (int32_t)table[i] * x[i];
         y[k] = (float)total * (*x_scale * scale[k]) + (bias ? bias[k] : 0.0f);
     }
 }""",
@@ -51,7 +51,7 @@ static float NAME_dot(const float *x, const float *y, int size) {
     for (; i + 8 <= size; i += 8) {
         for (int k = 0; k < 8; k++) sums[k] += x[i + k] * y[i + k];
     }
-    for (; i < size; i++) total += x[i] * y[i];
+    for (i = size - size % 8; i < size; i++) total += x[i] * y[i];
     for (int k = 0; k < 8; k++) total += sums[k];
     return total;
 }""",
@@ -61,7 +61,7 @@ static float NAME_dot(const float *x, const float *y, int size) {
     for (; i + 8 <= size; i += 8) {
         for (int k = 0; k < 8; k++) sums[k] += x[i + k];
     }
-    for (; i < size; i++) total += x[i];
+    for (i = size - size % 8; i < size; i++) total += x[i];
     for (int k = 0; k < 8; k++) total += sums[k];
     return total;
 }""",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from hf_recurrent.export.c_file import allocate, named
+from hf_recurrent.export.c_footprint import Footprint, code_bytes, update_operations
 from hf_recurrent.export.c_helpers import HELPERS, helpers_of
 from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, sensitivities_text, update_text
 from hf_recurrent.export.c_learner_interfaces import token_interface, vector_interface
@@ -36,11 +37,13 @@ class CLearner(NamedTuple):
         header: C text, to be saved as NAME.h.
         source: C text.
         weights: the content of the file that `NAME_init` reads.
+        footprint: the weights are counted as constants.
     """
 
     header: str
     source: str
     weights: bytes
+    footprint: Footprint
 
 
 def c_learner(model: torch.nn.Module, setting: LearnerSetting, name: str = "model") -> CLearner:
@@ -104,7 +107,16 @@ def _learner(plan: LearnerPlan, interface: Interface, learn: "_Body", predict: "
     helpers = helpers_of("\n".join((text, predict.text, calls)), functions)
     header = header_text(plan, interface, max(learn.size, predict.size), learn.table_bytes + predict.table_bytes)
     source = source_text(plan, interface, [*tables, *helpers], _update(plan), text)
-    return CLearner(named(header, name), named(source, name), plan.weights_file())
+    weights = plan.weights_file()
+    footprint = _footprint(plan, header, source, len(weights), learn.operations)
+    return CLearner(footprint.commented(named(header, name)), named(source, name), weights, footprint)
+
+
+def _footprint(plan: LearnerPlan, header: str, source: str, weights: int, operations: int) -> Footprint:
+    sizes = {macro: int(size) for macro, size in re.findall(r"#define NAME_(\w+_BYTES) (\d+)", header)}
+    code = re.sub(r"static const \w+ \w+\[\d+\] = \{.*?\};", "", source, flags=re.DOTALL)
+    operations += update_operations(plan.kind, plan.num_trained)
+    return Footprint(code_bytes(code), sizes["TABLE_BYTES"] + weights, sizes["LEARNER_BYTES"], 0, operations)
 
 
 def _update(plan: LearnerPlan) -> str:
@@ -145,6 +157,7 @@ class _Body:
         offsets, self.size = allocate(printer.statements, sizes)
         self.text = printer.body(offsets).replace("work[", "learner->work[")
         self.tables = used_tables(printer.tables, self.text)
+        self.operations = printer.operations
         self.table_bytes = sum(len(table.binary()) for table in self.tables)
 
 

@@ -7,7 +7,7 @@ static void NAME_add_scaled(float factor, const float *restrict x, float *restri
     for (; i + 8 <= size; i += 8) {
         for (int k = 0; k < 8; k++) y[i + k] += factor * x[i + k];
     }
-    for (; i < size; i++) y[i] += factor * x[i];
+    for (i = size - size % 8; i < size; i++) y[i] += factor * x[i];
 }""",
     "map": """/* y (rows) = table (rows, columns) x. */
 static void NAME_map(const float *table, const float *x, float *y, int rows, int columns) {
@@ -25,7 +25,7 @@ static void NAME_outer(const float *restrict a, const float *restrict b, float *
         for (; i + 8 <= columns; i += 8) {
             for (int k = 0; k < 8; k++) y[i + k] = a[row] * b[i + k];
         }
-        for (; i < columns; i++) y[i] = a[row] * b[i];
+        for (i = columns - columns % 8; i < columns; i++) y[i] = a[row] * b[i];
     }
 }""",
     "norm_backward": """/* The gradient of x through a LayerNorm without weights. */
@@ -44,7 +44,7 @@ static void NAME_advance(float *restrict s, float factor, float of_row, const fl
         for (int k = 0; k < 8; k++) gradient[i + k] += of_state * s[i + k];
         for (int k = 0; k < 8; k++) s[i + k] = factor * s[i + k] + of_row * x[i + k];
     }
-    for (; i < size; i++) {
+    for (i = size - size % 8; i < size; i++) {
         gradient[i] += of_state * s[i];
         s[i] = factor * s[i] + of_row * x[i];
     }

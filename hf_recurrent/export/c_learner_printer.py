@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hf_recurrent.export.c_footprint import graph_operations
 from hf_recurrent.export.c_literals import literal
 from hf_recurrent.export.c_loops import Expression, leaf
 from hf_recurrent.export.c_printer import CPrinter, Memory
@@ -58,6 +59,7 @@ class LearnerPrinter(CPrinter):
         memories = {name: self._new_plain(value.shape.numel(), access) for name, (value, access) in results.items()}
         read = [buffer for buffer, _ in slices.values()] + [value.buffer for value in effects]
         nodes = self.graph.live_nodes(read)
+        self.operations = graph_operations(nodes)
         self._uses = {}
         for buffer in [*read, *(operand[0] for node in nodes for operand in filter(None, node.operands))]:
             self._uses[buffer] = self._uses.get(buffer, 0) + 1

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_recurrent.export.c_footprint import graph_operations
 from hf_recurrent.export.c_literals import literal
 from hf_recurrent.export.c_loops import ZERO, Expression, Loop, bare, combine, find_loops, leaf, loop_text, offset_text
 from hf_recurrent.export.c_tables import Table
@@ -59,6 +60,7 @@ class CPrinter:
         self.first_table = first_table
         self.vocab_size: int | None = None  # rows of the embedding
         self.statements: list[Statement] = []
+        self.operations = 0  # of one step
         self.memory: list[Memory] = []
         # Memory for the time of a step: of floats, and of activations as 16-bit integers.
         self.scratch: dict[int, Memory] = {}
@@ -82,6 +84,7 @@ class CPrinter:
         """Collect the statements that compute the outputs and the new state, given their addresses in the graph."""
         read = [buffer for index in (outputs, *parts) for buffer in self._buffers(index)]
         nodes = self.graph.live_nodes(read)
+        self.operations = graph_operations(nodes)
         uses = Counter([*read, *(operand[0] for node in nodes for operand in filter(None, node.operands))])
         for node in nodes:
             self._values[node.output] = value = getattr(self, f"_print_{node.kind}", self._unsupported)(node)

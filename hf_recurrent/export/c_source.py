@@ -11,7 +11,7 @@ import re
 import torch
 from torch.export import ExportedProgram
 
-from hf_recurrent.export.c_file import c_file
+from hf_recurrent.export.c_file import CFile, c_file
 from hf_recurrent.export.c_printer import CPrinter
 from hf_recurrent.kernels.step_graph import ComplexValue, UnsupportedOp
 from hf_recurrent.kernels.step_trace import StepTrace
@@ -63,18 +63,20 @@ def c_source(program: ExportedProgram, name: str, state_names: list[str], note: 
     Raises:
         ValueError: the step has an unsupported operator, or the weights are not float32.
     """
-    return c_file(_printed(program, state_names), name, note).text
+    return c_step(program, name, state_names, note).text
 
 
-def c_source_and_weights(
-    program: ExportedProgram, name: str, state_names: list[str], note: str = ""
-) -> tuple[str, bytes]:
-    """As [`c_source`], with the weights as the bytes of a binary file.
+def c_step(
+    program: ExportedProgram, name: str, state_names: list[str], note: str = "", *, separate_weights: bool = False
+) -> CFile:
+    """As [`c_source`], with the footprint.
 
-    `NAME_load(file, size)` checks these bytes and returns a pointer for the second argument of `NAME_step`.
+    Args:
+        program, name, state_names, note: as there.
+        separate_weights: put the weights into a binary file. Then `NAME_load(file, size)` checks its bytes and returns
+            a pointer for the second argument of `NAME_step`.
     """
-    file = c_file(_printed(program, state_names), name, note, separate_weights=True)
-    return file.text, file.weights
+    return c_file(_printed(program, state_names), name, note, separate_weights=separate_weights)
 
 
 def _printed(program: ExportedProgram, state_names: list[str]) -> CPrinter:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from hf_recurrent.export.c_source import c_source, c_source_and_weights
+from hf_recurrent.export.c_source import c_source, c_step
 from hf_recurrent.export.program_archive import checked_archive
 from hf_recurrent.export.programs import MAX_STREAMS
 
@@ -169,9 +169,9 @@ def _write_c(program: ExportedProgram, path: Path, names: list[str]) -> None:
 
 def write_c_and_weights(program: ExportedProgram, path: Path, names: list[str]) -> None:
     """C with the weights in a file next to it, [`C_WEIGHTS_FILE`]."""
-    text, weights = c_source_and_weights(program, _C_NAME, names, _C_NOTE)
-    path.write_text(text, encoding="utf-8")
-    path.with_name(C_WEIGHTS_FILE).write_bytes(weights)
+    step = c_step(program, _C_NAME, names, _C_NOTE, separate_weights=True)
+    path.write_text(step.text, encoding="utf-8")
+    path.with_name(C_WEIGHTS_FILE).write_bytes(step.weights)
 
 
 def _load_c(path: Path) -> Run:

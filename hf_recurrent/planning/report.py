@@ -1,8 +1,9 @@
 """The report of a plan: a table of memory, the time of a run, and changes that make it fit."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from hf_recurrent.export.c_footprint import Footprint
 from hf_recurrent.planning.advice import Change
 from hf_recurrent.planning.setting import Setting
 from hf_recurrent.planning.training_memory import TrainingMemory
@@ -54,6 +55,29 @@ def describe_time(rate: float, setting: Setting, total: float | None) -> str:
         return f"{words}; with --train_bytes or --max_steps, plan estimates the time"
     together = f" with {setting.processes} processes, if they lose nothing" if setting.processes > 1 else ""
     return f"{words}; {total:,.0f} bytes take {duration(total / (rate * setting.processes))}{together}"
+
+
+def describe_footprints(
+    name: str, num_parameters: int | None, footprints: Mapping[str, Footprint | str], available: int | None
+) -> str:
+    """The table of programs in C; a text in place of a footprint says why there is none."""
+    of_model = name if num_parameters is None else f"{name}, {num_parameters:,} parameters"
+    width = max(map(len, footprints))
+    lines = [
+        f"{of_model}, as C99; code for Thumb-2 at -Os, about, without libm",
+        f"{'':{width}}{'code':>10} {'constants':>10} {'RAM':>9} {'stack':>9} {'together':>9}  operations a token",
+    ]
+    for program, found in footprints.items():
+        if isinstance(found, str):
+            lines.append(f"{program:<{width}}  {found}")
+            continue
+        sizes = (found.code, found.constants, found.ram, found.stack, found.total)
+        row = " ".join(f"{size(count):>{space}}" for count, space in zip(sizes, (10, 10, 9, 9, 9), strict=True))
+        words = ""
+        if available is not None:
+            words = "  fits" if found.total <= available else f"  does not fit in {size(available)}"
+        lines.append(f"{program:<{width}}{row}  {found.operations:>18,}{words}")
+    return "\n".join(lines)
 
 
 def size(count: float) -> str:

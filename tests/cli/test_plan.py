@@ -123,3 +123,33 @@ def test_a_server(capsys):
     with pytest.raises(SystemExit):
         main(["plan", "serve", "memora-tiny", "--user_rate", "0"])
     assert "`--user_rate` is 0.0; it must be more than 0." in capsys.readouterr().err
+
+
+def test_exported_c_is_planned_as_it_will_be_exported(capsys):
+    status, out = run(capsys, "--target c --json --memory 200kB")
+    numbers = json.loads(out.out)
+    assert status == 0 and list(numbers)[1::2] == ["learner, adamw", "learner, rmsprop", "learner, sgd"]
+    step, adamw, narrow, rmsprop, _, sgd, _ = numbers.values()
+    assert adamw["ram"] - rmsprop["ram"] == adamw["constants"] - 20  # a moment of every weight; the file has a header
+    assert narrow["ram"] < rmsprop["ram"] and step["total"] < sgd["total"] < rmsprop["total"] < adamw["total"]
+    assert step["fits"] is True and adamw["fits"] == (adamw["total"] <= 200_000)
+    status, out = run(capsys, f"--target c --memory {step['total']}")
+    assert status == 0 and out.out.count("  fits") == 1 and out.out.count("does not fit") == 6
+    assert f"{adamw['operations']:,}" in out.out
+    assert run(capsys, "--target c --memory 1kB")[0] == 1
+    status, out = run(capsys, "--target c --inputs 1 --memory 32KiB")
+    assert status == 0 and out.out.count("  fits") == 6 and "a new model of 1 measurements" in out.out
+    status, out = run(capsys, "--inputs 1")
+    assert status == 2 and "`--inputs` needs --target c." in out.err
+
+
+def test_a_learner_that_cannot_be_exported_is_planned_with_the_reason(capsys):
+    words = f"{TINY} --target c --config_overrides hidden_size=16 state_size=16 num_hidden_layers=1 recurrent_unit=gru"
+    main(["plan", *words.split()])
+    table = capsys.readouterr().out
+    assert "learner, adamw" in table and "is a GRU, whose recurrence mixes its channels" in table
+
+
+def test_flags_of_training_have_no_effect_on_exported_c(capsys):
+    status, out = run(capsys, "--target c --processes 2")
+    assert status == 2 and "`--processes` is of training; leave it out with --target c." in out.err

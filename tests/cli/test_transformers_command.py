@@ -1,5 +1,8 @@
 """`hf-recurrent transformers`: the commands of transformers know our classes."""
 
+import subprocess
+import sys
+
 import pytest
 
 from hf_recurrent.cli.main import main

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 import torch
 from breadth import some_of
+from cortex_m import CORTEX, CORTEX_COMPILER, needs_cortex, run_on_cortex
 from export_cases import BYTES, CASES
 from export_cases import build as build_case
 from torch import fx
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import hf_recurrent as hf
 from hf_recurrent.export.c_helpers import HELPERS
-from hf_recurrent.export.c_source import c_source, c_source_and_weights
+from hf_recurrent.export.c_source import c_source, c_step
 from hf_recurrent.export.exported_step import ExportedStep, save_exported_step
 from hf_recurrent.export.programs import export_step
 from hf_recurrent.export.step_module import StepModule
@@ -26,8 +27,6 @@ aten = torch.ops.aten
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 COMPILER = shutil.which("gcc") or shutil.which("cc")
-CORTEX_COMPILER, QEMU = shutil.which("arm-none-eabi-gcc"), shutil.which("qemu-system-arm")
-CORTEX = ["-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-Os", "-ffunction-sections"]
 SIZES = {"hidden_size": 12, "state_size": 12, "num_hidden_layers": 2}
 
 MODELS = {
@@ -43,7 +42,6 @@ MODELS = {
 }
 OTHER_CASES = [case for case in CASES if case not in MODELS and not case.startswith("smt-rnn")]
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="gcc is not installed")
-needs_cortex = pytest.mark.skipif(not (CORTEX_COMPILER and QEMU), reason="arm-none-eabi-gcc or QEMU is not installed")
 
 
 def build_model(preset: str, overrides: dict):
@@ -312,7 +310,7 @@ int main(void) {
 @needs_compiler
 def test_weights_in_a_file_are_checked_and_give_the_same_bits(tmp_path):
     model, program, _ = build("memora")
-    text, weights = c_source_and_weights(program, "tiny", StepModule(model).state_names)
+    text, weights, _ = c_step(program, "tiny", StepModule(model).state_names, separate_weights=True)
     assert len(text) < len(source("memora")) / 2
     (tmp_path / "main.c").write_text(LOADING)
     for name, step in (("loaded", text), ("plain", source("memora"))):
@@ -332,7 +330,7 @@ def test_weights_in_a_file_are_checked_and_give_the_same_bits(tmp_path):
 @pytest.mark.parametrize("name", ["mgrade learned", "mgrade digits"])
 def test_real_values_and_weights_in_a_file(name, tmp_path):
     model, program, _ = build(name)
-    text, _ = c_source_and_weights(program, "tiny", StepModule(model).state_names)
+    text = c_step(program, "tiny", StepModule(model).state_names, separate_weights=True).text
     assert "const struct tiny_weights *weights, const float *values, float *outputs)" in text
     (tmp_path / "step.c").write_text(text)
     run([COMPILER, *STRICT, "-c", "step.c"], tmp_path)
@@ -341,7 +339,10 @@ def test_real_values_and_weights_in_a_file(name, tmp_path):
 def test_weights_of_another_model_are_not_those_of_the_code():
     (_, program, _), (_, other, _) = build("memora"), build("lru")
     names = [StepModule(build(name)[0]).state_names for name in ("memora", "lru")]
-    files = [c_source_and_weights(*pair)[1] for pair in zip((program, other), ("tiny", "tiny"), names, strict=True)]
+    files = [
+        c_step(one, "tiny", own, separate_weights=True).weights
+        for one, own in zip((program, other), names, strict=True)
+    ]
     assert files[0][12:16] != files[1][12:16]
 
 
@@ -349,9 +350,7 @@ def test_weights_of_another_model_are_not_those_of_the_code():
 def test_digits_on_a_cortex_m(tmp_path, record_property):
     name = "mgrade digits"
     write(name, tmp_path)
-    (tmp_path / "start.c").write_text(START)
-    (tmp_path / "memory.ld").write_text(MEMORY)
-    run([CORTEX_COMPILER, *STRICT, *CORTEX, "-fstack-usage", "-c", "step.c"], tmp_path)
+    run([CORTEX_COMPILER, *STRICT, *CORTEX["cortex-m4"], "-Os", "-fstack-usage", "-c", "step.c"], tmp_path)
     sizes = run(["arm-none-eabi-size", "step.o"], tmp_path).splitlines()[1].split()[:3]
     code, data, zeroed = map(int, sizes)
     stack = max(int(line.split("\t")[1]) for line in (tmp_path / "step.su").read_text().splitlines())
@@ -362,11 +361,7 @@ def test_digits_on_a_cortex_m(tmp_path, record_property):
     record_property("bytes", {"code and weights": code, "state": state, "stack": stack})
     print(f"Cortex-M4: {code} bytes of code and weights, {state} of state, {stack} of stack")
     assert data == zeroed == 0 and code <= 32 * 1024 and state + stack <= 8 * 1024
-    link = ["-nostartfiles", "--specs=rdimon.specs", "-Wl,--gc-sections", "-T", "memory.ld"]
-    sources = ["main.c", "start.c", "-o", "main.elf", "-lm"]
-    run([CORTEX_COMPILER, "-std=c99", *CORTEX, *link, *sources], tmp_path)
-    machine = ["-machine", "mps2-an386", "-nographic", "-monitor", "none", "-serial", "none"]
-    text = run([QEMU, *machine, "-semihosting", "-kernel", "main.elf"], tmp_path, stdin=subprocess.DEVNULL)
+    text = run_on_cortex(tmp_path, "cortex-m4", ["-Os", "main.c"])
     torch.testing.assert_close(parse(text, name), emulate(name), atol=2e-4, rtol=2e-4)
 
 
@@ -396,34 +391,3 @@ def test_an_unsupported_operator_is_named():
     program = torch.export.export(Sorts(), (torch.zeros(1, 3), torch.zeros(1, 2))).run_decompositions({})
     with pytest.raises(ValueError, match=r"The step cannot be exported to C: unsupported operator: aten\.sort"):
         c_source(program, "tiny", ["memory"])
-
-
-START = """
-extern unsigned long stack_top[], data_from[], data_begin[], data_end[], bss_begin[], bss_end[];
-extern int main(void);
-extern void exit(int) __attribute__((noreturn));
-extern void initialise_monitor_handles(void);
-void start(void) {
-    *(volatile unsigned long *)0xE000ED88UL |= 0xFUL << 20; /* the floating-point unit */
-    for (unsigned long *to = data_begin, *from = data_from; to < data_end;) *to++ = *from++;
-    for (unsigned long *to = bss_begin; to < bss_end;) *to++ = 0;
-    initialise_monitor_handles();
-    exit(main());
-}
-void _init(void) {}
-void _fini(void) {}
-__attribute__((section(".vectors"), used)) static void *const vectors[] = {stack_top, start};
-"""
-
-MEMORY = """
-MEMORY { FLASH (rx) : ORIGIN = 0, LENGTH = 1M  RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 256K }
-ENTRY(start)
-SECTIONS {
-  .text : { KEEP(*(.vectors)) *(.text*) *(.rodata*) . = ALIGN(8); } > FLASH
-  .ARM.exidx : { *(.ARM.exidx*) } > FLASH
-  data_from = ALIGN(LOADADDR(.ARM.exidx) + SIZEOF(.ARM.exidx), 8);
-  .data : AT(data_from) { data_begin = .; *(.data*) . = ALIGN(8); data_end = .; } > RAM
-  .bss : { bss_begin = .; *(.bss*) *(COMMON) . = ALIGN(8); bss_end = .; end = .; } > RAM
-  stack_top = ORIGIN(RAM) + LENGTH(RAM);
-}
-"""

@@ -23,6 +23,7 @@ from hf_recurrent.server.routes.protocol import TimedProtocol
 from hf_recurrent.server.routes.responses_api import responses_routes
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.session_api import session_routes
+from hf_recurrent.server.routes.settings import ServerSettings
 
 _MOST_CONNECTIONS = 1024
 _KEEP_ALIVE_SECONDS = 15
