@@ -47,7 +47,7 @@ def redis_port():
 @pytest.fixture(params=["memory", "directory", "fsspec", pytest.param("redis", marks=needs_redis)])
 def address(request, tmp_path):
     if request.param == "redis":
-        import redis
+        redis = pytest.importorskip("redis")
 
         port = request.getfixturevalue("redis_port")
         redis.Redis(port=port).flushall()
