@@ -48,6 +48,7 @@ def _leave_out():
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # a worker of xdist has a loop of its own, after which no other one begins
 def pytest_runtestloop(session):
     """Fork the server of commands, if a test asks for it: after collection, which imports, before the first test."""
     if any("commands" in getattr(item, "fixturenames", ()) for item in session.items):
