@@ -1,6 +1,7 @@
 """`hf-recurrent export CHECKPOINT`: one step of a model as a program for another runtime."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.learn import OPTIMIZERS
 from hf_recurrent.cli.loading import add_loading_arguments, move_to_device
-from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command
+from hf_recurrent.cli.parsing import CommandParser, add_json_argument, check_model_name, check_parent, command
 from hf_recurrent.export.formats import FORMATS
 
 
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--binary", action="store_true", default=None, help="byte 0 is data and does not end an episode"
     )
     parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
+    add_json_argument(parser)
     return parser
 
 
