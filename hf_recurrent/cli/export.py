@@ -1,7 +1,6 @@
 """`hf-recurrent export CHECKPOINT`: one step of a model as a program for another runtime."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def _export(arguments: argparse.Namespace) -> None:
     if arguments.learn:
         model = model.float().eval()
         save_c_learner(model, folder, _learner_setting(model, tokenizer, arguments), tokenizer=tokenizer)
-        print(f"{folder}: model.c, {_size(folder):,} bytes in all", file=sys.stderr)
+        _report(folder, "model.c", arguments)
         return
     specification = save_exported_step(
         model.eval(),
@@ -99,11 +98,16 @@ def _export(arguments: argparse.Namespace) -> None:
         weights=arguments.quantize,
         weights_file=arguments.weights_file,
     )
-    print(f"{folder}: {specification.program}, {_size(folder):,} bytes in all", file=sys.stderr)
+    _report(folder, specification.program, arguments)
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _report(folder: Path, program: str, arguments: argparse.Namespace) -> None:
+    """Print what was written."""
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    if arguments.json:
+        print(json.dumps({"output_dir": str(folder), "program": program, "bytes": dict(sorted(files.items()))}))
+    else:
+        print(f"{folder}: {program}, {sum(files.values()):,} bytes in all", file=sys.stderr)
 
 
 def _check_learning(arguments: argparse.Namespace) -> None:
