@@ -1,6 +1,7 @@
 """`hf-recurrent export CHECKPOINT`: one step of a model as a program for another runtime."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
