@@ -1,6 +1,7 @@
 """`hf-recurrent export CHECKPOINT`: one step of a model as a program for another runtime."""
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -8,7 +9,14 @@ from pathlib import Path
 from hf_recurrent.cli.imports import import_libraries
 from hf_recurrent.cli.learn import OPTIMIZERS
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_or_build, move_to_device
-from hf_recurrent.cli.parsing import CommandParser, check_model_name, check_parent, command, parse_pairs
+from hf_recurrent.cli.parsing import (
+    CommandParser,
+    add_json_argument,
+    check_model_name,
+    check_parent,
+    command,
+    parse_pairs,
+)
 from hf_recurrent.export.formats import FORMATS, NUMBERS
 from hf_recurrent.presets import preset_names
 
@@ -51,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_learning_arguments(parser)
     parser.add_argument("--output_dir", type=Path, help="new folder (default: MODEL-FORMAT in the current folder)")
+    add_json_argument(parser)
     return parser
 
 
@@ -120,11 +129,16 @@ def _export(arguments: argparse.Namespace) -> None:
         weights=arguments.quantize,
         weights_file=arguments.weights_file,
     )
-    print(f"{folder}: {specification.program}, {_size(folder):,} bytes in all", file=sys.stderr)
+    _report(folder, specification.program, arguments)
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _report(folder: Path, program: str, arguments: argparse.Namespace) -> None:
+    """Print what was written."""
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    if arguments.json:
+        print(json.dumps({"output_dir": str(folder), "program": program, "bytes": dict(sorted(files.items()))}))
+    else:
+        print(f"{folder}: {program}, {sum(files.values()):,} bytes in all", file=sys.stderr)
 
 
 def _check_learning(arguments: argparse.Namespace) -> None:
@@ -176,7 +190,7 @@ def _export_learner(arguments: argparse.Namespace, folder: Path) -> None:
         check_byte_tokenizer("MODEL", name, tokenizer)
         learner = OnlineLearner(model.float(), tokenizer, **given)
     save_c_learner(learner, folder, numbers=arguments.numbers or NUMBERS[0])
-    print(f"{folder}: model.c, {_size(folder):,} bytes in all", file=sys.stderr)
+    _report(folder, "model.c", arguments)
     print(_sizes(folder / "model.h"), file=sys.stderr)
 
 

@@ -8,6 +8,7 @@ from hf_recurrent.argument_checks import check_sampling
 from hf_recurrent.cli.loading import add_loading_arguments, check_byte_tokenizer, load_model_and_tokenizer
 from hf_recurrent.cli.parsing import (
     CommandParser,
+    add_json_argument,
     check_at_least,
     check_file,
     check_parent,
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--quantize", choices=["bfloat16", "int8"], help="type of the weights in single steps on a CPU, for speed"
     )
     new.add_argument("--quiet", action="store_true", help="hide the progress bar while reading")
+    add_json_argument(new)
     return parser
 
 

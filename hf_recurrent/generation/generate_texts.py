@@ -1,5 +1,6 @@
 """The run of `hf-recurrent generate`: texts are read, continued, printed and saved."""
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class GenerateOptions:
     num_continuations: int
     draft_tokens: int
     quiet: bool
+    json: bool
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of `generate()` and [`generate_speculative`]."""
@@ -154,6 +156,8 @@ class TextGenerator:
             streamer=streamer,
             **self._options.sampling(),
         )
+        if streamer is None:
+            self._show([until_end(output.sequences[0, 1:].cpu(), self._model.generation_config.eos_token_id)])
         counts = f"{output.accepted} of {output.proposed} proposed bytes accepted, {output.forwards} forward passes"
         print(counts, file=sys.stderr)
         last = int(output.sequences[0, -1])
@@ -166,13 +170,19 @@ class TextGenerator:
         return self._options.sampling() | {"num_beams": self._options.num_beams} | processors
 
     def _streamer(self, rows: int, kind: type[TextStreamer]) -> TextStreamer | None:
-        """Prints new text as it comes; None for several texts or beams, which are printed at the end."""
-        if rows > 1 or self._options.num_beams > 1:
+        """Prints new text as it comes; None for several texts, beams and JSON, which are printed at the end."""
+        if rows > 1 or self._options.num_beams > 1 or self._options.json:
             return None
         return kind(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
 
     def _show(self, rows: Sequence[torch.Tensor]) -> None:
         prompts = self._options.prompt
+        if self._options.json:
+            texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
+            named = prompts if len(prompts) == len(rows) else [prompts[0] if prompts else None] * len(rows)
+            values = [{"prompt": prompt, "text": text} for prompt, text in zip(named, texts, strict=True)]
+            print(json.dumps({"texts": values}))
+            return
         for row, ids in enumerate(rows):
             if len(rows) > 1:
                 print(f"=== {repr(prompts[row]) if len(prompts) == len(rows) else f'text {row}'}")

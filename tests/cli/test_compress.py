@@ -27,7 +27,7 @@ def small_preset(monkeypatch):
 
     build = loading.build_new_model
     sizes = ("hidden_size=16", "state_size=16", "num_hidden_layers=1")
-    monkeypatch.setattr(loading, "build_new_model", lambda auto, preset, flag: build(auto, preset, flag, sizes))
+    monkeypatch.setattr(loading, "build_new_model", lambda auto, preset, flag, _: build(auto, preset, flag, sizes))
 
 
 def test_there_and_back(file, capsys):
