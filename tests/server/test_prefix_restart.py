@@ -113,7 +113,7 @@ def test_a_chat_goes_on_after_a_kill_without_reading_again(tmp_path):
         with served(folder, "--session_dir", sessions) as (client, process):
             found = client.post("/v1/chat/completions", body | {"messages": messages})
             os.kill(process.pid, signal.SIGKILL)
-            process.join(20)
+            process.wait(20)
         usage = found["usage"]
         # The last token of an answer was never read.
         assert usage["prompt_tokens_details"]["cached_tokens"] == known - 1
