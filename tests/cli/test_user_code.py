@@ -90,6 +90,7 @@ NEEDED = {
     "decompress": ["run", "notes/0.txt"],
     "completion": ["bash"],
     "transformers": ["env"],
+    "hf-extension": [],
 }
 
 
