@@ -237,4 +237,5 @@ def _status_of(action: Callable[..., object], arguments: tuple) -> int:
 if __name__ == "__main__":
     from command_server import _serve  # functions come by the name of this module
 
+    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # programs find no folder of the tests
     _serve(Connection(int(sys.argv[1])), _BARE_IMPORTS)
