@@ -82,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     limits.add_argument(
         "--block",
         type=int,
-        help="tokens that a model of transformers reads at once; more than 1 is faster\n"
+        help="tokens that a model of transformers reads at once; more than 1 is faster "
         "and changes last bits (default: 1 on a CPU, 64 elsewhere)",
     )
     learning = parser.add_argument_group("learning")

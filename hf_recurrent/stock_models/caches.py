@@ -243,8 +243,11 @@ class CachedModel:
             raise UnsupportedCache("its only memory is the keys and values of attention")
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.zero: RecurrentState = {}
-        with torch.no_grad():
-            self._probe()
+        try:
+            with torch.no_grad():
+                self._probe()
+        except Exception as error:  # such as a class that takes another cache than its configuration says
+            raise UnsupportedCache(f"its cache cannot be taken apart: {error}") from error
 
     def forward(self, input_ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
         """Read tokens (B, T) after a state, of texts that are all empty or all not; returns logits (B, T, V)."""

@@ -22,12 +22,8 @@ from word_tokenizers import byte_level_tokenizer
 
 from hf_recurrent import ByteTokenizer
 from hf_recurrent.cli import serve
-from hf_recurrent.server.text_tokenizer import TextTokenizer
 
 TOKENIZER = byte_level_tokenizer()
-TEXT = TextTokenizer(TOKENIZER, VOCAB_SIZE)
-# Words whose text is read back as the same tokens.
-WORDS = [token for token, data in enumerate(TEXT.token_bytes) if data[:1] == b" " and data[1:].isalpha()]
 
 
 @pytest.fixture(scope="module")
@@ -181,35 +177,6 @@ def save(model, folder):
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder
-
-
-def test_a_chat_goes_on_after_a_kill_without_reading_again(tmp_path):
-    model = cached_model("mamba2")
-    folder, sessions = save(model, tmp_path / "tiny"), str(tmp_path / "sessions")
-    messages = [{"role": "user", "content": "the state of the server"}]
-    body = {"model": "tiny", "max_tokens": 9, "temperature": 0, "logit_bias": {str(word): 100 for word in WORDS}}
-    known = 1
-    for number in range(3):
-        with served(folder, "--session_dir", sessions, "--name", "tiny") as (client, process, log):
-            found = client.post("/v1/chat/completions", body | {"messages": messages})
-            assert "a state has" in log.read_text() and "generate as one batch" in log.read_text()
-            os.kill(process.pid, signal.SIGKILL)
-            process.join(20)
-        usage = found["usage"]
-        # The last token of an answer was never read.
-        assert usage["prompt_tokens_details"]["cached_tokens"] == known - 1
-        known = usage["total_tokens"]
-        answer = found["choices"][0]["message"]["content"]
-        rendered = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert answer == generated(model, rendered, 9)
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"again {number}"}]
-
-
-def generated(model, prompt: str, count: int) -> str:
-    ids = TOKENIZER(prompt, return_tensors="pt").input_ids
-    bias = {(word,): 100.0 for word in WORDS}
-    output = model.generate(ids, max_new_tokens=count, do_sample=False, sequence_bias=bias)
-    return TEXT.decode_bytes(output[0, ids.shape[1] :].tolist()).decode()
 
 
 def test_a_model_that_is_not_recurrent_is_refused(tmp_path, capsys):

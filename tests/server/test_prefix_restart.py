@@ -11,11 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cached_cases import VOCAB_SIZE, cached_model
 from model_cases import tiny_model
 from running_server import Client
+from word_tokenizers import byte_level_tokenizer
 
 from hf_recurrent import ByteTokenizer
+from hf_recurrent.server.text_tokenizer import TextTokenizer
 
+TOKENIZER = byte_level_tokenizer()
+TEXT = TextTokenizer(TOKENIZER, VOCAB_SIZE)
+# Words whose text is read back as the same tokens.
+WORDS = [token for token, data in enumerate(TEXT.token_bytes) if data[:1] == b" " and data[1:].isalpha()]
 LETTERS = {str(letter): 100 for letter in b"abcdefgh ,."}
 
 
@@ -91,3 +98,34 @@ def test_nothing_old_is_read_after_a_kill(checkpoint, tmp_path):
 def test_wrong_arguments_are_named(checkpoint, arguments, message):
     with pytest.raises(AssertionError, match=message), served(checkpoint, *arguments):
         pass
+
+
+@pytest.mark.long
+def test_a_chat_goes_on_after_a_kill_without_reading_again(tmp_path):
+    model = cached_model("mamba2")
+    folder, sessions = tmp_path / "tiny", str(tmp_path / "sessions")
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    messages = [{"role": "user", "content": "the state of the server"}]
+    body = {"model": "tiny", "max_tokens": 9, "temperature": 0, "logit_bias": {str(word): 100 for word in WORDS}}
+    known = 1
+    for number in range(3):
+        with served(folder, "--session_dir", sessions) as (client, process):
+            found = client.post("/v1/chat/completions", body | {"messages": messages})
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait(20)
+        usage = found["usage"]
+        # The last token of an answer was never read.
+        assert usage["prompt_tokens_details"]["cached_tokens"] == known - 1
+        known = usage["total_tokens"]
+        answer = found["choices"][0]["message"]["content"]
+        rendered = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert answer == generated(model, rendered, 9)
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"again {number}"}]
+
+
+def generated(model, prompt: str, count: int) -> str:
+    ids = TOKENIZER(prompt, return_tensors="pt").input_ids
+    bias = {(word,): 100.0 for word in WORDS}
+    output = model.generate(ids, max_new_tokens=count, do_sample=False, sequence_bias=bias)
+    return TEXT.decode_bytes(output[0, ids.shape[1] :].tolist()).decode()

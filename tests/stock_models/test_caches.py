@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from cached_cases import ATTENTION, FAMILIES, cached_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MiniMaxConfig, MiniMaxForCausalLM
 
 from hf_recurrent.server.state_packing import StatePacking
 from hf_recurrent.stock_models.caches import CachedModel, UnsupportedCache
@@ -93,6 +93,15 @@ def test_a_model_that_is_not_recurrent_is_refused():
     config = LlamaConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     with pytest.raises(UnsupportedCache, match="its only memory is the keys and values of attention"):
         CachedModel(LlamaForCausalLM(config))
+
+
+def test_a_cache_of_another_class_is_refused():
+    config = MiniMaxConfig(
+        vocab_size=50, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+        intermediate_size=8, num_local_experts=2, layer_types=["linear_attention", "full_attention"],
+    )  # fmt: skip
+    with pytest.raises(UnsupportedCache, match="its cache cannot be taken apart: MiniMax uses"):
+        CachedModel(MiniMaxForCausalLM(config).eval())
 
 
 def test_states_of_another_layout_are_refused():
