@@ -26,7 +26,7 @@ _Process = subprocess.CompletedProcess
 _IMPORTS = (
     "hf_recurrent.cli.evaluate", "hf_recurrent.cli.generate", "hf_recurrent.cli.learn", "hf_recurrent.cli.main",
     "hf_recurrent.cli.pretrain", "hf_recurrent.cli.push_to_hub", "hf_recurrent.cli.reproduce",
-    "hf_recurrent.trainers.multi_stream_trainer",
+    "hf_recurrent.cli.score",     "hf_recurrent.trainers.multi_stream_trainer",
     "hf_recurrent.trainers.online_trainer", "hf_recurrent.trainers.smt_trainer", "hf_recurrent.online.learner",
     "hf_recurrent.hub.checkpoint", "tensorboard.summary", "torch.utils.tensorboard",
 )  # fmt: skip
@@ -161,8 +161,12 @@ def redirected(
     folder: str, streams: list[str], environment: dict[str, str], action: Callable[..., object], arguments: tuple
 ) -> None:
     """Call `action` in a directory, with files, pipes or a terminal as the three standard streams."""
+    from huggingface_hub import constants
+
     os.chdir(folder)
     os.environ.update(environment)
+    if "HF_HOME" in environment:
+        constants.HF_HOME = environment["HF_HOME"]  # which was read when it was imported
     for number, path in enumerate(streams):
         file = os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
         os.dup2(file, number)
@@ -237,5 +241,5 @@ def _status_of(action: Callable[..., object], arguments: tuple) -> int:
 if __name__ == "__main__":
     from command_server import _serve  # functions come by the name of this module
 
-    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # it has folders with the names of ours
+    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # programs find no folder of the tests
     _serve(Connection(int(sys.argv[1])), _BARE_IMPORTS)

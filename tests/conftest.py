@@ -32,6 +32,15 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    gc.disable()  # nothing becomes garbage while modules are imported
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session):
     _leave_out()
 

@@ -5,8 +5,6 @@ import os
 import re
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
@@ -26,34 +24,26 @@ class Terminal:
 
     Args:
         words: of the command line.
+        server: starts the command.
         columns: width of the terminal.
         environment: further variables.
-        program: in place of hf-recurrent.
-        server: starts hf-recurrent, whose imports it has made.
+        cwd: the working directory.
     """
 
     def __init__(
         self,
         words: Sequence[str],
+        server: CommandServer,
         columns: int = 80,
         environment: dict[str, str] | None = None,
-        program: Sequence[str] = (sys.executable, "-m", "hf_recurrent.cli.main"),
-        cwd: str | os.PathLike | None = None,
-        server: CommandServer | None = None,
+        cwd: str | os.PathLike = ".",
     ) -> None:
         self._master, slave = pty.openpty()
         self._slave: int | None = slave
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        variables = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-        variables |= {"TERM": "xterm"} | (environment or {})
-        if server:
-            streams = [os.ttyname(slave)] * 3
-            self.process = server.start(_in_terminal, os.fspath(cwd or "."), streams, variables, list(words))
-        else:
-            self.process = subprocess.Popen(
-                [*program, *words], stdin=slave, stdout=slave, stderr=slave, cwd=cwd, start_new_session=True,
-                env=variables, preexec_fn=_own_terminal,
-            )  # fmt: skip
+        variables = {"TERM": "xterm"} | (environment or {})
+        streams = [os.ttyname(slave)] * 3
+        self.process = server.start(_in_terminal, os.path.abspath(cwd), streams, variables, list(words))
         self.output = ""
         self._seen = 0
 
@@ -104,19 +94,16 @@ class Terminal:
             self._slave = None
 
 
-def _own_terminal() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # processes in the background of a shell ignore it
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches the process
-
-
 def _in_terminal(folder: str, streams: list[str], environment: dict[str, str], words: list[str]) -> None:
     os.setsid()
     redirected(folder, streams, environment, _run_in_own_terminal, (words,))
 
 
 def _run_in_own_terminal(words: list[str]) -> None:
-    _own_terminal()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background of a shell ignore it
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches the process
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     run_command(words)
 
 

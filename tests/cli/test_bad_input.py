@@ -1,6 +1,7 @@
 """Bad input ends every command with one sentence that names the argument, before anything is read or trained."""
 
 import argparse
+import itertools
 
 import pytest
 import torch
@@ -25,14 +26,24 @@ COMMANDS = {
 }
 
 
+NUMBERS = ("inf", "-inf", "nan", "1e999", "9" * 30, "9" * 400, "many", "")
+
+
 def numeric_flags():
+    """Flags with their numbers: all, or two for a flag that another form of the command has with the same type."""
+    seen, turns = set(), itertools.count()
     for command, (_, parsers, _) in COMMANDS.items():
         for parser in parsers:
             chosen = parser.get_default("method") if command == "pretrain" else None
             for action in parser._actions:
                 if not action.option_strings or action.type in (None, str) or not is_numeric(action):
                     continue
-                yield pytest.param(command, chosen, action.option_strings[0], id=f"{chosen or command}{action.dest}")
+                key = command, action.dest, action.type
+                turn = next(turns) % len(NUMBERS)
+                numbers = (NUMBERS[turn], NUMBERS[turn - 3]) if key in seen else NUMBERS
+                seen.add(key)
+                name = f"{chosen or command}{action.dest}"
+                yield pytest.param(command, chosen, action.option_strings[0], numbers, id=name)
 
 
 def is_numeric(action: argparse.Action) -> bool:
@@ -51,9 +62,9 @@ def fail(capsys, command: str, *arguments: str) -> str:
     return error[0]
 
 
-@pytest.mark.parametrize(("command", "method", "flag"), numeric_flags())
-def test_numbers_are_finite(command, method, flag, capsys):
-    for number in ("inf", "-inf", "nan", "1e999", "9" * 30, "9" * 400, "many", ""):
+@pytest.mark.parametrize(("command", "method", "flag", "numbers"), numeric_flags())
+def test_numbers_are_finite(command, method, flag, numbers, capsys):
+    for number in numbers:
         begin = [*COMMANDS[command][2], *(["--method", method] if method else [])]
         error = fail(capsys, command, *begin, f"{flag}={number}")
         assert flag.strip("-") in error, f"{flag} {number}: {error}"

@@ -25,7 +25,7 @@ from hf_recurrent.learning_rules.compiled_update import CompiledUpdate
 RUN = [
     "--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--sample_every", "0", "--sample_bytes", "4",
     "--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "2", "--logging_steps", "1",
-    "--save_steps", "3", "--save_total_limit", "9",
+    "--save_steps", "3", "--save_total_limit", "9", "--accounts", "false",
 ]  # fmt: skip
 BPTT = [*RUN, "--block_size", "16", "--max_steps", "6"]
 TINY = ["--config_overrides", "hidden_size=16", "state_size=16", "num_hidden_layers=1"]

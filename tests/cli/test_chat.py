@@ -37,7 +37,7 @@ def test_in_a_terminal(tmp_path, commands):
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
     words = ["chat", str(tmp_path), "--max_new_tokens", "1000000", "--seed", "0"]
-    with terminals.Terminal(words, server=commands) as terminal:
+    with terminals.Terminal(words, commands) as terminal:
         terminal.expect("a chat: type a message")
         terminal.expect("> ")
         terminal.send("/temperature 0.57\x7f\x1b[D9\n")  # edited: 0.5, then 0.95

@@ -38,7 +38,6 @@ def test_help_imports_no_torch(command, tmp_path):
         (["compress", "empty", "--quiet"], []),
         (["compress", "notes.txt", "--quiet"], []),
         (["watch", "notes.txt", "--no_follow", "--quiet"], []),
-        (["env"], ["torch"]),
         (["env", "--json"], ["torch"]),
     ],
 )

@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import sys
-from pathlib import Path
 
 import pytest
 from terminals import Terminal, pty, shown_lines
@@ -29,22 +27,19 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(folder):
+def run(folder, commands):
     """Runs a command, which must succeed, and returns the lines that it has shown."""
-    environment = {"HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    program = [sys.executable, str(Path(__file__).parents[1] / "terminal_shell.py")]
-    with Terminal([], environment=environment, program=program, cwd=folder) as terminal:
-        terminal.expect("\x1e0")
 
-        def run_one(line: str) -> list[str]:
-            terminal.send(f"{line}\n")
-            shown = terminal.expect("\x1e\\d+", 120)
-            assert shown.endswith("\x1e0"), shown
-            lines = shown_lines(shown.rpartition("\x1e")[0])
-            assert not [line for line in lines if len(line) > 80]
-            return lines
+    def run_one(line: str) -> list[str]:
+        with Terminal(
+            shlex.split(line), commands, environment={"HF_HOME": str(folder / "home")}, cwd=folder
+        ) as terminal:
+            assert terminal.wait(120) == 0, terminal.output
+        lines = shown_lines(terminal.output)
+        assert not [line for line in lines if len(line) > 80]
+        return lines
 
-        yield run_one
+    return run_one
 
 
 @pytest.fixture(scope="module")

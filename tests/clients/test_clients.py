@@ -14,9 +14,15 @@ PAGE = ROOT / "docs/reference/clients.md"
 ROWS = all_rows()
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=[pytest.mark.slow] if row.slow else []) for row in ROWS]
-)
+# Starts two processes; its server and the classes that this finds are those of the row `transformers_serve`.
+LONG = ("transformers_chat",)
+
+
+def marks(row):
+    return [pytest.mark.slow] if row.slow else [pytest.mark.long] if row.name in LONG else []
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=marks(row)) for row in ROWS])
 def test_row(row, tmp_path, monkeypatch, request):
     if missing := row.missing_packages():
         pytest.skip(f"not installed: {', '.join(missing)}")

@@ -3,9 +3,6 @@
 import copy
 import gc
 import logging
-import os
-import subprocess
-import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +15,6 @@ from model_cases import TOLERANCES, VARIANTS, each_dtype, each_variant, read_byt
 from torch import nn
 from transformers.utils.logging import warning_once
 
-import hf_recurrent
 from hf_recurrent.kernels.weight_rows import quantize_rows
 from hf_recurrent.modeling.memora.modeling_memora import MemoraMLP
 from hf_recurrent.modeling.step import compiled_step, single_step
@@ -210,11 +206,11 @@ def test_generates_the_same_without_the_kernel(monkeypatch):
 
 
 @needs_kernel
-def test_threads_generate_what_each_generates_alone():
+def test_threads_generate_what_each_generates_alone(commands, tmp_path):
     """In a process of its own, because memory that threads wrongly share ends in a crash."""
     program = Path(__file__).with_name("threads_program.py")
-    environment = os.environ | {"PYTHONPATH": str(Path(hf_recurrent.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, program, "memora-tiny", "lru-tiny"], check=True, timeout=600, env=environment)
+    done = commands.python([str(program), "memora-tiny", "lru-tiny"], tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @needs_kernel

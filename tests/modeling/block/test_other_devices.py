@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,9 +49,9 @@ def test_a_classifier_of_fake_tensors():
         model(ids, attention_mask=ids, labels=ids[:, 0]).loss.backward()
 
 
-def test_shards_are_initialised_and_saved_with_our_code(tmp_path):
+def test_shards_are_initialised_and_saved_with_our_code(tmp_path, commands):
     program = Path(__file__).with_name("sharding_program.py")
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, timeout=300)
+    done = commands.python([program, tmp_path], tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     for family, found in json.loads(done.stdout.splitlines()[-1]).items():
         name = found["architectures"][0]

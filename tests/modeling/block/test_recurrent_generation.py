@@ -4,7 +4,8 @@ import threading
 
 import pytest
 import torch
-from model_cases import each_family, tiny_model
+from breadth import some_of
+from model_cases import FAMILIES, each_family, tiny_model
 from torch._dynamo.testing import CompileCounter
 from transformers import AutoModelForCausalLM, GenerationConfig, TextIteratorStreamer
 
@@ -116,7 +117,7 @@ def test_logits_to_keep(family):
     torch.testing.assert_close(model(ids(PROMPTS[2]), logits_to_keep=index).logits, full[:, index])
 
 
-@each_family
+@pytest.mark.parametrize("family", some_of(FAMILIES, ("memora", "smt-rnn")))
 def test_one_compiled_step_reads_all_bytes(family):
     """`model.forward = torch.compile(model.forward)`: one graph for the prompt, one for every byte after it."""
     torch._dynamo.reset()
