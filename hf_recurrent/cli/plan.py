@@ -148,7 +148,9 @@ def _plan_c(arguments: argparse.Namespace, run: "PretrainArguments") -> bool:
     counted = {name: one for name, one in found.items() if not isinstance(one, str)}
     fits = {name: arguments.memory is None or one.total <= arguments.memory for name, one in counted.items()}
     if arguments.json:
-        values = {name: one._asdict() | {"total": one.total, "fits": fits[name]} for name, one in counted.items()}
+        values = {
+            name: dataclasses.asdict(one) | {"total": one.total, "fits": fits[name]} for name, one in counted.items()
+        }
         print(json.dumps(values | {name: {"refused": one} for name, one in found.items() if name not in counted}))
     else:
         print(describe_footprints(name, count, found, arguments.memory))

@@ -5,7 +5,7 @@ Shape letters: I inputs of a linear map.
 
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from hf_recurrent.kernels.step_graph import Node
 
@@ -16,7 +16,8 @@ _FREE_FUNCTIONS = {"copy": 0, "splat": 0, "set": 0}
 _FUNCTIONS = _FREE_FUNCTIONS | {"mul_add": 2, "rsqrt": 2, "sigmoid": 4, "softplus": 3, "gelu": 5}
 
 
-class Footprint(NamedTuple):
+@dataclass(frozen=True)
+class Footprint:
     """Memory and arithmetic of an exported step or learner.
 
     Args:

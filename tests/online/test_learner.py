@@ -410,7 +410,7 @@ def test_memory_does_not_grow():
 def test_bad_input_is_named():
     for settings, message in (
         ({"rule": "bptt"}, "`rule` is 'bptt'; it must be one of"),
-        ({"optimizer": "sgd"}, "`optimizer` is 'sgd'"),
+        ({"optimizer": "lion"}, "`optimizer` is 'lion'"),
         ({"stride": 0}, "`stride` is 0"),
         ({"update_every": 1.5}, "`update_every` is 1.5"),
         ({"window": 10**12}, "`window` is 1000000000000; it must be an integer from 1 to 1000000000"),

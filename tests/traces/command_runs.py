@@ -78,7 +78,7 @@ def pretrain(*arguments: str, corpus: str = "notes", directory: str = "run") -> 
 
 
 def default_recipe() -> Trace:
-    return pretrain("--validation_fraction", "0.2", "--max_steps", "4")
+    return pretrain("--bf16_products", "false", "--validation_fraction", "0.2", "--max_steps", "4")
 
 
 def small() -> Trace:
