@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What a session keeps of a user's first document: bits per byte of the second one, with and without it.
+"""Bits per byte of a user's second document, in a new session and in one that has read the first document.
 
     python scripts/benchmark_second_documents.py runs/memora-tiny-python 'my_project/*.py'
     python scripts/benchmark_second_documents.py runs/memora-tiny-python 'logs/*.log' --window 65536 --rows 256

@@ -321,9 +321,8 @@ class StreamTrainer(Trainer):
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _carried_by(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        if self.carried is None:
-            return {}
-        return self.carried.get(int(batch["stream_indices"][0]), len(batch["stream_indices"]))
+        streams = batch["stream_indices"]
+        return {} if self.carried is None else self.carried.get(int(streams[0]), len(streams))
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The loss of the method, scaled to its share of the step; what is carried moves on, detached."""

@@ -84,26 +84,10 @@ def load_recurrent_model(arguments: argparse.Namespace, hint: str = ".") -> "tup
 
 
 def load_served_model(arguments: argparse.Namespace) -> "tuple[PreTrainedModel, Any]":
-    """As [`load_model_and_tokenizer`], of any recurrent model; a ValueError says what is supported.
-
-    A model that learns needs a state as ours, and bytes.
-    """
+    """As [`load_model_and_tokenizer`]; a model that learns needs a state as ours, and bytes."""
     if arguments.learn:
         return load_recurrent_model(arguments, "; --learn needs one of hf_recurrent, or a stock model of bytes.")
-    model, tokenizer = load_model_and_tokenizer(arguments)
-
-    from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
-    from hf_recurrent.stock_models.caches import SUPPORTED, CachedModel, UnsupportedCache
-
-    if not supports_recurrent_state(model):
-        try:
-            CachedModel(model)
-        except UnsupportedCache as error:
-            raise ValueError(
-                f"`MODEL` is {arguments.model!r}, a {type(model).__name__}: {error}. This command serves recurrent "
-                f"models: those of hf_recurrent, and of transformers {SUPPORTED}."
-            ) from error
-    return model, tokenizer
+    return load_model_and_tokenizer(arguments)
 
 
 def load_or_build(arguments: argparse.Namespace, argument: str = "MODEL") -> "tuple[PreTrainedModel, Any]":

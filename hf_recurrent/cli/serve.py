@@ -169,27 +169,34 @@ def _serve_alone(
 
     from hf_recurrent.server.routes import app, served_model
     from hf_recurrent.server.serving import serving_scheduler
+    from hf_recurrent.stock_models.caches import SUPPORTED, UnsupportedCache
 
-    with serving_scheduler(
-        model,
-        tokenizer,
-        session_dir=arguments.session_dir,
-        learning=learning,
-        max_states=arguments.max_sessions,
-        max_resident=arguments.max_resident,
-        max_rows=arguments.max_rows,
-        max_jobs=arguments.max_waiting,
-        forgets=arguments.public,
-        prefix_bytes=arguments.prefix_bytes,
-        store=arguments.store,
-        store_bytes=arguments.store_bytes,
-        block=arguments.block,
-    ) as scheduler:
-        if not arguments.quiet and (notice := scheduler.steps.notice(arguments.prefix_bytes)):
-            print(notice, file=sys.stderr, flush=True)
-        listener = listener or app.listen(arguments.host, arguments.port)
-        served = served_model.ServedModel(scheduler, tokenizer, limits)
-        app.run_server(served, listener, partial(report, limits, listener))
+    try:
+        with serving_scheduler(
+            model,
+            tokenizer,
+            session_dir=arguments.session_dir,
+            learning=learning,
+            max_states=arguments.max_sessions,
+            max_resident=arguments.max_resident,
+            max_rows=arguments.max_rows,
+            max_jobs=arguments.max_waiting,
+            forgets=arguments.public,
+            prefix_bytes=arguments.prefix_bytes,
+            store=arguments.store,
+            store_bytes=arguments.store_bytes,
+            block=arguments.block,
+        ) as scheduler:
+            if not arguments.quiet and (notice := scheduler.steps.notice(arguments.prefix_bytes)):
+                print(notice, file=sys.stderr, flush=True)
+            listener = listener or app.listen(arguments.host, arguments.port)
+            served = served_model.ServedModel(scheduler, tokenizer, limits)
+            app.run_server(served, listener, partial(report, limits, listener))
+    except UnsupportedCache as error:
+        raise ValueError(
+            f"`MODEL` is {arguments.model!r}, a {type(model).__name__}: {error}. This command serves recurrent "
+            f"models: those of hf_recurrent, and of transformers {SUPPORTED}."
+        ) from error
 
 
 def _settings(arguments: argparse.Namespace, api_key: str | None) -> "ServerSettings":

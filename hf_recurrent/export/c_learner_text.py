@@ -8,7 +8,7 @@ from hf_recurrent.export.c_tables import CRC32, WEIGHTS_MAGIC
 
 
 class Interface(NamedTuple):
-    """What differs between learners of tokens and of vectors, as C text.
+    """Parts of C text in which learners of tokens and of vectors differ.
 
     Args:
         title: first sentence of the header.

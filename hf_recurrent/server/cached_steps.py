@@ -48,7 +48,7 @@ class CachedSteps(ModelSteps):
         self.slice_length = max(self._block, _CPU_SLICE)
 
     def about(self) -> dict[str, Any]:
-        """What clients may know of the model's state."""
+        """Facts about the model's state for clients."""
         about = {"state_bytes_per_token": self.cached.bytes_per_token, "cache": self.cached.adapter.cache_name}
         return super().about() | about
 

@@ -74,7 +74,7 @@ class ModelSteps:
         return self.model.config.get_text_config().vocab_size
 
     def about(self) -> dict[str, Any]:
-        """What clients may know of the model's state."""
+        """Facts about the model's state for clients."""
         return {"state_bytes": state_size(self.zero), "batched": self.is_batched}
 
     def notice(self, prefix_bytes: int) -> str | None:

@@ -88,10 +88,10 @@ def serving_scheduler(
         ImportError: `store` needs a library that is missing.
         OSError: a directory cannot be written.
     """
-    own = None if session_dir is None else os.path.abspath(Path(session_dir, "store"))
-    blobs = open_blobs(own if store is None else store, store_bytes)
     steps = _steps(model, tokenizer, learning is not None, block)
     zero = steps.zero
+    own = None if session_dir is None else os.path.abspath(Path(session_dir, "store"))
+    blobs = open_blobs(own if store is None else store, store_bytes)
     with _locked(session_dir), _locked(learning and learning.directory):
         learner = None if learning is None else _learner(model, tokenizer, learning)
         database = None if session_dir is None else _database(session_dir, zero, model, learner)

@@ -48,6 +48,12 @@ def rare_share(low: Sequence[float], total: float, usual: float, bucket: int, pr
     return (sum(low[: bucket + 1]) + prior * usual) / (total + prior)
 
 
+def _state_of(low: Sequence[int], total: int) -> int:
+    """The key of a place in [`IndirectShares`]."""
+    new = low[0]
+    return total.bit_length() << 8 | (new if new < 4 else 3 + new.bit_length())
+
+
 class IndirectShares:
     """Corrects the share of one place by what came at all places in the same state, as PAQ's indirect models do.
 
@@ -63,21 +69,19 @@ class IndirectShares:
 
     def share(self, low: Sequence[int], total: int, usual: float, bucket: int, prior: float) -> float:
         """The corrected [`rare_share`]; counts that this bucket came."""
-        end, new = bucket + 1, low[0]
-        state = total.bit_length() << 8 | (new if new < 4 else 3 + new.bit_length())
+        state = _state_of(low, total)
         counts = self._states.get(state)
         if counts is None:
             counts = self._states[state] = [0.0] * (BUCKETS + 1)
-        alone = (sum(low[:end]) + prior * usual) / (total + prior)
-        corrected = (sum(counts[:end]) + _INDIRECT_PRIOR * alone) / (counts[BUCKETS] + _INDIRECT_PRIOR)
+        alone = rare_share(low, total, usual, bucket, prior)
+        corrected = (sum(counts[: bucket + 1]) + _INDIRECT_PRIOR * alone) / (counts[BUCKETS] + _INDIRECT_PRIOR)
         counts[bucket] += 1
         counts[BUCKETS] += 1
         return corrected
 
     def add_frequent(self, low: Sequence[int], total: int) -> None:
         """Count that something frequent came."""
-        new = low[0]
-        counts = self._states.get(total.bit_length() << 8 | (new if new < 4 else 3 + new.bit_length()))
+        counts = self._states.get(_state_of(low, total))
         if counts is not None:
             counts[BUCKETS] += 1
 
