@@ -221,7 +221,11 @@ def _prepare(imports: tuple[str, ...]) -> None:
 
 def _status_of(action: Callable[..., object], arguments: tuple) -> int:
     """The exit status of an interpreter that calls `action` at its end."""
+    import torch
+
     signal.alarm(_MOST_SECONDS)
+    # The first call after a fork makes torch's pool of threads anew; threads that were first together would find none.
+    torch.set_num_threads(1)
     _open_streams()
     status = 0
     try:
