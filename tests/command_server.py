@@ -217,6 +217,10 @@ def _prepare(imports: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
     for name in imports:
         importlib.import_module(name)
+    if imports is _IMPORTS:
+        from own_parts_state import without_example
+
+        without_example()
 
 
 def _status_of(action: Callable[..., object], arguments: tuple) -> int:

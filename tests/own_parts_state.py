@@ -34,3 +34,10 @@ def forget_unit(name: str = "leaky") -> None:
     """As on a machine on which the unit was never registered."""
     recurrent_units._UNITS.pop(name, None)
     own_code.OWN_CODE.pop(name, None)
+
+
+def without_example() -> None:
+    """As in a new process: `examples/leaky_unit.py`, which the tests of all units import, is not there."""
+    forget_unit()
+    sys.modules.pop("leaky_unit", None)
+    sys.path[:] = [folder for folder in sys.path if not folder.endswith("examples")]

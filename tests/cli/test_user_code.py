@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from own_parts_state import forget_unit, restored_parts
+from own_parts_state import restored_parts, without_example
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
@@ -55,16 +55,8 @@ def here(tmp_path, monkeypatch):
     for number in range(4):
         Path(f"notes/{number}.txt").write_text("to be or not to be, that is the question. " * 9)
     with restored_parts(tmp_path):
-        forget_unit()
-        sys.modules.pop("leaky_unit", None)  # of other tests
-        sys.path[:] = [folder for folder in sys.path if not folder.endswith("examples")]
+        without_example()
         yield
-
-
-def as_elsewhere():
-    """As in a new process."""
-    forget_unit()
-    sys.modules.pop("leaky_unit", None)
 
 
 def error_of(capsys, *words: str) -> str:
@@ -169,7 +161,7 @@ def test_a_unit_in_a_file_is_trained_and_resumed(method, capsys):
     )
     # Resumed in a new process.
     shutil.copytree("whole/checkpoint-2", "half/checkpoint-2")
-    as_elsewhere()
+    without_example()
     resume = ["--max_steps", "4", "--output_dir", "half", "--resume_from_checkpoint", "true"]
     assert "`recurrent_unit` is 'leaky'; it must be one of" in error_of(capsys, *train, *OWN[2:], *resume)
     main([*train, *OWN, *resume])
@@ -188,7 +180,7 @@ def test_all_commands_take_the_file_or_the_trusted_code_of_the_checkpoint(capsys
     )
     for words in commands:
         for number, trust in enumerate(([], IMPORT, ["--trust_remote_code"])):
-            as_elsewhere()
+            without_example()
             output = ["--output_dir", f"{words[0]}-{number}"] if words[0] in ("learn", "pretrain") else []
             if trust:
                 main([*words, *output, *trust])
@@ -198,7 +190,7 @@ def test_all_commands_take_the_file_or_the_trusted_code_of_the_checkpoint(capsys
     assert "leaky_unit.py" in capsys.readouterr().out  # of the dry run
     assert Path("learn-1/leaky_unit.py").read_text() == Path("whole/leaky_unit.py").read_text()
     assert Path("pretrain-2/leaky_unit.py").read_text() == Path("whole/leaky_unit.py").read_text()
-    as_elsewhere()
+    without_example()
     resumed = ["learn", "whole", "--source", "notes/0.txt", "--stride", "64", "--output_dir", "learn-1", "--resume"]
     assert "`leaky_unit.py`" in error_of(capsys, *resumed)
     main([*resumed, *IMPORT])
@@ -209,7 +201,7 @@ def test_code_of_a_checkpoint_is_not_executed_unless_it_is_trusted(capsys):
     for name in ("leaky_unit", "modeling_memora"):
         with open(f"run/{name}.py", "a") as file:
             file.write("open('executed', 'w').close()\n")
-    as_elsewhere()
+    without_example()
     for words in (
         ["evaluate", "run", "--corpus", "notes"],
         ["generate", "run", "--prompt", "a"],
@@ -218,10 +210,10 @@ def test_code_of_a_checkpoint_is_not_executed_unless_it_is_trusted(capsys):
         ["pretrain", *TRAIN, "--model", "run", "--corpus", "notes"],
     ):
         assert "`leaky_unit.py`" in error_of(capsys, *words)
-        as_elsewhere()
+        without_example()
         if words[0] in ("evaluate", "generate"):
             main([*words, *IMPORT])  # the user's own copy is executed, not this one
-            as_elsewhere()
+            without_example()
         assert not Path("executed").exists()
 
 
