@@ -7,9 +7,8 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, cache_utils
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -22,7 +21,7 @@ from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 
 POSITION = "position"
 _LAYER_CLASSES = (
-    DummyLayer,
+    getattr(cache_utils, "DummyLayer", None),  # of newer versions
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
