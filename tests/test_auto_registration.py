@@ -40,7 +40,9 @@ WITH_TORCH = {
 # Children of one process, which imports nothing of transformers but what takes it the longest.
 FORKING = """
 import os, sys
-import datasets, peft.utils.constants, torch, torch._dynamo, torch.distributed.tensor
+import contextlib, datasets, torch, torch._dynamo, torch.distributed.tensor
+with contextlib.suppress(ImportError):
+    import peft.utils.constants
 for name in [name for name in sys.modules if name.split(".")[0] in ("transformers", "hf_recurrent", "peft")]:
     del sys.modules[name]
 for name, program in {programs!r}.items():

@@ -77,6 +77,8 @@ def test_the_docs_show_the_unit_of_the_examples():
 def test_python_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # they save where they are
     for _, code in blocks(page, "python"):
+        if "from peft import" in code:
+            pytest.importorskip("peft")  # no release works with the newest transformers; see tests/oldest.txt
         exec(compile(code, page, "exec"), {})
 
 

@@ -138,8 +138,6 @@ def _check_files(name: str) -> str:
     check_repository(name)
     base = name
     if (adapter := find_adapter_config_file(name)) is not None:
-        if not is_peft_available():
-            raise ImportError("it has an adapter, which needs the peft package: pip install peft")
         _find_file(name, ADAPTER_SAFE_WEIGHTS_NAME)
         if not os.path.isfile(os.path.join(name, CONFIG_NAME)):
             base = _read_field(adapter, "base_model_name_or_path", str)
@@ -153,6 +151,8 @@ def _check_files(name: str) -> str:
     for file in files:
         if not file.endswith(".safetensors") or os.path.basename(file) != file:
             raise _unsafe(file)
+    if adapter is not None and not is_peft_available():
+        raise ImportError("it has an adapter, which needs the peft package: pip install 'hf-recurrent[peft]'")
     return base
 
 

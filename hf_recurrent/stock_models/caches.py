@@ -18,6 +18,7 @@ from transformers.cache_utils import (
 )
 
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.stock_models.stock_model import cache_argument
 
 POSITION = "position"
 _LAYER_CLASSES = (
@@ -84,8 +85,7 @@ class DynamicCacheAdapter(CacheAdapter):
                 raise UnsupportedCache(f"layer {number} has a {type(layer).__name__}, which cannot be saved")
         self.recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in self._cache.layers)
         self.has_attention = any(isinstance(layer, DynamicLayer) for layer in self._cache.layers)
-        self.argument = "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else ""
-        self.argument = self.argument or "past_key_values"
+        self.argument = cache_argument(model)
 
     def empty(self, batch_size):
         return DynamicCache(config=self.model.config)
@@ -169,12 +169,13 @@ class RecurrentGemmaAdapter(DynamicCacheAdapter):
 class XLSTMCacheAdapter(CacheAdapter):
     """`xLSTMCache`: three tensors a layer."""
 
-    cache_name, argument = "xLSTMCache", "cache_params"
+    cache_name = "xLSTMCache"
 
     def __init__(self, model: PreTrainedModel):
         super().__init__(model)
         from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
+        self.argument = cache_argument(model)
         self._cache = xLSTMCache(model.config, 1, dtype=model.dtype, device=model.device)
 
     def fill(self, state, position):
@@ -187,7 +188,7 @@ class XLSTMCacheAdapter(CacheAdapter):
     def take(self, cache, output):
         return {
             f"layers.{number}.{part}": tensor
-            for number, tensors in output.cache_params.rnn_state.items()
+            for number, tensors in output[self.argument].rnn_state.items()
             for part, tensor in enumerate(tensors)
         }
 

@@ -56,6 +56,12 @@ def given_block(options: Mapping[str, Any]) -> Block | None:
     return next((options[name] for name in CACHE_ARGUMENTS if isinstance(options.get(name), Block)), None)
 
 
+def cache_argument(model: torch.nn.Module) -> str:
+    """Name of the argument of a stock `forward`, and of the field of its output, that has the cache."""
+    parameters = inspect.signature(model.forward).parameters
+    return next(name for name in CACHE_ARGUMENTS if name in parameters)
+
+
 class StatePart:
     """A layer of a stock model that has a state; its names begin with `state_name`, such as `layers.0`."""
 
@@ -186,11 +192,7 @@ class StockModelWithState(StatefulModel, StatefulGeneration):
 
     def read_stock(self, input_ids: torch.Tensor, block: Block, **options) -> Any:
         """The stock call with a block in place of the cache."""
-        return super().__call__(input_ids=input_ids, use_cache=True, **{self._cache_argument(): block}, **options)
-
-    def _cache_argument(self) -> str:
-        parameters = inspect.signature(self.forward).parameters
-        return next(name for name in CACHE_ARGUMENTS if name in parameters)
+        return super().__call__(input_ids=input_ids, use_cache=True, **{cache_argument(self): block}, **options)
 
     # ---- Generation from a given state ----
 
