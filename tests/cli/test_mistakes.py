@@ -207,7 +207,7 @@ def test_as_real_processes(line):
         ("learn MODEL --source book.txt --plot", "matplotlib", "hf-recurrent[plots]"),
         ("reproduce parity", "matplotlib", "hf-recurrent[plots]"),
         ("completion bash", "shtab", "pip install 'hf-recurrent[completion]'"),
-        ("evaluate ADAPTER --corpus notes", "peft", "pip install peft"),
+        ("evaluate ADAPTER --corpus notes", "peft", "pip install 'hf-recurrent[peft]'"),
     ],
 )
 def test_missing_packages_are_named_before_work_begins(line, module, package, workspace, monkeypatch, capsys):
@@ -218,6 +218,8 @@ def test_missing_packages_are_named_before_work_begins(line, module, package, wo
     (workspace / "pictures" / "a.png").write_bytes(b"never read")
     (workspace / "ADAPTER" / "config.json").write_text("{}")
     (workspace / "ADAPTER" / "adapter_config.json").write_text("{}")
+    for name in ("adapter_model.safetensors", "model.safetensors"):
+        (workspace / "ADAPTER" / name).write_bytes(b"never read")
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
