@@ -138,6 +138,26 @@ def test_chat_uses_the_template_and_the_end_of_a_turn(models):
             assert found["choices"][0]["finish_reason"] == "stop"
 
 
+def test_logprobs_of_a_chat_have_the_bytes_of_words_and_none_of_special_tokens(served):
+    model, client = served
+    ids = TEXT.encode_bytes("größer the".encode()).tolist()
+    bias = {str(token): 100 for token in (*ids, END_OF_TURN)}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 30, "seed": 1}
+    body |= {"logprobs": True, "top_logprobs": 20, "logit_bias": bias}
+    choice = client.post("/v1/chat/completions", body)["choices"][0]
+    content = choice["logprobs"]["content"]
+    data = b"".join(bytes(token["bytes"] or []) for token in content)
+    assert data.decode(errors="replace") == choice["message"]["content"] and "ö" in choice["message"]["content"]
+    prompt = TOKENIZER.apply_chat_template(body["messages"], tokenize=False, add_generation_prompt=True)
+    first = model(torch.tensor([TOKENIZER(prompt).input_ids])).logits[0, -1].log_softmax(-1)
+    best = first.topk(20)
+    assert [each["logprob"] for each in content[0]["top_logprobs"]] == pytest.approx(best.values.tolist(), abs=1e-4)
+    for token, each in zip(best.indices.tolist(), content[0]["top_logprobs"], strict=True):
+        assert each["bytes"] == ([*TEXT.decode_bytes([token])] or None)
+    special = next(token for token in content if token["token"] == TOKENIZER.convert_ids_to_tokens(END_OF_TURN))
+    assert special["bytes"] is None
+
+
 def test_a_session_goes_on_after_the_end_of_an_answer(served, tmp_path):
     _, client = served
     session = client.new_session()
