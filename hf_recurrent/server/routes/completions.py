@@ -51,14 +51,16 @@ class Completion:
 
     def json(self, choices: Sequence[dict[str, Any]], with_usage: bool = False) -> dict[str, Any]:
         """A response or a part of one."""
-        prompt = sum(map(len, self.prompts))
-        new = sum(len(choice.job.output) for choice in self.choices)
         head = self._head
         if self.body.session is not None:
             head = head | {"session": self.body.session} | self.choices[0].prefix
+        if not with_usage:
+            return head | {"choices": list(choices)}
+        prompt = sum(map(len, self.prompts))
+        new = sum(len(choice.job.output) for choice in self.choices)
         usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         usage["prompt_tokens_details"] = {"cached_tokens": sum(reader.cached_tokens for reader in self.readers)}
-        return head | {"choices": list(choices)} | ({"usage": usage} if with_usage else {})
+        return head | {"choices": list(choices), "usage": usage}
 
     def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
         """The new parts, for a stream."""
