@@ -227,13 +227,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=0, help="of the server, spread over the time")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "tiny")
-        torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "state_size": 32}
-        AutoModelForCausalLM.from_config(hf_recurrent.config_from_preset("memora-tiny", **sizes)).save_pretrained(path)
-        hf_recurrent.ByteTokenizer(chat_template=hf_recurrent.CHAT_TEMPLATE).save_pretrained(path)
-        log = Path(folder, "log")
-        server = _Server(path, log)
+        path, log = Path(folder, "tiny"), Path(folder, "log")
+        save_tiny_model(path)
+        server = Server(path, log)
         try:
             load = Load(server.start(), arguments.seed)
             faults = _run(load, server, arguments)
@@ -251,7 +247,15 @@ def main() -> int:
     return bool(faults)
 
 
-class _Server:
+def save_tiny_model(path: Path) -> None:
+    """A checkpoint with new weights and a chat template."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "state_size": 32}
+    AutoModelForCausalLM.from_config(hf_recurrent.config_from_preset("memora-tiny", **sizes)).save_pretrained(path)
+    hf_recurrent.ByteTokenizer(chat_template=hf_recurrent.CHAT_TEMPLATE).save_pretrained(path)
+
+
+class Server:
     """The server, which may be killed and started again at the same port."""
 
     def __init__(self, path: Path, log: Path):
@@ -281,7 +285,7 @@ class _Server:
             serve.main([os.fspath(self._path), "--port", str(self._port), "--session_dir", folder, "--threads", "1"])
 
 
-def _run(load: Load, server: _Server, arguments: argparse.Namespace) -> list[str]:
+def _run(load: Load, server: Server, arguments: argparse.Namespace) -> list[str]:
     threads = [threading.Thread(target=load.run, args=(number,)) for number in range(arguments.clients)]
     for thread in threads:
         thread.start()
