@@ -11,6 +11,7 @@ _ONLINE_HAWK = "RTRL, B = 64, Hawk"
 _STREAMS, _IID, _QUARTER = "Memora, streams", "Memora, IID", "Memora, streams, a quarter of the bytes"
 # The paper's stories have 900 bytes, the files of the corpus 18,000 on average.
 _SHORT_EPISODES = {"documents of": {"1,000 bytes": {"episode_bytes": 1000}}}
+_WITH_BIT = {"begins_with_a_bit": True}
 _ARITHMETIC = "modular arithmetic"
 _HEADS = "induction heads"
 
@@ -24,8 +25,14 @@ _ALL = (
         fixed={"ours, 4 layers": {}},
         factors={
             "learning rate": {"0.001": {"learning_rate": 1e-3}},
-            "steps": {"1,200": {"steps": 1200}, "4,800": {"steps": 4800}},
+            "steps": {"1,200": {"steps": 1200}},
+            "sequences that begin with a bit,": {
+                "300 steps": _WITH_BIT,
+                "1,200 steps": {**_WITH_BIT, "steps": 1200},
+                "learning rate 0.001": {**_WITH_BIT, "learning_rate": 1e-3},
+            },
         },
+        seeds=range(5),
     ),
     FactorStudy(
         "why-complex-units",
@@ -143,6 +150,93 @@ _ALL = (
         fixed={"BPTT, equal steps": {}, "SMT→DMT": {"learning_rate": 1e-2, "dmt_learning_rate": 1e-2 / 3}},
         factors={"timesteps of a sequence": {"4": {"timesteps": 4}, "16": {"timesteps": 16}}},
         affected={"timesteps of a sequence": ["SMT→DMT"]},
+    ),
+    FactorStudy(
+        "why-mlp-as-update",
+        "smt-backbones",
+        "With an MLP as update SMT→DMT predicts text as well as BPTT at equal sequential operations.",
+        first=("MLP: BPTT, equal sequential operations", None),
+        second=("MLP: SMT→DMT", None),
+        fixed={"MLP: BPTT, equal sequential operations": {}, "MLP: SMT→DMT": {}},
+        factors={},
+    ),
+    FactorStudy(
+        "why-larger-memories",
+        "smt-scaling",
+        "SMT→DMT predicts text better with a larger memory.",
+        first=("memory tokens 1, SMT→DMT", None),
+        second=("memory tokens 8, SMT→DMT", None),
+        fixed={"memory tokens 1": {}, "memory tokens 8": {}},
+        factors={"timesteps of a sequence": {"16": {"timesteps": 16}}},
+    ),
+    FactorStudy(
+        "why-memory-and-training",
+        "smt-compression",
+        "Trained for longer, the teacher needs a smaller memory: four tokens are ahead of one only at first.",
+        first=("1 memory tokens", "100"),
+        second=("4 memory tokens", "100"),
+        fixed={"1 memory tokens": {}, "4 memory tokens": {}},
+        where={"steps": 100},
+        factors={"timesteps of a sequence": {"16": {"timesteps": 16}}},
+    ),
+    FactorStudy(
+        "why-deep-stacks",
+        "smt-task-sweeps",
+        "SMT→DMT answers as well as BPTT with deep stacks.",
+        first=("stack operations, depth 4: BPTT", None),
+        second=("stack operations, depth 4: SMT→DMT", None),
+        fixed={
+            "stack operations, depth 4: BPTT": {"bptt_learning_rate": 3e-3},
+            "stack operations, depth 4: SMT→DMT": {"learning_rate": 5e-3, "dmt_learning_rate": 3e-3},
+        },
+        factors={"timesteps of a sequence": {"16": {"timesteps": 16}}, "steps": {"1,200": {"steps": 1200}}},
+        affected={"timesteps of a sequence": ["stack operations, depth 4: SMT→DMT"]},
+    ),
+    FactorStudy(
+        "why-pixels",
+        "smt-pixels",
+        "SMT→DMT needs fewer bits per pixel than BPTT.",
+        first=("BPTT", None),
+        second=("SMT→DMT", None),
+        fixed={"BPTT": {}, "SMT→DMT": {}},
+        factors={},
+    ),
+    FactorStudy(
+        "why-short-futures",
+        "smt-future-length",
+        "Detached training with a future of one step fails in retrieval, joint training does not.",
+        first=("detached, SMT", "1"),
+        second=("joint, SMT", "1"),
+        fixed={"detached": {}, "joint": {}},
+        where={"x": 1},
+        factors={"length": {"16": {"task": "retrieval,vocab_size=8,length=16"}}},
+    ),
+    FactorStudy(
+        "why-snap1-and-depth",
+        "online-copy",
+        "GRUs learned by SnAp-1 fall behind BPTT with four layers.",
+        first=("GRU: BPTT", "600"),
+        second=("GRU: SnAp-1", "600"),
+        fixed={"GRU: BPTT": {}, "GRU: SnAp-1": {}},
+        factors={},
+    ),
+    FactorStudy(
+        "why-exponential-dilation",
+        "mgrade-table1",
+        "With exponential dilation mGRADE classifies better than the TCN at 196 steps.",
+        first=("sMNIST: TCN-EID", None),
+        second=("sMNIST: mGRADE-EID", None),
+        fixed={"sMNIST: TCN-EID": {}, "sMNIST: mGRADE-EID": {}},
+        factors={},
+    ),
+    FactorStudy(
+        "why-strings",
+        "string-copying",
+        "Attention copies strings of six letters better than Mamba2.",
+        first=("Mamba2", "6"),
+        second=("Llama, RoPE", "6"),
+        fixed={"Mamba2": {}, "Llama, RoPE": {}},
+        factors={},
     ),
     FactorStudy(
         "why-fixed-decay-recalls",

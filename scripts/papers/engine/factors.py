@@ -142,7 +142,7 @@ class FactorStudy(Experiment):
             "| | " + " | ".join(names) + " | difference, 95 % interval | seeds | core time |",
             "|---|---|---|---|---|---|",
         ]
-        scale, form = self._scale_and_form()
+        scale, form = self.scale_and_form()
         for level, own in self.levels(rows).items():
             pairs = self.pairs(own)
             if not pairs:
@@ -157,12 +157,12 @@ class FactorStudy(Experiment):
             )
         return "\n".join(lines) + "\n"
 
-    def _scale_and_form(self) -> tuple[int, str]:
+    def scale_and_form(self) -> tuple[int, str]:
         return (100, ".1f") if self.percent else (1, self.number_format or ".3f")
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         """The difference at each level: the seeds, their mean and its interval."""
-        scale, _ = self._scale_and_form()
+        scale, _ = self.scale_and_form()
         levels = {level: self.pairs(own) for level, own in self.levels(rows).items()}
         levels = {level: [(b - a) * scale for a, b in pairs] for level, pairs in levels.items() if pairs}
         for place, values in enumerate(levels.values()):
