@@ -2,6 +2,9 @@
 
 from papers.engine.factors import FactorStudy
 
+_LORENZ_SIZES = {"input_size": 1, "hidden_size": 10, "mlp_layers": 0, "layer_norm": False}
+_MINGRU = {**_LORENZ_SIZES, "spacing": None}
+_MGRADE = {**_LORENZ_SIZES, "spacing": "learned", "conv_kernel": 8, "receptive_field": 16}
 _LORENZ = "unobserved dimensions, linear readout"
 _REAL, _COMPLEX = "real GLRU", "complex GLRU"
 _RATE_OF_UNITS = {"learning_rate": 1e-2}  # the best of three for each at the small size
@@ -123,8 +126,12 @@ _ALL = (
             fixed={f"minGRU, two layers, dt {dt}": {}, f"mGRADE-L, one layer, dt {dt}": {}},
             factors={
                 "noise": {"0": {"noise": 0.0}},
-                "trajectories of": {"500 steps": {"num_steps": 500}},
-                "epochs": {"50": {"epochs": 50}},
+                "minGRU's layers": {"1": {"options": {**_MINGRU, "num_hidden_layers": 1}}},
+                "mGRADE's layers": {"2": {"options": {**_MGRADE, "num_hidden_layers": 2}}},
+            },
+            affected={
+                "minGRU's layers": [f"minGRU, two layers, dt {dt}"],
+                "mGRADE's layers": [f"mGRADE-L, one layer, dt {dt}"],
             },
         )
         for dt in (0.02, 0.05)
