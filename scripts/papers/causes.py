@@ -45,9 +45,11 @@ _ALL = (
         second=(_COMPLEX, None),
         fixed={_REAL: _RATE_OF_UNITS, _COMPLEX: _RATE_OF_UNITS},
         factors={
-            "learning rate": {"0.003": {"learning_rate": 3e-3}, "0.03": {"learning_rate": 3e-2}},
+            "learning rate": {"0.03": {"learning_rate": 3e-2}},
+            "complex unit": {"without its dense map out": {"recurrent_unit": "complex_glru"}},
             **_UNIT_BYTES,
         },
+        affected={"complex unit": [_COMPLEX]},
     ),
     FactorStudy(
         "why-mingru-on-text",
