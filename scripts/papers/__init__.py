@@ -68,7 +68,9 @@ def load_experiment(name: str) -> Experiment:
         ValueError: unknown name; the message lists the experiments and studies.
     """
     if name in STUDIES:
-        return STUDIES[name]
+        study = STUDIES[name]
+        study.base = load_experiment(study.rows_of)
+        return study
     if name not in EXPERIMENTS:
         raise ValueError(
             f"NAME is {name!r}; the experiments are {', '.join(EXPERIMENTS)}; studies: {', '.join(STUDIES)}."

@@ -3,11 +3,10 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
-from papers.engine.durations import core_seconds, in_words
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.processor_time import core_seconds, in_words
 
 AS_RECORDED = "as recorded"
 # Two-sided 95 % quantiles of Student's t, by the number of values.
@@ -43,7 +42,12 @@ class FactorStudy(Experiment):
         where: settings that a row of the experiment must have, where several have one label.
         affected: factor → labels of the rows that it changes, by default all; the others are as recorded.
         seeds: each row runs once per seed.
+
+    Attributes:
+        base: the experiment, which `load_experiment` sets.
     """
+
+    base: Experiment
 
     def __init__(
         self,
@@ -63,13 +67,6 @@ class FactorStudy(Experiment):
         self.first, self.second, self.factors, self.fixed, self.where = first, second, factors, fixed, where or {}
         self.affected = affected or {}
         self.note = f"One setting at a time is changed; all others are those of `{base}`."
-
-    @cached_property
-    def base(self) -> Experiment:
-        """The experiment."""
-        from papers import load_experiment
-
-        return load_experiment(self.rows_of)
 
     source = property(lambda self: self.base.source)
     metric = property(lambda self: self.base.metric)

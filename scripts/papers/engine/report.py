@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers.engine.durations import core_seconds
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.processor_time import core_seconds
 from papers.engine.rows_file import write_text
 
 # With more lines than this the legend is outside the axes; with more places, matplotlib chooses the ticks.

@@ -32,23 +32,23 @@ class Weighed(Experiment):
 
 
 @pytest.fixture
-def weighed(monkeypatch):
-    experiment = Weighed()
-    monkeypatch.setattr("papers.load_experiment", lambda name: experiment)
-    return experiment
+def weighed():
+    return Weighed()
 
 
-def study(**options):
+def study(experiment, **options):
     fixed = {"a": {"rate": 1}, "b": {"rate": 1}}
     factors = {"weight": {"5": {"weight": 5}}, "rate": {"2": {"rate": 2}}}
     settings = {"first": ("a", None), "second": ("b", None), "factors": factors, "fixed": fixed} | options
-    return FactorStudy("why-weighed", "weighed", "Why?", **settings)
+    made = FactorStudy("why-weighed", "weighed", "Why?", **settings)
+    made.base = experiment
+    return made
 
 
 def test_recorded_rows_are_not_run_again_and_levels_do_not_replace_them(weighed, tmp_path):
     reproduce(weighed, "small", [0, 1], tmp_path)
     count = len(weighed.ran)
-    rows = reproduce(study(seeds=(0, 1)), "small", None, tmp_path)
+    rows = reproduce(study(weighed, seeds=(0, 1)), "small", None, tmp_path)
     levels = [(row["label"], row["level"]) for row in weighed.ran[count:] if row["seed"] == 0]
     assert levels == [(label, level) for level in ("weight 5", "rate 2") for label in ("a", "b")]
     assert len(rows) == 12 and all(row["commit"] is None or len(row["commit"]) >= 12 for row in rows)
@@ -65,7 +65,9 @@ def test_recorded_rows_are_not_run_again_and_levels_do_not_replace_them(weighed,
 
 def test_a_factor_that_affects_one_row_compares_it_with_the_recorded_other(weighed, tmp_path):
     factors = {"extra": {"4": {"extra": 4}}}
-    rows = reproduce(study(factors=factors, affected={"extra": ["b"]}, seeds=(0, 1, 2)), "small", None, tmp_path)
+    rows = reproduce(
+        study(weighed, factors=factors, affected={"extra": ["b"]}, seeds=(0, 1, 2)), "small", None, tmp_path
+    )
     assert [row["label"] for row in rows if "level" in row] == ["b"] * 3
     assert "| extra 4 | 1.100 | 7.100 | +6.000 " in (tmp_path / "why_weighed_small.md").read_text()
 
@@ -79,7 +81,7 @@ def test_a_factor_that_affects_one_row_compares_it_with_the_recorded_other(weigh
 )
 def test_what_a_study_cannot_run_is_named(weighed, options, size, message):
     with pytest.raises(ValueError, match=message):
-        study(**options).rows(size)
+        study(weighed, **options).rows(size)
 
 
 def test_no_row_begins_after_the_hours(weighed, tmp_path, capsys):
@@ -99,8 +101,8 @@ def test_intervals_cover_the_mean_as_often_as_they_say():
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_each_study_compares_points_that_its_experiment_has(name):
-    study = STUDIES[name]
+    study = load_experiment(name)
     rows = study.rows("small")
-    assert load_experiment(name) is study
+    assert study is STUDIES[name]
     assert {row["label"] for row in rows} == set(study.fixed)
     assert all(set(labels) <= set(study.fixed) for labels in study.affected.values())

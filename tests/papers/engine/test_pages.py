@@ -39,7 +39,7 @@ def test_a_claim_has_a_verdict_and_an_honest_cause(claim):
     assert claim["cause"] or claim["verdict"] == "holds", "a cause, or 'not known yet'"
     assert "study" in claim or claim["verdict"] != "does not hold here", "the interval is the study's"
     if "level" in claim:
-        study = STUDIES[claim["study"]]
+        study = load_experiment(claim["study"])
         assert study.pairs(study.levels(recorded_rows(study, study.seeds, FOLDER))[claim["level"]])
 
 
@@ -53,7 +53,7 @@ def test_a_changed_row_changes_the_pages(tmp_path):
     page = tmp_path / "results.md"
     page.write_bytes(RESULTS.read_bytes())
     write_pages(page)
-    study = STUDIES["why-complex-units"]
+    study = load_experiment("why-complex-units")
     text = (folder / "memora.md").read_text(encoding="utf-8")
     assert markdown_table(study, recorded_rows(study, study.seeds, folder)) in text
     assert computed_section(study, FOLDER) not in text
