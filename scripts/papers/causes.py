@@ -15,6 +15,8 @@ _STREAMS, _IID, _QUARTER = "Memora, streams", "Memora, IID", "Memora, streams, a
 # The paper's stories have 900 bytes, the files of the corpus 18,000 on average.
 _SHORT_EPISODES = {"documents of": {"1,000 bytes": {"episode_bytes": 1000}}}
 _WITH_BIT = {"begins_with_a_bit": True}
+# Of text, a block of Tc + Tf bytes has one place whose memory SMT learns.
+_PLACES = {"memories per block": {"8": {"timesteps": 8, "smt": {"block_size": 32 + 16 + 7}}}}
 _ARITHMETIC = "modular arithmetic"
 _HEADS = "induction heads"
 
@@ -157,8 +159,8 @@ _ALL = (
         first=("BPTT, equal steps", None),
         second=("SMT→DMT", None),
         fixed={"BPTT, equal steps": {}, "SMT→DMT": {"learning_rate": 1e-2, "dmt_learning_rate": 1e-2 / 3}},
-        factors={"timesteps of a sequence": {"4": {"timesteps": 4}, "16": {"timesteps": 16}}},
-        affected={"timesteps of a sequence": ["SMT→DMT"]},
+        factors=_PLACES,
+        affected=dict.fromkeys(_PLACES, ["SMT→DMT"]),
     ),
     FactorStudy(
         "why-mlp-as-update",
@@ -176,17 +178,17 @@ _ALL = (
         first=("memory tokens 1, SMT→DMT", None),
         second=("memory tokens 8, SMT→DMT", None),
         fixed={"memory tokens 1": {}, "memory tokens 8": {}},
-        factors={"timesteps of a sequence": {"16": {"timesteps": 16}}},
+        factors=_PLACES,
     ),
     FactorStudy(
         "why-memory-and-training",
         "smt-compression",
-        "Trained for longer, the teacher needs a smaller memory: four tokens are ahead of one only at first.",
-        first=("1 memory tokens", "100"),
-        second=("4 memory tokens", "100"),
+        "The teacher predicts better with four memory tokens than with one, after as many steps.",
+        first=("1 memory tokens", "400"),
+        second=("4 memory tokens", "400"),
         fixed={"1 memory tokens": {}, "4 memory tokens": {}},
-        where={"steps": 100},
-        factors={"timesteps of a sequence": {"16": {"timesteps": 16}}},
+        where={"steps": 400},
+        factors=_PLACES,
     ),
     FactorStudy(
         "why-deep-stacks",
