@@ -129,11 +129,12 @@ def difference(study: FactorStudy, rows: Sequence[Settings], level: str) -> str:
     """The difference of a study at a level with its 95 % interval, in words."""
     scale, form = study.scale_and_form()
     values = [(second - first) * scale for first, second in study.pairs(study.levels(rows)[level])]
-    low, high = confidence_interval(values)
+    bounds = confidence_interval(values)
     # The unit of a metric such as "training loss, nats per bit", "held-out bits per byte" or "cosine to the …".
     unit = study.metric.rpartition(", ")[2].rpartition("held-out ")[2].partition(" to the ")[0]
     unit = "points" if study.percent else unit
-    return f"{statistics.fmean(values):+{form}} ({low:+{form}} to {high:+{form}}) {unit}"
+    spread = f"({bounds[0]:+{form}} to {bounds[1]:+{form}})" if bounds else "(one seed)"
+    return f"{statistics.fmean(values):+{form}} {spread} {unit}"
 
 
 @cache
