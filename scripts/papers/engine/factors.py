@@ -171,5 +171,7 @@ class FactorStudy(Experiment):
         axes.set_yticks(range(len(levels)), list(levels))
         axes.invert_yaxis()
         unit = self.metric + (" (points)" if self.percent else "")
-        axes.set_xlabel(f"{self.second[0]} minus {self.first[0]}\n{unit}")
+        # Below the whole figure, as the names may be longer than the axes.
+        text = f"{self.second[0]}\nminus {self.first[0]}\n{unit}"
+        axes.figure.supxlabel(text, fontsize="small")
         return True
