@@ -6,8 +6,8 @@
     python scripts/train_released_models.py --release you --upload   # upload it; log in with `hf auth login` first
     python scripts/train_released_models.py --cards --output_dir model_cards   # only the cards, from provenance.json
 
-The run of NAME is in runs/NAME; unknown arguments go to `hf-recurrent pretrain`. Matrices are rounded to bfloat16 and
-stored so; the card has the numbers of the rounded weights on whole held-out files. Loaded, they are float32 unless
+The run of NAME is in runs/NAME; arguments after `--` go to `hf-recurrent pretrain`. Matrices are rounded to bfloat16
+and stored so; the card has the numbers of the rounded weights on whole held-out files. Loaded, they are float32 unless
 another `dtype` is asked for.
 """
 
@@ -145,13 +145,15 @@ def _parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--cards", action="store_true", help="only write README.md again")
     parser.add_argument("--release", metavar="OWNER", help="upload the written repositories as OWNER/NAME: a dry run")
     parser.add_argument("--upload", action="store_true", help="with --release: no dry run")
-    arguments, further = parser.parse_known_args()
+    words = [*sys.argv[1:], "--"]
+    end = words.index("--")
+    arguments, further = parser.parse_args(words[:end]), words[end + 1 : -1]
     if unknown := set(arguments.names) - CHECKPOINTS.keys():
         parser.error(f"NAME is {unknown.pop()!r}; it must be one of {', '.join(CHECKPOINTS)}.")
     if arguments.upload and not arguments.release:
         parser.error("--upload needs --release OWNER.")
     if further and (arguments.cards or arguments.release):
-        parser.error(f"unrecognized argument {further[0]}.")
+        parser.error(f"-- {further[0]} is for training; it cannot be combined with --cards and --release.")
     return arguments, further
 
 
