@@ -82,7 +82,7 @@ def test_what_lowers_memory(arguments):
     found = {change.flags: change.memory for change in changes(setting, counter)}
     before = counter.count(setting)
     assert before.communication == before.parameters
-    assert found["--gradient_checkpointing true"].activations < before.activations / 2
+    assert found["--gradient_checkpointing true"].activations < 0.55 * before.activations  # of two layers
     fewer = found["--per_device_train_batch_size 8 --gradient_accumulation_steps 2"]
     assert fewer.activations < 0.7 * before.activations and fewer.state == before.state
     assert found["--config_file fsdp2.yaml"].optimizer == -(-before.optimizer // 4)

@@ -53,7 +53,7 @@ def test_a_model_is_trained_in_pieces_and_released(tmp_path):
     from loopback_hub import LoopbackHub
 
     (tmp_path / "book.txt").write_text("It was a dark night, and nobody came to the house.\n\n" * 200)
-    short = ["--corpus", "book.txt", "--", "--train_bytes", "4e3", "--block_size", "16", "--sample_every", "0"]
+    short = ["--corpus", "book.txt", "--", "--train_bytes", "4e3", "--block_size", "16", "--logging_steps", "1"]
     with LoopbackHub(TOKEN) as hub:
 
         def run(*words: str) -> str:
