@@ -53,6 +53,10 @@ class Mixture(EpisodeSource):
         content = repr([(source.fingerprint, share) for source, share in self._shares()])
         self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
+    def __len__(self) -> int:
+        """Episodes of all sources; a TypeError if one has no end."""
+        return sum(map(len, self.sources))
+
     def __repr__(self) -> str:
         return f"Mixture({self.sources!r}, {self.probabilities!r})"
 

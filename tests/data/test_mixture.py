@@ -101,6 +101,16 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
 
 
+def test_the_length_of_a_run_in_bytes_or_in_epochs(tmp_path):
+    train, held_out = tiny_corpora()
+    mixed = Mixture([train, letters("b", "second", 40)], [0.75, 0.25])
+    for options in ({"train_bytes": 1e3}, {"num_train_epochs": 0.1}):
+        trainer = tiny_trainer(tmp_path, corpora=(mixed, held_out), max_steps=-1, **options)
+        expected = options.get("train_bytes") or 0.1 * mixed.tokens_per_epoch
+        trainer.train()
+        assert trainer.state.global_step == -(-expected // trainer.args.step_bytes)
+
+
 @pytest.mark.parametrize(
     ("probabilities", "message"),
     [
