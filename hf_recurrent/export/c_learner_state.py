@@ -46,6 +46,9 @@ def save_c_state(learner: OnlineLearner | VectorLearner, numbers: str = "float32
     else:
         learner.step.learning.write_steps()
         optimizer, stream = learner.step.optimizer, learner.stream
+        if plan.table is not None:
+            state = optimizer.state.get(plan.parameters[plan.table.name], {})
+            scales = {"row_sums": state["row_sums"]} if state else {}
         last, begins = stream.last or (-1, True)
         read = learner.bytes_read % (1 << 32)
     states = [optimizer.state.get(plan.parameters[name], {}) for name in plan.trained]
@@ -94,6 +97,8 @@ def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None
         if not last:
             learner.reset()
         return
+    if plan.table is not None:
+        states[plan.parameters[plan.table.name]] = {"row_sums": values["row_sums"]}
     saved = learner.step.saved_values()["optimizer"]
     order = [parameter for group in learner.step.optimizer.param_groups for parameter in group["params"]]
     saved["state"] = {number: states[one] for number, one in enumerate(order) if one in states} if updates else {}

@@ -47,7 +47,7 @@ def header_text(plan: LearnerPlan, interface: Interface, work: int, table_bytes:
         table_bytes: of constants in the source file.
     """
     saved, weights = plan.saved_bytes, 4 * plan.num_weights
-    ram = saved + 4 * (plan.num_trained + max(work, 1) + interface.memory[1] + 2)
+    ram = saved + 4 * (plan.num_trained + max(work, 1) + interface.memory[1] + plan.table_memory[1] + 2)
     bad_input, no_context = interface.outcomes
     return f"""/*
  * {interface.title}: exact real-time recurrent learning.
@@ -103,7 +103,7 @@ struct NAME_learner {{
     struct NAME_saved saved;
     float gradient[{plan.num_trained}];
     float work[{work}];
-{interface.memory[0]}    float learning_rate; /* may be changed at any time */
+{interface.memory[0]}{plan.table_memory[0]}    float learning_rate; /* may be changed at any time */
     float max_grad_norm; /* the same; 0 for no clipping */
 }};"""
 
@@ -165,17 +165,24 @@ def _update(plan: LearnerPlan) -> str:
         f"    NAME_change(learner, {begin}, {end - begin}, {literal(factor)}, scale);"
         for begin, end, factor in plan.rates
     )
+    table, of_rows, condition = plan.table, "", "!(norm < INFINITY)"
+    if table is not None:
+        condition = f"!(norm < INFINITY && fabsf(NAME_sum(learner->of_rows, {table.width})) < INFINITY)"
+        of_rows = f"""
+    NAME_change_rows(learner->saved.weights + {plan.offsets[table.name]}, learner->saved.row_sums, learner->rows,
+                     learner->of_rows, learner->table_learning_rate, {literal(table.eps)}, {plan.num_orders},
+                     {table.width});"""
     return f"""/* Change the weights. After a NaN or infinite gradient, the sensitivities may have diverged. */
 static int NAME_update(struct NAME_learner *learner) {{
     const float norm = NAME_norm_of(learner->gradient, {plan.num_trained});
     float scale = 1.0f;
-    if (!(norm < INFINITY)) {{
+    if ({condition}) {{
         NAME_forget_sensitivities(learner);
         return NAME_DIVERGED;
     }}
     if (learner->max_grad_norm > 0.0f) scale = fminf(1.0f, learner->max_grad_norm / (norm + 1e-6f));
     if (learner->saved.updates < UINT32_MAX) learner->saved.updates++;
-{calls}
+{calls}{of_rows}
     return NAME_OK;
 }}"""
 
@@ -183,6 +190,8 @@ static int NAME_update(struct NAME_learner *learner) {{
 def _file_interface(plan: LearnerPlan, interface: Interface) -> str:
     """The functions of the header that read and write files."""
     layout, weights, saved = f"{plan.checksum:#010x}u", 4 * plan.num_weights, plan.saved_bytes
+    rate = "" if plan.table is None else literal(plan.table.rate)
+    table = f"learner->table_learning_rate = {rate};\n    " if rate else ""
     random = f"learner->saved.random = {FIRST_RANDOM}u;\n    " if plan.is_narrow else ""
     return f"""int NAME_init(struct NAME_learner *learner, const void *file, size_t size) {{
     const unsigned char *payload = NAME_payload(file, size, {WEIGHTS_MAGIC:#x}u, {layout}, {weights}u);
@@ -190,7 +199,7 @@ def _file_interface(plan: LearnerPlan, interface: Interface) -> str:
     memset(learner, 0, sizeof *learner);
     memcpy(learner->saved.weights, payload, sizeof learner->saved.weights);
     {random}{interface.start}
-    learner->learning_rate = {literal(plan.learning_rate)};
+    {table}learner->learning_rate = {literal(plan.learning_rate)};
     learner->max_grad_norm = {literal(plan.setting.max_grad_norm)};
     return NAME_OK;
 }}
