@@ -22,13 +22,12 @@ from transformers import AutoModelForCausalLM
 
 import hf_recurrent as hf
 from hf_recurrent.export.c_learner import LearnerSetting, c_learner
-from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
-from hf_recurrent.online.settings import LearnerSettings
 
 pytest.importorskip("hf_recurrent.kernels.block_cpu")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="gcc is not installed")
 SIZES = {"hidden_size": 24, "state_size": 20, "num_hidden_layers": 2}
 
+NGRAMS = {"ngram_orders": [2, 3, 5], "ngram_rows": 512}
 # Preset, overrides, optimizer and its learning rate. Steps of RMSProp are a hundred times larger at first.
 CASES = {
     "memora": ("memora-tiny", {}, "adamw", 1e-4),
@@ -37,7 +36,11 @@ CASES = {
     "complex": ("memora-tiny", {"recurrent_unit": "complex_glru"}, "adamw", 1e-4),
     "rmsprop": ("memora-tiny", {}, "rmsprop", 1e-6),
     "sgd": ("memora-tiny", {}, "sgd", 1e-2),
+    "ngrams": ("memora-tiny", NGRAMS, "sgd", 1e-2),
+    "ngrams and adamw": ("hawk-tiny", NGRAMS, "adamw", 1e-4),
 }
+# Of row-wise Adagrad, whose first steps have this size whatever the gradient, and the same relative rounding.
+TABLE_RATE = 1e-3
 
 
 def build_model(name):
@@ -47,11 +50,13 @@ def build_model(name):
 
 
 def export(model, optimizer="adamw", learning_rate=1e-4, **options):
-    settings = LearnerSettings(optimizer=optimizer, learning_rate=learning_rate)
-    named = dict(model.named_parameters())
-    built = settings.build_optimizer(named.values())
-    apply_learning_rate_factors(built, model, named)
-    return c_learner(model, LearnerSetting(built, **options), "tiny")
+    learner = python_learner(model, optimizer, learning_rate)
+    return c_learner(model, LearnerSetting(learner.step.optimizer, **options), "tiny")
+
+
+def python_learner(model, optimizer, learning_rate):
+    rates = {"learning_rate": learning_rate, "table_learning_rate": TABLE_RATE}
+    return hf.OnlineLearner(model, optimizer=optimizer, **rates)
 
 
 @functools.cache
@@ -88,8 +93,7 @@ def record_losses(learner):
 
 
 def python_losses(name, data):
-    options = dict(zip(("optimizer", "learning_rate"), CASES[name][2:], strict=True))
-    learner = hf.OnlineLearner(build_model(name), **options)
+    learner = python_learner(build_model(name), *CASES[name][2:])
     losses = record_losses(learner)
     learner.read(data)
     assert learner.slow_because is None
@@ -116,9 +120,10 @@ def test_losses_are_those_of_python(name, tmp_path):
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_in_double_precision_are_those_of_python(name, tmp_path):
-    data, (_, _, optimizer, learning_rate) = stream(300), CASES[name]
-    learner = DoubleLearner(exported(name), tmp_path, learning_rate, "learner->saved.last = -1;")
-    python = hf.OnlineLearner(build_model(name).double(), optimizer=optimizer, learning_rate=learning_rate)
+    data, start = stream(300), "learner->saved.last = -1;"
+    start += f"learner->table_learning_rate = {TABLE_RATE};" if "ngrams" in name else ""
+    learner = DoubleLearner(exported(name), tmp_path, CASES[name][3], start)
+    python = python_learner(build_model(name).double(), *CASES[name][2:])
     losses = record_losses(python)
     python.read(data)
     np.testing.assert_allclose(learner.read(data), losses, rtol=1e-10)
@@ -149,7 +154,7 @@ def test_a_saved_learner_continues_with_the_same_bits(tmp_path):
     assert learner.init(exported("hawk").weights) == learner.init(saved) == BAD_INPUT
 
 
-@pytest.mark.parametrize("name", ["memora", "rmsprop", "sgd"])
+@pytest.mark.parametrize("name", ["memora", "rmsprop", "sgd", "ngrams", "ngrams and adamw"])
 @pytest.mark.parametrize("size", [0, 60, 31, 32])  # 30 bytes, and the ends of two episodes
 def test_a_state_moves_between_c_and_python(name, size, tmp_path):
     data, learner = stream(200), Learner(name, tmp_path)
@@ -255,9 +260,10 @@ def test_what_is_refused():
         export(model.model)
     with pytest.raises(ValueError, match=r"torch\.float64 weights; a learner in C needs float32"):
         export(build_model("memora").double())
-    config = hf.config_from_preset("memora-tiny", **SIZES, ngram_orders=[2, 3], ngram_rows=128)
-    with pytest.raises(ValueError, match="`model` has tables of n-grams, which a learner in C does not support"):
-        export(AutoModelForCausalLM.from_config(config))
+    config = hf.config_from_preset("memora-tiny", **SIZES, **NGRAMS)
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match="`setting.optimizer` must have RowwiseAdagrad for the table of n-grams"):
+        c_learner(model, LearnerSetting(torch.optim.SGD(model.parameters(), lr=0.1)))
     config = hf.config_from_preset("memora-tiny", **SIZES, count_memory_slots=1 << 12)
     with pytest.raises(ValueError, match="`model` has a count memory, which a learner in C does not support"):
         export(AutoModelForCausalLM.from_config(config))
