@@ -79,7 +79,7 @@ static void NAME_sensitivities(float *s, const float *transition, const float *o
         }
     }
 }""",
-    "ngram_rows": """/* Rows of a table at the hashes of the last bytes: a window of ids + 1, newest last, 0 for none. */
+    "ngram_rows": """/* Rows of a table at the hashes of the last bytes: a window of ids + 1, newest last. */
 static void NAME_ngram_rows(const uint32_t *factors, const uint16_t *lengths, const float *window, uint32_t *found,
                             int orders, uint32_t rows, int length) {
     uint64_t sum = 0;
@@ -91,7 +91,8 @@ static void NAME_ngram_rows(const uint32_t *factors, const uint16_t *lengths, co
         found[order] = (uint32_t)order * rows + (uint32_t)(sum % 2147483647u % rows);
     }
 }""",
-    "read_rows": """static void NAME_read_rows(const float *table, const uint32_t *rows, float *y, int count, int width) {
+    "read_rows": """/* Rows of a table, one after another. */
+static void NAME_read_rows(const float *table, const uint32_t *rows, float *y, int count, int width) {
     for (int k = 0; k < count; k++, y += width) {
         for (int i = 0; i < width; i++) y[i] = table[(size_t)rows[k] * (size_t)width + (size_t)i];
     }
@@ -102,7 +103,8 @@ static void NAME_change_rows(float *table, float *sums, const uint32_t *rows, co
     const float square = NAME_dot(gradient, gradient, width) / (float)width;
     for (int k = 0; k < count; k++) {
         sums[rows[k]] += square;
-        NAME_add_scaled(-rate / (sqrtf(sums[rows[k]]) + eps), gradient, table + (size_t)rows[k] * (size_t)width, width);
+        float *row = table + (size_t)rows[k] * (size_t)width;
+        NAME_add_scaled(-rate / (sqrtf(sums[rows[k]]) + eps), gradient, row, width);
     }
 }""",
     "wide": """/* Of bfloat16, the upper half of a float. */

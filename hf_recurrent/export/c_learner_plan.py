@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hf_recurrent.export.c_learner_counts import CountPlan
 from hf_recurrent.export.c_learner_helpers import MOMENTS
 from hf_recurrent.export.c_learner_printer import Layout
 from hf_recurrent.export.c_tables import WEIGHTS_MAGIC
@@ -150,6 +151,7 @@ class LearnerPlan:
         setting: how it learns.
         state: the zero state of one stream.
         scales: name → size of other numbers that are saved.
+        counts: of a count memory.
 
     Attributes:
         offsets: name of a parameter → its first element among the weights; trained ones come first.
@@ -167,8 +169,9 @@ class LearnerPlan:
         setting: LearnerSetting,
         state: RecurrentState,
         scales: Mapping[str, int] | None = None,
+        counts: CountPlan | None = None,
     ):
-        self.setting, self.scales = setting, dict(scales or {})
+        self.setting, self.scales, self.counts = setting, dict(scales or {}), counts
         self.kind = _KINDS[type(setting.dense)]
         self.parameters = block.parameters
         self.trained = trained = list(block.gradients)
@@ -232,6 +235,9 @@ class LearnerPlan:
         parts += [Part(name, size) for name, size in self.scales.items()]
         if sum(part.size for part in parts if part.is_half) % 2:
             parts.append(Part("unused", 1, is_half=True))
+        words = sum(part.size if part.is_half else 2 * part.size for part in parts) // 2
+        if (words + 3 + self.is_narrow) % 2 and self.counts is not None:
+            parts.append(Part("alignment", 1))  # after the integers of 64 bits of a count memory
         return sorted(parts, key=lambda part: part.is_half)
 
     @property
@@ -247,7 +253,8 @@ class LearnerPlan:
     @property
     def saved_bytes(self) -> int:
         """Size of `struct NAME_saved`."""
-        return sum(part.size * (2 if part.is_half else 4) for part in self.parts) + 4 * (3 + self.is_narrow)
+        size = sum(part.size * (2 if part.is_half else 4) for part in self.parts) + 4 * (3 + self.is_narrow)
+        return size + (0 if self.counts is None else self.counts.size)
 
     @property
     def checksum(self) -> int:
@@ -255,7 +262,8 @@ class LearnerPlan:
         shapes = [f"{name} {tuple(self.parameters[name].shape)}" for name in self.names]
         fields = [f"{field} {size}" for field, size in (*self.fields.values(), *self.scales.items())]
         kinds = [self.kind, self.setting.numbers] if self.is_narrow else [self.kind]
-        return zlib.crc32("\n".join([*shapes, *fields, *kinds]).encode())
+        counts = [] if self.counts is None else [f"counts {self.counts.memory.shape}"]
+        return zlib.crc32("\n".join([*shapes, *fields, *kinds, *counts]).encode())
 
     def layout(self, inputs: Mapping[str, str]) -> Layout:
         """For a printer, with the C text of further inputs of the graph."""
@@ -266,7 +274,8 @@ class LearnerPlan:
     def weights_file(self) -> bytes:
         """The file of the weights, float32."""
         flat = [self.parameters[name].detach().reshape(-1) for name in self.names]
-        return self.file(WEIGHTS_MAGIC, torch.cat(flat).numpy().astype("<f4").tobytes())
+        counts = b"" if self.counts is None else self.counts.learned()
+        return self.file(WEIGHTS_MAGIC, counts + torch.cat(flat).numpy().astype("<f4").tobytes())
 
     def file(self, magic: int, payload: bytes) -> bytes:
         """Magic number, version, size, layout and CRC-32 of the payload, 32 bits each, and the payload."""

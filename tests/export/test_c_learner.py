@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_recurrent as hf
 from hf_recurrent.export.c_learner import LearnerSetting, c_learner
+from hf_recurrent.export.c_learner_plan import learner_setting
 
 pytest.importorskip("hf_recurrent.kernels.block_cpu")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="gcc is not installed")
@@ -39,12 +40,15 @@ CASES = {
     "ngrams": ("memora-tiny", NGRAMS, "sgd", 1e-2),
     "ngrams and adamw": ("hawk-tiny", NGRAMS, "adamw", 1e-4),
 }
+COUNTS = {f"count_memory_{name}": size for name, size in {"slots": 64, "text": 1024, "window": 512, "rows": 4}.items()}
+# Not among the others: its probabilities come in steps, so that rounding of the network may change them by more.
+COUNTED = "memora-tiny", COUNTS, "sgd", 1e-2
 # Of row-wise Adagrad, whose first steps have this size whatever the gradient, and the same relative rounding.
 TABLE_RATE = 1e-3
 
 
 def build_model(name):
-    preset, overrides, *_ = CASES[name]
+    preset, overrides, *_ = COUNTED if name == "counts" else CASES[name]
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(hf.config_from_preset(preset, **SIZES, **overrides)).eval()
 
@@ -61,7 +65,7 @@ def python_learner(model, optimizer, learning_rate):
 
 @functools.cache
 def exported(name):
-    return export(build_model(name), *CASES[name][2:])
+    return export(build_model(name), *(COUNTED if name == "counts" else CASES[name])[2:])
 
 
 class Learner(CompiledLearner):
@@ -171,6 +175,51 @@ def test_a_state_moves_between_c_and_python(name, size, tmp_path):
     assert python.bytes_read == 120 and python.updates == len(before) + len(losses)
 
 
+def counted_learners(folder, *, zero_network):
+    """A learner with a count memory, in C and in Python."""
+    rate = 1e-30 if zero_network else 1e-2
+    python = python_learner(build_model("counts"), "sgd", rate)
+    if zero_network:  # logits and gradients of 0
+        with torch.no_grad():
+            python.model.get_input_embeddings().weight.zero_()
+    return CompiledLearner(c_learner(python.model, learner_setting(python), "tiny"), folder), python
+
+
+def test_a_count_memory_learns_as_in_python_bit_for_bit(tmp_path):
+    learner, python = counted_learners(tmp_path, zero_network=True)
+    losses, data = record_losses(python), stream(1000)
+    python.read(data)
+    assert np.array_equal(learner.read(data), np.float32(losses))
+    with torch.no_grad():
+        logits = python.model(**python.context()).logits[0, -1].numpy()
+    assert np.array_equal(learner.predict(), logits)
+    content = learner.save()
+    assert learner.predict() is not None and learner.save() == content  # a prediction changes nothing
+    assert hf.save_c_state(python)[20:] == content[20:]
+
+
+def test_counts_and_network_learn_together_and_move_to_python(tmp_path):
+    learner, python = counted_learners(tmp_path, zero_network=False)
+    losses, data = record_losses(python), stream(300)
+    python.read(data)
+    np.testing.assert_allclose(learner.read(data), losses, rtol=1e-3)
+    for size in (0, 1, 40):  # the first byte of an episode too
+        learner.learn(0), learner.read(data[:size])
+        content, (_, other) = learner.save(), counted_learners(tmp_path, zero_network=False)
+        hf.load_c_state(other, content)
+        assert hf.save_c_state(other) == content
+        losses = record_losses(other)
+        other.read(data[:60])
+        assert learner.load(hf.save_c_state(other)) == OK
+        np.testing.assert_allclose(learner.learn(data[60])[1], record_next(other, data[60]), rtol=1e-3)
+
+
+def record_next(learner, byte):
+    losses = record_losses(learner)
+    learner.read(bytes([byte]))
+    return losses[-1]
+
+
 def test_damaged_states_are_refused_by_python(tmp_path):
     learner, (_, python) = Learner("memora", tmp_path), python_losses("memora", b"some text")
     saved, own = learner.save(), hf.save_c_state(python)
@@ -218,6 +267,7 @@ def test_nothing_is_allocated_and_nothing_is_global(tmp_path):
 
 
 PROGRAM = """#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "tiny.h"
 
@@ -233,13 +283,26 @@ int main(void) {
     for (int k = 0; text[k]; k++)
         if (tiny_learn(&learner, text[k], &nats) != TINY_OK || tiny_predict(&learner, logits) != TINY_OK) return 2;
     tiny_save(&learner, saved);
+    for (size_t k = 0; k < 1 + 2000000 / sizeof saved; k++) {
+        const size_t at = (size_t)rand() % sizeof saved;
+        const unsigned char change = (unsigned char)(1 + rand() % 255);
+        saved[at] ^= change;
+        if (tiny_load(&learner, saved, sizeof saved) != TINY_BAD_INPUT) return 4;
+        saved[at] ^= change;
+        if (tiny_load(&learner, saved, at) != TINY_BAD_INPUT) return 5;
+    }
+    for (int k = 0; k < 3000; k++) { /* a file with any content but `last`, and a checksum that fits */
+        const size_t at = (size_t)rand() % (sizeof learner.saved - 4);
+        ((unsigned char *)&learner.saved)[at] = (unsigned char)rand();
+        if (k % 100 == 0) tiny_learn(&learner, rand() % 256, &nats), tiny_predict(&learner, logits);
+    }
     return tiny_load(&learner, saved, sizeof saved) == TINY_OK && tiny_learn(&learner, 0, &nats) == TINY_OK ? 0 : 3;
 }
 """
 
 
 @pytest.mark.parametrize(
-    "name", ["memora", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "memora")]
+    "name", ["memora", "counts", *(pytest.param(one, marks=pytest.mark.slow) for one in CASES if one != "memora")]
 )
 def test_under_sanitizers(name, tmp_path):
     write(exported(name), tmp_path)
@@ -262,11 +325,8 @@ def test_what_is_refused():
         export(build_model("memora").double())
     config = hf.config_from_preset("memora-tiny", **SIZES, **NGRAMS)
     model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ValueError, match="`setting.optimizer` must have RowwiseAdagrad for the table of n-grams"):
+    with pytest.raises(ValueError, match=r"`setting\.optimizer` must have RowwiseAdagrad for the table of n-grams"):
         c_learner(model, LearnerSetting(torch.optim.SGD(model.parameters(), lr=0.1)))
-    config = hf.config_from_preset("memora-tiny", **SIZES, count_memory_slots=1 << 12)
-    with pytest.raises(ValueError, match="`model` has a count memory, which a learner in C does not support"):
-        export(AutoModelForCausalLM.from_config(config))
     config = hf.config_from_preset("memora-tiny", **SIZES, recurrent_unit="gru")
     with pytest.raises(ValueError, match="is a GRU, whose recurrence mixes its channels"):
         export(AutoModelForCausalLM.from_config(config))
