@@ -71,6 +71,11 @@ def update_operations(optimizer: str, num_trained: int) -> int:
     return num_trained * (2 + _OPERATIONS_PER_WEIGHT[optimizer])
 
 
+def rows_operations(count: int, width: int) -> int:
+    """Arithmetic operations of row-wise Adagrad for `count` rows, with the check of their gradient."""
+    return width * (2 * count + 3) + 4 * count
+
+
 def _product(*names: str, factor: int = 1) -> Callable[[Node], int]:
     def count(node: Node) -> int:
         total = factor

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 
 from hf_recurrent.export.c_file import allocate, named
-from hf_recurrent.export.c_footprint import Footprint, code_bytes, update_operations
+from hf_recurrent.export.c_footprint import Footprint, code_bytes, rows_operations, update_operations
 from hf_recurrent.export.c_helpers import HELPERS, helpers_of
+from hf_recurrent.export.c_learner_counts import TABLE_BYTES, count_plan
 from hf_recurrent.export.c_learner_helpers import LEARNER_HELPERS, sensitivities_text, update_text
 from hf_recurrent.export.c_learner_interfaces import token_interface, vector_interface
 from hf_recurrent.export.c_learner_plan import LearnerPlan, LearnerSetting, RecordedBlock
@@ -61,13 +62,13 @@ def c_learner(model: torch.nn.Module, setting: LearnerSetting, name: str = "mode
     _check(model, setting)
     try:
         block = CompiledBlock(build_learning_rule("rtrl", model), 1, 1, resets=False)
-        plan = LearnerPlan(block, setting, init_network_state(model, 1))
+        plan = LearnerPlan(block, setting, init_network_state(model, 1), counts=count_plan(model))
         learn = _print_block(block, plan, {}, ("nats", "nats[{}]"))
         predict = _print_reading(CompiledReading(model), plan)
     except (Uncompilable, UnsupportedOp) as error:
         reason = str(error).rstrip(".")
         raise ValueError(f"The learner cannot be exported to C: {reason}.") from error
-    interface = token_interface(model.config.vocab_size, setting.end, predict.text)
+    interface = token_interface(model.config.vocab_size, setting.end, predict.text, plan.counts)
     return _learner(plan, interface, learn, predict, name)
 
 
@@ -101,11 +102,13 @@ def c_vector_learner(learner: VectorLearner, name: str = "model", numbers: str =
 def _learner(plan: LearnerPlan, interface: Interface, learn: "_Body", predict: "_Body", name: str) -> CLearner:
     tables = [table.definition() for body in (learn, predict) for table in body.tables]
     text, functions, calls = learn.text, HELPERS | LEARNER_HELPERS, "NAME_norm_of("
+    calls += " NAME_sum( NAME_change_rows(" if plan.table else ""
     if plan.is_narrow:
         text = text.replace("NAME_sensitivities(", "NAME_sensitivities(&learner->saved.random, ")
         functions, calls = functions | {"sensitivities": sensitivities_text()}, f"{calls} NAME_wide( NAME_narrow("
     helpers = helpers_of("\n".join((text, predict.text, calls)), functions)
-    header = header_text(plan, interface, max(learn.size, predict.size), learn.table_bytes + predict.table_bytes)
+    tables_size = learn.table_bytes + predict.table_bytes + (TABLE_BYTES if plan.counts else 0)
+    header = header_text(plan, interface, max(learn.size, predict.size), tables_size)
     source = source_text(plan, interface, [*tables, *helpers], _update(plan), text)
     weights = plan.weights_file()
     footprint = _footprint(plan, header, source, len(weights), learn.operations)
@@ -116,12 +119,14 @@ def _footprint(plan: LearnerPlan, header: str, source: str, weights: int, operat
     sizes = {macro: int(size) for macro, size in re.findall(r"#define NAME_(\w+_BYTES) (\d+)", header)}
     code = re.sub(r"static const \w+ \w+\[\d+\] = \{.*?\};", "", source, flags=re.DOTALL)
     operations += update_operations(plan.kind, plan.num_trained)
+    if plan.table is not None:
+        operations += rows_operations(plan.num_orders, plan.table.width)
     return Footprint(code_bytes(code), sizes["TABLE_BYTES"] + weights, sizes["LEARNER_BYTES"], 0, operations)
 
 
 def _update(plan: LearnerPlan) -> str:
     """The function of the optimizer."""
-    text, group = update_text(plan.kind, plan.setting.numbers), plan.setting.optimizer.param_groups[0]
+    text, group = update_text(plan.kind, plan.setting.numbers), plan.setting.dense.param_groups[0]
     betas = group["betas"] if "betas" in group else (0.0, group.get("alpha", 0.0))
     numbers = {"EPS": group.get("eps", 0.0)}
     for number, beta in enumerate(betas, 1):
@@ -135,10 +140,6 @@ def _update(plan: LearnerPlan) -> str:
 def _check_tokens(model: torch.nn.Module) -> None:
     if not hasattr(model, "lm_head") or getattr(model.config, "input_size", None) is not None:
         raise ValueError(f"`model` is a {type(model).__name__}; it must be a language model that reads tokens.")
-    if getattr(model, "count_memory", None) is not None:
-        raise ValueError("`model` has a count memory, which a learner in C does not support.")
-    if getattr(model.config, "ngram_orders", None):
-        raise ValueError("`model` has tables of n-grams, which a learner in C does not support.")
 
 
 def _check(model: torch.nn.Module, setting: LearnerSetting) -> None:
@@ -171,6 +172,8 @@ def _print_block(block: RecordedBlock, plan: LearnerPlan, inputs: dict[str, str]
     for name, value in values.items():
         if name.startswith("state "):
             results[name] = value, f"learner->saved.{plan.fields[name][0]}[{{}}]"
+        elif name.startswith("sums "):
+            results[name] = value, "learner->of_rows[{}]"
         elif name.startswith("gradient "):
             results[name] = value, f"learner->gradient[{plan.offsets[name.removeprefix('gradient ')]} + {{}}]"
     printer.write_results(results, trace.effects, "if (NAME_update(learner)) return NAME_DIVERGED;")

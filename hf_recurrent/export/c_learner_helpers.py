@@ -79,6 +79,34 @@ static void NAME_sensitivities(float *s, const float *transition, const float *o
         }
     }
 }""",
+    "ngram_rows": """/* Rows of a table at the hashes of the last bytes: a window of ids + 1, newest last. */
+static void NAME_ngram_rows(const uint32_t *factors, const uint16_t *lengths, const float *window, uint32_t *found,
+                            int orders, uint32_t rows, int length) {
+    uint64_t sum = 0;
+    for (int order = 0, lag = 0; order < orders; order++) {
+        for (; lag < lengths[order]; lag++) {
+            const float id = window[length - 1 - lag];
+            if (id >= 1.0f && id <= 16777216.0f) sum += (uint64_t)factors[lag] * (uint64_t)id;
+        }
+        found[order] = (uint32_t)order * rows + (uint32_t)(sum % 2147483647u % rows);
+    }
+}""",
+    "read_rows": """/* Rows of a table, one after another. */
+static void NAME_read_rows(const float *table, const uint32_t *rows, float *y, int count, int width) {
+    for (int k = 0; k < count; k++, y += width) {
+        for (int i = 0; i < width; i++) y[i] = table[(size_t)rows[k] * (size_t)width + (size_t)i];
+    }
+}""",
+    "change_rows": """/* Row-wise Adagrad: `sums` has one number for each row of the table. */
+static void NAME_change_rows(float *table, float *sums, const uint32_t *rows, const float *gradient, float rate,
+                             float eps, int count, int width) {
+    const float square = NAME_dot(gradient, gradient, width) / (float)width;
+    for (int k = 0; k < count; k++) {
+        sums[rows[k]] += square;
+        float *row = table + (size_t)rows[k] * (size_t)width;
+        NAME_add_scaled(-rate / (sqrtf(sums[rows[k]]) + eps), gradient, row, width);
+    }
+}""",
     "wide": """/* Of bfloat16, the upper half of a float. */
 static float NAME_wide(uint16_t half) {
     const uint32_t bits = (uint32_t)half << 16;

@@ -1,17 +1,28 @@
 """The functions of an exported learner that its user calls, for tokens and for vectors."""
 
+import re
+
+from hf_recurrent.export.c_learner_counts import BEGINS_BYTES, CountPlan
 from hf_recurrent.export.c_learner_text import Interface, indented
 from hf_recurrent.online.vector_learner import LARGEST_VALUE, SMALLEST_ERROR
 
 
-def token_interface(vocab_size: int, end: int | None, predict: str) -> Interface:
+def token_interface(vocab_size: int, end: int | None, predict: str, counts: CountPlan | None) -> Interface:
     """Of a learner of tokens.
 
     Args:
         vocab_size: V.
         end: the token that ends an episode.
         predict: statements that compute `logits` from `id`.
+        counts: of a count memory.
     """
+    texts = {"PREDICT": indented(predict), "END": str(-1 if end is None else end)}
+    texts |= dict.fromkeys(_COUNTED, "") if counts is None else _COUNTED
+    functions = re.sub(r"\b([A-Z]{3,})\b", lambda match: texts.get(match[1], match[1]), _TOKENS)
+    if counts is not None:
+        places = {"STATE": counts.offsets["state"], "BEGIN": counts.size - BEGINS_BYTES}
+        functions = re.sub(r"\b(STATE|BEGIN)\b", lambda match: str(places[match[1]]), functions)
+    functions = re.sub(r"\n\n(?=    [^ ]|        const int outcome|    \})", "\n", functions)
     return Interface(
         title="A recurrent model that learns from a stream, one token after another",
         macros=f"#define NAME_VOCAB_SIZE {vocab_size}",
@@ -25,7 +36,7 @@ int NAME_predict(struct NAME_learner *learner, float *logits);
 /* Read a token and learn from it; `nats` gets its loss before, 0 at the beginning of an episode. After NAME_DIVERGED,
  * weights and state are those before the token. */
 int NAME_learn(struct NAME_learner *learner, int token, float *nats);""",
-        functions=_TOKENS.replace("PREDICT", indented(predict)).replace("END", str(-1 if end is None else end)),
+        functions=functions,
         block="int id, int label, float *nats",
         begin="learner->saved.last = -1;",
         start="learner->saved.last = -1;",
@@ -33,10 +44,24 @@ int NAME_learn(struct NAME_learner *learner, int token, float *nats);""",
     )
 
 
-_TOKENS = """int NAME_predict(struct NAME_learner *learner, float *logits) {
+_COUNTED = {
+    "MIX": "    NAME_mix(learner, id, logits);",
+    "BEFORE": "        NAME_network(learner, (int)learner->saved.last, learner->network);",
+    "AFTER": """        unsigned char *counts = (unsigned char *)learner->saved.counts;
+        NAME_count(counts, counts + STATE, counts[BEGIN], (int)learner->saved.last, token, learner->network, nats, 0);
+        counts[BEGIN] = 0;""",
+    "BEGINS": "        ((unsigned char *)learner->saved.counts)[BEGIN] = 1;",
+}
+_TOKENS = """/* The network's logits of the token after `id`. */
+static void NAME_network(struct NAME_learner *learner, int id, float *logits) {
+PREDICT
+}
+
+int NAME_predict(struct NAME_learner *learner, float *logits) {
     const int id = (int)learner->saved.last;
     if (id < 0) return NAME_NO_CONTEXT;
-PREDICT
+    NAME_network(learner, id, logits);
+MIX
     return NAME_OK;
 }
 
@@ -46,9 +71,12 @@ int NAME_learn(struct NAME_learner *learner, int token, float *nats) {
     if (learner->saved.last < 0) {
         NAME_forget_state(learner);
         NAME_forget_sensitivities(learner);
+BEGINS
     } else {
+BEFORE
         const int outcome = NAME_block(learner, (int)learner->saved.last, token, nats);
         if (outcome != NAME_OK) return outcome;
+AFTER
     }
     learner->saved.last = token == END ? -1 : token;
     learner->saved.tokens_read++;

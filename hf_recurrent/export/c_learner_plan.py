@@ -5,16 +5,19 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hf_recurrent.export.c_learner_counts import CountPlan
 from hf_recurrent.export.c_learner_helpers import MOMENTS
 from hf_recurrent.export.c_learner_printer import Layout
 from hf_recurrent.export.c_tables import WEIGHTS_MAGIC
 from hf_recurrent.export.formats import NUMBERS
 from hf_recurrent.kernels.block_trace import BlockTrace
 from hf_recurrent.kernels.step_graph import Value
+from hf_recurrent.learning_rules.joint_optimizer import JointOptimizer
+from hf_recurrent.learning_rules.rowwise_adagrad import RowwiseAdagrad
 from hf_recurrent.learning_rules.rules import LearningRule
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.online.learner import OnlineLearner
@@ -40,12 +43,29 @@ class Part(NamedTuple):
     is_half: bool = False
 
 
+class TrainedTable(NamedTuple):
+    """A table of n-grams that learns.
+
+    Args:
+        name: of the parameter.
+        height, width: rows and elements of a row.
+        rate, eps: of row-wise Adagrad.
+    """
+
+    name: str
+    height: int
+    width: int
+    rate: float
+    eps: float
+
+
 @dataclass(frozen=True)
 class LearnerSetting:
     """How an exported learner learns.
 
     Args:
-        optimizer: AdamW, RMSprop or SGD without weight decay and momentum, of all trained parameters of the model.
+        optimizer: AdamW, RMSprop or SGD without weight decay and momentum, of all trained parameters of the model;
+            joined with [`RowwiseAdagrad`] for a table of n-grams.
         max_grad_norm: gradients are clipped to this norm; 0 for no clipping.
         end: the token that ends an episode; None if there is none.
         numbers: type of the optimizer's moments and of the sensitivities: "float32", or "bfloat16" with stochastic
@@ -59,7 +79,7 @@ class LearnerSetting:
 
     def check(self) -> None:
         """Raise a ValueError for a setting that a learner in C does not have."""
-        groups, kind = self.optimizer.param_groups, type(self.optimizer)
+        groups, kind = self.dense.param_groups, type(self.dense)
         if kind not in _KINDS or any(group.get(name) for group in groups for name in _ABSENT):
             raise ValueError(
                 f"`setting.optimizer` is {kind.__name__}; it must be AdamW, RMSprop or SGD without weight decay and "
@@ -69,6 +89,27 @@ class LearnerSetting:
             raise ValueError(f"`setting.max_grad_norm` is {self.max_grad_norm}; it must be finite and at least 0.")
         if self.numbers not in NUMBERS:
             raise ValueError(f"`numbers` is {self.numbers!r}; it must be one of {', '.join(NUMBERS)}.")
+
+    @property
+    def parts(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that step together."""
+        if not isinstance(self.optimizer, JointOptimizer):
+            return [self.optimizer]
+        self.optimizer.bind_parts()
+        return [*self.optimizer.parts.values()]
+
+    @property
+    def dense(self) -> torch.optim.Optimizer:
+        """Of the parameters that are no tables."""
+        return next(part for part in self.parts if not isinstance(part, RowwiseAdagrad))
+
+    def table_group(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
+        """Settings of row-wise Adagrad for a table; raises a ValueError if it has another optimizer."""
+        for part in self.parts:
+            for group in part.param_groups if isinstance(part, RowwiseAdagrad) else ():
+                if any(one is parameter for one in group["params"]):
+                    return group
+        raise ValueError("`setting.optimizer` must have RowwiseAdagrad for the table of n-grams.")
 
 
 def learner_setting(learner: OnlineLearner, numbers: str = "float32") -> LearnerSetting:
@@ -89,12 +130,14 @@ class RecordedBlock(Protocol):
     Attributes:
         rule: the learning rule.
         parameters: name → weight.
-        gradients: names of those that are trained.
+        gradients: names of those that are trained, without tables.
+        tables: name of the parameter → trained table of n-grams.
     """
 
     rule: LearningRule
     parameters: Mapping[str, torch.nn.Parameter]
     gradients: Mapping[str, torch.Size]
+    tables: Mapping[str, torch.nn.Module]
 
     def record(self) -> tuple[BlockTrace, dict[str, Value]]:
         """The recording, and its results by name."""
@@ -108,11 +151,14 @@ class LearnerPlan:
         setting: how it learns.
         state: the zero state of one stream.
         scales: name → size of other numbers that are saved.
+        counts: of a count memory.
 
     Attributes:
         offsets: name of a parameter → its first element among the weights; trained ones come first.
         names, trained: of all parameters and of the trained ones, in order.
-        num_trained, num_weights: elements.
+        num_trained, num_weights: elements; the former without tables.
+        num_orders: rows of a table of n-grams that are read for a token.
+        table: of n-grams, if one learns.
         fields: name of a part of the state or of the sensitivities → field of the struct and elements.
         rates: (begin, end, factor of the learning rate) of trained weights.
     """
@@ -123,12 +169,14 @@ class LearnerPlan:
         setting: LearnerSetting,
         state: RecurrentState,
         scales: Mapping[str, int] | None = None,
+        counts: CountPlan | None = None,
     ):
-        self.setting, self.scales = setting, dict(scales or {})
-        self.kind = _KINDS[type(setting.optimizer)]
+        self.setting, self.scales, self.counts = setting, dict(scales or {}), counts
+        self.kind = _KINDS[type(setting.dense)]
         self.parameters = block.parameters
         self.trained = trained = list(block.gradients)
         self.names = [*trained, *(name for name in self.parameters if name not in block.gradients)]
+        self.num_orders = len(getattr(block.rule.model.config, "ngram_orders", None) or ())
         self.offsets, at = {}, 0
         for name in self.names:
             self.offsets[name] = at
@@ -141,9 +189,20 @@ class LearnerPlan:
                 field = re.sub(r"\W", "_", f"{part}_{name}")
                 self.fields[f"{part} {name}"] = field, tensor.numel()
         self.rates = list(self._rates(trained))
+        self.table = self._trained_table(block)
+        if self.table is not None:
+            self.scales["row_sums"] = self.table.height
+
+    def _trained_table(self, block: RecordedBlock) -> TrainedTable | None:
+        if not block.tables:
+            return None
+        (name,) = block.tables  # a model has one
+        parameter = self.parameters[name]
+        group = self.setting.table_group(parameter)
+        return TrainedTable(name, *parameter.shape, float(group["lr"]), group["eps"])
 
     def _rates(self, trained: list[str]) -> Iterator[tuple[int, int, float]]:
-        groups = self.setting.optimizer.param_groups
+        groups = self.setting.dense.param_groups
         rate_of = {p: group["lr"] for group in groups for p in group["params"]}
         self.learning_rate = float(groups[0]["lr"])
         segments: list[tuple[int, int, float]] = []
@@ -176,12 +235,26 @@ class LearnerPlan:
         parts += [Part(name, size) for name, size in self.scales.items()]
         if sum(part.size for part in parts if part.is_half) % 2:
             parts.append(Part("unused", 1, is_half=True))
+        words = sum(part.size if part.is_half else 2 * part.size for part in parts) // 2
+        if (words + 3 + self.is_narrow) % 2 and self.counts is not None:
+            parts.append(Part("alignment", 1))  # after the integers of 64 bits of a count memory
         return sorted(parts, key=lambda part: part.is_half)
+
+    @property
+    def table_memory(self) -> tuple[str, int]:
+        """Fields of `struct NAME_learner` for n-grams, which are not saved, and the number of their words."""
+        rows = f"    uint32_t rows[{self.num_orders}]; /* of the table of n-grams */\n" if self.num_orders else ""
+        if self.table is None:
+            return rows, self.num_orders
+        fields = f"    float of_rows[{self.table.width}]; /* the gradient of each */\n"
+        fields += "    float table_learning_rate; /* may be changed at any time */\n"
+        return rows + fields, self.num_orders + self.table.width + 1
 
     @property
     def saved_bytes(self) -> int:
         """Size of `struct NAME_saved`."""
-        return sum(part.size * (2 if part.is_half else 4) for part in self.parts) + 4 * (3 + self.is_narrow)
+        size = sum(part.size * (2 if part.is_half else 4) for part in self.parts) + 4 * (3 + self.is_narrow)
+        return size + (0 if self.counts is None else self.counts.size)
 
     @property
     def checksum(self) -> int:
@@ -189,7 +262,8 @@ class LearnerPlan:
         shapes = [f"{name} {tuple(self.parameters[name].shape)}" for name in self.names]
         fields = [f"{field} {size}" for field, size in (*self.fields.values(), *self.scales.items())]
         kinds = [self.kind, self.setting.numbers] if self.is_narrow else [self.kind]
-        return zlib.crc32("\n".join([*shapes, *fields, *kinds]).encode())
+        counts = [] if self.counts is None else [f"counts {self.counts.memory.shape}"]
+        return zlib.crc32("\n".join([*shapes, *fields, *kinds, *counts]).encode())
 
     def layout(self, inputs: Mapping[str, str]) -> Layout:
         """For a printer, with the C text of further inputs of the graph."""
@@ -200,7 +274,8 @@ class LearnerPlan:
     def weights_file(self) -> bytes:
         """The file of the weights, float32."""
         flat = [self.parameters[name].detach().reshape(-1) for name in self.names]
-        return self.file(WEIGHTS_MAGIC, torch.cat(flat).numpy().astype("<f4").tobytes())
+        counts = b"" if self.counts is None else self.counts.learned()
+        return self.file(WEIGHTS_MAGIC, counts + torch.cat(flat).numpy().astype("<f4").tobytes())
 
     def file(self, magic: int, payload: bytes) -> bytes:
         """Magic number, version, size, layout and CRC-32 of the payload, 32 bits each, and the payload."""

@@ -46,6 +46,8 @@ class LearnerPrinter(CPrinter):
         for buffer in graph.buffers:
             if buffer.name in layout.inputs:
                 self._values[buffer] = self._new_plain(buffer.width, layout.inputs[buffer.name]).expression()
+            elif buffer.name == "ids":  # as a number, in the history of n-grams
+                self._values[buffer] = Expression(torch.Size((buffer.width,)), "(float)id")
 
     def write_results(self, results: dict[str, tuple[Value, str]], effects: list[Value], before_states: str) -> None:
         """Collect the statements.
@@ -150,7 +152,21 @@ class LearnerPrinter(CPrinter):
     def _print_linear(self, node: Node) -> Expression:
         raise UnsupportedOp("a linear map with constant weights")
 
-    _print_embedding = _print_ngrams = _print_linear
+    _print_embedding = _print_linear
+
+    def _print_ngrams(self, node: Node) -> Expression:
+        rows, width = node.fields["rows"], node.fields["width"]
+        factors, orders = (torch.tensor(node.fields[name]) for name in ("factors", "orders"))
+        if node.fields["steps"] != 1:
+            raise UnsupportedOp("n-grams of several bytes")
+        windows, of_windows = self._contiguous(self._read(node.operands[0], len(factors)))
+        table, of_table = self._contiguous(self._read(node.operands[1], len(orders) * rows * width))
+        memory = self._new_scratch(node.output.width)
+        tables = f"{self._table('uint32_t', factors)}, {self._table('uint16_t', orders)}"
+        find = f"NAME_ngram_rows({tables}, {windows}, learner->rows, {len(orders)}, {rows}, {len(factors)});"
+        read = f"NAME_read_rows({table}, learner->rows, &{memory.access('0')}, {len(orders)}, {width});"
+        self._state(f"{find}\n{read}", memory, {of_windows, of_table})
+        return memory.expression()
 
     def _print_map(self, node: Node) -> Expression:
         if node.output in self._targets:  # a product and the rows that were added to it

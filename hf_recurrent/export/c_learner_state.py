@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_recurrent.export.c_learner_counts import count_plan
 from hf_recurrent.export.c_learner_plan import (
     FILE_VERSION,
     FIRST_RANDOM,
@@ -21,6 +22,8 @@ from hf_recurrent.export.vector_block import VectorBlock, vector_plan
 from hf_recurrent.learning_rules.compiled_block import CompiledBlock
 from hf_recurrent.learning_rules.compiled_program import Uncompilable
 from hf_recurrent.learning_rules.rules import build_learning_rule
+from hf_recurrent.modeling.contexts.count_memory import STATE_PART
+from hf_recurrent.modeling.contexts.counted_predictions import init_network_state
 from hf_recurrent.online.learner import OnlineLearner
 from hf_recurrent.online.vector_learner import VectorLearner
 
@@ -46,6 +49,9 @@ def save_c_state(learner: OnlineLearner | VectorLearner, numbers: str = "float32
     else:
         learner.step.learning.write_steps()
         optimizer, stream = learner.step.optimizer, learner.stream
+        if plan.table is not None:
+            state = optimizer.state.get(plan.parameters[plan.table.name], {})
+            scales = {"row_sums": state["row_sums"]} if state else {}
         last, begins = stream.last or (-1, True)
         read = learner.bytes_read % (1 << 32)
     states = [optimizer.state.get(plan.parameters[name], {}) for name in plan.trained]
@@ -55,8 +61,13 @@ def save_c_state(learner: OnlineLearner | VectorLearner, numbers: str = "float32
         values[field] = _joined(of_one.get(moment, zero) for of_one, zero in zip(states, zeros, strict=True))
     # In C, the state is zero as soon as an episode begins.
     for part, own in (("state", stream.state), ("carried", stream.carried)):
-        values |= {plan.fields[f"{part} {name}"][0]: tensor * (not begins) for name, tensor in own.items()}
-    payload = b"".join(_encoded(values.get(part.field, torch.zeros(part.size)), part) for part in plan.parts)
+        values |= {
+            plan.fields[f"{part} {name}"][0]: tensor * (not begins)
+            for name, tensor in own.items()
+            if name != STATE_PART
+        }
+    counts = b"" if plan.counts is None else plan.counts.encoded(stream.state[STATE_PART], begins and last >= 0)
+    payload = counts + b"".join(_encoded(values.get(part.field, torch.zeros(part.size)), part) for part in plan.parts)
     random = [FIRST_RANDOM] if plan.is_narrow else []
     words = [*random, min(learner.updates, _LARGEST_COUNT), read, last % (1 << 32)]
     return plan.file(SAVED_MAGIC, payload + np.array(words, dtype="<u4").tobytes())
@@ -73,7 +84,9 @@ def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None
     plan = next((plan for plan in plans if content[12:16] == plan.checksum.to_bytes(4, "little")), plans[0])
     allowed = (0, 1) if isinstance(learner, VectorLearner) else (-1, learner.model.config.vocab_size - 1)
     payload = _checked(content, plan, allowed)
-    values = _decoded(payload, plan)
+    values, begins = _decoded(payload[0 if plan.counts is None else plan.counts.size :], plan), False
+    if plan.counts is not None:
+        begins = plan.counts.decode(payload[: plan.counts.size], learner.stream.state[STATE_PART])
     updates, read = np.frombuffer(payload[-12:-4], dtype="<u4").tolist()
     last = int.from_bytes(payload[-4:], "little", signed=True)
     with torch.no_grad():
@@ -87,6 +100,8 @@ def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None
     stream = learner if isinstance(learner, VectorLearner) else learner.stream
     for part, own in (("state", stream.state), ("carried", stream.carried)):
         for name, tensor in own.items():
+            if name == STATE_PART:
+                continue
             tensor.copy_(values[plan.fields[f"{part} {name}"][0]].view_as(tensor))
     if isinstance(learner, VectorLearner):
         _load_vectors(learner, updates, states, {name: values[name] for name in plan.scales})
@@ -94,12 +109,14 @@ def load_c_state(learner: OnlineLearner | VectorLearner, content: bytes) -> None
         if not last:
             learner.reset()
         return
+    if plan.table is not None:
+        states[plan.parameters[plan.table.name]] = {"row_sums": values["row_sums"]}
     saved = learner.step.saved_values()["optimizer"]
     order = [parameter for group in learner.step.optimizer.param_groups for parameter in group["params"]]
     saved["state"] = {number: states[one] for number, one in enumerate(order) if one in states} if updates else {}
     learner.step.restore({"optimizer": saved, "summed": (0, 0), "gradients": {}})
     learner.step.updates, learner.bytes_read = updates, read
-    learner.stream.last, learner.stream.waiting = (None if last < 0 else (last, False)), []
+    learner.stream.last, learner.stream.waiting = (None if last < 0 else (last, begins)), []
 
 
 def _joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -147,7 +164,8 @@ def _plan(learner: OnlineLearner | VectorLearner, numbers: str) -> LearnerPlan:
         raise ValueError("`learner` has bytes that wait to be learned.")
     try:
         block = CompiledBlock(build_learning_rule("rtrl", learner.model), 1, 1, resets=False)
-        return LearnerPlan(block, setting, learner.model.init_state(1))
+        state = init_network_state(learner.model, 1)
+        return LearnerPlan(block, setting, state, counts=count_plan(learner.model))
     except Uncompilable as error:
         raise ValueError(f"`learner` is not supported in C: {error}.") from error
 

@@ -47,7 +47,11 @@ def header_text(plan: LearnerPlan, interface: Interface, work: int, table_bytes:
         table_bytes: of constants in the source file.
     """
     saved, weights = plan.saved_bytes, 4 * plan.num_weights
-    ram = saved + 4 * (plan.num_trained + max(work, 1) + interface.memory[1] + 2)
+    counts, words = plan.counts, plan.num_trained + max(work, 1) + interface.memory[1] + plan.table_memory[1] + 2
+    if counts is not None:
+        weights, words = weights + counts.learned_bytes, words + 256 + words % 2
+        words += counts.memory.state_bytes // 4
+    ram = saved + 4 * words
     bad_input, no_context = interface.outcomes
     return f"""/*
  * {interface.title}: exact real-time recurrent learning.
@@ -92,6 +96,12 @@ def _structs(plan: LearnerPlan, interface: Interface, work: int) -> str:
     """The memory of a learner."""
     arrays = [f"    {'uint16_t' if part.is_half else 'float'} {part.field}[{part.size}];" for part in plan.parts]
     arrays += ["    uint32_t random; /* for rounding */"] if plan.is_narrow else []
+    memory, alignment = interface.memory[0] + plan.table_memory[0], ""
+    if plan.counts is not None:
+        arrays.insert(0, f"    uint64_t counts[{plan.counts.size // 8}]; /* the count memory, with its state */")
+        memory += f"    uint64_t copy[{plan.counts.memory.state_bytes // 8}];\n    float network[256];\n"
+        odd = (plan.num_trained + work + interface.memory[1] + plan.table_memory[1]) % 2
+        alignment = "\n    uint32_t alignment;" if odd else ""
     fields = "\n".join(arrays)
     return f"""/* What `NAME_save` saves. */
 struct NAME_saved {{
@@ -103,8 +113,8 @@ struct NAME_learner {{
     struct NAME_saved saved;
     float gradient[{plan.num_trained}];
     float work[{work}];
-{interface.memory[0]}    float learning_rate; /* may be changed at any time */
-    float max_grad_norm; /* the same; 0 for no clipping */
+{memory}    float learning_rate; /* may be changed at any time */
+    float max_grad_norm; /* the same; 0 for no clipping */{alignment}
 }};"""
 
 
@@ -125,7 +135,8 @@ static int NAME_block(struct NAME_learner *learner, {interface.block}) {{
     return NAME_OK;
 }}"""
     reset = f"void NAME_reset(struct NAME_learner *learner) {{\n    {interface.begin}\n}}"
-    parts += [update, _update(plan), block, interface.functions, reset, _file_interface(plan, interface)]
+    counts = [] if plan.counts is None else [plan.counts.source()]
+    parts += [*counts, update, _update(plan), block, interface.functions, reset, _file_interface(plan, interface)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -165,17 +176,24 @@ def _update(plan: LearnerPlan) -> str:
         f"    NAME_change(learner, {begin}, {end - begin}, {literal(factor)}, scale);"
         for begin, end, factor in plan.rates
     )
+    table, of_rows, condition = plan.table, "", "!(norm < INFINITY)"
+    if table is not None:
+        condition = f"!(norm < INFINITY && fabsf(NAME_sum(learner->of_rows, {table.width})) < INFINITY)"
+        of_rows = f"""
+    NAME_change_rows(learner->saved.weights + {plan.offsets[table.name]}, learner->saved.row_sums, learner->rows,
+                     learner->of_rows, learner->table_learning_rate, {literal(table.eps)}, {plan.num_orders},
+                     {table.width});"""
     return f"""/* Change the weights. After a NaN or infinite gradient, the sensitivities may have diverged. */
 static int NAME_update(struct NAME_learner *learner) {{
     const float norm = NAME_norm_of(learner->gradient, {plan.num_trained});
     float scale = 1.0f;
-    if (!(norm < INFINITY)) {{
+    if ({condition}) {{
         NAME_forget_sensitivities(learner);
         return NAME_DIVERGED;
     }}
     if (learner->max_grad_norm > 0.0f) scale = fminf(1.0f, learner->max_grad_norm / (norm + 1e-6f));
     if (learner->saved.updates < UINT32_MAX) learner->saved.updates++;
-{calls}
+{calls}{of_rows}
     return NAME_OK;
 }}"""
 
@@ -183,14 +201,19 @@ static int NAME_update(struct NAME_learner *learner) {{
 def _file_interface(plan: LearnerPlan, interface: Interface) -> str:
     """The functions of the header that read and write files."""
     layout, weights, saved = f"{plan.checksum:#010x}u", 4 * plan.num_weights, plan.saved_bytes
+    learned = 0 if plan.counts is None else plan.counts.learned_bytes
+    counts = f"memcpy(learner->saved.counts, payload, {learned});\n    " if learned else ""
+    at = f" + {learned}" if learned else ""
+    rate = "" if plan.table is None else literal(plan.table.rate)
+    table = f"learner->table_learning_rate = {rate};\n    " if rate else ""
     random = f"learner->saved.random = {FIRST_RANDOM}u;\n    " if plan.is_narrow else ""
     return f"""int NAME_init(struct NAME_learner *learner, const void *file, size_t size) {{
-    const unsigned char *payload = NAME_payload(file, size, {WEIGHTS_MAGIC:#x}u, {layout}, {weights}u);
+    const unsigned char *payload = NAME_payload(file, size, {WEIGHTS_MAGIC:#x}u, {layout}, {weights + learned}u);
     if (!payload) return NAME_BAD_INPUT;
     memset(learner, 0, sizeof *learner);
-    memcpy(learner->saved.weights, payload, sizeof learner->saved.weights);
+    {counts}memcpy(learner->saved.weights, payload{at}, sizeof learner->saved.weights);
     {random}{interface.start}
-    learner->learning_rate = {literal(plan.learning_rate)};
+    {table}learner->learning_rate = {literal(plan.learning_rate)};
     learner->max_grad_norm = {literal(plan.setting.max_grad_norm)};
     return NAME_OK;
 }}

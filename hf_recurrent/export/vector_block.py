@@ -18,11 +18,13 @@ class VectorBlock:
         rule: the learning rule.
         parameters: name → weight.
         gradients: name → shape of those that are trained.
+        tables: none.
     """
 
     def __init__(self, learner: VectorLearner):
         self.model, self.rule = learner.model, learner.rule
         self.parameters = dict(self.model.named_parameters())
+        self.tables: dict[str, torch.nn.Module] = {}
         self.gradients = {name: weight.shape for name, weight in learner.parameters.items()}
 
     def record(self, learns: bool = True) -> tuple[BlockTrace, dict[str, Value]]:

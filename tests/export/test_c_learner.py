@@ -22,13 +22,13 @@ from transformers import AutoModelForCausalLM
 
 import hf_recurrent as hf
 from hf_recurrent.export.c_learner import LearnerSetting, c_learner
-from hf_recurrent.learning_rules.optimizers import apply_learning_rate_factors
-from hf_recurrent.online.settings import LearnerSettings
+from hf_recurrent.export.c_learner_plan import learner_setting
 
 pytest.importorskip("hf_recurrent.kernels.block_cpu")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="gcc is not installed")
 SIZES = {"hidden_size": 24, "state_size": 20, "num_hidden_layers": 2}
 
+NGRAMS = {"ngram_orders": [2, 3, 5], "ngram_rows": 512}
 # Preset, overrides, optimizer and its learning rate. Steps of RMSProp are a hundred times larger at first.
 CASES = {
     "memora": ("memora-tiny", {}, "adamw", 1e-4),
@@ -37,26 +37,35 @@ CASES = {
     "complex": ("memora-tiny", {"recurrent_unit": "complex_glru"}, "adamw", 1e-4),
     "rmsprop": ("memora-tiny", {}, "rmsprop", 1e-6),
     "sgd": ("memora-tiny", {}, "sgd", 1e-2),
+    "ngrams": ("memora-tiny", NGRAMS, "sgd", 1e-2),
+    "ngrams and adamw": ("hawk-tiny", NGRAMS, "adamw", 1e-4),
 }
+COUNTS = {f"count_memory_{name}": size for name, size in {"slots": 64, "text": 1024, "window": 512, "rows": 4}.items()}
+# Not among the others: its probabilities come in steps, so that rounding of the network may change them by more.
+COUNTED = "memora-tiny", COUNTS, "sgd", 1e-2
+# Of row-wise Adagrad, whose first steps have this size whatever the gradient, and the same relative rounding.
+TABLE_RATE = 1e-3
 
 
 def build_model(name):
-    preset, overrides, *_ = CASES[name]
+    preset, overrides, *_ = COUNTED if name == "counts" else CASES[name]
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(hf.config_from_preset(preset, **SIZES, **overrides)).eval()
 
 
 def export(model, optimizer="adamw", learning_rate=1e-4, **options):
-    settings = LearnerSettings(optimizer=optimizer, learning_rate=learning_rate)
-    named = dict(model.named_parameters())
-    built = settings.build_optimizer(named.values())
-    apply_learning_rate_factors(built, model, named)
-    return c_learner(model, LearnerSetting(built, **options), "tiny")
+    learner = python_learner(model, optimizer, learning_rate)
+    return c_learner(model, LearnerSetting(learner.step.optimizer, **options), "tiny")
+
+
+def python_learner(model, optimizer, learning_rate):
+    rates = {"learning_rate": learning_rate, "table_learning_rate": TABLE_RATE}
+    return hf.OnlineLearner(model, optimizer=optimizer, **rates)
 
 
 @functools.cache
 def exported(name):
-    return export(build_model(name), *CASES[name][2:])
+    return export(build_model(name), *(COUNTED if name == "counts" else CASES[name])[2:])
 
 
 class Learner(CompiledLearner):
@@ -88,8 +97,7 @@ def record_losses(learner):
 
 
 def python_losses(name, data):
-    options = dict(zip(("optimizer", "learning_rate"), CASES[name][2:], strict=True))
-    learner = hf.OnlineLearner(build_model(name), **options)
+    learner = python_learner(build_model(name), *CASES[name][2:])
     losses = record_losses(learner)
     learner.read(data)
     assert learner.slow_because is None
@@ -116,9 +124,10 @@ def test_losses_are_those_of_python(name, tmp_path):
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_in_double_precision_are_those_of_python(name, tmp_path):
-    data, (_, _, optimizer, learning_rate) = stream(300), CASES[name]
-    learner = DoubleLearner(exported(name), tmp_path, learning_rate, "learner->saved.last = -1;")
-    python = hf.OnlineLearner(build_model(name).double(), optimizer=optimizer, learning_rate=learning_rate)
+    data, start = stream(300), "learner->saved.last = -1;"
+    start += f"learner->table_learning_rate = {TABLE_RATE};" if "ngrams" in name else ""
+    learner = DoubleLearner(exported(name), tmp_path, CASES[name][3], start)
+    python = python_learner(build_model(name).double(), *CASES[name][2:])
     losses = record_losses(python)
     python.read(data)
     np.testing.assert_allclose(learner.read(data), losses, rtol=1e-10)
@@ -149,7 +158,7 @@ def test_a_saved_learner_continues_with_the_same_bits(tmp_path):
     assert learner.init(exported("hawk").weights) == learner.init(saved) == BAD_INPUT
 
 
-@pytest.mark.parametrize("name", ["memora", "rmsprop", "sgd"])
+@pytest.mark.parametrize("name", ["memora", "rmsprop", "sgd", "ngrams", "ngrams and adamw"])
 @pytest.mark.parametrize("size", [0, 60, 31, 32])  # 30 bytes, and the ends of two episodes
 def test_a_state_moves_between_c_and_python(name, size, tmp_path):
     data, learner = stream(200), Learner(name, tmp_path)
@@ -164,6 +173,51 @@ def test_a_state_moves_between_c_and_python(name, size, tmp_path):
     after = other.read(data[120:])
     np.testing.assert_allclose(np.concatenate([before, losses, after]), expected, rtol=1e-5)
     assert python.bytes_read == 120 and python.updates == len(before) + len(losses)
+
+
+def counted_learners(folder, *, zero_network):
+    """A learner with a count memory, in C and in Python."""
+    rate = 1e-30 if zero_network else 1e-2
+    python = python_learner(build_model("counts"), "sgd", rate)
+    if zero_network:  # logits and gradients of 0
+        with torch.no_grad():
+            python.model.get_input_embeddings().weight.zero_()
+    return CompiledLearner(c_learner(python.model, learner_setting(python), "tiny"), folder), python
+
+
+def test_a_count_memory_learns_as_in_python_bit_for_bit(tmp_path):
+    learner, python = counted_learners(tmp_path, zero_network=True)
+    losses, data = record_losses(python), stream(1000)
+    python.read(data)
+    assert np.array_equal(learner.read(data), np.float32(losses))
+    with torch.no_grad():
+        logits = python.model(**python.context()).logits[0, -1].numpy()
+    assert np.array_equal(learner.predict(), logits)
+    content = learner.save()
+    assert learner.predict() is not None and learner.save() == content  # a prediction changes nothing
+    assert hf.save_c_state(python)[20:] == content[20:]
+
+
+def test_counts_and_network_learn_together_and_move_to_python(tmp_path):
+    learner, python = counted_learners(tmp_path, zero_network=False)
+    losses, data = record_losses(python), stream(300)
+    python.read(data)
+    np.testing.assert_allclose(learner.read(data), losses, rtol=1e-3)
+    for size in (0, 1, 40):  # the first byte of an episode too
+        learner.learn(0), learner.read(data[:size])
+        content, (_, other) = learner.save(), counted_learners(tmp_path, zero_network=False)
+        hf.load_c_state(other, content)
+        assert hf.save_c_state(other) == content
+        losses = record_losses(other)
+        other.read(data[:60])
+        assert learner.load(hf.save_c_state(other)) == OK
+        np.testing.assert_allclose(learner.learn(data[60])[1], record_next(other, data[60]), rtol=1e-3)
+
+
+def record_next(learner, byte):
+    losses = record_losses(learner)
+    learner.read(bytes([byte]))
+    return losses[-1]
 
 
 def test_damaged_states_are_refused_by_python(tmp_path):
@@ -213,6 +267,7 @@ def test_nothing_is_allocated_and_nothing_is_global(tmp_path):
 
 
 PROGRAM = """#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "tiny.h"
 
@@ -228,13 +283,26 @@ int main(void) {
     for (int k = 0; text[k]; k++)
         if (tiny_learn(&learner, text[k], &nats) != TINY_OK || tiny_predict(&learner, logits) != TINY_OK) return 2;
     tiny_save(&learner, saved);
+    for (size_t k = 0; k < 1 + 2000000 / sizeof saved; k++) {
+        const size_t at = (size_t)rand() % sizeof saved;
+        const unsigned char change = (unsigned char)(1 + rand() % 255);
+        saved[at] ^= change;
+        if (tiny_load(&learner, saved, sizeof saved) != TINY_BAD_INPUT) return 4;
+        saved[at] ^= change;
+        if (tiny_load(&learner, saved, at) != TINY_BAD_INPUT) return 5;
+    }
+    for (int k = 0; k < 3000; k++) { /* a file with any content but `last`, and a checksum that fits */
+        const size_t at = (size_t)rand() % (sizeof learner.saved - 4);
+        ((unsigned char *)&learner.saved)[at] = (unsigned char)rand();
+        if (k % 100 == 0) tiny_learn(&learner, rand() % 256, &nats), tiny_predict(&learner, logits);
+    }
     return tiny_load(&learner, saved, sizeof saved) == TINY_OK && tiny_learn(&learner, 0, &nats) == TINY_OK ? 0 : 3;
 }
 """
 
 
 @pytest.mark.parametrize(
-    "name", ["memora", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "memora")]
+    "name", ["memora", "counts", *(pytest.param(one, marks=pytest.mark.slow) for one in CASES if one != "memora")]
 )
 def test_under_sanitizers(name, tmp_path):
     write(exported(name), tmp_path)
@@ -255,12 +323,10 @@ def test_what_is_refused():
         export(model.model)
     with pytest.raises(ValueError, match=r"torch\.float64 weights; a learner in C needs float32"):
         export(build_model("memora").double())
-    config = hf.config_from_preset("memora-tiny", **SIZES, ngram_orders=[2, 3], ngram_rows=128)
-    with pytest.raises(ValueError, match="`model` has tables of n-grams, which a learner in C does not support"):
-        export(AutoModelForCausalLM.from_config(config))
-    config = hf.config_from_preset("memora-tiny", **SIZES, count_memory_slots=1 << 12)
-    with pytest.raises(ValueError, match="`model` has a count memory, which a learner in C does not support"):
-        export(AutoModelForCausalLM.from_config(config))
+    config = hf.config_from_preset("memora-tiny", **SIZES, **NGRAMS)
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match=r"`setting\.optimizer` must have RowwiseAdagrad for the table of n-grams"):
+        c_learner(model, LearnerSetting(torch.optim.SGD(model.parameters(), lr=0.1)))
     config = hf.config_from_preset("memora-tiny", **SIZES, recurrent_unit="gru")
     with pytest.raises(ValueError, match="is a GRU, whose recurrence mixes its channels"):
         export(AutoModelForCausalLM.from_config(config))
