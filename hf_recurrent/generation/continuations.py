@@ -14,6 +14,7 @@ from hf_recurrent.generation.arguments import NEW_TEXT, NewText, check_prompt, e
 from hf_recurrent.generation.constraints import Constraint
 from hf_recurrent.generation.sampling import Sampling, draw
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState, join_states, select_state, split_state
+from hf_recurrent.modeling.contexts.counted_predictions import chosen_bytes
 from hf_recurrent.stock_models.with_state import check_recurrent
 
 
@@ -156,7 +157,8 @@ def _read_last(
 ) -> tuple[torch.Tensor, RecurrentState]:
     """Logits (B, V) and state after reading the last token of every row."""
     input_ids = torch.tensor([row.tokens[-1:] for row in rows], device=model.device)
-    output = model(input_ids=input_ids, state=state, use_cache=True, return_dict=True)
+    options = {"use_cache": True, "return_dict": True, **chosen_bytes(model)}
+    output = model(input_ids=input_ids, state=state, **options)
     return output.logits[:, -1], output.state
 
 

@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from hf_recurrent.modeling.block.recurrent_causal_lm import RecurrentForCausalLM
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
+from hf_recurrent.modeling.contexts.count_memory import STATE_PART
+from hf_recurrent.modeling.contexts.counted_predictions import chosen_bytes, take_counts
 from hf_recurrent.modeling.step.compiled_step import CompiledStep
 from hf_recurrent.modeling.step.single_step import find_single_step
 from hf_recurrent.stock_models.with_state import check_recurrent
@@ -68,14 +70,21 @@ class StateReader:
         return output.logits[0, -1], output.state
 
     def read(self, tokens: Sequence[int], state: RecurrentState) -> Reading:
-        """Read at least one byte after `state`."""
+        """Read at least one byte after `state`, chosen by the model itself if `state` has counts."""
         self.forwards += 1
         input_ids = torch.tensor([tokens], device=self.device)
-        reading = self._read_compiled(input_ids, state) if len(tokens) <= self.longest_chain else None
-        if reading is not None:
+        memory = None if self.model.training else getattr(self.model, "count_memory", None)
+        rest, counts = take_counts(state, memory)
+        reading = self._read_compiled(input_ids, rest) if len(tokens) <= self.longest_chain else None
+        if reading is None:
+            output = self.model(input_ids=input_ids, state=rest, use_cache=True, return_dict=True)
+            reading = Reading(output.logits[0], {0: rest, len(tokens): output.state})
+        if counts is None:
             return reading
-        output = self.model(input_ids=input_ids, state=state, use_cache=True, return_dict=True)
-        return Reading(output.logits[0], {0: state, len(tokens): output.state})
+        logits = reading.logits.unsqueeze(0)
+        mixed, counts = self.model.mix_counts(input_ids, counts, logits, slice(None), **chosen_bytes(self.model))
+        # The memory has no states in between.
+        return Reading(mixed[0], {0: state, len(tokens): reading.states[len(tokens)] | {STATE_PART: counts}})
 
     def _read_compiled(self, input_ids: torch.Tensor, state: RecurrentState) -> Reading | None:
         """Read (1, T) as rows of the compiled step; None where there is none."""

@@ -13,6 +13,7 @@ from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaL
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
+from ..contexts.counted_predictions import chosen_bytes
 from .recurrent_state import RecurrentState, check_state, select_state
 from .tensor_checks import check_tensor, has_values
 
@@ -127,8 +128,7 @@ class StatefulGeneration:
             # The state has read the padding, and no other cache is filled.
             model_kwargs = {name: value for name, value in model_kwargs.items() if name not in CACHE_ARGUMENTS}
             model_kwargs |= {"attention_mask": None, "state": state}
-        if getattr(self, "count_memory", None) is not None:
-            model_kwargs["sampled"] = True  # it would repeat itself if it learned from its own samples
+        model_kwargs |= chosen_bytes(self)
         return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **options)
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
@@ -186,8 +186,8 @@ class StatefulGeneration:
     def _read_new(
         self, new: torch.Tensor, state: RecurrentState, attention_mask: torch.Tensor | None = None
     ) -> RecurrentState:
-        """The state after reading (B, T) more bytes."""
-        options = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
+        """The state after reading (B, T) more bytes, chosen by this model."""
+        options = {"use_cache": True, "logits_to_keep": 1, "return_dict": True, **chosen_bytes(self)}
         return self(input_ids=new, attention_mask=attention_mask, state=state, **options).state
 
 
@@ -201,12 +201,14 @@ class RecurrentGuidance(UnbatchedClassifierFreeGuidanceLogitsProcessor):
 
     def get_unconditional_logits(self, input_ids: torch.LongTensor) -> torch.Tensor:
         """Logits (B, 1, V) after the negative prompt, by default the last byte of the prompt, and the new bytes."""
-        mask = None
+        mask, options = None, {"use_cache": True, "logits_to_keep": 1}
         if self.state is None and self.unconditional_context["input_ids"] is not None:
             input_ids, mask = (self.unconditional_context[name] for name in ("input_ids", "attention_mask"))
         else:
             input_ids = input_ids[:, -1:]
-        output = self.model(input_ids, attention_mask=mask, state=self.state, use_cache=True, logits_to_keep=1)
+        if self.state is not None:
+            options |= chosen_bytes(self.model)
+        output = self.model(input_ids, attention_mask=mask, state=self.state, **options)
         self.state = output.state
         return output.logits
 

@@ -45,6 +45,11 @@ def take_counts(
     return {name: part for name, part in state.items() if name != STATE_PART}, state[STATE_PART]
 
 
+def chosen_bytes(model: nn.Module) -> dict[str, bool]:
+    """Arguments of `forward` for bytes that the model has chosen itself: a count memory would learn to repeat them."""
+    return {} if getattr(model, "count_memory", None) is None else {"sampled": True}
+
+
 def init_network_state(model: nn.Module, batch_size: int, device: torch.device | str | None = None) -> RecurrentState:
     """The zero state of a model's network alone, without the part of its count memory."""
     state = model.init_state(batch_size, device)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from counted_model import counted_model, word_corpus
 from model_cases import each_family, relative_difference, tiny_model
 
 from hf_recurrent import sample_continuations
@@ -91,3 +92,15 @@ def test_counts_are_checked(name):
 def test_more_prompts_are_refused():
     with pytest.raises(ValueError, match="one prompt"):
         sample_continuations(tiny_model("memora"), PROMPT.repeat(2, 1), 2)
+
+
+def test_counts_do_not_learn_continuations():
+    corpus = word_corpus((1, 40, 90, 60))
+    model = counted_model(corpus, documents=(2, 3))
+    prompt = torch.tensor(corpus[2][:200]).long()[None]
+    for found in sample_continuations(model, prompt, 3, max_new_tokens=30, eos_token_id=None):
+        before = model(prompt).state
+        expected = model(found.tokens[None], state=before, sampled=True)
+        assert torch.equal(found.state["count_memory"], expected.state["count_memory"])
+        learned = model(found.tokens[None], state=before)
+        assert not torch.equal(found.state["count_memory"], learned.state["count_memory"])

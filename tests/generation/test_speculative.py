@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from counted_model import counted_model, word_corpus
 from model_cases import each_dtype, each_variant, relative_difference, tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -319,3 +320,19 @@ def test_models_are_checked():
         generate_speculative(model, PROMPT, draft=stock)
     with pytest.raises(ValueError, match="`draft` has a vocabulary of 7; it must be as in the model, 256"):
         generate_speculative(model, PROMPT, draft=tiny_model("memora", vocab_size=7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counts_do_not_learn_what_the_model_has_chosen(dtype):
+    """Drafts are read in blocks; their bytes are mixed, but not learned, as in `generate()`."""
+    corpus = word_corpus((1, 40, 90, 60))
+    model = counted_model(corpus, documents=(2, 3)).to(dtype)
+    prompt = torch.tensor(corpus[2][:200]).long()[None]
+    expected = plain(model, prompt, max_new_tokens=60)
+    for draft in ("prompt-lookup", model):
+        output = generate_speculative(model, prompt, draft=draft, max_new_tokens=60, eos_token_id=None)
+        assert torch.equal(output.sequences, expected.sequences)
+        assert output.accepted > 20
+        last = model(output.sequences[:, -1:], state=output.pending_state, sampled=True)
+        for state in (output.state, last.state):
+            assert torch.equal(state["count_memory"], expected.state["count_memory"])
