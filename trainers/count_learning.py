@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from hf_recurrent.kernels.thread_count import beside_kernels
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
@@ -25,7 +26,8 @@ class CountLearning:
     def __init__(self, trainer: "StreamTrainer"):
         self.trainer = trainer
         self._thread = ThreadPoolExecutor(1, "count-learning")
-        self._running: Future[tuple[float, int]] | None = None
+        self._discount = trainer.args.count_discount
+        self._running: Future[tuple[float, float, int]] | None = None
         self.reset()
 
     @property
@@ -40,26 +42,52 @@ class CountLearning:
             self._running = None
         self._blocks: list[dict[str, torch.Tensor]] = []
         self._documents: DocumentLearning | None = None  # until the first block
-        self._nats, self._bytes = 0.0, 0
+        self._nats, self._network_nats, self._bytes = 0.0, 0.0, 0
 
     def buffer_names(self, model: torch.nn.Module) -> list[str]:
         """Names of the memory's tensors in the module that is trained."""
         own = [] if self.memory is None else [*self.memory.buffers()]
         return [name for name, buffer in model.named_buffers() if any(buffer is each for each in own)]
 
+    def target_weights(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Weights (B, T) of a micro-batch's targets in the loss of the network, as part of the batch; none without a
+        discount.
+
+        A target that the memory alone, before it learns the block, predicts with probability p counts
+        1 - `count_discount` p: the network learns most where the counts know least.
+        """
+        if self.memory is None or not self._discount:
+            return {}
+        first, size = int(batch["stream_indices"][0]), len(batch["input_ids"])
+        states = self.memory.init_state(size)
+        if self._documents is not None:
+            states = self._documents.tensors["state"][first : first + size]
+        block = [batch["input_ids"], states, self._reset_mask(batch), batch["shift_labels"]]
+        halves = [*zip(*(tensor.tensor_split(2) for tensor in block), strict=True)]
+        other = self._thread.submit(self._predict, *halves[1])
+        nats = torch.cat([self._predict(*halves[0]), other.result()])
+        return {"target_weights": 1 - self._discount * nats.neg().exp()}
+
+    def _predict(
+        self, input_ids: torch.Tensor, states: torch.Tensor, reset_mask: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Nats (B, T) of targets by the memory alone, from the states before their block."""
+        return self.memory.read(input_ids, states, None, reset_mask, targets=targets)[0]
+
+    def _reset_mask(self, batch: dict[str, Any]) -> torch.Tensor:
+        reset_mask = batch["reset_mask"].clone()
+        if self.trainer.args.regime == "iid":
+            reset_mask[:, 0] = True
+        return reset_mask
+
     def add(self, batch: dict[str, Any], logits: list[torch.Tensor] | None) -> None:
         """Take a micro-batch and the network's logits (B, T, V) of its parts; learn after the last of a step."""
         if self.memory is None:
             return
-        reset_mask = batch["reset_mask"].clone()
-        if self.trainer.args.regime == "iid":
-            reset_mask[:, 0] = True
-        block = {name: batch[name] for name in ("input_ids", "shift_labels")} | {
-            "reset_mask": reset_mask,
-            "streams": torch.as_tensor(batch["stream_indices"], device=reset_mask.device),
-        }
+        block = {name: batch[name] for name in ("input_ids", "shift_labels")} | {"reset_mask": self._reset_mask(batch)}
+        block["streams"] = torch.as_tensor(batch["stream_indices"], device=batch["input_ids"].device)
         if logits:
-            block["network"] = torch.cat(logits, dim=1)[:, -reset_mask.shape[1] :].float()
+            block["network"] = torch.cat(logits, dim=1)[:, -batch["input_ids"].shape[1] :].float()
         self._blocks.append(block)
         if len(self._blocks) == self.trainer.args.gradient_accumulation_steps:
             self._learn()
@@ -68,8 +96,9 @@ class CountLearning:
         """Wait until the block is learned; only then may the memory be read."""
         if self._running is not None:
             running, self._running = self._running, None
-            nats, count = running.result()
+            nats, network_nats, count = running.result()
             self._nats += nats
+            self._network_nats += network_nats
             self._bytes += count
 
     def _learn(self) -> None:
@@ -83,19 +112,25 @@ class CountLearning:
             self._documents = DocumentLearning(self.memory, len(order))
         self._running = self._thread.submit(self._read, block)
 
-    def _read(self, block: dict[str, torch.Tensor]) -> tuple[float, int]:
-        """Learn a block; returns the nats of its targets and their number."""
+    def _read(self, block: dict[str, torch.Tensor]) -> tuple[float, float, int]:
+        """Learn a block; returns the nats of its targets, those by the network with a discount, and their number."""
+        labels, network, network_nats = block["shift_labels"], block.get("network"), 0.0
         with beside_kernels():
-            nats = self._documents.read(block, block.get("network"))
-        return float(nats.sum(dtype=torch.float64)), int((block["shift_labels"] != IGNORE_INDEX).sum())
+            nats = self._documents.read(block, network)
+            if self._discount and network is not None:
+                network_nats = float(cross_entropy(network.flatten(0, 1), labels.flatten(), reduction="sum"))
+        return float(nats.sum(dtype=torch.float64)), network_nats, int((labels != IGNORE_INDEX).sum())
 
     def metrics(self) -> dict[str, float]:
-        """Bits per byte of network and memory together since the last log; then counting starts again."""
+        """Bits per byte of both since the last log, and of the network, where a weighted loss does not tell them.
+
+        Then counting starts again.
+        """
         if not self._bytes:
             return {}
-        bits = self._nats / math.log(2) / self._bytes
-        self._nats, self._bytes = 0.0, 0
-        return {"mixed_bits_per_byte": bits}
+        mixed, network = (nats / math.log(2) / self._bytes for nats in (self._nats, self._network_nats))
+        self._nats, self._network_nats, self._bytes = 0.0, 0.0, 0
+        return ({"bits_per_byte": network} if network else {}) | {"mixed_bits_per_byte": mixed}
 
     def finish(self) -> None:
         """Count the documents that still run when training ends."""
@@ -105,7 +140,7 @@ class CountLearning:
     def state_dict(self) -> dict[str, Any]:
         """Tensors that streams carry, and sums since the last log, for a checkpoint: the same in all processes."""
         tensors = {} if self._documents is None else self._documents.tensors
-        return {**tensors, "nats": self._nats, "bytes": self._bytes}
+        return {**tensors, "nats": self._nats, "network_nats": self._network_nats, "bytes": self._bytes}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Continue from [`state_dict`]."""
@@ -113,3 +148,4 @@ class CountLearning:
             self._documents = DocumentLearning(self.memory, len(values["state"]))
             self._documents.tensors = {name: values[name] for name in self._documents.tensors}
         self._nats, self._bytes = values["nats"], values["bytes"]
+        self._network_nats = values.get("network_nats", 0.0)  # earlier checkpoints have none

@@ -35,7 +35,7 @@ class MultiStreamTrainingArguments(TrainingArguments):
 
     Own fields: `regime`, `streams`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`,
     `sample_every`, `sample_bytes`, `sample_prompts`, `bf16_products`, `on_divergence`, `save_on_signal`,
-    `matrix_optimizer`, `matrix_learning_rate`, `table_learning_rate`.
+    `matrix_optimizer`, `matrix_learning_rate`, `table_learning_rate`, `count_discount`.
 
     The schedule multiplies all three learning rates.
 
@@ -120,6 +120,12 @@ class MultiStreamTrainingArguments(TrainingArguments):
         0.02, "Peak learning rate of n-gram tables, which row-wise Adagrad updates, without weight decay or clipping."
     )
 
+    count_discount: float = argument(
+        0.0,
+        "With a count memory: in the loss of the network, a byte to which counts alone give probability p has weight "
+        "1 - this x p, so that the network learns what counts do not know; 0 to 1. Example: 0.7",
+    )
+
     learning_rate: float = argument(3e-4, "Peak learning rate of AdamW. Example: 3e-3")
     adam_beta2: float = argument(0.95, "Second decay rate (beta2) of AdamW.")
     weight_decay: float = argument(
@@ -193,7 +199,9 @@ class MultiStreamTrainingArguments(TrainingArguments):
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be off: {reason}.")
         requested_sharding()  # before accelerate acts on it
         self._check_minimum(1, "block_size", "eval_block_size", "sample_bytes", "streams")
-        self._check_minimum(0, "sample_every", "matrix_learning_rate", "table_learning_rate")
+        self._check_minimum(0, "count_discount", "sample_every", "matrix_learning_rate", "table_learning_rate")
+        if self.count_discount > 1:
+            raise ValueError(f"`count_discount` is {self.count_discount}; it must be 1 or less.")
         if self.train_bytes is not None and not self.train_bytes > 0:
             raise ValueError(f"`train_bytes` is {self.train_bytes}; it must be more than 0.")
         if self.bf16 and not torch.accelerator.is_available():
@@ -231,3 +239,7 @@ class RollingWindowTrainingArguments(MultiStreamTrainingArguments):
             )
         self._check_choice("regime", ("multi_stream",))
         super().__post_init__()
+        if self.count_discount:
+            raise ValueError(
+                f"`count_discount` is {self.count_discount}; windows that overlap have no weights of targets."
+            )

@@ -17,6 +17,7 @@ def causal_lm_loss(
     labels: torch.Tensor | None,
     shift_labels: torch.Tensor | None = None,
     num_items_in_batch: torch.Tensor | int | None = None,
+    target_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Cross-entropy in nats, computed in float32, or in float64 for float64 logits; targets of -100 are ignored.
 
@@ -25,6 +26,7 @@ def causal_lm_loss(
         labels: (B, T), shifted here; ignored if there are `shift_labels`.
         shift_labels: (B, T), the target of every step.
         num_items_in_batch: divides the sum; by default the mean over the targets.
+        target_weights: (B, T), by which the loss of every target is multiplied.
 
     Raises:
         TypeError: the targets are not a tensor.
@@ -40,10 +42,12 @@ def causal_lm_loss(
         raise ValueError(
             f"The targets have shape {tuple(shift_labels.shape)}, but there are logits for {tuple(logits.shape[:2])}."
         )
+    targets = shift_labels.flatten().to(logits.device)
+    reduction = "none" if target_weights is not None else "mean" if num_items_in_batch is None else "sum"
     loss = nn.functional.cross_entropy(
-        upcast(logits).flatten(0, 1),
-        shift_labels.flatten().to(logits.device),
-        ignore_index=IGNORE_INDEX,
-        reduction="mean" if num_items_in_batch is None else "sum",
+        upcast(logits).flatten(0, 1), targets, ignore_index=IGNORE_INDEX, reduction=reduction
     )
+    if target_weights is not None:
+        loss = (loss * target_weights.flatten().to(loss)).sum()
+        num_items_in_batch = (targets != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch
     return loss if num_items_in_batch is None else loss / num_items_in_batch

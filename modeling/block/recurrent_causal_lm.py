@@ -100,10 +100,11 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
             use_cache: return the state; `config.use_cache` by default.
             logits_to_keep: number of last steps with logits, or their indices; 0 for all.
             kwargs: `shift_labels` (B, T), already the next bytes, so that T = 1 trains too, instead of `labels` (no
-                parameter, since transformers' `Trainer` wants those labels in each batch); `num_items_in_batch`, by
-                which the summed loss is divided; marks of packed documents, whose starts are resets. With `per_token`,
-                the output has the losses of all `shift_labels` and no logits ([`token_losses`]); with `sampled`, a
-                count memory does not learn from the bytes, which it would repeat.
+                parameter, since transformers' `Trainer` wants those labels in each batch); `target_weights` (B, T), of
+                their losses; `num_items_in_batch`, by which the summed loss is divided; marks of packed documents,
+                whose starts are resets. With `per_token`, the output has the losses of all `shift_labels` and no
+                logits ([`token_losses`]); with `sampled`, a count memory does not learn from the bytes, which it would
+                repeat.
 
         Raises:
             ValueError: a shape does not match, or a token id is outside the vocabulary.
@@ -113,6 +114,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         use_cache = config["use_cache"] if use_cache is None else use_cache
         shift_labels, num_items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
         per_token, sampled = kwargs.pop("per_token", False), bool(kwargs.pop("sampled", False))
+        target_weights = kwargs.pop("target_weights", None)
         loss = token_losses = network_losses = None
         given = (attention_mask, reset_mask, inputs_embeds, output_hidden_states, *kwargs.values())
         is_plain = given.count(None) == len(given)
@@ -134,7 +136,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, CountedPredictions, Recurre
         if counts is not None and new_state is not None:
             new_state = new_state | {STATE_PART: counts}
         if labels is not None or shift_labels is not None:
-            loss = causal_lm_loss(logits, labels, shift_labels, num_items)
+            loss = causal_lm_loss(logits, labels, shift_labels, num_items, target_weights)
         new_state = new_state if use_cache else None
         output = RecurrentCausalLMOutput(loss, logits, new_state, hidden_states, token_losses, network_losses)
         return output if return_dict else output.to_tuple()

@@ -1,5 +1,6 @@
 """A count memory learns in the pass that trains the network, the same however streams are divided."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,77 @@ def test_other_methods_fill_the_memory_too(tmp_path, arguments):
     trainer.train()
     assert trainer.model.count_memory.counters[0] > 0
     assert logged(trainer, "mixed_bits_per_byte")[6] > 0
+
+
+# ---- A loss weighted by what counts do not know ----
+
+
+@pytest.fixture(scope="module")
+def discounted(tmp_path_factory):
+    trainer = counting_trainer(tmp_path_factory.mktemp("discounted"), count_discount=0.7)
+    trainer.train()
+    return trainer
+
+
+def test_weights_are_what_the_memory_alone_leaves(tmp_path, monkeypatch):
+    """Of every step, from what has been read before: computed again in one piece after the run."""
+    seen, trainer = [], counting_trainer(tmp_path, count_discount=0.7)
+    learning, memory = trainer.count_learning, trainer.model.count_memory
+    weights_of = learning.target_weights
+
+    def note(batch):
+        found = weights_of(batch)["target_weights"]
+        state = memory.init_state(8) if not seen else learning._documents.tensors["state"].clone()
+        nats, _, _ = memory.read(
+            batch["input_ids"], state, None, batch["reset_mask"], targets=batch["shift_labels"], in_place=True
+        )
+        seen.append((found, 1 - 0.7 * (-nats).exp()))
+        return {"target_weights": found}
+
+    monkeypatch.setattr(learning, "target_weights", note)
+    trainer.train()
+    assert len(seen) == 12 and all(torch.equal(found, expected) for found, expected in seen)
+    assert seen[-1][0].min() < 0.7 and seen[-1][0].max() > 0.99
+
+
+def test_a_discount_weighs_the_loss_and_logs_whole_bits(discounted, whole):
+    loss, bits = logged(discounted), logged(discounted, "bits_per_byte")
+    assert all(loss[step] < 0.999 * bits[step] * math.log(2) for step in loss)
+    assert bits[3] == pytest.approx(logged(whole, "bits_per_byte")[3], rel=0.05)
+    assert not torch.equal(discounted.model.lm_head.weight, whole.model.lm_head.weight)
+
+
+def test_a_discount_is_the_same_in_micro_batches(discounted, tmp_path):
+    trainer = counting_trainer(
+        tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, count_discount=0.7
+    )
+    trainer.train()
+    for key in ("loss", "bits_per_byte", "mixed_bits_per_byte"):
+        assert list(logged(trainer, key).values()) == pytest.approx(list(logged(discounted, key).values()), rel=1e-3)
+
+
+def test_a_run_with_a_discount_resumes_bit_for_bit(discounted, tmp_path):
+    trainer = counting_trainer(tmp_path, count_discount=0.7)
+    trainer.train(str(Path(discounted.args.output_dir, "checkpoint-5")))
+    assert same_memory(trainer, discounted)
+    for key in ("loss", "bits_per_byte", "mixed_bits_per_byte"):
+        assert logged(trainer, key) == logged(discounted, key)
+
+
+@pytest.mark.parametrize("arguments", [{"regime": "iid"}, {"online": True, "method": "rtrl", "stride": 4}])
+def test_other_methods_take_the_discount(tmp_path, arguments):
+    trainer = counting_trainer(tmp_path, max_steps=6, count_discount=0.7, **arguments)
+    trainer.train()
+    assert logged(trainer)[6] < 0.999 * logged(trainer, "bits_per_byte")[6] * math.log(2)
+
+
+def test_without_a_memory_a_discount_changes_nothing(tmp_path, whole):
+    trainer = tiny_trainer(tmp_path, count_discount=0.7)
+    trainer.train()
+    assert logged(trainer) == logged(whole)
+
+
+@pytest.mark.parametrize("discount", [-0.1, 1.5])
+def test_a_discount_is_a_share(tmp_path, discount):
+    with pytest.raises(ValueError, match="`count_discount`"):
+        counting_trainer(tmp_path, count_discount=discount)

@@ -68,7 +68,12 @@ def test_resuming_is_bit_for_bit(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"window": 20}, "`window` is 20"), ({"window": 4}, "`window` is 4"), ({"regime": "iid"}, "`regime` is 'iid'")],
+    [
+        ({"window": 20}, "`window` is 20"),
+        ({"window": 4}, "`window` is 4"),
+        ({"regime": "iid"}, "`regime` is 'iid'"),
+        ({"count_discount": 0.5}, "`count_discount` is 0.5"),
+    ],
 )
 def test_bad_arguments(arguments, words):
     with pytest.raises(ValueError, match=words):

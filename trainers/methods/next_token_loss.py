@@ -19,7 +19,7 @@ def next_token_loss(
         model: the model, possibly wrapped for several processes.
         plain_model: the same model without the wrapper.
         batch: `input_ids`, `shift_labels`, `reset_mask` (B, T); `num_targets`, the targets of the optimizer step over
-            all micro-batches and processes.
+            all micro-batches and processes; perhaps `target_weights` (B, T), for a model with a count memory.
         state: the state before the block; None if none is carried, and the output has none then.
     """
     carries = state is not None
@@ -28,6 +28,7 @@ def next_token_loss(
     runs_stock_code = isinstance(plain_model, StockModelWithState) and not carries
     if supports_recurrent_state(plain_model) and not runs_stock_code:
         given = inputs | ({"state": state} if carries else {})
+        given |= {name: batch[name] for name in ("target_weights",) if name in batch}
         outputs = model(**given, use_cache=carries, num_items_in_batch=batch["num_targets"])
         return outputs.loss, outputs
     outputs = model(input_ids=inputs["input_ids"], use_cache=False)

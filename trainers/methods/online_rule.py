@@ -47,7 +47,7 @@ class OnlineRule(TrainingMethod):
 
     def parts(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Strides of `args.stride` steps; entries without a time dimension are repeated."""
-        names = ("input_ids", "shift_labels", "reset_mask")
+        names = [name for name in ("input_ids", "shift_labels", "reset_mask", "target_weights") if name in batch]
         for tensors in zip(*(batch[name].split(self.args.stride, 1) for name in names), strict=True):
             yield batch | dict(zip(names, tensors, strict=True))
 
