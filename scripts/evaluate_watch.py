@@ -3,8 +3,7 @@
     python scripts/evaluate_watch.py LOGHUB --logs OpenSSH Spark Zookeeper
 
 LOGHUB is a folder with `NAME_2k.log` of github.com/logpai/loghub. `inject_anomalies.py` defines the anomalies. Nothing
-is trained before; all detectors read the lines in order, once. The peers are those of `hf-recurrent watch evaluate`
-with the first of their settings (`--tune` chooses the best of four on the other logs).
+is trained before; all detectors read the lines in order, once. The peers are those of `hf-recurrent watch evaluate`.
 
 A row of numbers is printed for each log and detector, with its lines a second and, if it is installed, those of Drain3
 with its default settings in the same run. `--clean` measures the share of lines flagged on the log as it is, whose
@@ -24,7 +23,7 @@ from inject_anomalies import HEADER_WORDS, KINDS, MORE_KINDS, QUIET, LabelledLin
 
 from hf_recurrent.watch.engine import run_engine
 from hf_recurrent.watch.evaluation import auroc
-from hf_recurrent.watch.peers import LINE_PEERS, Peer, choose_settings
+from hf_recurrent.watch.peers import LINE_PEERS
 from hf_recurrent.watch.watched_log import WatchSettings
 
 _COLUMNS = (*KINDS, "silence")
@@ -65,16 +64,6 @@ def drain3_speed(lines: Sequence[bytes]) -> float | None:
     return len(lines) / (time.perf_counter() - begin)
 
 
-def settings_of(peer: Peer, log: str, folder: Path, seed: int) -> dict:
-    """The settings of a peer that are best on the other logs."""
-    others = []
-    for other in HEADER_WORDS:
-        if other != log:
-            lines = inject(read_log(os.fspath(folder / f"{other}_2k.log")), HEADER_WORDS[other], seed)
-            others.append(([line.text for line in lines], [not line.is_normal for line in lines]))
-    return dict(choose_settings(peer.scores, peer.grid, others))
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -83,9 +72,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--rate", type=float, default=0.01, help="stated rate of false alarms")
     parser.add_argument("--clean", action="store_true", help="measure the share of lines flagged without anomalies")
-    parser.add_argument("--detectors", nargs="+", choices=("watch", *(peer.name for peer in LINE_PEERS)))
+    parser.add_argument("--detectors", nargs="+", choices=("watch", *LINE_PEERS))
     parser.add_argument("--more", action="store_true", help="inject silences and drifts, too")
-    parser.add_argument("--tune", action="store_true", help="choose the settings of the peers on the other logs")
     arguments = parser.parse_args()
     if not arguments.clean:
         print("| log | seed | detector |", " | ".join(_COLUMNS), "| drift in top 1 % | mean of six | lines/s |")
@@ -102,13 +90,12 @@ def main() -> None:
             if arguments.detectors is None or "watch" in arguments.detectors:
                 result = run_engine(texts, WatchSettings(arguments.rate))
                 print_row(log, seed, "watch", areas(labelled, result.line_scores), len(texts) / result.seconds)
-            for peer in LINE_PEERS:
-                if arguments.detectors is None or peer.name in arguments.detectors:
-                    chosen = settings_of(peer, log, arguments.folder, seed) if arguments.tune else dict(peer.grid[0])
+            for name, peer in LINE_PEERS.items():
+                if arguments.detectors is None or name in arguments.detectors:
                     begin = time.perf_counter()
-                    scores = list(peer.scores(texts, **chosen))
+                    scores = list(peer(texts))
                     speed = len(texts) / (time.perf_counter() - begin)
-                    print_row(log, seed, peer.name, areas(labelled, scores), speed)
+                    print_row(log, seed, name, areas(labelled, scores), speed)
         if speed := drain3_speed(lines):
             print(f"| {log} | | Drain3, templates only |{' |' * (len(_COLUMNS) + 2)} {speed:,.0f} |", flush=True)
 
