@@ -74,7 +74,7 @@ def forest_scores(lines: Sequence[bytes]) -> Iterator[float]:
 
 
 def rarity_scores(lines: Sequence[bytes]) -> Iterator[float]:
-    """-log2 of the smoothed share of the lines before that differ in words with digits only; recent ones count more."""
+    """-log2 of the smoothed share of equal lines before, but for words with digits; recent lines count more."""
     counts: defaultdict[bytes, float] = defaultdict(float)
     total, weight = 0.0, 1.0
     for line in lines:
