@@ -19,34 +19,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from inject_anomalies import HEADER_WORDS, KINDS, MORE_KINDS, QUIET, LabelledLine, inject, read_log
+from inject_anomalies import HEADER_WORDS, KINDS, QUIET, LabelledLine, inject, read_log
 
 from hf_recurrent.watch.engine import run_engine
 from hf_recurrent.watch.evaluation import auroc
 from hf_recurrent.watch.peers import LINE_PEERS
 from hf_recurrent.watch.watched_log import WatchSettings
 
-_COLUMNS = (*KINDS, "silence")
-
 
 def areas(lines: Sequence[LabelledLine], scores: Sequence[float]) -> list[float]:
-    """The area for each kind, and the share of drifted lines among the highest 1 % of the scores."""
+    """The area for each kind."""
     found = np.array(scores)[QUIET:]
     kinds = np.array([str(line.kind) for line in lines])[QUIET:]
-    normal = found[np.array([line.is_normal for line in lines])[QUIET:]]
-    result = []
-    for kind in _COLUMNS:
+    normal, result = found[kinds == "None"], []
+    for kind in KINDS:
         values = found[kinds == kind]
         labels = np.arange(len(normal) + len(values)) >= len(normal)
         result.append(auroc(np.concatenate([normal, values]), labels))
-    drifted = found[kinds == "drift"]
-    above = drifted > np.quantile(normal, 0.99)
-    return [*result, float(above.mean()) if len(drifted) else math.nan]
+    return result
 
 
 def print_row(log: str, seed: int | str, detector: str, values: Sequence[float], speed: float) -> None:
     """A row of the table, with the mean over the six kinds that the log has."""
-    numbers = [*values, float(np.nanmean(values[: len(KINDS)]))]
+    numbers = [*values, float(np.nanmean(values))]
     cells = " | ".join("-" if math.isnan(x) else f"{x:.3f}" for x in numbers)
     print(f"| {log} | {seed} | {detector} | {cells} | {speed:,.0f} |", flush=True)
 
@@ -73,11 +68,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.01, help="stated rate of false alarms")
     parser.add_argument("--clean", action="store_true", help="measure the share of lines flagged without anomalies")
     parser.add_argument("--detectors", nargs="+", choices=("watch", *LINE_PEERS))
-    parser.add_argument("--more", action="store_true", help="inject silences and drifts, too")
     arguments = parser.parse_args()
     if not arguments.clean:
-        print("| log | seed | detector |", " | ".join(_COLUMNS), "| drift in top 1 % | mean of six | lines/s |")
-        print("|---|---|---|" + "---|" * (len(_COLUMNS) + 3))
+        print("| log | seed | detector |", " | ".join(KINDS), "| mean of six | lines/s |")
+        print("|---|---|---|" + "---|" * (len(KINDS) + 2))
     for log in arguments.logs:
         lines = read_log(os.fspath(arguments.folder / f"{log}_2k.log"))
         if arguments.clean:
@@ -85,7 +79,7 @@ def main() -> None:
             print(f"{log}: {sum(flags)} of {len(flags)} lines flagged, {np.mean(flags):.2%}", flush=True)
             continue
         for seed in arguments.seeds:
-            labelled = inject(lines, HEADER_WORDS[log], seed, KINDS + MORE_KINDS if arguments.more else KINDS)
+            labelled = inject(lines, HEADER_WORDS[log], seed)
             texts = [line.text for line in labelled]
             if arguments.detectors is None or "watch" in arguments.detectors:
                 result = run_engine(texts, WatchSettings(arguments.rate))
@@ -97,7 +91,7 @@ def main() -> None:
                     speed = len(texts) / (time.perf_counter() - begin)
                     print_row(log, seed, name, areas(labelled, scores), speed)
         if speed := drain3_speed(lines):
-            print(f"| {log} | | Drain3, templates only |{' |' * (len(_COLUMNS) + 2)} {speed:,.0f} |", flush=True)
+            print(f"| {log} | | Drain3, templates only |{' |' * (len(KINDS) + 1)} {speed:,.0f} |", flush=True)
 
 
 if __name__ == "__main__":
