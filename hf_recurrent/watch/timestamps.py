@@ -2,7 +2,8 @@
 
 import re
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+
+from hf_recurrent.watch.saved_state import Saved
 
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _CLOCK = rb"(?P<hour>\d{1,2})[:.](?P<minute>\d\d)[:.](?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
@@ -76,8 +77,10 @@ def _seconds(found: dict[str, bytes | None], year: int) -> float | None:
     return clock.timestamp() + (int(fraction) / 10 ** len(fraction) if fraction else 0.0)
 
 
-class LogClock:
+class LogClock(Saved):
     """Reads the times of one log, which go forwards: times without a year or a date pass into the next one."""
+
+    not_saved = frozenset({"_kept"})
 
     def __init__(self) -> None:
         self._kept: dict[bytes, float | None] = {}
@@ -112,11 +115,3 @@ class LogClock:
         if begin is False:
             begin = self._kept[minute] = parse_time(minute)
         return None if begin is None else begin + min(int(text[-2:]), 59)
-
-    def state(self) -> list[Any]:
-        """JSON for [`load`]."""
-        return [None if self._last == float("-inf") else self._last, self._added]
-
-    def load(self, state: list[Any]) -> None:
-        """Continue from [`state`]."""
-        self._last, self._added = float("-inf") if state[0] is None else state[0], state[1]
