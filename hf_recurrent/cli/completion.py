@@ -65,6 +65,7 @@ def whole_parser(file: Any) -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         parents = _parsers(name)
         for action in (action for parent in parents for action in parent._actions):
+            action.choices = action.choices and list(action.choices)  # of stock arguments, keys of a dictionary
             if action.choices is None and (action.type is Path or action.dest in _FILES):
                 action.complete = file
         commands.add_parser(name, help=text, parents=parents, add_help=not parents, conflict_handler="resolve")
