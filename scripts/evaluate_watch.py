@@ -3,8 +3,7 @@
     python scripts/evaluate_watch.py LOGHUB --logs OpenSSH Spark Zookeeper
 
 LOGHUB is a folder with `NAME_2k.log` of github.com/logpai/loghub. `inject_anomalies.py` defines the anomalies. Nothing
-is trained before; all detectors read the lines in order, once. The peers are those of `hf-recurrent watch evaluate`
-with the first of their settings (`--tune` chooses the best of four on the other logs).
+is trained before; all detectors read the lines in order, once. The peers are those of `hf-recurrent watch evaluate`.
 
 A row of numbers is printed for each log and detector, with its lines a second and, if it is installed, those of Drain3
 with its default settings in the same run. `--clean` measures the share of lines flagged on the log as it is, whose
@@ -20,34 +19,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from inject_anomalies import HEADER_WORDS, KINDS, MORE_KINDS, QUIET, LabelledLine, inject, read_log
+from inject_anomalies import HEADER_WORDS, KINDS, QUIET, LabelledLine, inject, read_log
 
 from hf_recurrent.watch.engine import run_engine
 from hf_recurrent.watch.evaluation import auroc
-from hf_recurrent.watch.peers import LINE_PEERS, Peer, choose_settings
+from hf_recurrent.watch.peers import LINE_PEERS
 from hf_recurrent.watch.watched_log import WatchSettings
-
-_COLUMNS = (*KINDS, "silence")
 
 
 def areas(lines: Sequence[LabelledLine], scores: Sequence[float]) -> list[float]:
-    """The area for each kind, and the share of drifted lines among the highest 1 % of the scores."""
+    """The area for each kind."""
     found = np.array(scores)[QUIET:]
     kinds = np.array([str(line.kind) for line in lines])[QUIET:]
-    normal = found[np.array([line.is_normal for line in lines])[QUIET:]]
-    result = []
-    for kind in _COLUMNS:
+    normal, result = found[kinds == "None"], []
+    for kind in KINDS:
         values = found[kinds == kind]
         labels = np.arange(len(normal) + len(values)) >= len(normal)
         result.append(auroc(np.concatenate([normal, values]), labels))
-    drifted = found[kinds == "drift"]
-    above = drifted > np.quantile(normal, 0.99)
-    return [*result, float(above.mean()) if len(drifted) else math.nan]
+    return result
 
 
 def print_row(log: str, seed: int | str, detector: str, values: Sequence[float], speed: float) -> None:
     """A row of the table, with the mean over the six kinds that the log has."""
-    numbers = [*values, float(np.nanmean(values[: len(KINDS)]))]
+    numbers = [*values, float(np.nanmean(values))]
     cells = " | ".join("-" if math.isnan(x) else f"{x:.3f}" for x in numbers)
     print(f"| {log} | {seed} | {detector} | {cells} | {speed:,.0f} |", flush=True)
 
@@ -65,16 +59,6 @@ def drain3_speed(lines: Sequence[bytes]) -> float | None:
     return len(lines) / (time.perf_counter() - begin)
 
 
-def settings_of(peer: Peer, log: str, folder: Path, seed: int) -> dict:
-    """The settings of a peer that are best on the other logs."""
-    others = []
-    for other in HEADER_WORDS:
-        if other != log:
-            lines = inject(read_log(os.fspath(folder / f"{other}_2k.log")), HEADER_WORDS[other], seed)
-            others.append(([line.text for line in lines], [not line.is_normal for line in lines]))
-    return dict(choose_settings(peer.scores, peer.grid, others))
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -83,13 +67,11 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--rate", type=float, default=0.01, help="stated rate of false alarms")
     parser.add_argument("--clean", action="store_true", help="measure the share of lines flagged without anomalies")
-    parser.add_argument("--detectors", nargs="+", choices=("watch", *(peer.name for peer in LINE_PEERS)))
-    parser.add_argument("--more", action="store_true", help="inject silences and drifts, too")
-    parser.add_argument("--tune", action="store_true", help="choose the settings of the peers on the other logs")
+    parser.add_argument("--detectors", nargs="+", choices=("watch", *LINE_PEERS))
     arguments = parser.parse_args()
     if not arguments.clean:
-        print("| log | seed | detector |", " | ".join(_COLUMNS), "| drift in top 1 % | mean of six | lines/s |")
-        print("|---|---|---|" + "---|" * (len(_COLUMNS) + 3))
+        print("| log | seed | detector |", " | ".join(KINDS), "| mean of six | lines/s |")
+        print("|---|---|---|" + "---|" * (len(KINDS) + 2))
     for log in arguments.logs:
         lines = read_log(os.fspath(arguments.folder / f"{log}_2k.log"))
         if arguments.clean:
@@ -97,20 +79,19 @@ def main() -> None:
             print(f"{log}: {sum(flags)} of {len(flags)} lines flagged, {np.mean(flags):.2%}", flush=True)
             continue
         for seed in arguments.seeds:
-            labelled = inject(lines, HEADER_WORDS[log], seed, KINDS + MORE_KINDS if arguments.more else KINDS)
+            labelled = inject(lines, HEADER_WORDS[log], seed)
             texts = [line.text for line in labelled]
             if arguments.detectors is None or "watch" in arguments.detectors:
                 result = run_engine(texts, WatchSettings(arguments.rate))
                 print_row(log, seed, "watch", areas(labelled, result.line_scores), len(texts) / result.seconds)
-            for peer in LINE_PEERS:
-                if arguments.detectors is None or peer.name in arguments.detectors:
-                    chosen = settings_of(peer, log, arguments.folder, seed) if arguments.tune else dict(peer.grid[0])
+            for name, peer in LINE_PEERS.items():
+                if arguments.detectors is None or name in arguments.detectors:
                     begin = time.perf_counter()
-                    scores = list(peer.scores(texts, **chosen))
+                    scores = list(peer(texts))
                     speed = len(texts) / (time.perf_counter() - begin)
-                    print_row(log, seed, peer.name, areas(labelled, scores), speed)
+                    print_row(log, seed, name, areas(labelled, scores), speed)
         if speed := drain3_speed(lines):
-            print(f"| {log} | | Drain3, templates only |{' |' * (len(_COLUMNS) + 2)} {speed:,.0f} |", flush=True)
+            print(f"| {log} | | Drain3, templates only |{' |' * (len(KINDS) + 1)} {speed:,.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def whole_parser(file: Any) -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         parents = _parsers(name)
         for action in (action for parent in parents for action in parent._actions):
+            action.choices = action.choices and list(action.choices)  # of stock arguments, keys of a dictionary
             if action.choices is None and (action.type is Path or action.dest in _FILES):
                 action.complete = file
         commands.add_parser(name, help=text, parents=parents, add_help=not parents, conflict_handler="resolve")
@@ -77,34 +78,26 @@ def _parsers(name: str) -> list[argparse.ArgumentParser]:
 
     if name in FOREIGN or (name == "reproduce" and load_papers() is None):
         return []
-    if name != "pretrain":
-        parser = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").build_parser()
-        if name == "reproduce":
-            _set_choices(parser, "name", [*load_papers().EXPERIMENTS, *load_papers().STUDIES])
-        return [parser]
-    return [_pretrain_parser()]
+    if name == "pretrain":
+        return _pretrain_parsers()
+    parser = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").build_parser()
+    if name == "reproduce":
+        _set_choices(parser, "name", [*load_papers().EXPERIMENTS, *load_papers().STUDIES])
+    return [parser]
 
 
-def _pretrain_parser() -> argparse.ArgumentParser:
-    """The arguments of all methods, from their source: their dataclasses would import torch."""
-    from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT, all_arguments, recipe_help
+def _pretrain_parsers() -> list[argparse.ArgumentParser]:
+    """The parsers of all methods; the last one has the choices of `--method`."""
+    from hf_recurrent.cli.pretrain_arguments import build_parser as pretrain_parser
+    from hf_recurrent.cli.pretrain_help import DEFAULT_METHOD, DMT, METHODS, SMT
     from hf_recurrent.cli.recipes import recipe_names
-    from hf_recurrent.cli.threads import add_threads_argument
     from hf_recurrent.presets import preset_names
 
-    parser = CommandParser(prog="hf-recurrent pretrain")
-    parser.add_argument("--recipe", help=recipe_help(), choices=recipe_names())
-    parser.add_argument("--help_all", action="help", help="show all arguments")
-    add_threads_argument(parser)
-    arguments = {}
-    for method in (METHODS[1], SMT, DMT, DEFAULT_METHOD):
-        arguments |= all_arguments(method)
-    arguments.pop("method", None)
-    parser.add_argument("--method", help="how to train", choices=METHODS)
-    for argument in arguments.values():
-        argument.add_to(parser)
-    _set_choices(parser, "model", preset_names())
-    return parser
+    parsers = [pretrain_parser(method) for method in (METHODS[1], SMT, DMT, DEFAULT_METHOD)]
+    for parser in parsers:
+        _set_choices(parser, "model", preset_names())
+        _set_choices(parser, "recipe", recipe_names())
+    return parsers
 
 
 def _set_choices(parser: argparse.ArgumentParser, name: str, choices: Iterable[str]) -> None:

@@ -3,12 +3,15 @@
 Importing the dataclasses imports torch and takes seconds; `--help-all`, which lists every argument, does.
 """
 
+import ast
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from hf_recurrent.cli.argument_source import Argument, own_fields, training_arguments
+import hf_recurrent
 from hf_recurrent.cli.learn import METHODS as RULES
 from hf_recurrent.cli.parsing import CommandParser
 from hf_recurrent.cli.recipes import load_recipe, recipe_names
@@ -55,6 +58,15 @@ _OTHERS = (
     ("output_dir", None, "Directory of the checkpoints and the model. Default: runs/MODEL-CORPUS."),
     ("resume_from_checkpoint", None, "A checkpoint to resume, or true for the last one in --output_dir."),
 )
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A field of a dataclass of arguments."""
+
+    name: str
+    default: Any
+    help: str
 
 
 def recipe_help() -> str:
@@ -131,13 +143,13 @@ def groups(method: str) -> dict[str, list[Argument]]:
     return found
 
 
-def all_arguments(method: str) -> dict[str, Argument]:
-    """Every argument of a method of training by its name, with those of `TrainingArguments`."""
-    stock = {argument.name: argument for argument in training_arguments()}
-    own = {argument.name: argument for group in groups(method).values() for argument in group}
-    kept = {argument.name: argument for argument in own_fields(_STREAMS, "MultiStreamTrainingArguments")}
-    others = {name for name, *_ in _OTHERS}
-    return stock | kept | {name: argument for name, argument in own.items() if name not in others & stock.keys()}
+def own_fields(file: str, class_name: str) -> list[Argument]:
+    """The fields with a help text of a dataclass in a file of this package."""
+    path = next(path for folder in hf_recurrent.__path__ if (path := Path(folder, file)).is_file())
+    classes = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef))
+    body = next(node for node in classes if node.name == class_name).body
+    calls = (node for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call))
+    return [Argument(node.target.id, *map(ast.literal_eval, node.value.args[:2])) for node in calls]
 
 
 def _entry(argument: Argument, recipe: Mapping[str, Any]) -> str:

@@ -168,15 +168,12 @@ def _parse(line: bytes) -> PrequentialRecord:
     return record
 
 
-def plot_records(
-    records: Iterable[PrequentialRecord], path: str | os.PathLike, *, marks: Mapping[float, str] | None = None
-) -> None:
+def plot_records(records: Iterable[PrequentialRecord], path: str | os.PathLike) -> None:
     """Plot windowed, running and held-out bits per byte over the bytes read; needs matplotlib.
 
     Args:
         records: of one stream, in order.
         path: the image file.
-        marks: positions in the stream to mark, each with its label.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -194,9 +191,6 @@ def plot_records(
     if held_out:
         measured = [(record.bytes_read, record.held_out_bits_per_byte) for record in held_out]
         axes.plot(*zip(*measured, strict=True), "o-", label="held-out episodes")
-    for position, text in (marks or {}).items():
-        axes.axvline(position, color="grey", linewidth=0.8, linestyle=":")
-        axes.text(position, 0.99, f" {text}", transform=axes.get_xaxis_transform(), va="top", fontsize="small")
     axes.set_xlabel("bytes read")
     axes.set_ylabel("bits per byte")
     axes.grid(alpha=0.3)

@@ -21,7 +21,6 @@ from hf_recurrent.data.quantities import count_of
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.tasks.answers import count_answers, summarize_answers
 from hf_recurrent.tasks.example_draws import SPLITS, ExampleDraws, check_integer
-from hf_recurrent.tasks.task_dataset import TaskDataset
 from hf_recurrent.tasks.task_streams import TaskStreams
 
 
@@ -32,8 +31,8 @@ class Task(EpisodeSource):
     Example i of a split is a pure function of (fields, split, i). Splits are independent samples of one distribution;
     if a task has few different examples (short parity), splits can overlap.
 
-    A task is an [`EpisodeSource`] for the trainers (`MultiStreamTrainer(model, args, task, task)`). `dataset` gives a
-    map-style dataset for `transformers.Trainer`, and `examples` NumPy arrays.
+    A task is an [`EpisodeSource`] for the trainers (`MultiStreamTrainer(model, args, task, task)`). [`examples`] gives
+    NumPy arrays.
 
     Args:
         seed: any integer; another seed gives other examples.
@@ -100,10 +99,6 @@ class Task(EpisodeSource):
         """
         inputs, targets = self.generate(ExampleDraws(self.seed, split, indices))
         return inputs.astype(np.int64, copy=False), targets.astype(np.int64, copy=False)
-
-    def dataset(self, num_examples: int | None = None, split: str = "train") -> TaskDataset:
-        """First examples of a split as a map-style dataset for `transformers.Trainer`, see [`TaskDataset`]."""
-        return TaskDataset(self, num_examples, split)
 
     def default_size(self, split: str) -> int | None:
         """Number of examples of a split; None for endlessly many."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from hf_recurrent.own_parts import OwnParts, hint_for_unknown
 from hf_recurrent.tasks.copying import Copying, SelectiveCopying, SentinelCopy
 from hf_recurrent.tasks.flip_flop import FlipFlop
-from hf_recurrent.tasks.recall import AssociativeRecall, InductionHeads, Phonebook
+from hf_recurrent.tasks.recall import AssociativeRecall, InductionHeads
 from hf_recurrent.tasks.smt_tasks import KeysValues, ModularArithmetic, Retrieval, StackOperations, StringCopy
 from hf_recurrent.tasks.state_tracking import Parity, PermutationComposition
 from hf_recurrent.tasks.task import Task
@@ -24,7 +24,6 @@ _TASKS: dict[str, type[Task]] = {
         ModularArithmetic,
         Parity,
         PermutationComposition,
-        Phonebook,
         Retrieval,
         SelectiveCopying,
         SentinelCopy,

@@ -2,10 +2,27 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from hf_recurrent.watch.evaluation import EngineResult
 from hf_recurrent.watch.log_records import RecordDecoder
 from hf_recurrent.watch.watched_log import WatchSettings
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """Scores of a whole log.
+
+    Args:
+        line_scores: one per line, higher for less usual lines.
+        line_flags: one per line, true where an alarm was raised.
+        sessions: id as it stands in the lines → score; empty if no sessions were found.
+        seconds: time of reading the lines.
+    """
+
+    line_scores: list[float]
+    line_flags: list[bool]
+    sessions: dict[str, float]
+    seconds: float
 
 
 def run_engine(lines: Sequence[bytes], settings: WatchSettings | None = None) -> EngineResult:

@@ -19,6 +19,7 @@ from hf_recurrent.watch.line_judge import (
     LineJudge,
     LineReport,
 )
+from hf_recurrent.watch.saved_state import Saved
 from hf_recurrent.watch.session_tracker import EndedSession
 from hf_recurrent.watch.severity import LEVELS
 from hf_recurrent.watch.templates import Template
@@ -29,7 +30,7 @@ _LONGEST_NAME = 100
 
 
 @dataclass(slots=True)
-class Event:
+class Event(Saved):
     """Flagged lines of a template for one reason.
 
     Args:
@@ -80,33 +81,19 @@ class Event:
             record |= {"ended": True, "last_line": self.last_line, "last_time": self.last_time, "count": self.count}
         return record
 
-    def state(self) -> list[Any]:
-        """JSON for [`load`]."""
-        nearest = None if self.nearest is None else self.nearest.decode("latin-1")
-        head = [self.id, self.reason, self.summary, self.score, self.first_line, self.last_line]
-        times = [self.first_time, self.last_time]
-        return [*head, *times, self.text.decode("latin-1"), self.span, nearest, self.count, self.details]
-
-    @classmethod
-    def load(cls, state: list[Any]) -> "Event":
-        """The event of a [`state`]."""
-        event = cls(*state)
-        event.text = state[8].encode("latin-1")
-        event.span = None if state[9] is None else tuple(state[9])
-        event.nearest = None if state[10] is None else state[10].encode("latin-1")
-        return event
-
 
 # In place of an event that is ignored.
 IGNORED = Event("", "", "", 0.0, 0, 0, None, None, b"")
 
 
-class EventGrouper:
+class EventGrouper(Saved):
     """Groups flagged lines of a log.
 
     Args:
         judge: of the log.
     """
+
+    not_saved = frozenset({"judge"})
 
     def __init__(self, judge: LineJudge):
         self.judge = judge
@@ -210,14 +197,6 @@ class EventGrouper:
                 if shared > most:
                     best, most = other, shared
         return None if best is None else best.example
-
-    def state(self) -> list[Any]:
-        """JSON for [`load`]."""
-        return [[*key, event.state()] for key, event in self._open.items()]
-
-    def load(self, state: list[Any]) -> None:
-        """Continue from [`state`]."""
-        self._open = OrderedDict(((reason, number), Event.load(event)) for reason, number, event in state)
 
 
 def session_event(ended: EndedSession, templates: dict[int, Template], time: float | None) -> Event:

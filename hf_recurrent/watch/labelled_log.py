@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,13 +41,12 @@ class SessionLog:
         lines: without their ends.
         names: ids as they stand in the lines.
         members: numbers of the sessions of each line, usually none or one.
-        begins, ends: index of the first and of the last line of each session.
+        ends: index of the last line of each session.
     """
 
     lines: Sequence[bytes]
     names: Sequence[str]
     members: Sequence[Sequence[int]]
-    begins: Sequence[int]
     ends: Sequence[int]
 
     def events(self) -> Iterator[tuple[int, bytes, Sequence[int]]]:
@@ -87,50 +86,8 @@ def read_labelled_log(lines_file: Path, labels_file: Path | None, label_column: 
     return log
 
 
-def find_sessions(lines: Sequence[bytes], ids: Collection[str] = (), pattern: str | None = None) -> SessionLog:
-    """The sessions of every line.
-
-    Args:
-        lines: of a log.
-        ids: of the sessions; they are found where they stand between characters that no id contains.
-        pattern: regular expression of an id, in place of `ids`; its first group, if it has one, is the id.
-
-    Raises:
-        ValueError: the pattern is no regular expression.
-    """
-    found_in = _by_pattern(pattern) if pattern is not None else _by_ids(ids)
-    found = [found_in(line) for line in lines]
-    begins: dict[bytes, int] = {}
-    ends: dict[bytes, int] = {}
-    for index, names in enumerate(found):
-        for name in names:
-            begins.setdefault(name, index)
-            ends[name] = index
-    ordered = sorted(ends, key=ends.__getitem__)
-    numbers = {name: number for number, name in enumerate(ordered)}
-    return SessionLog(
-        lines,
-        [name.decode("utf-8", "surrogateescape") for name in ordered],
-        [[numbers[name] for name in names] for names in found],
-        [begins[name] for name in ordered],
-        [ends[name] for name in ordered],
-    )
-
-
-def _by_pattern(pattern: str) -> Callable[[bytes], list[bytes]]:
-    try:
-        expression = re.compile(pattern.encode())
-    except re.error as error:
-        raise ValueError(f"`--session_pattern` is {pattern!r}, not a regular expression: {error}.") from None
-    group = min(1, expression.groups)
-
-    def find(line: bytes) -> list[bytes]:
-        return [*dict.fromkeys(match[group] for match in expression.finditer(line) if match[group])]
-
-    return find
-
-
-def _by_ids(ids: Collection[str]) -> Callable[[bytes], list[bytes]]:
+def find_sessions(lines: Sequence[bytes], ids: Collection[str]) -> SessionLog:
+    """The sessions of every line, by their ids, which are found where they stand between characters that no id has."""
     known = {name.encode("utf-8", "surrogateescape") for name in ids}
     # A word is a run of characters that ids contain; punctuation at its ends may belong to the sentence.
     others = bytes(sorted({byte for name in known for byte in name if byte < 128}))
@@ -140,7 +97,16 @@ def _by_ids(ids: Collection[str]) -> Callable[[bytes], list[bytes]]:
         found = [word if word in known else word.strip(b".,:;-/()[]'\"") for word in words.findall(line)]
         return [*dict.fromkeys(word for word in found if word in known)]
 
-    return find
+    found = [find(line) for line in lines]
+    ends = {name: index for index, names in enumerate(found) for name in names}
+    ordered = sorted(ends, key=ends.__getitem__)
+    numbers = {name: number for number, name in enumerate(ordered)}
+    return SessionLog(
+        lines,
+        [name.decode("utf-8", "surrogateescape") for name in ordered],
+        [[numbers[name] for name in names] for names in found],
+        [ends[name] for name in ordered],
+    )
 
 
 def _read_lines(path: Path) -> list[bytes]:

@@ -5,6 +5,7 @@ from collections import deque
 from typing import Any
 
 from hf_recurrent.watch.regularity import Regularity
+from hf_recurrent.watch.saved_state import Saved
 from hf_recurrent.watch.session_tracker import SessionTracker
 from hf_recurrent.watch.slots import BUCKETS, FREQUENT, NEAR, IndirectShares, rare_share, usual_share
 from hf_recurrent.watch.tail_histogram import WINDOW, AdaptiveThreshold, TailHistogram
@@ -68,7 +69,7 @@ class LineReport:
         self.score, self.reason, self.span, self.layout, self.is_unusual = score, reason, span, layout, is_unusual
 
 
-class LineJudge:
+class LineJudge(Saved):
     """Judges the lines of one log and learns from them; nothing needs to be known of the log.
 
     Each measure of a line is a probability that was counted in this log: of a template, a value, or a successor that
@@ -326,44 +327,3 @@ class LineJudge:
         for name, low in self._low.items():
             self._low[name] = [count / 2 for count in low]
         self._severities = [count / 2 for count in self._severities]
-
-    # ---- Saving ----
-
-    def state(self) -> dict[str, Any]:
-        """JSON for [`load`]."""
-        return {
-            "miner": self.miner.state(),
-            "threshold": self.threshold.state(),
-            "regularity": self.regularity.state(),
-            "sessions": self.tracker.state(),
-            "ranks": {name: ranks.counts for name, ranks in self._ranks.items()},
-            "low": self._low,
-            "shares": {name: shares.state() for name, shares in self._shares.items()},
-            "numbers": [self.number, self.lines, self._values, self.time, self._novel],
-            "severities": self._severities,
-            "last": None if self._last is None else self._last.number,
-            "texts": [text.decode("latin-1") for text in self._texts],
-            "lines_near": [line.decode("latin-1") for line in self._lines_near],
-            "near": [*self._numbers],
-            "clock": self.clock.state(),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from [`state`]; a KeyError, TypeError, ValueError or IndexError if it is damaged."""
-        self.miner.load(state["miner"])
-        self.threshold.load(state["threshold"])
-        self.regularity.load(state["regularity"])
-        self.tracker.load(state["sessions"])
-        for name, ranks in self._ranks.items():
-            ranks.load(state["ranks"][name])
-        self._low = {name: state["low"][name] for name in self._low}
-        for name, shares in self._shares.items():
-            shares.load(state["shares"][name])
-        self.number, self.lines, self._values, self.time, self._novel = state["numbers"]
-        self._severities = state["severities"]
-        numbers = {variant.number: variant for variant in self.miner.variants.values()}
-        self._last = numbers.get(state["last"])
-        self._texts = deque((text.encode("latin-1") for text in state["texts"]), maxlen=NEAR)
-        self._lines_near = deque((line.encode("latin-1") for line in state["lines_near"]), maxlen=NEAR)
-        self._numbers = deque(state["near"], maxlen=NEAR)
-        self.clock.load(state["clock"])

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Container
-from typing import Any
+
+from hf_recurrent.watch.saved_state import Saved
 
 # Lines of a kind before it counts as regular, and how many times its longest gap is silence.
 _LEAST_LINES, _TIMES = 12, 3.0
@@ -12,7 +13,7 @@ _GENERATION = 512
 _BETWEEN_LOOKS = 256
 
 
-class Regularity:
+class Regularity(Saved):
     """Gaps between the lines of each kind, in lines: in a quiet night, nothing is silent.
 
     Attributes:
@@ -63,12 +64,3 @@ class Regularity:
     def keep(self, templates: Container[int]) -> None:
         """Forget what belongs to other templates."""
         self._gaps = {kind: gaps for kind, gaps in self._gaps.items() if gaps[5] in templates}
-
-    def state(self) -> dict[str, Any]:
-        """JSON for [`load`]."""
-        return {"gaps": [[kind, *gaps] for kind, gaps in self._gaps.items()], "next_look": self.next_look}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from [`state`]."""
-        self._gaps = {kind: gaps for kind, *gaps in state["gaps"]}
-        self.next_look = state["next_look"]

@@ -12,7 +12,7 @@ from typing import Any
 from hf_recurrent.checkpoints.atomic_files import atomic_file
 
 FILE = "watch.json"
-_FORMAT = 3
+_FORMAT = 4
 
 
 def save_watch(directory: Path, state: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Which identifier of a log makes its sessions: the one that best explains which line comes next."""
 
 import math
-from typing import Any
+
+from hf_recurrent.watch.saved_state import Saved
 
 # Lines after which the kinds are compared, and at most how many identifiers of a kind are followed.
 _DECISIONS = (1000, 2000, 4000, 8000, 16000, 32000)
@@ -12,7 +13,7 @@ _PRIOR = 0.5
 _START = -1
 
 
-class _Kind:
+class _Kind(Saved):
     """How well the identifiers of a kind explain which template comes next.
 
     Attributes:
@@ -50,7 +51,7 @@ class _Kind:
         self.before = template
 
 
-class SessionFinder:
+class SessionFinder(Saved):
     """Chooses the kind of identifier whose lines follow each other most regularly, if there is one.
 
     A kind gains, for each of its lines, the bits by which the line before it with the same identifier predicts its
@@ -100,13 +101,3 @@ class SessionFinder:
             and found.lines >= _LEAST_LINES * found.identifiers
             and found.gain >= _LEAST_GAIN * found.lines
         )
-
-    def state(self) -> dict[str, Any]:
-        """JSON for [`load`]; kinds that are being compared begin anew."""
-        kind = None if self.kind is None else self.kind.decode("latin-1")
-        return {"kind": kind, "is_decided": self.is_decided}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from [`state`]."""
-        self.kind = None if state["kind"] is None else state["kind"].encode("latin-1")
-        self.is_decided = state["is_decided"]

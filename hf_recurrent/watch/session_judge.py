@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Any
+
+from hf_recurrent.watch.saved_state import Saved
 
 _BUCKETS = 16
 _PRIOR = 0.5
@@ -21,7 +22,7 @@ _MOST_PAIRS = 100_000
 
 
 @dataclass(slots=True)
-class Session:
+class Session(Saved):
     """The lines with one identifier.
 
     Args:
@@ -63,7 +64,7 @@ class SessionReport:
     count: int
 
 
-class SessionJudge:
+class SessionJudge(Saved):
     """Scores finished sessions by what is rare in them among the sessions before.
 
     Parts of a session are the number of lines of each template, common templates that it lacks, its last template, and
@@ -141,26 +142,6 @@ class SessionJudge:
         if len(pairs) > _MOST_PAIRS:
             pairs = dict(sorted(pairs.items(), key=lambda item: -item[1])[: _MOST_PAIRS // 2])
         self._pairs = Counter(pairs)
-
-    def state(self) -> dict[str, Any]:
-        """JSON for [`load`]."""
-        return {
-            "sessions": self.sessions,
-            "counts": list(self._counts.items()),
-            "present": list(self._present.items()),
-            "last": list(self._last.items()),
-            "pairs": [[*pair, count] for pair, count in self._pairs.items()],
-            "totals": list(self._totals.items()),
-            "common": self._common,
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from [`state`]."""
-        self.sessions, self._common = state["sessions"], state["common"]
-        self._counts = dict(state["counts"])
-        self._present, self._last = Counter(dict(state["present"])), Counter(dict(state["last"]))
-        self._pairs = Counter({(before, after): count for before, after, count in state["pairs"]})
-        self._totals = Counter(dict(state["totals"]))
 
 
 def _bucket(count: int) -> int:

@@ -5,8 +5,8 @@ import re
 from collections import OrderedDict, deque
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
 
+from hf_recurrent.watch.saved_state import Saved
 from hf_recurrent.watch.session_finder import SessionFinder
 from hf_recurrent.watch.session_judge import START, Session, SessionJudge, SessionReport
 from hf_recurrent.watch.slots import BUCKETS, FREQUENT, Order, rare_share, usual_share
@@ -32,7 +32,7 @@ class EndedSession:
     end: str
 
 
-class SessionTracker:
+class SessionTracker(Saved):
     """Follows the sessions of a log.
 
     Args:
@@ -43,6 +43,8 @@ class SessionTracker:
         ended: sessions that have ended; the caller takes them.
         last: name and last template of the session of the line that was read last, or None.
     """
+
+    not_saved = frozenset({"idle", "pattern", "ended", "last"})
 
     def __init__(self, idle: float = 1800.0, pattern: re.Pattern[bytes] | None = None):
         self.idle, self.pattern = idle, pattern
@@ -174,44 +176,3 @@ class SessionTracker:
         self._totals = {number: count for number, count in self._totals.items() if number in kept}
         self._severities = {number: rank for number, rank in self._severities.items() if number in templates}
         self.judge.keep(templates)
-
-    # ---- Saving ----
-
-    def state(self) -> dict[str, Any]:
-        """JSON for [`load`]; lines that wait for a decision are a part of it."""
-        sessions = [
-            [name.decode("latin-1"), s.first_line, s.last_line, s.time, [*s.counts.items()], [*s.pairs], s.last]
-            for name, s in self._open.items()
-        ]
-        waiting = [
-            [number, [[k.decode("latin-1"), v.decode("latin-1")] for k, v in names.items()], template, time]
-            for number, names, template, time in self._waiting
-        ]
-        return {
-            "finder": self.finder.state(),
-            "judge": self.judge.state(),
-            "open": sessions,
-            "waiting": waiting,
-            "severities": [*self._severities.items()],
-            "orders": [[number, order.state()] for number, order in self._orders.items()],
-            "totals": [*self._totals.items()],
-            "low": self._low,
-            "lines": self._lines,
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from [`state`]."""
-        self.finder.load(state["finder"])
-        self.judge.load(state["judge"])
-        self._open.clear()
-        for name, first, last_line, time, counts, pairs, last in state["open"]:
-            found = {(before, after) for before, after in pairs}
-            self._open[name.encode("latin-1")] = Session(first, last_line, time, dict(counts), found, last)
-        self._severities = dict(state["severities"])
-        self._orders = {number: Order.load(order) for number, order in state["orders"]}
-        self._totals, self._low, self._lines = dict(state["totals"]), state["low"], state["lines"]
-        for number, names, template, time in state["waiting"]:
-            pairs = {kind.encode("latin-1"): name.encode("latin-1") for kind, name in names}
-            self._waiting.append((number, pairs, template, time))
-            if not self.finder.is_decided:
-                self.finder.add(pairs, template)

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
+from hf_recurrent.watch.saved_state import Saved
 from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, TIME, UUID
 
 # Buckets of counts: 0, 1, 2-3, 4-7, ..., 64 and more. What has come that often is not rare.
@@ -54,7 +54,7 @@ def _state_of(low: Sequence[int], total: int) -> int:
     return total.bit_length() << 8 | (new if new < 4 else 3 + new.bit_length())
 
 
-class IndirectShares:
+class IndirectShares(Saved):
     """Corrects the share of one place by what came at all places in the same state, as PAQ's indirect models do.
 
     The state is how often anything came there, and how much of it was new: a second successor after 30 equal ones is
@@ -89,14 +89,6 @@ class IndirectShares:
         """Halve all counts."""
         self._states = {state: [count / 2 for count in counts] for state, counts in self._states.items()}
 
-    def state(self) -> list[Any]:
-        """JSON for [`load`]."""
-        return [*self._states.items()]
-
-    def load(self, state: list[Any]) -> None:
-        """Continue from [`state`]."""
-        self._states = dict(state)
-
 
 def _excess(size: int, counts: Sequence[int], few: int) -> int:
     """How much more a size is than the greatest size that `few` had or exceeded; 0 if there is none.
@@ -116,7 +108,7 @@ def _excess(size: int, counts: Sequence[int], few: int) -> int:
     return size - usual if usual else 0
 
 
-class Shape:
+class Shape(Saved):
     """A value with all digits 0.
 
     Attributes:
@@ -130,7 +122,7 @@ class Shape:
         self.count, self.sizes = count, sizes
 
 
-class Slot:
+class Slot(Saved):
     """The values at one word of a template.
 
     Attributes:
@@ -204,24 +196,8 @@ class Slot:
         if longest:
             self.longest[longest] += 1
 
-    def state(self) -> list[Any]:
-        """JSON for [`load`]."""
-        values = None if self.values is None else [[key.decode("latin-1"), n] for key, n in self.values.items()]
-        shapes = [[key.decode("latin-1"), shape.count, shape.sizes] for key, shape in self.shapes.items()]
-        return [self.born, values, self.low, shapes, self.shapes_low, list(self.digits.items()), self.longest]
 
-    @classmethod
-    def load(cls, state: list[Any]) -> "Slot":
-        """The slot of a [`state`]."""
-        slot = cls(state[0])
-        slot.values = None if state[1] is None else {key.encode("latin-1"): n for key, n in state[1]}
-        slot.low, slot.shapes_low = state[2], state[4]
-        slot.shapes = {key.encode("latin-1"): Shape(count, sizes) for key, count, sizes in state[3]}
-        slot.digits, slot.longest = dict(state[5]), state[6]
-        return slot
-
-
-class Order:
+class Order(Saved):
     """Successors of a symbol, and how rare they and its predecessors were.
 
     Attributes:
@@ -248,14 +224,3 @@ class Order:
             return None
         best = max(self.after, key=self.after.__getitem__)
         return best, min(self.after[best] / max(total, 1), 1.0)
-
-    def state(self) -> list[Any]:
-        """JSON for [`load`]."""
-        return [list(self.after.items()), self.after_low, self.before_low]
-
-    @classmethod
-    def load(cls, state: list[Any]) -> "Order":
-        """The order of a [`state`]."""
-        order = cls()
-        order.after, order.after_low, order.before_low = dict(state[0]), state[1], state[2]
-        return order

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from hf_recurrent.watch.saved_state import Saved
+
 # Lines after which all counts are halved, so that old ones count less.
 WINDOW = 1 << 14
 # Fewest lines that have rarities and thresholds.
@@ -16,7 +18,7 @@ _FEW_BINS = 32
 _SCORE_STEP, _SCORE_BINS = 0.0625, 400
 
 
-class TailHistogram:
+class TailHistogram(Saved):
     """Counts of positive values in steps; values of zero are not added, but the caller counts their lines.
 
     Args:
@@ -60,14 +62,11 @@ class TailHistogram:
 
     def halve(self) -> None:
         """Halve all counts."""
-        self.load([count / 2 for count in self.counts])
-
-    def load(self, counts: list[float]) -> None:
-        """Continue from `counts`."""
-        self.counts, self._total = counts, sum(counts)
+        self.counts = [count / 2 for count in self.counts]
+        self._total = sum(self.counts)
 
 
-class AdaptiveThreshold:
+class AdaptiveThreshold(Saved):
     """The score that lines exceed at a stated rate.
 
     It is a quantile of recent scores, as in conformal prediction: nothing is assumed about their distribution. The
@@ -113,25 +112,10 @@ class AdaptiveThreshold:
             self._scores.halve()
             self._lines /= 2
 
-    def state(self) -> dict[str, Any]:
-        """JSON for [`load`]."""
-        value = None if math.isinf(self.value) else self.value
-        return {
-            "value": value,
-            "lines": self._lines,
-            "share": self._share,
-            "rate": self.rate,
-            "first_rate": self._first_rate,
-            "until_update": self._until_update,
-            "scores": self._scores.counts,
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from [`state`]; a rate that the caller has changed stays."""
-        self.value = math.inf if state["value"] is None else state["value"]
-        self._lines, self._until_update = state["lines"], state["until_update"]
-        if state["first_rate"] == self._first_rate:
-            self.rate, self._share = state["rate"], state["share"]
-        else:
-            self._share = state["share"] * self.rate / state["rate"]
-        self._scores.load(state["scores"])
+    def set_saved(self, values: dict[str, Any]) -> None:
+        """Continue from a saved threshold; a rate that the caller has changed stays."""
+        rate = self._first_rate
+        super().set_saved(values)
+        if rate != self._first_rate:
+            self.set_rate(rate)
+            self._first_rate = rate

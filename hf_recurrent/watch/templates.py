@@ -7,9 +7,9 @@ splitting and matching for nearly all lines.
 """
 
 import re
-from typing import Any
 
 from hf_recurrent.watch.identifiers import identifiers_of
+from hf_recurrent.watch.saved_state import Saved
 from hf_recurrent.watch.severity import severity_of
 from hf_recurrent.watch.slots import FREQUENT, MOST_DIGITS, NEAR, Order, Shape, Slot
 from hf_recurrent.watch.variables import ADDRESS, HEX, NUMBER, TIME, UUID, Masked
@@ -41,7 +41,7 @@ def _longest_digits(filled: bytes, value: bytes, numbers: int) -> int:
     return min(max(map(len, _DIGITS.findall(value)), default=0), MOST_DIGITS)
 
 
-class Template:
+class Template(Saved):
     """Lines that differ in variables only.
 
     Attributes:
@@ -68,25 +68,8 @@ class Template:
         """The template as text."""
         return mask_names(b" ".join(self.tokens))
 
-    def state(self) -> list[Any]:
-        """JSON for [`load`]."""
-        tokens = [token.decode("latin-1") for token in self.tokens]
-        slots = [[index, slot.state()] for index, slot in self.slots.items()]
-        example = None if self.example is None else self.example.decode("latin-1")
-        return [self.number, tokens, self.severity, self.count, slots, self.order.state(), self.near, example]
 
-    @classmethod
-    def load(cls, state: list[Any]) -> "Template":
-        """The template of a [`state`]."""
-        template = cls(state[0], [token.encode("latin-1") for token in state[1]], state[2])
-        template.count, template.near = state[3], state[6]
-        template.slots = {index: Slot.load(slot) for index, slot in state[4]}
-        template.order = Order.load(state[5])
-        template.example = None if state[7] is None else state[7].encode("latin-1")
-        return template
-
-
-class Variant:
+class Variant(Saved):
     """Lines of a template that have the same words; its order is by numbers of variants."""
 
     __slots__ = ("count", "number", "order", "template")
@@ -125,7 +108,7 @@ class Layout:
         self.sessions: list[tuple[int, int]] | None = None
 
 
-class TemplateMiner:
+class TemplateMiner(Saved):
     """Finds the template of each line.
 
     Attributes:
@@ -134,6 +117,8 @@ class TemplateMiner:
         layouts: line with all digits 0 → layout.
         words: all words and signs so far.
     """
+
+    not_saved = frozenset({"layouts"})  # they are found again
 
     def __init__(self) -> None:
         self.templates: dict[int, Template] = {}
@@ -227,38 +212,3 @@ class TemplateMiner:
         groups = self._groups.items()
         kept_groups = {key: [t for t in group if t.number in self.templates] for key, group in groups}
         self._groups = {key: group for key, group in kept_groups.items() if group}
-
-    # ---- Saving ----
-
-    def state(self) -> dict[str, Any]:
-        """JSON for [`load`]; layouts are found again."""
-        variants = [
-            [[token.decode("latin-1") for token in tokens], v.number, v.template.number, v.count, v.order.state()]
-            for tokens, v in self.variants.items()
-        ]
-        return {
-            "templates": [template.state() for template in self.templates.values()],
-            "variants": variants,
-            "words": [word.decode("latin-1") for word in self.words],
-            "groups": [
-                [length, first.decode("latin-1"), [template.number for template in group]]
-                for (length, first), group in self._groups.items()
-            ],
-            "next_number": self._next_number,
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from [`state`]."""
-        self.templates = {template[0]: Template.load(template) for template in state["templates"]}
-        self.variants = {}
-        for tokens, number, template, count, order in state["variants"]:
-            variant = Variant(number, self.templates[template])
-            variant.count, variant.order = count, Order.load(order)
-            self.variants[tuple(token.encode("latin-1") for token in tokens)] = variant
-        self.words = {word.encode("latin-1") for word in state["words"]}
-        self._groups = {
-            (length, first.encode("latin-1")): [self.templates[number] for number in numbers]
-            for length, first, numbers in state["groups"]
-        }
-        self._next_number = state["next_number"]
-        self.layouts.clear()

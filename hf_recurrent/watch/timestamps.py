@@ -2,7 +2,8 @@
 
 import re
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+
+from hf_recurrent.watch.saved_state import Saved
 
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _CLOCK = rb"(?P<hour>\d{1,2})[:.](?P<minute>\d\d)[:.](?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
@@ -29,13 +30,12 @@ _DAY, _YEAR = 86_400.0, 31_536_000.0
 _MOST_KEPT = 4096
 
 
-def parse_time(text: bytes, year: int = 1970) -> float | None:
+def parse_time(text: bytes) -> float | None:
     """Seconds since 1970 of a time; None if it is in no known format.
 
     Args:
         text: such as `2015-07-29 17:41:44,747`, `Jun 14 15:16:01`, `17/06/09 20:10:40` or `1117838570`. Without a
-            zone it is taken as UTC; without a date, the day is the first of 1970.
-        year: of times that have none.
+            zone it is taken as UTC; without a year it is in 1970, and without a date on its first day.
     """
     epoch = _EPOCH.fullmatch(text)
     if epoch is not None:
@@ -44,11 +44,11 @@ def parse_time(text: bytes, year: int = 1970) -> float | None:
     for pattern in _FORMATS:
         match = pattern.fullmatch(text)
         if match is not None:
-            return _seconds(match.groupdict(), year)
+            return _seconds(match.groupdict())
     return None
 
 
-def _seconds(found: dict[str, bytes | None], year: int) -> float | None:
+def _seconds(found: dict[str, bytes | None]) -> float | None:
     def number(name: str, default: int = 0) -> int:
         text = found.get(name)
         return default if text is None else int(text)
@@ -56,6 +56,7 @@ def _seconds(found: dict[str, bytes | None], year: int) -> float | None:
     name = found.get("name")
     month = number("month", 1) if name is None else _MONTHS.get(name, 0)
     short = found.get("short_year")
+    year = 1970
     if short is not None:
         year = 2000 + int(short) if int(short) < 70 else 1900 + int(short)
     year = number("late_year") or number("year", year)
@@ -76,8 +77,10 @@ def _seconds(found: dict[str, bytes | None], year: int) -> float | None:
     return clock.timestamp() + (int(fraction) / 10 ** len(fraction) if fraction else 0.0)
 
 
-class LogClock:
+class LogClock(Saved):
     """Reads the times of one log, which go forwards: times without a year or a date pass into the next one."""
+
+    not_saved = frozenset({"_kept"})
 
     def __init__(self) -> None:
         self._kept: dict[bytes, float | None] = {}
@@ -112,11 +115,3 @@ class LogClock:
         if begin is False:
             begin = self._kept[minute] = parse_time(minute)
         return None if begin is None else begin + min(int(text[-2:]), 59)
-
-    def state(self) -> list[Any]:
-        """JSON for [`load`]."""
-        return [None if self._last == float("-inf") else self._last, self._added]
-
-    def load(self, state: list[Any]) -> None:
-        """Continue from [`state`]."""
-        self._last, self._added = float("-inf") if state[0] is None else state[0], state[1]

@@ -1,7 +1,6 @@
 """A run of `hf-recurrent watch`: lines of all logs in turn, and everything that is shown, written and saved."""
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -93,7 +92,8 @@ def open_watch(options: WatchOptions, settings: WatchSettings, logs: Sequence[st
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"`--output_dir` is {str(directory)!r}; it must be a directory.")
     with output_lock(directory):
-        _check_directory(directory)
+        if foreign := next((path for path in directory.glob("checkpoint-*") if path.is_dir()), None):
+            raise ValueError(f"`--output_dir` is {str(directory)!r}, where {foreign} is of another command.")
         if options.restart:
             (directory / FILE).unlink(missing_ok=True)
         state = read_watch(directory) or {"logs": [], "outputs": {}}
@@ -112,15 +112,6 @@ def open_watch(options: WatchOptions, settings: WatchSettings, logs: Sequence[st
         run = WatchRun(options, watched, marks, [*saved.values()])
         run.save()  # a full disk is noticed now
         yield run
-
-
-def _check_directory(directory: Path) -> None:
-    foreign = [path for path in directory.glob("checkpoint-*") if path.is_dir()]
-    old = [path for path in foreign if (path / FILE).is_file()]
-    for path in old:  # of a version that had a network
-        shutil.rmtree(path)
-    if foreign != old:
-        raise ValueError(f"`--output_dir` is {str(directory)!r}, where {foreign[0]} is of another command.")
 
 
 class WatchRun:

@@ -7,9 +7,8 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from hf_recurrent.cli.completion import SHELLS, _pretrain_parser, main
+from hf_recurrent.cli.completion import SHELLS, main
 from hf_recurrent.cli.main import COMMANDS
-from hf_recurrent.cli.pretrain_arguments import build_parser
 from hf_recurrent.cli.pretrain_help import METHODS
 
 # Fills the variables that bash gives to the function of a command, calls it and prints what it offers.
@@ -56,6 +55,9 @@ def complete(script, folder, *words: str) -> set[str]:
         (["score", "m", "f", "--per", "l"], {"line"}),
         (["pretrain", "--dmt_s"], {"--dmt_steps"}),
         (["pretrain", "--strid"], {"--stride"}),
+        (["pretrain", "--method", ""], {*METHODS}),
+        (["pretrain", "--save_strategy", "e"], {"epoch"}),
+        (["pretrain", "--torch_comp"], {"--torch_compile", "--torch_compile_backend", "--torch_compile_mode"}),
         (["pretrain", "--recipe", "memora-s"], {"memora-s0"}),
         (["pretrain", "--model", "memora-t"], {"memora-tiny", "memora-tinystories"}),
         (["chat", "no"], {"notes.txt"}),
@@ -69,36 +71,6 @@ def test_bash_completes(words, expected, script, tmp_path):
     found = complete(script, tmp_path, *words)
     assert found >= expected and {word for word in found if not word.startswith("-")} <= expected | COMMANDS.keys()
     assert found == expected or not words[-1]
-
-
-def flags(parsers) -> dict:
-    """Choices of each flag of some parsers; an empty list where any value is allowed."""
-    return {
-        flag: list(action.choices or ())
-        for one in parsers
-        for action in one._actions
-        for flag in action.option_strings
-    }
-
-
-def test_flags_and_choices_read_from_the_source_are_those_of_the_parsers():
-    whole = flags(build_parser(method) for method in ("rtrl", "smt", "dmt", "bptt"))
-    read = flags([_pretrain_parser()])
-    assert whole.keys() == read.keys()
-    # From a list of its own: names that the parser does not limit, and methods of all parsers.
-    own = {"--recipe", "--model", "--method"}
-    # Choices that another module computes.
-    computed = {"matrix_optimizer", "log_level", "log_level_replica"}
-    different = {flag for flag in read if read[flag] != whole[flag]} - own
-    assert different == {flag for name in computed for flag in (f"--{name}", f"--{name.replace('_', '-')}")}
-    assert read["--method"] == list(METHODS)
-
-
-def test_it_imports_neither_torch_nor_a_model(script):
-    code = "import sys; from hf_recurrent.cli.main import main; main(['completion', 'zsh']); "
-    code += "print([name for name in ('torch', 'transformers.modeling_utils') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.endswith("[]\n"), done.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -1,6 +1,6 @@
 """The table of clients: every row is a small check of one library or command with our models.
 
-`tests/clients/test_clients.py`, `scripts/try_clients.py` and the table in `docs/reference/clients.md` are one list.
+`tests/clients/test_clients.py`, `try_clients.py` beside it and the table in `docs/reference/clients.md` are one list.
 A check is a function of an empty folder, registered by [`row`]:
 
 * it returns: the row works, and the returned string says how, where a reader would not expect it;

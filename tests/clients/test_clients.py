@@ -27,16 +27,16 @@ def test_row(row, tmp_path, monkeypatch, request):
     if missing := row.missing_packages():
         pytest.skip(f"not installed: {', '.join(missing)}")
     if row.slow and "slow" not in request.config.option.markexpr:
-        pytest.skip("takes minutes: pytest -m slow, or scripts/try_clients.py")
+        pytest.skip("takes minutes: pytest -m slow, or tests/clients/try_clients.py")
     monkeypatch.chdir(tmp_path)
     row.run(tmp_path)
 
 
 def test_the_documentation_has_the_same_rows():
-    table = PAGE.read_text(encoding="utf-8").split("<!-- table of scripts/try_clients.py -->\n")[1]
+    table = PAGE.read_text(encoding="utf-8").split("<!-- table of tests/clients/try_clients.py -->\n")[1]
     lines = table.split("<!-- end of the table -->")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    advice = "rerun scripts/try_clients.py --environment FOLDER --markdown docs/reference/clients.md"
+    advice = "rerun tests/clients/try_clients.py --environment FOLDER --markdown docs/reference/clients.md"
     assert [(cell[0], cell[2]) for cell in cells] == [(row.client, row.tried) for row in ROWS], advice
     for client, version, tried, result in cells:
         assert re.match("works|refused: ", result) and version, f"{client}, {tried}: {result}"
@@ -52,7 +52,7 @@ def test_a_refusal_that_is_none_fails():
 
 
 def test_the_table_replaces_the_one_of_a_page(tmp_path):
-    specification = importlib.util.spec_from_file_location("try_clients", ROOT / "scripts" / "try_clients.py")
+    specification = importlib.util.spec_from_file_location("try_clients", Path(__file__).with_name("try_clients.py"))
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
     page = tmp_path / "page.md"
@@ -73,7 +73,7 @@ def test_the_table_replaces_the_one_of_a_page(tmp_path):
 def test_the_script_prints_a_table(request):
     if "slow" not in request.config.option.markexpr:
         pytest.skip("starts three processes: pytest -m slow")
-    command = [sys.executable, str(ROOT / "scripts" / "try_clients.py"), "--only", "tokenizers_file"]
+    command = [sys.executable, str(Path(__file__).with_name("try_clients.py")), "--only", "tokenizers_file"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "| tokenizers | " in done.stdout and done.stdout.endswith("1 works\n")

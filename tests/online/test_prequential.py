@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_whole_records(tmp_path, monkeypatch):
 def test_the_plot(tmp_path):
     pytest.importorskip("matplotlib")
     records = [PrequentialRecord(0, 0, None, None, held_out_bits_per_byte=8.0), *map(record, range(1, 50))]
-    plot_records(records, tmp_path / "a.png", marks={20: "Python"})
+    plot_records(records, tmp_path / "a.png")
     plot_records([], tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]

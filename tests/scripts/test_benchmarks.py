@@ -54,16 +54,6 @@ def test_contexts(run, counted_run, tmp_path):
     assert (tmp_path / "kinds.svg").read_text().count("<path") > 20
 
 
-def test_second_documents(run, counted_run, tmp_path):
-    for name in ("first", "second"):  # equal, and unlike what the model has read
-        (tmp_path / f"{name}.txt").write_bytes(b"Zqx7 jVk9 wYp3 QuzM %RgL hNbf ~TzW;" * 4)
-    pattern = f"{tmp_path}/*.txt"
-    ((pairs, state, alone, after),) = run("benchmark_second_documents", counted_run[0], pattern)
-    assert pairs == "1" and float(after) < float(alone)
-    ((_, smaller, *_),) = run("benchmark_second_documents", counted_run[0], pattern, "--window", "0", "--rows", "0")
-    assert int(smaller.replace(",", "")) < int(state.replace(",", ""))
-
-
 def test_samples(run, counted_run):
     model, corpus = counted_run
     rows = run("benchmark_samples", model, *corpus, "--samples", "3", "--length", "24")

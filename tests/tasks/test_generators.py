@@ -17,7 +17,6 @@ from hf_recurrent import (
     InductionHeads,
     Parity,
     PermutationComposition,
-    Phonebook,
     SelectiveCopying,
     SentinelCopy,
 )
@@ -39,8 +38,6 @@ TASKS = [
     Parity(length=9, final_only=True),
     PermutationComposition(length=11, num_elements=3),
     PermutationComposition(length=7, num_elements=5, final_only=True),
-    Phonebook(num_entries=4, name_length=3, number_length=5, num_letters=3),
-    Phonebook(num_entries=5, name_length=2, number_length=1, num_letters=3),
 ]
 
 
@@ -121,16 +118,6 @@ def solve_permutation_composition(task, row):
         word = "".join(map(str, things))
         answers.append(next(number for number in range(task.vocab_size) if task.token_name(number) == word))
     return [None] * (len(row) - 1) + answers[-1:] if task.final_only else answers
-
-
-def solve_phonebook(task, row):
-    text = "".join(map(task.token_name, row))
-    *entries, query = text.split(";")
-    book = dict(entry.split(":") for entry in entries)
-    assert len(book) == task.num_entries
-    name, shown = query.split(":")
-    assert len(name) == task.name_length and book[name].startswith(shown)
-    return [None] * (len(row) - task.number_length) + list(map(int, book[name]))
 
 
 @pytest.mark.parametrize("task", TASKS, ids=names)
@@ -233,7 +220,6 @@ def test_show_is_readable():
         (lambda: SentinelCopy(min_length=9, max_length=8), "`min_length` is 9; it must be an integer from 1 to 8"),
         (lambda: AssociativeRecall(num_pairs=5, num_keys=4), "`num_pairs` is 5; it must be an integer from 1 to 4"),
         (lambda: InductionHeads(length=2), "`length` is 2"),
-        (lambda: Phonebook(num_entries=5, name_length=2, num_letters=2), "`num_entries` is 5"),
         (lambda: FlipFlop(length=7), "`length` is 7; it must be even"),
         (lambda: FlipFlop(p_ignore=1.5), "`p_ignore` is 1.5; it must be a probability"),
         (lambda: FlipFlop(p_ignore=math.nan), "`p_ignore` is nan"),
@@ -245,7 +231,6 @@ def test_show_is_readable():
         (lambda: Parity().examples(np.array([-1])), "`indices` is"),
         (lambda: Parity().examples(np.array([0.5])), "`indices` is"),
         (lambda: Parity().examples(np.array([0]), "eval"), "`split` is 'eval'; it must be one of train, validation"),
-        (lambda: Parity().dataset(), "endless"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

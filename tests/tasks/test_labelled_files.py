@@ -1,7 +1,6 @@
 """Readers of published file formats, on small files written here byte by byte."""
 
 import gzip
-import json
 import struct
 
 import numpy as np
@@ -183,51 +182,11 @@ def test_folders_of_texts(tmp_path):
         byte_text_classification(tmp_path, "test")
 
 
-def test_lines_of_texts(tmp_path):
-    rows, path = [('a, "b"\nc', 1), ("\u00e9" * 100_000, 0), ("x", 3)], tmp_path / "a.jsonl"
-    path.write_text("\n".join(json.dumps({"label": label, "text": text}) for text, label in rows) + "\n\n")
-    data = byte_text_classification(path, max_length=None)
-    assert data.texts == [text.encode() for text, _ in rows] and data.labels == [1, 0, 3]
-    assert data.label_names == ["0", "1", "2", "3"]
-    assert len(byte_text_classification(path)[1]["input_ids"]) == 4096
-
-
-def test_named_labels(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(json.dumps({"body": "t", "y": label}) for label in ("sad", "glad", "sad")))
-    columns = {"text_column": "body", "label_column": "y"}
-    data = byte_text_classification(path, **columns)
-    assert (data.labels, data.label_names) == ([1, 0, 1], ["glad", "sad"])
-    data = byte_text_classification(path, **columns, label_names=["mad", "sad", "glad"])
-    assert data.labels == [1, 2, 1] and data.num_labels == 3
-    with pytest.raises(ValueError, match="has the label 'sad'; it must be one of glad"):
-        byte_text_classification(path, **columns, label_names=["glad"])
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", '{"text": "a", "label": 0}\n{"text": ', "a.jsonl, line 2 is not JSON"),
-        ("a.jsonl", "[1]", "line 1 is a JSON list; it must be an object"),
-        ("a.jsonl", '{"text": "a"}', "line 1 has no column 'label'; it has text"),
-        ("a.jsonl", '{"text": "", "label": 0}', "has the text ''; it must be a string"),
-        ("a.jsonl", '{"text": "a", "label": 0.5}', "has the label 0.5; it must be a name or an integer"),
-        ("a.jsonl", "", "a.jsonl is empty"),
-        ("a.jsonl", b'{"text": "\xff"}', "a.jsonl, line 1 is not JSON: 'utf-8' codec"),
-        ("a.parquet", b"PAR1", "`path` is .*; it must be a directory or end in .jsonl or .ndjson"),
-    ],
-)
-def test_damaged_tables(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(ValueError, match=message):
-        byte_text_classification(tmp_path / name)
-
-
-def test_where_there_is_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"file not found: .*none.jsonl"):
-        byte_text_classification(tmp_path / "none.jsonl")
-    (tmp_path / "a.jsonl").write_text("{}")
-    with pytest.raises(ValueError, match=r"`split` is 'train'; for a file such as .* it must be None"):
-        byte_text_classification(tmp_path / "a.jsonl", "train")
+def test_lengths_of_texts(tmp_path):
     with pytest.raises(ValueError, match="`max_length` is 0"):
-        byte_text_classification(tmp_path / "a.jsonl", max_length=0)
+        byte_text_classification(tmp_path, max_length=0)
+    for label in ("neg", "pos"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "0.txt").write_bytes(b"x" * 5000)
+    assert len(byte_text_classification(tmp_path)[1]["input_ids"]) == 4096
+    assert len(byte_text_classification(tmp_path, max_length=None)[1]["input_ids"]) == 5000

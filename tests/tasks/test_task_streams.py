@@ -121,19 +121,3 @@ def test_bad_arguments():
         TaskStreams(Parity(length=5), 1, 4, positions=np.array([[0, 5]]))
     with pytest.raises(ValueError, match="`block_size` is 0"):
         TaskStreams(Parity(length=5), 1, 0)
-
-
-def test_a_data_set_for_trainers_that_shift_the_labels():
-    task = FlipFlop(length=16, num_examples=9)
-    dataset = task.dataset()
-    assert len(dataset) == 9 and len(task.dataset(split="validation")) == 1024
-    inputs, targets = task.examples(np.arange(9))
-    for index in range(9):
-        item = dataset[index]
-        assert item["input_ids"].tolist() == [*inputs[index].tolist(), 0]
-        # What a model says at step t is compared with labels[t + 1].
-        assert item["labels"][1:].tolist() == targets[index].tolist() and item["labels"][0] == -100
-    batch = next(iter(DataLoader(dataset, batch_size=4)))
-    assert torch.equal(batch["labels"][3], dataset[3]["labels"])
-    with pytest.raises(IndexError):
-        dataset[9]

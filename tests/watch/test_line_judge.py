@@ -1,15 +1,19 @@
 """What is unusual in a line: each reason, drift, and saving."""
 
 import json
+import math
 import random
 import re
+from collections import Counter, OrderedDict, deque
 
 import pytest
 
 from hf_recurrent.watch.events import EventGrouper
 from hf_recurrent.watch.line_judge import REASONS, LineJudge
+from hf_recurrent.watch.saved_state import Saved
 from hf_recurrent.watch.session_tracker import SessionTracker
 from hf_recurrent.watch.slots import BUCKETS, IndirectShares, rare_share
+from hf_recurrent.watch.tail_histogram import AdaptiveThreshold
 from tests.watch.fixtures import request_log
 
 
@@ -135,6 +139,38 @@ def test_rates_of_flagged_lines_are_kept():
         assert flagged / 12000 < 1.5 * rate
 
 
+class _Part(Saved):
+    __slots__ = ("values", "whole")
+
+    def __init__(self, *values):
+        self.values = values
+
+
+def test_saved_values_are_of_the_same_types_and_objects_stay_one():
+    shared = _Part(b"\x00\xff", "s", 1, 1.5, None, True)
+    whole = _Part(
+        [shared, {1: shared}], {b"a", b"b"}, OrderedDict(x=(1, b"2")), Counter(a=2), deque([1, "2"], maxlen=3)
+    )
+    shared.whole, whole.whole = whole, math.inf
+    found = _Part([], 0)
+    found.load(json.loads(json.dumps(whole.state())))
+    (first, by_number), *others = found.values
+    assert others == [*whole.values[1:]] and [*map(type, others)] == [set, OrderedDict, Counter, deque]
+    assert first is by_number[1] and first.values == shared.values and first.whole is found and others[3].maxlen == 3
+    assert found.whole == math.inf
+
+
+def test_a_rate_that_was_changed_stays():
+    before = AdaptiveThreshold(0.01)
+    for score in range(100):
+        before.add(score % 7)
+    same, other = AdaptiveThreshold(0.01), AdaptiveThreshold(0.02)
+    same.load(before.state())
+    other.load(before.state())
+    assert vars(same)["_share"] == vars(before)["_share"] and same.rate == 0.01
+    assert other.rate == 0.02 and vars(other)["_share"] == pytest.approx(2 * vars(before)["_share"])
+
+
 def test_saving_changes_nothing():
     lines = request_log(3000, seed=3)
     lines[1390:1390] = [lines[1389]] * 20
@@ -148,6 +184,9 @@ def test_saving_changes_nothing():
         judge.load(state)
     assert scores == expected
     assert judge.tracker.judge.sessions == whole.tracker.judge.sessions
+    whole.tracker.keep(whole.miner.templates)
+    judge.tracker.keep(judge.miner.templates)  # as after very many lines
+    assert json.dumps(judge.tracker.judge.state()) == json.dumps(whole.tracker.judge.state())
 
 
 def test_any_line_is_judged():

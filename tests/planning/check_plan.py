@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Memory that `hf-recurrent plan` counts, compared with the peak of a process that trains.
 
-    python scripts/check_plan.py
-    python scripts/check_plan.py --cases "--model memora-s1 --block_size 512" "--model lru-copy --method rtrl"
+    python tests/planning/check_plan.py
+    python tests/planning/check_plan.py --cases "--model memora-s1 --block_size 512" "--model lru-copy --method rtrl"
 
 Each case is trained for three steps by the command's own trainer on random text, in a process of its own, on the CPU.
 Measured is the peak of its resident memory above the memory of the same process after it has trained a tiny model by
@@ -22,7 +22,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-from benchmarking import markdown_table
 
 CASES = (
     "--model memora-s0 --block_size 512",
@@ -108,7 +107,8 @@ def main() -> None:
         numbers = f"{planned / 1e6:,.1f}", f"{measured / 1e6:,.1f}", f"{planned / measured - 1:+.1%}"
         lines.append([f"`{case}`", *numbers])
         print(*lines[-1], file=sys.stderr, flush=True)
-    print(markdown_table(["arguments", "plan MB", "measured MB", "difference"], lines))
+    for cells in (["arguments", "plan MB", "measured MB", "difference"], ["---"] * 4, *lines):
+        print(f"| {' | '.join(cells)} |")
     raise SystemExit(worst > ALLOWED)
 
 

@@ -1,8 +1,8 @@
 """Try every client of the ecosystem with our models, one small check each, and print a table of the results.
 
-    python scripts/try_clients.py --environment ../clients          # sets up the environment there first: 2.5 GB
-    python scripts/try_clients.py --only peft trl                   # in this environment: what is installed
-    python scripts/try_clients.py --environment ../clients --markdown docs/reference/clients.md
+    python tests/clients/try_clients.py --environment ../clients          # sets up the environment there first: 2.5 GB
+    python tests/clients/try_clients.py --only peft trl                   # in this environment: what is installed
+    python tests/clients/try_clients.py --environment ../clients --markdown docs/reference/clients.md
 
 The checks are in `tests/clients/rows_*.py`, the versions in `tests/clients/requirements*.txt`. Each check runs in a
 process of its own with a time limit.
@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-CLIENTS = ROOT / "tests" / "clients"
-TABLE_BEGINS, TABLE_ENDS = "<!-- table of scripts/try_clients.py -->\n", "<!-- end of the table -->\n"
+CLIENTS = Path(__file__).resolve().parent
+ROOT = CLIENTS.parents[1]
+TABLE_BEGINS, TABLE_ENDS = "<!-- table of tests/clients/try_clients.py -->\n", "<!-- end of the table -->\n"
 HEADER = ("client", "version", "what was tried", "result")
 
 
