@@ -10,8 +10,8 @@ with its next turn (warm), and with the turn after that, when the server was kil
 With `--stock`, the same conversation with models of transformers, of four layers and width 256, in tokens, each of
 which is a byte of their tokenizer. Times are CPU times of the server, so that other processes do not count.
 
-The clients are threads of another process, each of which streams a completion. All connections are kept alive, as
-those of OpenAI's client are. The model has new weights.
+The clients are connections of another process, each of which streams a completion. All are kept alive, as those of
+OpenAI's client are. The model has new weights.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _throughput(model, arguments: argparse.Namespace) -> None:
-    bare, served, own_time, gaps = 0.0, 0.0, math.inf, (0.0, math.inf)
+    bare, served, own_time, load_time, gaps = 0.0, 0.0, math.inf, math.inf, (0.0, math.inf)
     total = arguments.clients * arguments.bytes
     with tempfile.TemporaryDirectory() as folder:
         _save(model, hf_recurrent.ByteTokenizer(), folder)
@@ -103,8 +103,9 @@ def _throughput(model, arguments: argparse.Namespace) -> None:
             for _ in range(_ROUNDS):  # they take turns, because the speed of a shared machine changes
                 bare = max(bare, _bare_loop(model, arguments.clients, arguments.bytes))
                 before = server.cpu_milliseconds()
-                rate, found = _in_other_process(_stream_all, port, arguments.clients, arguments.bytes)
+                rate, found, load = _in_other_process(_stream_all, port, arguments.clients, arguments.bytes)
                 own_time = min(own_time, (server.cpu_milliseconds() - before) / 1000)
+                load_time = min(load_time, load)
                 served, gaps = max(served, rate), min(gaps, found, key=lambda pair: pair[1])
                 print(f"bare {bare:,.0f}, served {served:,.0f}", file=sys.stderr)
     print(f"| `GET /health`, median | {health:.2f} ms |")
@@ -113,6 +114,8 @@ def _throughput(model, arguments: argparse.Namespace) -> None:
     print(f"| {arguments.clients} clients that stream | {served:,.0f} |")
     print(f"| ratio | {served / bare:.2f} |")
     print(f"| bytes per second of processor time of the server, with HTTP | {total / own_time:,.0f} |")
+    print(f"| the same, as a part of the bare loop's | {total / own_time / bare:.2f} |")
+    print(f"| seconds of processor time of the server; of the clients | {own_time:.2f}; {load_time:.2f} |")
     print(f"| gap between two events of a stream, median; 99 % | {gaps[0]:.0f} ms; {gaps[1]:.0f} ms |")
 
 
@@ -266,7 +269,7 @@ def _stream_all(port: int, count: int, size: int) -> tuple[float, tuple[float, f
     """Clients that stream at the same time, in one thread that only keeps what comes, so that it costs little.
 
     Returns:
-        Bytes per second, median and 99 % of the milliseconds between events, and seconds of processor time of all clients.
+        Bytes per second, median and 99 % of the milliseconds between events, the clients' seconds of processor time.
     """
     taken, times, gaps = [bytearray() for _ in range(count)], [0.0] * count, []
     selector = selectors.DefaultSelector()

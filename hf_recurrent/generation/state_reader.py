@@ -1,6 +1,6 @@
 """Reading bytes of one stream with the logits and the state after each of them.
 
-Shape letters: T steps, V vocabulary.
+Shape letters: B streams, T steps, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -76,6 +76,15 @@ class StateReader:
             return reading
         output = self.model(input_ids=input_ids, state=state, use_cache=True, return_dict=True)
         return Reading(output.logits[0], {0: state, len(tokens): output.state})
+
+    def step(self, input_ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState] | None:
+        """Logits (B, 1, V) and state after the next byte (B, 1) of each of B streams; None without a compiled step.
+
+        The step was looked up once, so that no call looks at every weight.
+        """
+        if self._step is None or not self._step.accepts(input_ids):
+            return None
+        return self._step.run(self.model, input_ids, state)
 
     def _read_compiled(self, input_ids: torch.Tensor, state: RecurrentState) -> Reading | None:
         """Read (1, T) as rows of the compiled step; None where there is none."""
