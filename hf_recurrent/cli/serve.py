@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_storage_arguments(parser)
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--max_rows", type=int, default=64, help="texts that generate at a time; more take turns (default: 64)"
+        "--max_rows", type=int, default=128, help="texts that generate at a time; more take turns (default: 128)"
     )
     limits.add_argument("--max_waiting", type=int, default=512, help="requests in all; more get 429 (default: 512)")
     limits.add_argument("--max_body", type=int, default=1 << 22, help="bytes of a request's body (default: 4194304)")

@@ -1,6 +1,6 @@
 """Reading bytes of one stream with the logits and the state after each of them.
 
-Shape letters: T steps, V vocabulary.
+Shape letters: B streams, T steps, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -85,6 +85,15 @@ class StateReader:
         mixed, counts = self.model.mix_counts(input_ids, counts, logits, slice(None), **chosen_bytes(self.model))
         # The memory has no states in between.
         return Reading(mixed[0], {0: state, len(tokens): reading.states[len(tokens)] | {STATE_PART: counts}})
+
+    def step(self, input_ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState] | None:
+        """Logits (B, 1, V) and state after the next byte (B, 1) of each of B streams; None without a compiled step.
+
+        The step was looked up once, so that no call looks at every weight.
+        """
+        if self._step is None or not self._step.accepts(input_ids):
+            return None
+        return self._step.run(self.model, input_ids, state)
 
     def _read_compiled(self, input_ids: torch.Tensor, state: RecurrentState) -> Reading | None:
         """Read (1, T) as rows of the compiled step; None where there is none."""

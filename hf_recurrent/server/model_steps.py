@@ -156,7 +156,7 @@ class ModelSteps:
         rest, counts = take_counts(state, self._memory)
         input_ids = torch.tensor(tokens, device=self._device).unsqueeze(1)
         with self._forward():
-            found = run_single_step(self.model, input_ids, rest)
+            found = self._reader.step(input_ids, rest) or run_single_step(self.model, input_ids, rest)
             if found is None:
                 output = self.model(input_ids=input_ids, state=rest, use_cache=True)
                 found = output.logits, output.state

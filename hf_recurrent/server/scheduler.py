@@ -79,7 +79,7 @@ class Scheduler:
         responses: ResponseStore | None = None,
         begin_token: int | None = None,
         end_tokens: frozenset[int] = frozenset(),
-        max_rows: int = 64,
+        max_rows: int = 128,
         max_jobs: int = 512,
         max_waiting_bytes: int = 1 << 26,
     ):

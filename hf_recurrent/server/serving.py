@@ -60,7 +60,7 @@ def serving_scheduler(
     learning: Learning | None = None,
     max_states: int = 20_000,
     max_resident: int = 1000,
-    max_rows: int = 64,
+    max_rows: int = 128,
     max_jobs: int = 512,
     forgets: bool = False,
     prefix_bytes: int = 1 << 28,

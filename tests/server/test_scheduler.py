@@ -1,6 +1,7 @@
 """A session's bytes equal `generate()` alone, whatever else runs."""
 
 import random
+import threading
 import time
 
 import numpy as np
@@ -305,20 +306,24 @@ def test_a_text_that_waits_for_its_turn_ends_where_it_is():
 
 def test_limits_of_time_and_number():
     model = tiny_model("memora")
-    scheduler = make_scheduler(model, max_jobs=3, max_waiting_bytes=10**6, end_tokens=frozenset())
+    scheduler = make_scheduler(model, max_jobs=3, max_waiting_bytes=10**6 + 2, end_tokens=frozenset())
     endless = [job_of(b"a", max_new_tokens=10**6, seconds=0.2, source=TokenSource(Sampling(), 0)) for _ in range(2)]
     long = job_of(b"a" * 10**6, seconds=0.05)
-    for job in (*endless, long):
-        scheduler.submit(job).result()
+    held = threading.Event()
+    scheduler.call(held.wait)  # all are admitted before a tick, so that none is over before the last one comes
+    *accepted, refused = [scheduler.submit(job) for job in (*endless, long, job_of(b"a"))]
+    held.set()
+    for future in accepted:
+        future.result()
     with pytest.raises(TooMany, match="too many requests wait"):
-        scheduler.submit(job_of(b"a")).result()
+        refused.result()
     with pytest.raises(TimeIsUp):
         finish_only(long)
     for job in endless:
         finish_only(job)
         assert job.finish_reason == "length" and len(job.output)
     with pytest.raises(TooMany):
-        scheduler.submit(job_of(b"a" * (10**6 + 1))).result()
+        scheduler.submit(job_of(b"a" * (10**6 + 3))).result()
     scheduler.close()
     scheduler = make_scheduler(model, begin_token=None)
     with pytest.raises(NothingToContinue):
