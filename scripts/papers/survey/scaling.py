@@ -44,10 +44,10 @@ class Scaling(Experiment):
     )
     note = (
         "`{corpus}`, {bytes:,} bytes in steps of {step_bytes:,}, T = {block_size} (256: Llama, from random places; "
-        "55: SMT). Learning rates {learning_rate:g}, the best of as many for each family at 0.1 M, times width at 0.1 M / "
-        "width, constant after the warm-up, so that one run has all bytes; SMT is SMT→DMT, a run for each number of "
-        "bytes. {eval_bytes:,} bytes held out. n-gram tables are not dense. E and the exponents are those of "
-        "E + C / (parameters^α bytes^β), fitted seed by seed over the sizes that all seeds have; [95 % interval]."
+        "55: SMT). Learning rates {learning_rate:g}, the best of as many for each family at 0.1 M, times width at "
+        "0.1 M / width, constant after the warm-up, so that one run has all bytes; SMT is SMT→DMT, a run for each "
+        "number of bytes. {eval_bytes:,} bytes held out. n-gram tables are not dense. E and the exponents are those of "
+        "E + C / (parameters^p bytes^b), fitted seed by seed over the sizes that all seeds have; [95 % interval]."
     )
     metric = "held-out bits per byte"
     x_label = "million parameters"
