@@ -29,6 +29,10 @@ FAMILIES: dict[str, Settings] = {
     "mGRADE": {"preset": "mgrade-tiny", "widths": (72, 112, 192, 280), "block_size": 16},
     "Mamba2": {"preset": "mamba2-s0", "widths": (56, 80, 136, 192), "block_size": 16},
     "Llama": {"preset": "llama-s0", "widths": (56, 88, 144, 200), "block_size": 256},
+    # Units whose state has four numbers for each of the output, in Memora's block.
+    "Memora with mamba2": {"preset": "memora-tiny", "widths": (40,), "block_size": 16, "unit": "mamba2"},
+    "Memora with gated_delta": {"preset": "memora-tiny", "widths": (40,), "block_size": 16, "unit": "gated_delta"},
+    "Memora with rwkv7": {"preset": "memora-tiny", "widths": (36,), "block_size": 16, "unit": "rwkv7"},
     "SMT": {"preset": "smt-rnn-tiny", "widths": (40, 64, 96, 144), "block_size": 55},
 }
 # Bytes at which a run is evaluated, as shares of all.
@@ -46,8 +50,9 @@ class Scaling(Experiment):
         "`{corpus}`, {bytes:,} bytes in steps of {step_bytes:,}, T = {block_size} (256: Llama, from random places; "
         "55: SMT). Learning rates {learning_rate:g}, the best of as many for each family at 0.1 M, times width at "
         "0.1 M / width, constant after the warm-up, so that one run has all bytes; SMT is SMT→DMT, a run for each "
-        "number of bytes. {eval_bytes:,} bytes held out. n-gram tables are not dense. E and the exponents are those of "
-        "E + C / (parameters^p bytes^b), fitted seed by seed over the sizes that all seeds have; [95 % interval]."
+        "number of bytes. {eval_bytes:,} bytes held out. n-gram tables are not dense. Exponents p and b of "
+        "C / (parameters^p bytes^b), fitted seed by seed over the sizes that all seeds have, with 95 % intervals; "
+        "over so few sizes and bytes an irreducible term cannot be told from zero."
     )
     metric = "held-out bits per byte"
     x_label = "million parameters"
@@ -69,6 +74,7 @@ class Scaling(Experiment):
              "block_size": FAMILIES[family]["block_size"], **self.size_settings(size)}
             for scale in SCALES
             for family in FAMILIES
+            if list(SCALES).index(scale) < len(FAMILIES[family]["widths"])
         ]  # fmt: skip
 
     def row_name(self, settings: Settings) -> str:
@@ -82,6 +88,8 @@ class Scaling(Experiment):
             return _train_smt(settings, width, layers, rate)
         fields = {"hidden_size": width, "num_hidden_layers": layers, **family.get("fields", {})}
         fields |= _shape(family["preset"].partition("-")[0], width, layers)
+        if "unit" in family:
+            fields |= {"recurrent_unit": family["unit"], "state_size": 4 * fields["state_size"]}
         corpus, held_out = split_corpus(settings)
         model = build_model(family["preset"], corpus.vocab_size, settings["seed"], **fields)
         steps = steps_of(settings, corpus, settings["step_bytes"])
@@ -121,13 +129,13 @@ class Scaling(Experiment):
         """Bits per byte of each family at each scale, and its power law; intervals over the seeds."""
         scales = sorted({row["scale"] for row in rows})
         head = ["", *(f"{scale:g} M" for scale in scales)]
-        head += ["exponent of parameters", "exponent of bytes", "E", "residual", "seeds"]
+        head += ["exponent of parameters", "exponent of bytes", "residual", "seeds"]
         lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for family in dict.fromkeys(row["family"] for row in rows):
             own = [row for row in rows if row["family"] == family]
             at = [[last_value(row) for row in own if row["scale"] == scale] for scale in scales]
             laws = list(laws_of(own).values())
-            fitted = [in_interval([law[key] for law in laws]) for key in ("alpha", "beta", "E", "residual")]
+            fitted = [in_interval([law[key] for law in laws]) for key in ("parameters", "bytes", "residual")]
             lines.append(f"| {' | '.join([family, *map(in_interval, at), *fitted, str(len(laws))])} |")
         return "\n".join(lines) + "\n\n" + _worth_of_contexts(rows)
 
@@ -201,25 +209,19 @@ def last_value(row: Settings) -> float:
 
 
 def fit_power_law(points: Sequence[tuple[float, float, float]]) -> dict[str, float]:
-    """Least squares of log(L - E) = log C - α log N - β log D over points (N, D, L), E the best of a grid from 0.
+    """Least squares of log L = log C - p log N - b log D over points (N, D, L).
 
     Returns:
-        `alpha`, NaN if all N are equal, `beta`, `E`, `log_C`, and `residual`, the root mean square of the relative
-        error.
+        `parameters` (p, NaN if all N are equal), `bytes` (b), `log_C`, and `residual`, the root mean square of the
+        logarithms' errors.
     """
-    parameters, num_bytes, bits = np.array(points).T
-    terms = np.stack([np.ones_like(bits), -np.log(parameters), -np.log(num_bytes)], 1)
-    one_size = np.ptp(parameters) == 0
-    terms[:, 1] *= not one_size
-    best: dict[str, float] = {"residual": np.inf}
-    for lowest in np.linspace(0, 0.95 * bits.min(), 96):
-        log_c, alpha, beta = np.linalg.lstsq(terms, np.log(bits - lowest), rcond=None)[0]
-        fitted = lowest + np.exp(terms @ [log_c, alpha, beta])
-        residual = float(np.sqrt(np.mean((fitted / bits - 1) ** 2)))
-        if residual < best["residual"]:
-            alpha = np.nan if one_size else alpha
-            best = {"alpha": alpha, "beta": beta, "E": lowest, "log_C": log_c, "residual": residual}
-    return best
+    parameters, num_bytes, bits = np.log(np.array(points)).T
+    varies = np.ptp(parameters) > 0
+    terms = np.stack([np.ones_like(bits), -parameters * varies, -num_bytes], 1)
+    solution = np.linalg.lstsq(terms, bits, rcond=None)[0]
+    residual = np.sqrt(np.mean((terms @ solution - bits) ** 2))
+    exponent = solution[1] if varies else np.nan
+    return {"log_C": solution[0], "parameters": exponent, "bytes": solution[2], "residual": residual}
 
 
 def laws_of(rows: Sequence[Settings]) -> dict[int, dict[str, float]]:
