@@ -17,14 +17,15 @@ from papers.smt.training import method_values, train_smt_dmt
 
 # Millions of dense parameters → layers.
 SCALES = {0.1: 2, 0.3: 3, 1.0: 4, 3.0: 6}
+_PLAIN, _MIXED = "Memora", "Memora with counts and n-grams"
 _CONTEXTS: Settings = {
     "ngram_orders": [2, 3, 4, 5, 6], "ngram_rows": 16_384, "count_memory_slots": 65_536, "count_memory_text": 1 << 21,
 }  # fmt: skip
 _RECURRENT: Settings = {"preset": "memora-tiny", "widths": (48, 72, 120, 176), "block_size": 16}
 # With fewer than 64 streams, one file in a few weighs too much. Llama carries no state: its contexts are longer.
 FAMILIES: dict[str, Settings] = {
-    "Memora": _RECURRENT,
-    "Memora with counts and n-grams": {**_RECURRENT, "fields": _CONTEXTS},
+    _PLAIN: _RECURRENT,
+    _MIXED: {**_RECURRENT, "fields": _CONTEXTS},
     "Hawk": {"preset": "hawk-tiny", "widths": (48, 72, 112, 168), "block_size": 16},
     "mGRADE": {"preset": "mgrade-tiny", "widths": (72, 112, 192, 280), "block_size": 16},
     "Mamba2": {"preset": "mamba2-s0", "widths": (56, 80, 136, 192), "block_size": 16},
@@ -247,19 +248,29 @@ def in_interval(values: Sequence[float]) -> str:
 
 
 def _worth_of_contexts(rows: Sequence[Settings]) -> str:
-    """Bits per byte that the memory of contexts saves Memora, by scale and bytes."""
-    plain, mixed = "Memora", "Memora with counts and n-grams"
-    found = {(row["family"], row["scale"], row["seed"]): row["value"] for row in rows}
+    """Bits per byte that the memory of contexts saves Memora, by scale and bytes, and where its law says zero."""
+    own = [row for row in rows if row["family"] in (_PLAIN, _MIXED)]
+    found = {(row["family"], row["scale"], row["seed"]): row for row in own}
+    plain, mixed = (laws_of([row for row in own if row["family"] == family]) for family in (_PLAIN, _MIXED))
     saved: dict[float, dict[str, list[float]]] = {}
-    for (family, scale, seed), value in found.items():
-        if family == plain and (mixed, scale, seed) in found:
-            for num_bytes, bits in value.items():
-                by_bytes = saved.setdefault(scale, {}).setdefault(num_bytes, [])
-                by_bytes.append(bits - found[mixed, scale, seed][num_bytes])
+    for (family, scale, seed), row in found.items():
+        if family == _PLAIN and (_MIXED, scale, seed) in found:
+            cells, others = saved.setdefault(scale, {}), found[_MIXED, scale, seed]["value"]
+            for num_bytes, bits in row["value"].items():
+                cells.setdefault(f"{int(num_bytes):,}", []).append(bits - others[num_bytes])
+            meeting = meeting_point(plain[seed], mixed[seed], row["dense_parameters"])
+            cells.setdefault("zero at 10^x bytes", []).append(meeting)
     if not saved:
         return ""
     places = list(next(iter(saved.values())))
-    lines = [f"| {mixed} saves, after | " + " | ".join(f"{int(place):,}" for place in places) + " |"]
-    lines += ["|" + "---|" * (len(places) + 1)]
+    lines = [f"| {_MIXED} saves, after | " + " | ".join(places) + " |", "|" + "---|" * (len(places) + 1)]
     lines += [f"| {scale:g} M | {' | '.join(map(in_interval, saved[scale].values()))} |" for scale in sorted(saved)]
     return "\n".join(lines) + "\n"
+
+
+def meeting_point(first: dict[str, float], second: dict[str, float], parameters: float) -> float:
+    """Decimal logarithm of the bytes at which two laws meet, NaN if the second falls faster."""
+    faster = first["bytes"] - second["bytes"]
+    exponents = np.nan_to_num([first["parameters"], second["parameters"]])
+    ahead = first["log_C"] - second["log_C"] - (exponents[0] - exponents[1]) * np.log(parameters)
+    return ahead / faster / np.log(10) if faster > 0 else np.nan
