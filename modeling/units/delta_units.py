@@ -18,8 +18,9 @@ from .nonlinear_units import SequentialUnit
 from .recurrent_unit import copy_log, copy_values
 from .state_space_units import STEP_RANGE
 
-# Q; fewer steps run one by one.
+# Q. On a CPU, shorter blocks take less time step by step.
 CHUNK_STEPS = 16
+SHORTEST_IN_CHUNKS = 128
 _SMALLEST_SQUARED_NORM = 1e-6
 
 
@@ -63,7 +64,7 @@ class DeltaUnit(SequentialUnit):
 
     def recur(self, projections, state, reset_mask=None, padding_mask=None):
         steps = projections[0].shape[1]
-        if steps < CHUNK_STEPS:
+        if steps < SHORTEST_IN_CHUNKS:
             return super().recur(projections, state, reset_mask, padding_mask)
         now = self.delta_step(*map(upcast, projections))
         if padding_mask is not None:
@@ -89,28 +90,30 @@ def delta_chunk(now: DeltaStep, state: torch.Tensor, reset_mask: torch.Tensor | 
         reset_mask: (B, Q) bool; where true, the state before the step is zero.
     """
     steps = now.key.shape[1]
-    total = now.log_decay.cumsum(1)
-    last = total - now.log_decay
-    causal = torch.ones(steps, steps, dtype=torch.bool, device=state.device).tril()[None]
-    since = torch.ones(1, steps, dtype=torch.bool, device=state.device)
+    causal = torch.ones(steps, steps, dtype=torch.bool, device=state.device).tril()[None, None]
+    since = torch.ones(1, 1, steps, 1, dtype=torch.bool, device=state.device)
     if reset_mask is not None:
-        episode = reset_mask.cumsum(1)
-        causal, since = causal & (episode.unsqueeze(2) == episode.unsqueeze(1)), episode == 0
-
-    def decays(after: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        return (after.unsqueeze(2) - total.unsqueeze(1)).masked_fill(~seen[..., None, None], -torch.inf).exp()
-
-    def from_state(after: torch.Tensor) -> torch.Tensor:
-        return after.exp() * since[..., None, None] * state.unsqueeze(1)
-
-    reads = now.read.unsqueeze(2) * decays(last, causal.tril(-1))  # (B, Q, Q, K, G)
-    written = now.key * now.value
-    known = (now.read * from_state(last)).sum(-2) + (reads * written.unsqueeze(1)).sum((2, 3))
-    system = (reads * now.removed.unsqueeze(1)).sum(3).permute(0, 3, 1, 2)  # (B, G, Q, Q), below the diagonal
-    known = known.transpose(1, 2).unsqueeze(-1)
+        episode = reset_mask.cumsum(1)[:, None, :, None]
+        causal, since = causal & (episode == episode.mT), episode == 0
+    log_decay, read, removed, key, value = (numbers.permute(0, 3, 1, 2) for numbers in now)  # (B, G, Q, K or 1)
+    total = log_decay.cumsum(2)
+    last = total - log_decay
+    if total.shape[-1] == 1:
+        between, before = (
+            (after - total.mT).masked_fill(~seen, -torch.inf).exp()
+            for after, seen in ((total, causal), (last, causal.tril(-1)))
+        )
+        rise, fall, fall_before = 1, 1, 1
+    else:  # E_ij as a product; decays must be bounded below, so that e^{-total} does not overflow
+        between, before = causal.to(total.dtype), causal.tril(-1).to(total.dtype)
+        rise, fall, fall_before = torch.exp(-total), torch.exp(total), torch.exp(last)
+    from_state = since * state.transpose(1, 2).unsqueeze(2)
+    reads = read * fall_before
+    known = (reads @ (key * rise).mT * before) @ value + (read * last.exp() * from_state).sum(-1, keepdim=True)
+    system = reads @ (removed * rise).mT * before
     stored = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
-    added = written - now.removed * stored.permute(0, 2, 3, 1)
-    return from_state(total) + (decays(total, causal) * added.unsqueeze(1)).sum(2)
+    added = (key * value - removed * stored) * rise
+    return (fall * (between @ added) + total.exp() * from_state).permute(0, 2, 3, 1)
 
 
 class GatedDelta(DeltaUnit):

@@ -7,11 +7,17 @@ from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
+from hf_recurrent.modeling.units import delta_units
 from hf_recurrent.modeling.units.delta_units import CHUNK_STEPS, GatedDelta
 from hf_recurrent.modeling.units.recurrent_units import build_recurrent_unit
 
 NAMES = ("gated_delta", "rwkv7")
 WIDTH, STEPS = 8, 2 * CHUNK_STEPS + 5
+
+
+@pytest.fixture(autouse=True)
+def in_chunks(monkeypatch):
+    monkeypatch.setattr(delta_units, "SHORTEST_IN_CHUNKS", CHUNK_STEPS)
 
 
 def built(name, **options):
