@@ -53,7 +53,8 @@ class Scaling(Experiment):
         "0.1 M / width, constant after the warm-up, so that one run has all bytes; SMT is SMT→DMT, a run for each "
         "number of bytes. {eval_bytes:,} bytes held out. n-gram tables are not dense. Exponents p and b of "
         "C / (parameters^p bytes^b), fitted seed by seed over the sizes that all seeds have, with 95 % intervals; "
-        "over so few sizes and bytes an irreducible term cannot be told from zero."
+        "over so few sizes and bytes an irreducible term cannot be told from zero. '-' was not run, or cannot be "
+        "fitted; a number without an interval has one seed."
     )
     metric = "held-out bits per byte"
     x_label = "million parameters"
