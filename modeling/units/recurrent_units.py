@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from ..block.configuration_recurrent import RecurrentConfig
+from .delta_units import RWKV7, GatedDelta
 from .dense_units import GRU, DenseLinear
 from .gated_units import (
     GLRU,
@@ -46,6 +47,8 @@ _UNITS: dict[str, type[RecurrentUnit]] = {
     "gss": GSS,
     "h3": H3,
     "mamba2": Mamba2,
+    "gated_delta": GatedDelta,
+    "rwkv7": RWKV7,
     "lru": LRU,
     "gateloop": GateLoop,
     "indrnn": IndRNN,

@@ -14,6 +14,7 @@ _ONLINE_HAWK = "RTRL, B = 64, Hawk"
 _STREAMS, _IID, _QUARTER = "Memora, streams", "Memora, IID", "Memora, streams, a quarter of the bytes"
 # The paper's stories have 900 bytes, the files of the corpus 18,000 on average.
 _SHORT_EPISODES = {"documents of": {"1,000 bytes": {"episode_bytes": 1000}}}
+_EPISODES = {"documents of": {f"{length:,} bytes": {"episode_bytes": length} for length in (100, 300, 1000, 4000)}}
 _WITH_BIT = {"begins_with_a_bit": True}
 # Of text, a block of Tc + Tf bytes has one place whose memory SMT learns.
 _PLACES = {"memories per block": {"8": {"timesteps": 8, "smt": {"block_size": 32 + 16 + 7}}}}
@@ -108,7 +109,7 @@ _ALL = (
         second=(_STREAMS, "16"),
         fixed={_IID: {}, _STREAMS: {}},
         where={"stride": 16},
-        factors=_SHORT_EPISODES,
+        factors=_EPISODES,
     ),
     FactorStudy(
         "why-a-quarter-at-16",

@@ -28,6 +28,8 @@ SHORT = {
     "online-copy-curves": {"steps": 1, "num_tokens": 3, "batch_size": 2, "num_examples": 4},
     "online-long-range": {"steps": 2, "batch_size": 4, "num_tested": 20, "num_examples": 20, "length": 16},
     "drift": {"segment_bytes": 80, "window": 40},
+    "drift-rules": {"segment_bytes": 80, "window": 40},
+    "scaling": {"bytes": 2048, "eval_bytes": 2000},
     "parity": {"steps": 2, "batch_size": 4, "longest": 80, "num_tested": 20},
     "recall": {"steps": 2, "batch_size": 4, "num_tested": 20},
     "string-copying": {"steps": 2, "batch_size": 4, "lengths": [4, 6], "num_tested": 20},

@@ -118,11 +118,11 @@ def _linked(claim: dict[str, Any], place: str) -> str:
 
 
 def _seeds(rows: Sequence[Settings]) -> int:
-    """Seeds that all labels have."""
+    """Seeds that most labels have; a table shows the others without an interval."""
     seeds: dict[str, set[int]] = {}
     for row in rows:
         seeds.setdefault(row["label"], set()).add(row["seed"])
-    return min(map(len, seeds.values()))
+    return statistics.mode(map(len, seeds.values()))
 
 
 def difference(study: FactorStudy, rows: Sequence[Settings], level: str) -> str:

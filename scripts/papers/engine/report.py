@@ -117,7 +117,9 @@ def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture
     devices = ", ".join(sorted({row["device"] for row in rows}))
     metric = experiment.metric + (", per cent" if experiment.percent else "")
     spread = (
-        f"{seeds} seeds" + (", mean ± half the range" if experiment.rows_of is None else "") if seeds > 1 else "1 seed"
+        f"{seeds} seeds" + (", mean ± half the range" if experiment.own_table(rows) is None else "")
+        if seeds > 1
+        else "1 seed"
     )
     return (
         f"## {experiment.source}: {experiment.name}\n\nClaim to be checked: {experiment.claim}\n\n"

@@ -16,6 +16,8 @@ import numpy as np
 
 from hf_recurrent import Corpus, OnlineLearner, load_corpus
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.factors import confidence_interval
+from papers.engine.processor_time import core_seconds
 from papers.engine.training import build_model, measured_run
 
 ORDER = ("english", "python", "genome", "python", "english")
@@ -58,9 +60,9 @@ class Drift(Experiment):
             )
         texts = {name: endless(load_text(settings[name], segment_bytes, seed), seed) for name in dict.fromkeys(ORDER)}
         learner = OnlineLearner(
-            build_model(settings["preset"], 256, seed),
+            build_model(settings["preset"], 256, seed, **settings.get("fields", {})),
             window=window,
-            **{key: settings[key] for key in ("rule", "stride", "learning_rate")},
+            **{key: settings[key] for key in ("rule", "stride", "learning_rate", "optimizer") if key in settings},
         )
         curve = []
         with measured_run() as record:
@@ -103,6 +105,55 @@ class Drift(Experiment):
         axes.set(xlabel="bytes read", ylabel=f"bits per byte, last {rows[0]['window']:,} bytes")
         axes.figure.legend(fontsize="small", loc="outside lower center", ncols=len(colours))
         return True
+
+
+class DriftRules(Drift):
+    """The same stream by learning rule and optimizer, each with the best of as many learning rates."""
+
+    name = "drift-rules"
+    seeds = (0, 1, 2)
+    source = "Learning during use, rules"
+    claim = (
+        "On a stream whose language changes, exact gradients through the past predict better than immediate "
+        "derivatives, with either optimizer, and than truncation, in the same processor time or less."
+    )
+    note = (
+        "The segments of `drift`, {segment_bytes:,} bytes each; Memora of M {fields[hidden_size]}, S "
+        "{fields[state_size]}, two layers, an update after every {stride} bytes. Immediate derivatives: the state "
+        "before a byte is a constant (arXiv 2603.28750 has them with RMSprop). No channel of these layers depends on "
+        "another one's past, so SnAp-1 and e-prop have the gradient of RTRL. Learning rates {learning_rate:g}, of "
+        "three for each line, with other texts in segments of 4,000 bytes. The last column is processor time."
+    )
+    lines = {
+        "RTRL, AdamW": {"rule": "rtrl", "stride": 1, "optimizer": "adamw"},
+        "RTRL, RMSprop": {"rule": "rtrl", "stride": 1, "optimizer": "rmsprop"},
+        "immediate derivatives, AdamW": {"rule": "truncated", "stride": 1, "optimizer": "adamw"},
+        "immediate derivatives, RMSprop": {"rule": "truncated", "stride": 1, "optimizer": "rmsprop"},
+        "truncated to 16 bytes, AdamW": {"rule": "truncated", "stride": 16, "optimizer": "adamw"},
+    }
+    rates = {"adamw": (3e-4, 1e-3, 3e-3), "rmsprop": (3e-6, 3e-5, 3e-4)}
+    shared = {"learned_segments": len(ORDER), "english": "pydoc", "python": "python", "genome": "random"}
+    sizes = {
+        "small": {
+            "preset": "memora-tiny", "fields": {"hidden_size": 64, "state_size": 96}, "segment_bytes": 12_000,
+            "window": 1000,
+        },
+        "paper": {"preset": "memora-s0", "fields": {}, "segment_bytes": 1_000_000, "window": 20_000},
+    }  # fmt: skip
+    tuning = {"small": {"segment_bytes": 4000}, "paper": {"segment_bytes": 100_000}}
+
+    def rows(self, size: str) -> list[Settings]:
+        return [
+            row | {"candidates": [{"learning_rate": rate} for rate in self.rates[row["optimizer"]]]}
+            for row in super().rows(size)
+        ]
+
+    def details(self, rows: Sequence[Settings]) -> dict[str, str]:
+        means = [statistics.fmean(row["value"].values()) for row in rows]
+        bounds = confidence_interval(means)
+        cell = f"{statistics.fmean(means):.3f}" + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else "")
+        seconds = f"{statistics.fmean(map(core_seconds, rows)):.1f}"
+        return {"all segments, 95 % interval": cell, "core seconds": seconds}
 
 
 def without_learning(learner: OnlineLearner) -> OnlineLearner:

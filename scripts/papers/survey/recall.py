@@ -14,6 +14,8 @@ LLAMA = {
 }  # fmt: skip
 # Shorter chunks take less time in plain torch (docs/log.md).
 MAMBA2 = {"hidden_size": 64, "num_heads": 2, "state_size": 64, "num_hidden_layers": 2, "chunk_size": 32}
+# Units with four numbers of state for each of the output.
+_OF_FOUR = {"hidden_size": 32, "state_size": 256, "num_hidden_layers": 2}
 # Label → settings of its rows. Attention learns at the same rate at both sizes.
 MODELS: dict[str, Settings] = {
     "Transformer (Llama)": {"preset": "llama-s0", "widths": LLAMA, "learning_rate": 1e-3},
@@ -23,6 +25,8 @@ MODELS: dict[str, Settings] = {
     "H3": {"preset": "memora-tiny", "widths": RECURRENT | {"recurrent_unit": "h3", "state_size": 192}},
     "Memora with minGRU": {"preset": "memora-tiny", "widths": RECURRENT | {"recurrent_unit": "mingru"}},
     "Memora with GLRU": {"preset": "memora-tiny", "widths": RECURRENT | {"recurrent_unit": "glru"}},
+    "Memora with gated_delta": {"preset": "memora-tiny", "widths": _OF_FOUR | {"recurrent_unit": "gated_delta"}},
+    "Memora with rwkv7": {"preset": "memora-tiny", "widths": _OF_FOUR | {"recurrent_unit": "rwkv7"}},
     "Hawk": {"preset": "hawk-tiny", "widths": RECURRENT},
     "Mamba (Mamba2)": {"preset": "mamba2-s0", "widths": MAMBA2},
 }

@@ -11,7 +11,7 @@ from model_cases import TOLERANCES, each_dtype, each_family, each_variant, relat
 
 STEPS = 24
 # States of alternating sign and real parts of complex products cancel, and rounding shows: factors of the tolerance.
-CANCELLING = {"signed": 2, "gateloop": 2, "glru_read_out": 2, "gss": 4, "h3": 4}
+CANCELLING = {"signed": 2, "gated_delta": 4, "rwkv7": 4, "gateloop": 2, "glru_read_out": 2, "gss": 4, "h3": 4}
 
 
 def block(seed: int = 0, batch: int = 3, steps: int = STEPS):

@@ -70,7 +70,9 @@ def test_the_stabiliser_of_slstm_changes_no_output():
     assert outputs.isfinite().all() and final.isfinite().all() and far.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("sru", 2), ("slstm", 4), ("h3", 4), ("mamba2", 4)])
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("sru", 2), ("slstm", 4), ("h3", 4), ("mamba2", 4), ("gated_delta", 4), ("rwkv7", 4)]
+)
 def test_states_of_several_numbers_a_channel(name, numbers):
     with pytest.raises(ValueError, match=f"`state_size` is 6|`state_size` is 7.*multiple of {numbers}"):
         build_recurrent_unit(name, 8, 6 if numbers == 4 else 7)

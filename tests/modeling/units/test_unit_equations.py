@@ -155,6 +155,41 @@ def mamba2_step(u, x, h):
     return h.flatten(), (query * h).sum(0) + u.skip_weight * value
 
 
+def of_norm_one(numbers):
+    return numbers / torch.sqrt((numbers**2).sum(0) + 1e-6)
+
+
+def gated_delta_step(u, x, h):
+    """Matrices K by K for each head, as in equation 10."""
+    alpha = torch.exp(-torch.exp(u.log_rate) * softplus(u.step_size(x) + u.step_bias))
+    beta = torch.sigmoid(u.write_gate(x)) * (2 if u.allow_negative_eigenvalues else 1)
+    key, query = (of_norm_one(silu(linear(x)).view(4, -1)) for linear in (u.key, u.query))
+    value, h = silu(u.input_projection(x)), h.view(4, -1).clone()
+    for head in range(h.shape[1]):
+        k = key[:, head]
+        kept = alpha[head] * (torch.eye(4, dtype=x.dtype) - beta[head] * torch.outer(k, k))
+        h[:, head] = kept @ h[:, head] + beta[head] * k * value[head]
+    return h.flatten(), (query * h).sum(0) / 2
+
+
+def rwkv7_step(u, x, h):
+    """Rows of the published state are heads of one channel: wkv (diag(w) - κᵀ (a ∘ κ)) + vᵀ k̃."""
+    decay = torch.exp(-torch.exp(torch.tensor(-0.5, dtype=x.dtype)) * torch.sigmoid(u.decay(x) + u.decay_bias))
+    rate = torch.sigmoid(u.rate(x) + u.rate_bias)
+    key, value, query = u.key(x), u.input_projection(x), u.query(x).view(4, -1)
+    removal = of_norm_one((key * u.removal_scale).view(4, -1))
+    replacement = (key * torch.lerp(torch.ones_like(rate), rate, u.replacement_mix)).view(4, -1)
+    decay, rate, bonus, h = (numbers.view(4, -1) for numbers in (decay, rate, u.bonus, h))
+    h = torch.stack(
+        [
+            row @ (torch.diag(w) - torch.outer(kappa, a * kappa)) + v * k
+            for row, w, kappa, a, v, k in zip(h.T, decay.T, removal.T, rate.T, value, replacement.T, strict=True)
+        ],
+        1,
+    )
+    return h.flatten(), (query * h).sum(0) + (query * bonus * replacement).sum(0) * value
+
+
 def indrnn_step(u, x, h):
     h = torch.tanh(u.input_projection(x) + u.recurrent_weight * h)
     return h, h
