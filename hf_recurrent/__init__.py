@@ -73,6 +73,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.presets": ("config_from_preset", "preset_names"),
     "hf_recurrent.data.corpus": ("Corpus",),
     "hf_recurrent.data.episode_source": ("EpisodeSource", "EvaluationShare"),
+    "hf_recurrent.data.mixture": ("Mixture",),
     "hf_recurrent.data.loading": ("load_corpus", "load_splits"),
     "hf_recurrent.data.sources": ("register_source",),
     "hf_recurrent.data.pixel_images": ("save_image_sheet", "tokens_to_images"),

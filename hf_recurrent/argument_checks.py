@@ -88,3 +88,12 @@ def check_sampling(
         raise ValueError(f"`{prefix}top_k` is {top_k}; it must be at least 0.")
     if not 0 < top_p <= 1:
         raise ValueError(f"`{prefix}top_p` is {top_p}; it must be more than 0 and at most 1.")
+
+
+def check_probabilities(argument: str, probabilities: Sequence[float], num_sources: int) -> None:
+    """Raise a ValueError that names `argument` unless these are shares of at least two sources."""
+    given = " ".join(f"{value:g}" for value in probabilities)
+    if num_sources < 2 or len(probabilities) != num_sources:
+        raise ValueError(f"`{argument}` is {given}, for {num_sources} sources; it needs one for each of at least two.")
+    if not all(0 < value < 1 for value in probabilities) or abs(sum(probabilities) - 1) > 1e-6:
+        raise ValueError(f"`{argument}` is {given}; the numbers must be above 0, with the sum 1.")

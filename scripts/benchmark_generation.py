@@ -18,6 +18,8 @@ import benchmarking as bench
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from hf_recurrent.stock_models.stock_model import cache_argument
+
 
 class Stopwatch(StoppingCriteria):
     """Records the time of every step; never stops."""
@@ -55,7 +57,7 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
     """Median seconds per step, and bytes of state or cache per stream."""
     streams, watch, given, length = options.streams, Stopwatch(model.device), {}, 8
     if model.config.model_type == "llama":
-        given["past_key_values"] = filled_cache(model, streams, options.position - 1)
+        given[cache_argument(model)] = filled_cache(model, streams, options.position - 1)
         length = options.position
     prompt = torch.randint(1, 256, (streams, length), device=model.device)
     result = model.generate(
@@ -69,7 +71,7 @@ def generate(model: PreTrainedModel, options: argparse.Namespace) -> tuple[float
         stopping_criteria=StoppingCriteriaList([watch]),
         **given,
     )
-    size = tensor_bytes(result.past_key_values) // streams
+    size = tensor_bytes(result.get("cache", result.get("past_key_values"))) // streams  # by version
     steps = [end - begin for begin, end in itertools.pairwise(watch.times)]
     return statistics.median(steps), size
 

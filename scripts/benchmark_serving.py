@@ -72,6 +72,8 @@ def main() -> None:
     parser.add_argument("--idle_sessions", type=int, default=10_000)
     parser.add_argument("--history", type=int, default=6000, help="bytes of a conversation; 0 to leave it out")
     parser.add_argument("--stock", nargs="+", choices=STOCK, default=[], help="model types of transformers")
+    parser.add_argument("--block", type=int, help="tokens that these read at once; see `hf-recurrent serve --help`")
+    parser.add_argument("--rounds", type=int, default=2, help="conversations with each of these models")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -142,7 +144,7 @@ def _server(folder: str, *options: str) -> Iterator["_Server"]:
 
 def _long_history(model, size: int) -> None:
     """Median times of turns of a conversation without a session."""
-    times, _, again = _conversations(model, hf_recurrent.ByteTokenizer(), size, _ROUNDS)
+    times, _, again = _conversations(model, hf_recurrent.ByteTokenizer(), size, _ROUNDS, ())
     cold, warm, restart = (np.median(values) for values in times.values())
     print(f"| a turn of a conversation of {size:,} bytes without a session, cold, median | {cold:.1f} ms |")
     print(f"| its next turn, median | {warm:.1f} ms |")
@@ -151,7 +153,7 @@ def _long_history(model, size: int) -> None:
     print(f"| bytes of earlier turns that were read again | {again:,} |")
 
 
-def _conversations(model, tokenizer, size: int, rounds: int) -> tuple[dict, dict, int]:
+def _conversations(model, tokenizer, size: int, rounds: int, options: tuple[str, ...]) -> tuple[dict, dict, int]:
     """Milliseconds of each kind of turn, those of the CPU, and tokens of earlier turns that were read again."""
     letters, random = [*b"abcdefghijklmnopqrstuvwxyz"], np.random.default_rng(0)
     # Letters only, because bytes that are not UTF-8 do not come back in a prompt.
@@ -163,7 +165,7 @@ def _conversations(model, tokenizer, size: int, rounds: int) -> tuple[dict, dict
         for _ in range(rounds):
             text = ""
             for kinds in (("new connection", "cold", "warm", "warm"), *[("restart", "warm")] * 3):
-                with _server(folder, "--session_dir", os.path.join(folder, "sessions")) as server:
+                with _server(folder, "--session_dir", os.path.join(folder, "sessions"), *options) as server:
                     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
                     _request(connection, "GET", "/health")  # answered once the server has started
                     for kind in kinds:
@@ -193,7 +195,8 @@ def _stock_models(arguments: argparse.Namespace) -> None:
     for kind in arguments.stock:
         model = AutoModelForCausalLM.from_config(_stock_config(kind)).eval()
         model.generation_config.eos_token_id = None
-        _, times, again = _conversations(model, tokenizer, arguments.history, rounds=2)
+        options = () if arguments.block is None else ("--block", str(arguments.block))
+        _, times, again = _conversations(model, tokenizer, arguments.history, arguments.rounds, options)
         steps = CachedSteps(model)
         cold, warm, restart = (f"{np.median(values):,.0f} ms" for values in times.values())
         ratio = np.median(times["restart"]) / np.median(times["warm"])

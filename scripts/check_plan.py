@@ -5,7 +5,8 @@
     python scripts/check_plan.py --cases "--model memora-s1 --block_size 512" "--model lru-copy --method rtrl"
 
 Each case is trained for three steps by the command's own trainer on random text, in a process of its own, on the CPU.
-Measured is the peak of its resident memory above the memory of the same process after it has trained a tiny model.
+Measured is the peak of its resident memory above the memory of the same process after it has trained a tiny model by
+the same method, so that code and libraries do not count.
 Prints one line per case; the exit status is 1 if a plan is off by more than 10 %.
 """
 
@@ -37,6 +38,12 @@ CASES = (
     "--method dmt --model smt-rnn-tiny --config_overrides hidden_size=256 --context_length 32 --rollout_length 32 "
     "--eval_windows 0 --per_device_train_batch_size 32",
 )
+SMALL_SMT = "--model smt-rnn-tiny --config_overrides hidden_size=64 --context_length 16 --eval_windows 0"
+SMALL = {
+    "smt": f"--method smt {SMALL_SMT} --future_length 8",
+    "dmt": f"--method dmt {SMALL_SMT} --rollout_length 8",
+    "other": "--model memora-tiny --config_overrides hidden_size=16 state_size=16 num_hidden_layers=1 --block_size 8",
+}  # by method
 COMMON = "--recipe none --use_cpu true --report_to none --save_strategy no --max_steps 3 --sample_every 0 --threads 1"
 ALLOWED = 0.1
 
@@ -59,8 +66,8 @@ def measure(words: list[str]) -> int:
     """Bytes of the peak above a run of a tiny model; in this process."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_HOME"] = folder  # before anything reads it
-        overrides = ["--config_overrides", "hidden_size=16", "state_size=16", "num_hidden_layers=1"]
-        train(["--model", "memora-tiny", *overrides, "--block_size", "8"], folder)
+        method = words[words.index("--method") + 1] if "--method" in words else "other"
+        train(shlex.split(SMALL.get(method, SMALL["other"])), folder)
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = memory("VmRSS")

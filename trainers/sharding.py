@@ -15,12 +15,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainingArguments
 
 from hf_recurrent.learning_rules.rowwise_adagrad import sparse_tables
 from hf_recurrent.trainers.freed_memory import return_freed_memory
 from hf_recurrent.trainers.meta_initialization import initialize_parts
 
+# Of transformers, the newest name first: 5.23 has renamed it, and warns about the old name.
+CHECKPOINTING_FLAGS = tuple(
+    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
+)
 _REQUEST = "ACCELERATE_USE_FSDP"
 
 
@@ -69,6 +73,12 @@ def requested_sharding(environment: Mapping[str, str] = os.environ) -> ShardingS
         reshard_after_forward=environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true",
         activation_checkpointing=is_set("FSDP_ACTIVATION_CHECKPOINTING"),
     )
+
+
+def recompute_activations(args: TrainingArguments) -> None:
+    """Switch activation checkpointing on."""
+    for name in CHECKPOINTING_FLAGS:
+        setattr(args, name, True)
 
 
 def is_sharding_requested() -> bool:

@@ -41,7 +41,7 @@ from hf_recurrent.trainers.methods.training_method import TrainingMethod
 from hf_recurrent.trainers.methods.truncated_bptt import TruncatedBptt
 from hf_recurrent.trainers.multi_stream_arguments import MultiStreamTrainingArguments
 from hf_recurrent.trainers.phase_records import PhaseRecords
-from hf_recurrent.trainers.sharding import build_sharding, sharding_by_trainer
+from hf_recurrent.trainers.sharding import build_sharding, recompute_activations, sharding_by_trainer
 from hf_recurrent.trainers.source_checks import check_sources
 from hf_recurrent.trainers.stop_signals import EvaluationStopped, StopSignals, TrainingInterrupted
 from hf_recurrent.trainers.stream_progress import StreamProgress
@@ -145,7 +145,7 @@ class StreamTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator; a sharded model is not prepared by it, and gradients are checked when clipped."""
         if self.sharding.settings.activation_checkpointing:
-            self.args.gradient_checkpointing = True
+            recompute_activations(self.args)
         with sharding_by_trainer():
             super().create_accelerator_and_postprocess()
         self.accelerator.clip_grad_norm_ = self.guard.clip

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hf_recurrent.checkpoints.energy import EnergyMeter
 from hf_recurrent.checkpoints.records import Phase, Provenance, Rate, Segment
 from hf_recurrent.kernels.thread_count import num_threads
 
@@ -33,6 +34,7 @@ class PhaseRecorder:
         self, provenance: Provenance, phase: Phase, optimizer: Any, step: int, num_processes: int, device_type: str
     ):
         self.provenance, self.phase, self._begin = provenance, phase, time.monotonic()
+        self._cpu_begin, self._energy = time.process_time(), EnergyMeter()
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         self._hook = self.optimizer.register_step_pre_hook(self.read_rates)
         self._rates: list[list[float]] = []  # of each group: first, last, lowest, highest
@@ -71,6 +73,8 @@ class PhaseRecorder:
             return
         new.last_step, new.read, new.settings, new.rates = step, read, settings, self._joined_rates()
         new.seconds = round(time.monotonic() - self._begin, 3)
+        new.cpu_seconds = round(time.process_time() - self._cpu_begin, 3)
+        new.joules = self._energy.joules()
         if self._earlier and _conditions(self._earlier[-1]) == _conditions(new):
             self.phase.segments = [*self._earlier[:-1], _joined(self._earlier[-1], new)]
         else:
@@ -105,8 +109,14 @@ def _joined(earlier: Segment, later: Segment) -> Segment:
         rates=join_rates(earlier.rates, later.rates),
         started=earlier.started,
         seconds=round(earlier.seconds + later.seconds, 3),
+        cpu_seconds=_sum(earlier.cpu_seconds, later.cpu_seconds),
+        joules=_sum(earlier.joules, later.joules),
         resumed=earlier.resumed + 1,
     )
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else round(one + other, 3)
 
 
 def join_rates(earlier: list[Rate], later: list[Rate]) -> list[Rate]:

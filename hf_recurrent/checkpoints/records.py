@@ -77,6 +77,8 @@ class Segment:
         versions: package → version.
         started: time in UTC, ISO 8601.
         seconds: duration, with evaluations and saving.
+        cpu_seconds: CPU time of the main process, all its threads; None in records of earlier versions.
+        joules: energy of the processors ([`EnergyMeter`]); None where it cannot be measured.
         resumed: number of times that it was resumed from a checkpoint.
     """
 
@@ -91,6 +93,8 @@ class Segment:
     started: str
     seconds: float = 0.0
     resumed: int = 0
+    cpu_seconds: float | None = None
+    joules: float | None = None
 
 
 @dataclass

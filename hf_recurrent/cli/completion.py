@@ -80,7 +80,7 @@ def _parsers(name: str) -> list[argparse.ArgumentParser]:
     if name != "pretrain":
         parser = importlib.import_module(f"hf_recurrent.cli.{name.replace('-', '_')}").build_parser()
         if name == "reproduce":
-            _set_choices(parser, "name", load_papers().EXPERIMENTS)
+            _set_choices(parser, "name", [*load_papers().EXPERIMENTS, *load_papers().STUDIES])
         return [parser]
     return [_pretrain_parser()]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_recurrent.argument_checks import argument, check_numbers
+from hf_recurrent.argument_checks import argument, check_numbers, check_probabilities
 from hf_recurrent.cli.flags import named
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ class DataArguments:
         "source (--import). Examples: --corpus my_notes/ 'books/**/*.txt', --corpus stories.jsonl.gz, "
         "--corpus hub:roneneldan/TinyStories, --corpus mnist:digits/, --corpus task:retrieval,length=128",
     )
+    corpus_probabilities: list[float] = argument(
+        [], "Share of the streams that reads each source of --corpus. Example: 0.7 0.3"
+    )
     text_column: str = argument("text", "Column with the text in JSONL, Parquet and datasets.")
     dataset_split: str = argument("train", "Split of a dataset, or of images, to read.")
     dataset_config: str | None = argument(None, "Configuration of a Hub dataset. Example: sample-10BT")
@@ -41,6 +44,8 @@ class DataArguments:
             value = getattr(self, name)
             if value is not None and not (value >= 1 and value == int(value)):
                 raise ValueError(f"`--{name}` is {value}; it must be a whole number of at least 1.")
+        if self.corpus_probabilities:
+            check_probabilities("--corpus_probabilities", self.corpus_probabilities, len(self.corpus))
 
 
 def token_vocabulary(corpus: Sequence[str]) -> int | None:
@@ -74,7 +79,7 @@ def load_training_sources(
         # The number of validation examples is part of a task's fingerprint, which checkpoints compare.
         return _limited(task, arguments), _limited(held_out, arguments)
     if validation_corpus:
-        train = _documents(arguments, arguments.corpus, tokenizer)
+        train = _whole(arguments, tokenizer)
         with named(source="--validation_corpus"):
             held_out = _documents(arguments, validation_corpus, tokenizer)
     else:
@@ -86,7 +91,7 @@ def load_evaluation_source(arguments: DataArguments, tokenizer: Any, split: str)
     """Data to evaluate: the split "validation", "train" or "all"; of a task, always its validation examples."""
     source = episode_source(arguments.corpus)
     if source is None and split == "all":
-        source = _documents(arguments, arguments.corpus, tokenizer)
+        source = _whole(arguments, tokenizer)
     elif source is None:
         source = _split_documents(arguments, tokenizer)[split == "validation"]
     return _limited(source, arguments)
@@ -111,11 +116,29 @@ def _documents(arguments: DataArguments, names: Sequence[str], tokenizer: Any) -
     return load_corpus(_source(names), **_loading_options(arguments, tokenizer))
 
 
-def _split_documents(arguments: DataArguments, tokenizer: Any) -> "tuple[Corpus, Corpus]":
+def _whole(arguments: DataArguments, tokenizer: Any) -> "EpisodeSource":
+    """All documents of `--corpus`, mixed if there are probabilities."""
+    if not arguments.corpus_probabilities:
+        return _documents(arguments, arguments.corpus, tokenizer)
+    return _mixed(arguments, [_documents(arguments, [name], tokenizer) for name in arguments.corpus])
+
+
+def _split_documents(arguments: DataArguments, tokenizer: Any) -> "tuple[EpisodeSource, EpisodeSource]":
+    """Training and held-out documents; of a mixture, a share of each source is held out."""
     from hf_recurrent.data.loading import load_splits
 
     split = {"validation_fraction": arguments.validation_fraction, "split_seed": arguments.split_seed}
-    return load_splits(_source(arguments.corpus), **split, **_loading_options(arguments, tokenizer))
+    options = split | _loading_options(arguments, tokenizer)
+    if not arguments.corpus_probabilities:
+        return load_splits(_source(arguments.corpus), **options)
+    train, held_out = zip(*(load_splits(name, **options) for name in arguments.corpus), strict=True)
+    return _mixed(arguments, train), _mixed(arguments, held_out)
+
+
+def _mixed(arguments: DataArguments, corpora: "Sequence[Corpus]") -> "EpisodeSource":
+    from hf_recurrent.data.mixture import Mixture
+
+    return Mixture(corpora, arguments.corpus_probabilities)
 
 
 def _source(names: Sequence[str]) -> str | Sequence[str]:

@@ -103,6 +103,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     import_libraries()
     from hf_recurrent.checkpoints.files import write_json
     from hf_recurrent.checkpoints.provenance_files import find_provenance
+    from hf_recurrent.data.corpus import Corpus
     from hf_recurrent.data.episode_losses import has_count_memory
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
     from hf_recurrent.evaluation.accounts import measure_accounts
@@ -147,7 +148,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         results["accounts"] = measure_accounts(model, source, share, metrics, read)
     elif "bits_per_byte" in metrics:
         results["context"] = "whole episode" if carries else f"windows of {arguments.block_size} bytes"
-        compress = not arguments.no_compressors
+        compress = not arguments.no_compressors and isinstance(source, Corpus)
         results["compressors"] = compressed_bits_per_byte(source, progress=not arguments.quiet) if compress else {}
     if arguments.output:
         write_json(results, arguments.output)
@@ -163,7 +164,8 @@ def _check_accounts(arguments: argparse.Namespace) -> None:
         return
     if token_vocabulary(arguments.corpus) is not None:
         raise ValueError(f"`--accounts` is for documents; `--corpus` is {', '.join(arguments.corpus)}.")
-    for name, default in (("split", "validation"), ("quantize", None), ("no_carry", False), ("no_compressors", False)):
+    others = (("split", "validation"), ("corpus_probabilities", []))
+    for name, default in (*others, ("quantize", None), ("no_carry", False), ("no_compressors", False)):
         if getattr(arguments, name) != default:
             raise ValueError(f"`--accounts` cannot be combined with `--{name}`.")
 

@@ -29,6 +29,7 @@ _ARGUMENTS_OF = {
     "source": ("corpus", "files"),
     "split": ("dataset_split",),
     "train_corpus": ("corpus",),
+    "probabilities": ("corpus_probabilities",),
     "weights": ("quantize",),
 }
 _NAME = re.compile(r"`(\w+)`|(?<![\w-])--(\w+)(?![\w-])")

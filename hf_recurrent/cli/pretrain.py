@@ -41,6 +41,7 @@ from hf_recurrent.cli.pretrain_report import (
 )
 from hf_recurrent.cli.threads import use_threads
 from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.mixture import Mixture
 from hf_recurrent.evaluation.samples import check_prompts, prompt_from
 from hf_recurrent.hub.loading import load_model, load_tokenizer
 from hf_recurrent.learning_rules.rules import NonFiniteLossError
@@ -198,7 +199,8 @@ def prepare(argv: Sequence[str] | None = None) -> Run:
         train_corpus, eval_corpus = load_training_sources(data, tokenizer, data.validation_corpus)
     # The prompts of a recipe suit its own corpus.
     if "corpus" in typed and "sample_prompts" not in typed and training.sample_prompts and data.corpus != ["python"]:
-        prompt = prompt_from(eval_corpus, tokenizer) if isinstance(eval_corpus, Corpus) else None
+        held_out = eval_corpus.sources[0] if isinstance(eval_corpus, Mixture) else eval_corpus
+        prompt = prompt_from(held_out, tokenizer) if isinstance(held_out, Corpus) else None
         training.sample_prompts = training.sample_prompts if prompt is None else [prompt]
     teacher = ()
     if arguments.teacher is not None:

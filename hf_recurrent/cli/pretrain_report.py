@@ -80,6 +80,8 @@ def _evaluation_flags(arguments: PretrainArguments) -> list[str]:
     flags = ["--corpus", *(data.validation_corpus or data.corpus)]
     if data.validation_corpus:
         flags += ["--split", "all"]
+    elif data.corpus_probabilities:
+        flags += ["--corpus_probabilities", *(f"{share:g}" for share in data.corpus_probabilities)]
     split = () if data.validation_corpus else ("validation_fraction", "split_seed")
     for name in ("text_column", "dataset_split", "dataset_config", "max_corpus_bytes", *split):
         flags += [f"--{name}", f"{given[name]}"] if name in given else []

@@ -46,9 +46,14 @@ def _push(arguments: argparse.Namespace) -> None:
 
     import_libraries()
     from hf_recurrent.checkpoints.hub_repositories import is_connection_error, unreachable
-    from hf_recurrent.hub.checkpoint import push_checkpoint_to_hub, save_checkpoint_for_hub
+    from hf_recurrent.hub.checkpoint import (
+        narrow_weights,
+        push_checkpoint_to_hub,
+        save_checkpoint_for_hub,
+        stores_bfloat16,
+    )
     from hf_recurrent.hub.loading import auto_class_of, load_model, load_tokenizer
-    from hf_recurrent.hub.model_card import Statements, create_model_card, unnamed_repository
+    from hf_recurrent.hub.model_card import Statements, create_model_card, name_repository
 
     trust = arguments.trust_remote_code
     model = load_model(auto_class_of(arguments.path), arguments.path, argument="PATH", trust_remote_code=trust)
@@ -56,14 +61,15 @@ def _push(arguments: argparse.Namespace) -> None:
     _name_base(model, arguments)
     written = arguments.path / "README.md"
     if written.is_file() and not (arguments.base_model or arguments.license):
-        text = written.read_text(encoding="utf-8").replace(unnamed_repository(model), arguments.repo_id)
+        text = name_repository(written.read_text(encoding="utf-8"), arguments.repo_id)
         card = ModelCard(text, ignore_metadata_errors=True)
     else:
         statements = Statements(arguments.repo_id, license=arguments.license, base_model=arguments.base_model)
         card = create_model_card(model, statements=statements, curve=True)
+    weights = narrow_weights(model) if stores_bfloat16(arguments.path) else None  # as small as they are in PATH
     if arguments.dry_run:
         with tempfile.TemporaryDirectory() as directory:
-            names = save_checkpoint_for_hub(model, tokenizer, directory, card)
+            names = save_checkpoint_for_hub(model, tokenizer, directory, card, state_dict=weights)
             if arguments.json:
                 sizes = {name: Path(directory, name).stat().st_size for name in names}
                 print(json.dumps({"repo_id": arguments.repo_id, "url": None, "bytes": sizes}))
@@ -73,7 +79,7 @@ def _push(arguments: argparse.Namespace) -> None:
                 print(f"{Path(directory, name).stat().st_size:>12,}  {name}")
             print(f"\n{Path(directory, 'README.md').read_text(encoding='utf-8')}")
         return
-    options = {"private": arguments.private or None, "commit_message": arguments.commit_message}
+    options = {"state_dict": weights, "private": arguments.private or None, "commit_message": arguments.commit_message}
     try:
         url = push_checkpoint_to_hub(model, tokenizer, arguments.repo_id, card, **options)
     except Exception as error:  # errors of the Hub are an OSError that says why

@@ -6,6 +6,7 @@ The experiments are in `scripts/papers` of the repository; the wheel has none.
 import argparse
 import importlib.util
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -36,12 +37,16 @@ def load_papers() -> ModuleType | None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    experiments = load_papers().EXPERIMENTS
-    width = max(map(len, experiments))
+    papers = load_papers()
+    experiments, studies = papers.EXPERIMENTS, papers.STUDIES
+    width = max(map(len, [*experiments, *studies]))
     parser = CommandParser(
         prog="hf-recurrent reproduce",
         description="Train the models of a table or figure of the papers; write table, plot and rows.\n\n"
-        "experiments:\n" + "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in experiments.items()),
+        "experiments:\n"
+        + "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in experiments.items())
+        + "\n\nstudies of causes, one setting at a time:\n"
+        + "\n".join(f"  {name:<{width}}  {each.claim}" for name, each in studies.items()),
         epilog="examples:\n  hf-recurrent reproduce selective-copying\n"
         "  hf-recurrent reproduce parity --seeds 0 1 2 --processes 2\n"
         "  hf-recurrent reproduce --overview\n"
@@ -62,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="run each row once per seed (small: most 0 1 2; paper: as many as the paper)",
     )
     parser.add_argument("--processes", type=int, default=1, help="rows to run in parallel (default: 1)")
+    parser.add_argument("--hours", type=float, help="begin no row after this many hours; rerun to continue")
     add_threads_argument(parser, "CPU threads of a row (default: the free cores, or with --processes all, divided)")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="LABEL", help="run only rows whose label contains this"
@@ -89,6 +95,8 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     if every == bool(arguments.name):
         raise ValueError("give either NAME, or --all, or --overview; --help lists the experiments")
     check_at_least(1, arguments, "processes")
+    if arguments.hours is not None:
+        check_at_least(0, arguments, "hours")
     check_file("--page", arguments.page)
     experiments = {name: papers.load_experiment(name) for name in (papers.EXPERIMENTS if every else [arguments.name])}
     if every:
@@ -98,12 +106,13 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     require_pyplot()  # at the end of every experiment there is a plot
     if arguments.processes == 1 or arguments.threads is not None:
         use_threads(arguments.threads)
+    deadline = None if arguments.hours is None else time.monotonic() + 3600 * arguments.hours
     failed = {}
     for name, experiment in experiments.items():
         if every:
             print(f"\n{name}")
         try:
-            _run(experiment, arguments)
+            _run(experiment, arguments, deadline)
         except (ValueError, OSError) as error:  # such as data that are not there
             if not every:
                 raise
@@ -113,7 +122,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         raise ValueError(f"not finished: {', '.join(failed)}; the reasons are above")
 
 
-def _run(experiment: Any, arguments: argparse.Namespace) -> None:
+def _run(experiment: Any, arguments: argparse.Namespace, deadline: float | None) -> None:
     from papers.engine.runner import Workers, reproduce
 
     overrides = parse_pairs("--override", arguments.override)
@@ -127,7 +136,7 @@ def _run(experiment: Any, arguments: argparse.Namespace) -> None:
         arguments.output_dir,
         overrides=overrides,
         only=arguments.only,
-        workers=Workers(arguments.processes, arguments.threads, partial(_prepare, arguments.user_code)),
+        workers=Workers(arguments.processes, arguments.threads, partial(_prepare, arguments.user_code), deadline),
         page=arguments.page,
     )
 

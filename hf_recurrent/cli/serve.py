@@ -83,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--block",
         type=int,
         help="tokens that a model of transformers reads at once; more than 1 is faster "
-        "and changes last bits (default: 1 on a CPU, 64 elsewhere)",
+        "and reads the last answer again (default: 1 on a CPU, 64 elsewhere)",
     )
     learning = parser.add_argument_group("learning")
     learning.add_argument("--learn", action="store_true", help="learn from the text that sessions with `learns` read")

@@ -116,6 +116,9 @@ class IIDDataset(BlockDataset):
                 part = slice(number * size, (number + 1) * size)
                 yield to_batch(together.rows(part) if ahead > 1 else together, self.stream_groups[group])
 
+    def group_reader(self, group: int) -> "_IIDReader":
+        return _IIDReader(self, group)
+
     def _block(self, streams: np.ndarray, steps: np.ndarray) -> Block:
         corpus, size = self.corpus, self.block_size
         total = np.uint64(self._ends[-1])
@@ -156,6 +159,17 @@ class IIDDataset(BlockDataset):
             filled += count
             episode = (episode + 1) % len(corpus)
             begin = int(corpus.starts[episode])
+
+
+class _IIDReader:
+    """Reader of one group of streams, one block at a time."""
+
+    def __init__(self, dataset: IIDDataset, group: int) -> None:
+        self._dataset, self._group = dataset, group
+
+    def block(self, index: int) -> Block:
+        steps = self._dataset.group_positions[self._group][:, 0] + index
+        return self._dataset._block(self._dataset.stream_groups[self._group], steps)
 
 
 class EvaluationStreams(IterableDataset):

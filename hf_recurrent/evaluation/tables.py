@@ -26,6 +26,11 @@ def bits_table(results: dict[str, Any]) -> str:
     if "network_bits_per_byte" in results:
         rows["network alone"] = results["network_bits_per_byte"]
     rows |= {f"{kind} weights": found["bits_per_byte"] for kind, found in results["rounded_weights"].items()}
+    rows |= {
+        f"source {name.rpartition('_')[2]} of the mixture": value
+        for name, value in results.items()
+        if name.startswith("bits_per_byte_")
+    }
     rows |= {f"{name} (each episode alone)": value for name, value in results["compressors"].items()}
     own = results["bits_per_byte"]
     differences = {f"{kind} weights" for kind in results["rounded_weights"]}

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import HfApi, ModelCard
-from torch import Tensor
+from safetensors import safe_open
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from hf_recurrent.checkpoints.privacy import find_local_path, redact_secrets
 from hf_recurrent.checkpoints.provenance_files import PROVENANCE_FILE, find_provenance, write_provenance
@@ -45,7 +48,8 @@ def save_checkpoint_for_hub(
         tokenizer: written with its code.
         directory: created if missing. Files of the same name are replaced one by one, after all have been written.
         card: the model card, by default [`create_model_card`]`(model)`. Secrets in it are redacted.
-        state_dict: the weights to write, by default the model's; in another type, they are loaded as the model's.
+        state_dict: the weights to write, by default the model's; in another type, as of [`narrow_weights`], they are
+            loaded as the model's.
 
     Returns:
         The names of the files written, sorted.
@@ -88,6 +92,7 @@ def push_checkpoint_to_hub(
     repo_id: str,
     card: ModelCard | str | None = None,
     *,
+    state_dict: dict[str, Tensor] | None = None,
     private: bool | None = None,
     commit_message: str = "Upload model, tokenizer, code and card",
 ) -> str:
@@ -98,7 +103,7 @@ def push_checkpoint_to_hub(
     api = HfApi()
     with tempfile.TemporaryDirectory() as temporary:
         directory = os.path.join(temporary, "checkpoint")
-        save_checkpoint_for_hub(model, tokenizer, directory, card)
+        save_checkpoint_for_hub(model, tokenizer, directory, card, state_dict=state_dict)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         return api.upload_folder(
             repo_id=repo_id,
@@ -106,6 +111,26 @@ def push_checkpoint_to_hub(
             commit_message=commit_message,
             delete_patterns=EVAL_RESULTS_FILE,  # results of other weights
         ).commit_url
+
+
+def narrow_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights by name, those whose values bfloat16 can hold in bfloat16; tied ones stay one tensor."""
+    narrow: dict[int, Tensor] = {}
+    state = model.state_dict()
+    for tensor in state.values():
+        if tensor.is_floating_point() and tensor.data_ptr() not in narrow:
+            rounded = tensor.bfloat16()
+            narrow[tensor.data_ptr()] = rounded if torch.equal(rounded.to(tensor.dtype), tensor) else tensor
+    return {name: narrow.get(tensor.data_ptr(), tensor) for name, tensor in state.items()}
+
+
+def stores_bfloat16(directory: str | os.PathLike) -> bool:
+    """True if the weights file in a directory has tensors in bfloat16."""
+    path = Path(directory, SAFE_WEIGHTS_NAME)
+    if not path.is_file():
+        return False
+    with safe_open(path, framework="pt") as file:
+        return any(file.get_slice(name).get_dtype() == "BF16" for name in file.keys())  # noqa: SIM118
 
 
 def _check_no_local_paths(directory: Path) -> None:

@@ -22,6 +22,7 @@ from hf_recurrent.checkpoints.provenance_files import find_provenance
 from hf_recurrent.checkpoints.records import Provenance, Result, Sample
 from hf_recurrent.hub.model_card_plot import CURVE_FILE, plot_training_curve
 from hf_recurrent.hub.model_card_training import (
+    data_terms,
     describe_phase,
     hub_base,
     hub_datasets,
@@ -42,6 +43,7 @@ _MODEL_FACTS = {
     "backbone": "update of the memory",
     "num_memory_tokens": "memory tokens",
 }
+_NO_OWNER = "your-name"
 _OWN_LICENSE = "apache-2.0"
 _SHOWN_SAMPLE = 5  # lines
 
@@ -97,7 +99,7 @@ def create_model_card(
         template_str=files("hf_recurrent.hub").joinpath("model_card_template.md").read_text(encoding="utf-8"),
         name=data.model_name,
         class_name=_class_name(model),
-        repository=(hub_name(stated.repo_id) and stated.repo_id) or unnamed_repository(model),
+        repository=(hub_name(stated.repo_id) and stated.repo_id) or unnamed_repository(_class_name(model)),
         recurrent=recurrent,
         classifies=_classifies(model),
         adapter=adapter_weights(model) is not None,
@@ -113,6 +115,7 @@ def create_model_card(
         earlier_rows=result_rows(result for result in found.results if result.weights != found.weights),
         comparisons=stated.comparisons,
         license=data.license,
+        data_terms=data_terms(found),
         has_base=bool(data.base_model) or any(phase.base is not None for phase in found.phases),
         papers=", ".join(papers(model, found)),
         **_sample_fields(sample),
@@ -130,9 +133,14 @@ def save_model_card(
     return card
 
 
-def unnamed_repository(model: PreTrainedModel) -> str:
-    """Placeholder for the name of a repository that does not exist yet."""
-    return f"your-name/{_class_name(model)}"
+def unnamed_repository(name: str) -> str:
+    """Placeholder for a repository that does not exist yet; [`name_repository`] replaces it."""
+    return f"{_NO_OWNER}/{name}"
+
+
+def name_repository(card: str, repo_id: str) -> str:
+    """The text of a card with the repository's name instead of the placeholder."""
+    return re.sub(rf"\b{_NO_OWNER}/[\w.-]+", lambda _: repo_id, card)
 
 
 def describe_parameters(model: PreTrainedModel) -> str:

@@ -126,6 +126,19 @@ def hub_base(provenance: Provenance) -> str | None:
     return next((base.name for base in bases if "/" in base.name), None)
 
 
+def data_terms(provenance: Provenance) -> str:
+    """The licence of the training data, where it is known."""
+    names = {part for phase in provenance.phases for data in phase.data for part in data.name.split(", ")}
+    terms = []
+    if "python" in names:
+        terms.append("The source of Python's standard library is under the PSF License Agreement (`PSF-2.0`).")
+    if datasets := hub_datasets(provenance):
+        terms.append(f"The terms of {', '.join(map(_dataset_link, datasets))} are on the page of each dataset.")
+    if not names or names - {"python", *(f"hub:{name}" for name in datasets)}:
+        terms.append(f"The {'other ' if terms else ''}training data keep their own terms.")
+    return " ".join(terms)
+
+
 def data_label(name: str, python: str | None = None) -> str:
     """The name of a corpus in words, with a link to a dataset of the Hub."""
     return ", ".join(_part_label(part, python) for part in name.split(", "))
@@ -136,9 +149,12 @@ def _part_label(part: str, python: str | None) -> str:
         version = f"Python {python} " if python else "Python "
         return f"the {version}standard library's source, one file per episode"
     if part.startswith("hub:") and "/" in part:
-        dataset = part.removeprefix("hub:")
-        return f"[{dataset}](https://huggingface.co/datasets/{dataset})"
+        return _dataset_link(part.removeprefix("hub:"))
     return f"`{part}`"
+
+
+def _dataset_link(name: str) -> str:
+    return f"[{name}](https://huggingface.co/datasets/{name})"
 
 
 def _describe_data(data: Data, versions: dict[str, str]) -> str:
@@ -182,10 +198,20 @@ def _describe_segment(segment: Segment, unit: str) -> dict[str, str]:
         f"{name.replace('_', ' ')} {_shown(settings[name])}" for name in _SETTINGS if name in settings
     )
     versions = ", ".join(f"{name} {version}" for name, version in segment.versions.items())
-    facts["Machine"] = f"{segment.hardware}, {_duration(segment.seconds)} with evaluations; {versions}"
+    facts["Machine"] = f"{segment.hardware}; {versions}"
+    facts["Time and energy"] = _describe_cost(segment)
     if segment.resumed:
         facts["Resumed"] = f"{segment.resumed} time{'' if segment.resumed == 1 else 's'}"
     return facts
+
+
+def _describe_cost(segment: Segment) -> str:
+    parts = [f"{_duration(segment.seconds)} with evaluations"]
+    if segment.cpu_seconds is not None:
+        parts.append(f"{_duration(segment.cpu_seconds)} of CPU time")
+    measured = segment.joules is not None
+    parts.append(f"{segment.joules / 3.6e6:.3g} kWh of the whole processor" if measured else "energy not measured")
+    return ", ".join(parts)
 
 
 def _describe_rate(rate: Rate) -> str:

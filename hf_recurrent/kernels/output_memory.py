@@ -11,7 +11,9 @@ import mmap
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 import torch
@@ -20,6 +22,22 @@ from torch import Tensor
 _SMALLEST = 1 << 17  # bytes; malloc keeps smaller ones by itself
 _KEPT = 1 << 28  # bytes that may lie unused
 _ROOM = 1.125  # of all blocks over what was in use at once
+_simulated = ContextVar("simulated_kernels", default=False)
+
+
+@contextmanager
+def simulated_kernels() -> Iterator[None]:
+    """Inside the block, training kernels take fake tensors and compute nothing, for counts of their memory."""
+    token = _simulated.set(True)
+    try:
+        yield
+    finally:
+        _simulated.reset(token)
+
+
+def is_simulated() -> bool:
+    """True inside [`simulated_kernels`]."""
+    return _simulated.get()
 
 
 def _block_bytes(size: int) -> int:
@@ -52,6 +70,9 @@ class OutputMemory:
         size = shape.numel() * dtype.itemsize
         if size < _SMALLEST:
             return torch.empty(shape, dtype=dtype, device="cpu")
+        if is_simulated():  # with its share of what lies unused
+            elements = int(_ROOM * _block_bytes(size)) // dtype.itemsize
+            return torch.empty(elements, dtype=dtype, device="cpu")[: shape.numel()].view(shape)
         block = self._take(_block_bytes(size))
         array = block.numpy()  # owned by the tensor's storage, so that both end together
         reference = weakref.ref(array, self._give_back)

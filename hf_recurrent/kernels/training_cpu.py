@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .addresses import address, addresses
 from .compiled import load_library
-from .output_memory import RESULTS
+from .output_memory import RESULTS, is_simulated
 from .thread_count import free_threads
 from .thread_pool import use_pool
 
@@ -95,6 +95,10 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
             [`has_bf16_products`].
     """
     dtype, threads = products[0][0].dtype, 1
+    if is_simulated():
+        simulated = [_panels(b, dtype) for a, b, _, _ in products if a.stride(1) == 1]
+        del simulated  # all of them at once, as below
+        return
     if sum(a.numel() * b.shape[1] for a, b, _, _ in products) >= _SERIAL_PRODUCTS:
         threads = free_threads()
     packed, fields, before = {}, [threads, len(products), rounded], None
@@ -106,7 +110,7 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
         is_transposed = a.stride(1) != 1
         found = b.data_ptr(), b.stride(), b.shape
         if is_new := not is_transposed and found not in packed:
-            packed[found] = RESULTS.empty(torch.Size((-(-width // _PANEL) * _PANEL * depth,)), dtype)
+            packed[found] = _panels(b, dtype)
         fields += (
             rows, depth, width,
             address("a", a, dtype, rows * depth, strided=True), *a.stride(),
@@ -118,13 +122,19 @@ def multiply(products: Sequence[tuple[Tensor, Tensor, Tensor, bool]], *, rounded
     _functions["products", dtype](struct.pack(f"={len(fields)}q", *fields))
 
 
+def _panels(b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for a matrix (depth, width) as panels."""
+    depth, width = b.shape
+    return RESULTS.empty(torch.Size((-(-width // _PANEL) * _PANEL * depth,)), dtype)
+
+
 # ---- Passes over rows ----
 
 Given = dict[str, tuple[Tensor, int]]  # name → contiguous tensor, and the number of elements that it must have
 
 
 def _run(name: str, dtype: torch.dtype, sizes: Sequence[int], numbers: Sequence[float], given: Given) -> None:
-    """Run a pass.
+    """Run a pass; nothing with [`simulated_kernels`].
 
     Args:
         name: of the pass.
@@ -133,6 +143,8 @@ def _run(name: str, dtype: torch.dtype, sizes: Sequence[int], numbers: Sequence[
         numbers: of its struct.
         given: the tensors that the pass reads or writes.
     """
+    if is_simulated():
+        return
     threads = free_threads() if sizes[0] * sizes[1] >= _SERIAL_ELEMENTS else 1
     pointers = []
     for each in _TENSORS[name]:
@@ -277,7 +289,7 @@ def table_gradient(table: Tensor, lookups: Tensor, grad: Tensor) -> tuple[Tensor
     n = len(ordered)
     ranks = torch.zeros_like(ordered)
     torch.cumsum(ordered[1:] != ordered[:-1], 0, out=ranks[1:])
-    count = int(ranks[-1]) + 1 if n else 0
+    count = n if is_simulated() else int(ranks[-1]) + 1 if n else 0
     found, values = ordered.new_empty(count), empty(torch.Size((count, width)), table.dtype)
     given = {"lookups": (ordered, n), "order": (order, n), "ranks": (ranks, n), "found": (found, count)}
     given |= {"values": (values, count * width), "grad": (grad.contiguous(), n // group * width)}
@@ -302,7 +314,7 @@ def _run_table(
 
 
 def _check_lookups(lookups: Tensor, rows: int) -> None:
-    if lookups.numel():
+    if lookups.numel() and not is_simulated():
         least, most = torch.aminmax(lookups)
         if least < 0 or most >= rows:
             raise IndexError(f"`lookups` has rows {int(least)} to {int(most)}; the table has {rows} rows.")

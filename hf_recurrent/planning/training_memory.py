@@ -7,12 +7,14 @@ arithmetic: nothing is communicated here.
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from transformers import TrainingArguments
 
+from hf_recurrent.kernels.output_memory import simulated_kernels
 from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.learning_rules.rowwise_adagrad import sparse_tables
 from hf_recurrent.planning.fake_tensors import LiveMemory, fake_memory, probes_with_values
@@ -136,7 +138,9 @@ def _count_single(build: Callable[[], nn.Module], arguments: TrainingArguments, 
 def _run(
     build: Callable[[], nn.Module], arguments: TrainingArguments, setting: Setting, activations_only: bool = False
 ) -> _SingleProcess:
-    with fake_memory() as memory, probes_with_values(), warnings.catch_warnings():
+    # Compiled kernels keep fewer tensors than plain torch; they are of the CPU.
+    kernels = simulated_kernels() if arguments.device.type == "cpu" else nullcontext()
+    with fake_memory() as memory, probes_with_values(), kernels, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of names that older transformers need
         model = with_state(build()).train()
         if setting.checkpointing:

@@ -64,9 +64,13 @@ class ModelSteps:
             self._reader = StateReader(self.model, longest_chain=_SLICE)
 
     @property
-    def learns_while_reading(self) -> bool:
-        """True if tokens that are read change the state otherwise than tokens that the model itself has chosen."""
-        return self._memory is not None
+    def keeps_answers(self) -> bool:
+        """True if tokens that the model itself has chosen give the same state as reading them."""
+        return self._memory is None
+
+    def reusable(self, length: int) -> int:
+        """The longest beginning of a text of so many tokens whose state does not depend on where reading stopped."""
+        return length
 
     @property
     def vocab_size(self) -> int:

@@ -1,7 +1,8 @@
 """The scheduler's use of stored states: no text is read twice, not even by jobs that begin at the same time.
 
 A state is stored only where reading the same tokens as a prompt gives it, bit for bit. So a model with a count memory,
-which does not learn from its own tokens, keeps no state after an answer; its next turn reads the answer once.
+which does not learn from its own tokens, keeps no state after an answer; its next turn reads the answer once. A stock
+model that reads blocks on a CPU does the same, and keeps states at the ends of whole blocks only.
 """
 
 import sys
@@ -28,16 +29,22 @@ class PrefixReuse:
         keeps_answers: tokens that the model has chosen change its state as tokens that it reads.
         shared: the states of all processes; None for a process that shares nothing.
         shortest: tokens of the shortest text that has a state.
+        reusable: see [`ModelSteps.reusable`]; None if all are.
 
     Attributes:
         tokens: how many did not have to be read again.
     """
 
     def __init__(
-        self, store: PrefixStore, keeps_answers: bool, shared: SharedPrefixes | None = None, shortest: int = 32
+        self,
+        store: PrefixStore,
+        keeps_answers: bool,
+        shared: SharedPrefixes | None = None,
+        shortest: int = 32,
+        reusable: Callable[[int], int] | None = None,
     ):
         self.store, self._keeps_answers, self.shared, self.tokens = store, keeps_answers, shared, 0
-        self._shortest = shortest
+        self._shortest, self._reusable = shortest, reusable or (lambda length: length)
         # Equal distances would make the states of a growing cache quadratic in the length of its text.
         self._spacing = sys.maxsize if store.grows else _SPACING
         while self._spacing * _BYTES_PER_TOKEN < store.entry_bytes:
@@ -133,6 +140,7 @@ class PrefixReuse:
         while doubled < min(last, self._spacing):
             lengths.add(doubled)
             doubled *= 2
+        lengths = {self._reusable(length) for length in lengths}
         return sorted(length for length in lengths if self._shortest <= length <= last)
 
     def _skip(self, progress: Progress, length: int, state: RecurrentState) -> None:

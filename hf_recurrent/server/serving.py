@@ -30,6 +30,7 @@ from hf_recurrent.server.session_database import SessionDatabase
 from hf_recurrent.server.session_learner import SessionLearner
 from hf_recurrent.server.session_store import SessionStore
 from hf_recurrent.server.shared_prefixes import SharedPrefixes
+from hf_recurrent.stock_models.stock_model import StockModelWithState
 from hf_recurrent.stock_models.with_state import with_state
 
 _WEIGHTS = "weights"  # property of a database: the hash of the weights of its states
@@ -132,7 +133,7 @@ def _steps(model: PreTrainedModel, tokenizer: Any, learns: bool, block: int | No
 
     A stock model of bytes was trained here, on the states of [`with_state`], which `generate --state` reads.
     """
-    is_ours = supports_recurrent_state(model)
+    is_ours = supports_recurrent_state(model) and not isinstance(model, StockModelWithState)
     if is_ours or (hasattr(tokenizer, "encode_bytes") and supports_recurrent_state(with_state(model))):
         return ModelSteps(model, learns)
     return CachedSteps(model, block)
@@ -150,7 +151,7 @@ def _reuse(
 ) -> PrefixReuse:
     database = None if directory is None else PrefixDatabase(directory, computation)
     store = PrefixStore(steps.zero, max_bytes, database)
-    return PrefixReuse(store, not steps.learns_while_reading, shared, steps.shortest_prefix)
+    return PrefixReuse(store, steps.keeps_answers, shared, steps.shortest_prefix, steps.reusable)
 
 
 def _locked(directory: Path | None) -> AbstractContextManager:

@@ -19,6 +19,7 @@ from transformers.cache_utils import (
 
 from hf_recurrent.modeling.block.recurrent_state import RecurrentState
 from hf_recurrent.stock_models.stock_model import cache_argument
+from hf_recurrent.stock_models.with_state import with_state
 
 POSITION = "position"
 _LAYER_CLASSES = (
@@ -45,11 +46,14 @@ class CacheAdapter:
         cache_name: name of the cache class.
         recurrent: some part of the cache has a size that does not depend on the length of the text.
         has_attention: some part does depend on it, so that texts of different lengths cannot be one batch.
+        reads_blocks: [`read_block`] is there.
+        stock_blocks: the stock code reads several tokens after others; None to find out.
     """
 
     cache_name = ""
     argument = ""
-    recurrent, has_attention = True, False
+    recurrent, has_attention, reads_blocks = True, False, False
+    stock_blocks: bool | None = None
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
@@ -68,6 +72,10 @@ class CacheAdapter:
 
     def length(self, part: str, position: int) -> int:
         """Size of a growing part after `position` tokens."""
+        raise NotImplementedError
+
+    def read_block(self, input_ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+        """Logits (B, T, V) and the state after several tokens, by other code than the stock class's."""
         raise NotImplementedError
 
 
@@ -133,10 +141,40 @@ def _fill_layer(layer: Any, part: str, tensor: torch.Tensor) -> None:
         layer.recurrent_states[index], layer.is_recurrent_states_initialized[index] = tensor, True
 
 
+class MambaAdapter(DynamicCacheAdapter):
+    """`DynamicCache` of Mamba and FalconMamba, whose stock code begins every block at a zero state."""
+
+    reads_blocks = True
+
+    def read_block(self, input_ids, state):
+        model, given = with_state(self.model), {}
+        for name, part in state.items():
+            if name != POSITION:
+                layer, kind = name.rsplit(".", 2)[0], name.rsplit(".", 2)[1]
+                # The cache has K taps, the oldest of which the next step drops.
+                given |= {f"{layer}.convolution": part[..., 1:].mT} if kind == "conv" else {f"{layer}.recurrent": part}
+        output = model(input_ids, state=given)
+        new = {}
+        for name, part in output.state.items():
+            layer, kind = name.rsplit(".", 1)
+            if kind == "convolution":
+                new[f"{layer}.conv.0"] = torch.nn.functional.pad(part.mT, (1, 0))
+            else:
+                new[f"{layer}.recurrent.0"] = part
+        return output.logits, {name: part.to(state[name].dtype) for name, part in new.items()}
+
+
+class JambaAdapter(DynamicCacheAdapter):
+    """`DynamicCache` of Jamba, whose stock code begins every block of its Mamba layers at a zero state."""
+
+    stock_blocks = False
+
+
 class RecurrentGemmaAdapter(DynamicCacheAdapter):
     """`DynamicCache` for the attention of RecurrentGemma; its recurrent blocks keep their state on themselves."""
 
     cache_name = "DynamicCache and states on the modules"
+    stock_blocks = False  # they drop the convolution's inputs
 
     def empty(self, batch_size):
         for _, block in self._blocks():
@@ -205,7 +243,14 @@ class RwkvStateAdapter(CacheAdapter):
         return {f"state.{part}": tensor for part, tensor in enumerate(output.state)}
 
 
-_ADAPTERS = {"xlstm": XLSTMCacheAdapter, "rwkv": RwkvStateAdapter, "recurrent_gemma": RecurrentGemmaAdapter}
+_ADAPTERS = {
+    "falcon_mamba": MambaAdapter,
+    "jamba": JambaAdapter,
+    "mamba": MambaAdapter,
+    "recurrent_gemma": RecurrentGemmaAdapter,
+    "rwkv": RwkvStateAdapter,
+    "xlstm": XLSTMCacheAdapter,
+}
 SUPPORTED = (
     "Mamba, Mamba2, FalconMamba, RWKV, xLSTM, RecurrentGemma, and hybrids with a DynamicCache, such as Jamba, Bamba, "
     "FalconH1, Qwen3Next and GraniteMoeHybrid"
@@ -224,7 +269,7 @@ class CachedModel:
     Attributes:
         zero: the state of one stream before its first token; growing parts have length 0.
         bytes_per_token: by which a state grows, until its windows are full.
-        continues_blocks: `forward` reads several tokens after others as it reads them one by one, but for last bits.
+        continues_blocks: [`forward`] reads several tokens after others as one by one, but for last bits.
 
     Raises:
         UnsupportedCache: the model is not recurrent, or its state cannot be saved.
@@ -251,6 +296,10 @@ class CachedModel:
 
     def forward(self, input_ids: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
         """Read tokens (B, T) after a state, of texts that are all empty or all not; returns logits (B, T, V)."""
+        if self.adapter.reads_blocks and input_ids.shape[1] > 1:
+            logits, new = self.adapter.read_block(input_ids, state)
+            parts = {name: part.contiguous() for name, part in new.items()}
+            return logits, {POSITION: state[POSITION] + input_ids.shape[1]} | parts
         return self._call(input_ids, state if int(state[POSITION][0, 0]) > 0 else None)
 
     def check_state(self, state: RecurrentState) -> None:
@@ -279,14 +328,17 @@ class CachedModel:
         _, two = self._call(ids[:, 1:2], one)
         self.zero = {name: _zero_part(one[name], two[name]) for name in one}
         self.bytes_per_token = sum(two[name].nbytes - one[name].nbytes for name in one)
-        state = two
-        for column in (2, 3):
+        known = True if self.adapter.reads_blocks else self.adapter.stock_blocks
+        self.continues_blocks = self._reads_as_steps(ids[:, 2:], two, first) if known is None else known
+
+    def _reads_as_steps(self, ids: torch.Tensor, state: RecurrentState, first: torch.Tensor) -> bool:
+        """True if the stock code reads tokens (1, 2) after a state as one by one; `first` are other logits."""
+        block, _ = self._call(ids, state)
+        for column in range(2):
             logits, state = self._call(ids[:, column : column + 1], state)
-        block, _ = self._call(ids[:, 2:], two)
-        # An ignored state changes more than the first digits of random weights.
-        tolerance = 0.01 if logits.dtype in (torch.float32, torch.float64) else 0.1
+        tolerance = 1e-4 if logits.dtype in (torch.float32, torch.float64) else 0.1
         spread = float((logits[:, -1] - first[:, -1]).abs().amax())
-        self.continues_blocks = float((block[:, -1] - logits[:, -1]).abs().amax()) <= tolerance * spread
+        return float((block[:, -1] - logits[:, -1]).abs().amax()) <= tolerance * spread
 
     def _call(self, input_ids: torch.Tensor, state: RecurrentState | None) -> tuple[torch.Tensor, RecurrentState]:
         batch_size, steps = input_ids.shape

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 # Smaller tensors stay with torch: its gradients can be differentiated again, and calls cost more than memory.
 SMALLEST_FUSED = 1 << 13
@@ -25,16 +26,22 @@ def training_kernels(*tensors: torch.Tensor | None) -> ModuleType | None:
     """The kernels, if they can compute with these tensors; else None, and plain torch has to.
 
     They need tensors on the CPU, of one type, float32 or float64, of which the first is large. They are invisible to
-    compilers, recordings and torch.func, which therefore get plain torch.
+    compilers, recordings and torch.func, which therefore get plain torch. Where kernels are simulated, to count their
+    memory, tensors may be fake.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     first = tensors[0]
-    if first.device.type != "cpu" or first.numel() < SMALLEST_FUSED or torch._C._len_torch_dispatch_stack():
+    if first.device.type != "cpu" or first.numel() < SMALLEST_FUSED:
         return None
     if (kernels := training_module()) is None or not kernels.supports(first.dtype):
         return None
-    alike = all(t is None or (type(t) in _PLAIN_TENSORS and t.is_cpu and t.dtype is first.dtype) for t in tensors)
+    types = _PLAIN_TENSORS
+    if torch._C._len_torch_dispatch_stack():
+        if not kernels.is_simulated():
+            return None
+        types = (*types, FakeTensor)
+    alike = all(t is None or (type(t) in types and t.is_cpu and t.dtype is first.dtype) for t in tensors)
     return kernels if alike else None
 
 

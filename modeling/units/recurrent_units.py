@@ -23,7 +23,7 @@ from .gated_units import (
 from .nonlinear_units import ELSTM, SLSTM, SRU, IndRNN
 from .own_code import OWN_CODE, own_code_of
 from .recurrent_unit import RecurrentUnit
-from .state_space_units import GSS, H3, S5
+from .state_space_units import GSS, H3, S5, Mamba2
 from .time_invariant_units import LRU, ComplexLRU, ComplexLRUConjugate, RealLRU
 
 _Unit = TypeVar("_Unit", bound=type[RecurrentUnit])
@@ -45,6 +45,7 @@ _UNITS: dict[str, type[RecurrentUnit]] = {
     "s5": S5,
     "gss": GSS,
     "h3": H3,
+    "mamba2": Mamba2,
     "lru": LRU,
     "gateloop": GateLoop,
     "indrnn": IndRNN,

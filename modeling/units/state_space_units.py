@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from ..block.linear_maps import linear_maps
 from ..block.recurrent_state import upcast
-from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, copy_values, lecun_std
+from .recurrent_unit import ComplexRecurrentUnit, DenseReadOut, RecurrentUnit, copy_log, copy_values, lecun_std
 
 # Of Δ at initialisation, log-uniform.
 STEP_RANGE = (0.001, 0.1)
@@ -155,3 +156,55 @@ class H3(ComplexRecurrentUnit):
         of_real, of_imaginary = state_weight.chunk(2, -1)
         product = self.shifted(key, last) * value
         return query * (of_real * real + of_imaginary * imaginary + skip_weight * product)
+
+
+class Mamba2(RecurrentUnit):
+    """Selective state space of Mamba-2 (Dao and Gu 2024, sections 5.1 and 7), heads of one channel.
+
+    Δ = softplus(W_Δ u + δ),  x, B, C = SiLU of linear maps of u,
+    h_t = exp(-Δ e^α) h_{t-1} + Δ x B,  y_t = C · h_t + D x, with N = 4 numbers in h, B and C of each head.
+
+    The state of width S = N · G is (N, G), with G heads. It is a Mamba-2 of heads of width 1 with as many groups of B
+    and C as heads: no head shares a parameter with another one, so `rtrl` is exact. The published heads are 64 wide
+    and share B and C, N is 64 to 256, and a convolution comes before the SiLU; here Hawk's block has one. The gate and
+    the norm after the unit are the block's.
+    """
+
+    channel_maps = ("step_size", "input_projection")
+    vectors = ("step_bias", "log_rate", "skip_weight")
+    state_per_output = 4
+    rate_range = (1.0, 16.0)
+
+    def __init__(self, input_size: int, state_size: int, **options):
+        super().__init__(input_size, state_size, **options)
+        self.key = self.input_map()
+        self.query = self.input_map()
+
+    def reset_parameters(self) -> None:
+        rate, step = torch.rand(2, self.channel_groups, dtype=torch.float32, device=self.log_rate.device)
+        low, high = self.rate_range
+        copy_log(self.log_rate, low + (high - low) * rate)
+        low, high = map(math.log, STEP_RANGE)
+        copy_log(self.step_bias, torch.expm1(torch.exp(low + (high - low) * step)))  # softplus of it is Δ
+        init.ones_(self.skip_weight)
+
+    def project(self, inputs):
+        return linear_maps(inputs, self.step_size, self.input_projection, self.key, self.query)
+
+    def coefficients(self, step_size, projection, key, query):
+        step_size, projection, key, bias, log_rate = map(
+            upcast, (step_size, projection, key, self.step_bias, self.log_rate)
+        )
+        step = nn.functional.softplus(step_size + bias)
+        log_decay = -step * torch.exp(log_rate)
+        decay = torch.exp(log_decay)
+        if self.allow_negative_eigenvalues:
+            decay = decay + torch.expm1(log_decay)
+        scaled = step * nn.functional.silu(projection)
+        numbers = self.state_per_output
+        return torch.cat([decay] * numbers, -1), nn.functional.silu(key) * torch.cat([scaled] * numbers, -1)
+
+    def read_out(self, states, step_size, projection, key, query):
+        query, projection, skip_weight = map(upcast, (query, projection, self.skip_weight))
+        of_state = (nn.functional.silu(query) * states).unflatten(-1, (self.state_per_output, -1)).sum(-2)
+        return of_state + skip_weight * nn.functional.silu(projection)

@@ -1,10 +1,12 @@
 """The tables and figures of the papers, each an experiment that `scripts/reproduce.py NAME` runs.
 
 An experiment is one class in a module, and one line of `EXPERIMENTS`. It uses public names of `hf_recurrent` only.
+`STUDIES` look for the cause of a result: they run an experiment again with one setting at a time changed.
 """
 
 import importlib
 
+from papers.causes import STUDIES
 from papers.engine.experiment import Experiment
 
 # Name → module, imported on first use, and description.
@@ -60,13 +62,19 @@ EXPERIMENTS = {
 
 
 def load_experiment(name: str) -> Experiment:
-    """The experiment of that name.
+    """The experiment or study of that name.
 
     Raises:
-        ValueError: unknown name; the message lists the experiments.
+        ValueError: unknown name; the message lists the experiments and studies.
     """
+    if name in STUDIES:
+        study = STUDIES[name]
+        study.base = load_experiment(study.rows_of)
+        return study
     if name not in EXPERIMENTS:
-        raise ValueError(f"NAME is {name!r}; the experiments are {', '.join(EXPERIMENTS)}.")
+        raise ValueError(
+            f"NAME is {name!r}; the experiments are {', '.join(EXPERIMENTS)}; studies: {', '.join(STUDIES)}."
+        )
     module = importlib.import_module(f"papers.{EXPERIMENTS[name][0]}")
     kinds = (kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Experiment))
     return next(kind() for kind in kinds if getattr(kind, "name", None) == name)

@@ -18,6 +18,7 @@ CASES = [
     "memora+sru",
     "memora+slstm",
     "memora+h3",
+    "memora+mamba2",
     "lru",
     "memora+gru",
     "memora+dense_linear",

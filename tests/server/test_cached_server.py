@@ -55,18 +55,36 @@ def test_the_answer_is_that_of_generate(served):
 
 @pytest.mark.parametrize("family", ["mamba2", "bamba"])
 def test_a_restarted_server_goes_on_bit_for_bit_and_reads_nothing_again(models, family, tmp_path):
-    names, turns = [TEXT.name(token) for token in range(VOCAB_SIZE)], []
-    tokens, known = TEXT.encode_bytes((PROMPT * 3).encode()).tolist(), 1
-    for number in range(3):  # each with a new server
-        with running_server(models[family], tokenizer=TOKENIZER, session_dir=tmp_path) as client:
+    cached, lengths = check_restarts(models[family], tmp_path, 1)
+    assert cached == [0, *(length - 1 for length in lengths[:-1])]  # the last token of an answer was never read
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "recurrent_gemma", "bamba"])
+def test_blocks_on_a_cpu_are_the_same_bit_for_bit_and_read_the_last_answer_again(family, tmp_path):
+    cached, lengths = check_restarts(cached_model(family), tmp_path, 8)
+    read = [length - 15 - 1 for length in lengths[:-1]]
+    assert cached == [0, *(length if family == "recurrent_gemma" else length // 8 * 8 for length in read)]
+
+
+def check_restarts(model, folder, block):
+    """Turns of a conversation, each with a new server, equal those of a server that stores nothing.
+
+    Returns:
+        The number of tokens that each turn did not read, and the number of tokens after each turn.
+    """
+    names, turns, reused, lengths = [TEXT.name(token) for token in range(VOCAB_SIZE)], [], [], []
+    tokens = TEXT.encode_bytes((PROMPT * 3).encode()).tolist()
+    for number in range(3):
+        with running_server(model, tokenizer=TOKENIZER, session_dir=folder, options={"block": block}) as client:
             text, logprobs, cached = answer(client, tokens, 15)
-        assert cached == known - 1  # the last token of an answer was never read
+        reused.append(cached)
         turns.append((tokens, text, logprobs))
-        known = len(tokens) + 15
+        lengths.append(len(tokens) + 15)
         tokens = [*tokens, *map(names.index, logprobs["tokens"]), 70 + number, 80]
-    with running_server(models[family], tokenizer=TOKENIZER, options={"prefix_bytes": 0}) as client:
+    with running_server(model, tokenizer=TOKENIZER, options={"prefix_bytes": 0, "block": block}) as client:
         for tokens, text, logprobs in turns:
             assert answer(client, tokens, 15) == (text, logprobs, 0)
+    return reused, lengths
 
 
 def test_users_at_different_positions_get_their_own_answers(models):
@@ -136,6 +154,26 @@ def test_chat_uses_the_template_and_the_end_of_a_turn(models):
             found = client.post("/v1/chat/completions", body | {"logit_bias": {str(token): 100}})
             assert found["choices"][0]["message"]["content"] == "" and found["usage"]["completion_tokens"] == 0
             assert found["choices"][0]["finish_reason"] == "stop"
+
+
+def test_logprobs_of_a_chat_have_the_bytes_of_words_and_none_of_special_tokens(served):
+    model, client = served
+    ids = TEXT.encode_bytes("größer the".encode()).tolist()
+    bias = {str(token): 100 for token in (*ids, END_OF_TURN)}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 30, "seed": 1}
+    body |= {"logprobs": True, "top_logprobs": 20, "logit_bias": bias}
+    choice = client.post("/v1/chat/completions", body)["choices"][0]
+    content = choice["logprobs"]["content"]
+    data = b"".join(bytes(token["bytes"] or []) for token in content)
+    assert data.decode(errors="replace") == choice["message"]["content"] and "ö" in choice["message"]["content"]
+    prompt = TOKENIZER.apply_chat_template(body["messages"], tokenize=False, add_generation_prompt=True)
+    first = model(torch.tensor([TOKENIZER(prompt).input_ids])).logits[0, -1].log_softmax(-1)
+    best = first.topk(20)
+    assert [each["logprob"] for each in content[0]["top_logprobs"]] == pytest.approx(best.values.tolist(), abs=1e-4)
+    for token, each in zip(best.indices.tolist(), content[0]["top_logprobs"], strict=True):
+        assert each["bytes"] == ([*TEXT.decode_bytes([token])] or None)
+    special = next(token for token in content if token["token"] == TOKENIZER.convert_ids_to_tokens(END_OF_TURN))
+    assert special["bytes"] is None
 
 
 def test_a_session_goes_on_after_the_end_of_an_answer(served, tmp_path):

@@ -39,7 +39,7 @@ def reusing(model, max_bytes: int = 1 << 26, directory=None, **options) -> Sched
     steps = ModelSteps(model)
     database = None if directory is None else PrefixDatabase(directory, steps.computation())
     store = PrefixStore(model.init_state(1), max_bytes, database)
-    return make_scheduler(model, reuse=PrefixReuse(store, not steps.learns_while_reading), **options)
+    return make_scheduler(model, reuse=PrefixReuse(store, steps.keeps_answers), **options)
 
 
 def asking(text: bytes, new: int = 20, sampling: Sampling = GREEDY, seed: int = 0, ends=(), **options) -> Job:
@@ -119,7 +119,7 @@ def test_a_turn_reads_its_own_text_only(model):
     second = asking(longer)
     finish(scheduler, second)
     fed = len(longer) - 1 - second.cached_tokens  # the last byte is fed when the answer begins
-    if ModelSteps(model).learns_while_reading:
+    if not ModelSteps(model).keeps_answers:
         assert second.cached_tokens == len(text) - 1
     else:  # the last byte of an answer is generated, but not fed
         assert second.cached_tokens == len(text) + 19 and fed == 8

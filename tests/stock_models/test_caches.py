@@ -84,9 +84,34 @@ def test_a_step_leaves_its_state_unchanged(family):
     assert all(torch.equal(part, before[name]) for name, part in state.items())
 
 
-def test_blocks_are_read_where_the_stock_code_goes_on_from_a_state():
-    expected = {"mamba": False, "mamba2": True, "recurrent_gemma": False, "rwkv": True, "xlstm": True, "bamba": True}
+def test_blocks_are_read_where_stock_code_or_ours_goes_on_from_a_state():
+    expected = {family: family not in ("recurrent_gemma", "jamba") for family in (*QUICK, "falcon_mamba")}
     assert {family: CachedModel(cached_model(family)).continues_blocks for family in expected} == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@families
+@torch.no_grad()
+def test_blocks_equal_single_steps(family, dtype):
+    model = cached_model(family).to(dtype)
+    model.set_experts_implementation("eager")  # the others take no float64
+    cached = CachedModel(model)
+    sizes = (4, 1, 3, 3) if cached.continues_blocks else (4, 1, 1)
+    tokens, begin, one, many = torch.tensor([PROMPT]), 0, cached.zero, cached.zero
+    for size in sizes:
+        piece = tokens[:, begin : begin + size]
+        begin += size
+        found, many = cached.forward(piece, many)
+        expected = []
+        for column in range(size):
+            logits, one = cached.forward(piece[:, column : column + 1], one)
+            expected.append(logits)
+        if dtype == torch.float64:  # some stock code computes in float32 inside
+            torch.testing.assert_close(found, torch.cat(expected, 1), rtol=1e-4, atol=1e-4)
+        cached.check_state(many)
+        assert {name: (part.shape, part.dtype) for name, part in many.items()} == {
+            name: (part.shape, part.dtype) for name, part in one.items()
+        }
 
 
 def test_a_model_that_is_not_recurrent_is_refused():

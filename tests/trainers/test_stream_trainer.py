@@ -20,6 +20,7 @@ from hf_recurrent import (
     StreamTrainer,
     TrainingMethod,
 )
+from hf_recurrent.trainers.sharding import Replication, ShardingSettings
 
 GUIDE = Path(__file__).parents[2] / "docs/tasks/extend.md"
 
@@ -37,6 +38,17 @@ def test_trainers_are_flat_and_override_few_private_methods(kind):
     assert private == {"_save", "_save_checkpoint"}
     assert all(getattr(kind, name).__doc__ for name in private)
     assert issubclass(RollingWindowTrainer, MultiStreamTrainer)
+
+
+def test_activations_are_recomputed_where_the_launcher_asks_for_it(tmp_path, monkeypatch):
+    class Asked(Replication):
+        settings = ShardingSettings(activation_checkpointing=True)
+
+    monkeypatch.setattr("hf_recurrent.trainers.stream_trainer.build_sharding", lambda *_: Asked())
+    trainer = tiny_trainer(tmp_path, max_steps=1)
+    assert not trainer.model.is_gradient_checkpointing
+    trainer.train()
+    assert trainer.model.is_gradient_checkpointing
 
 
 class Focal(TrainingMethod):

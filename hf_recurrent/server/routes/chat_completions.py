@@ -30,13 +30,20 @@ def checked_tools(functions: list, body: Any) -> Tools:
 
 
 def chat_as_completion(served: ServedModel, body: ChatRequest) -> CompletionRequest:
-    """The completion of a chat's prompt."""
+    """The completion of a chat's prompt.
+
+    Raises:
+        ApiError: `top_logprobs` without `logprobs`.
+    """
     names = (*SamplingFields.model_fields, "n", "stream", "stream_options", "cache_salt")
     shared = {name: getattr(body, name) for name in names}
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "`top_logprobs` needs `logprobs` to be true.", "top_logprobs", "invalid_value")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if limit is None:  # an answer has an end
-        limit = served.settings.max_new_tokens // (body.n or 1)
-    return CompletionRequest.model_construct(model=body.model, max_tokens=limit, **shared)
+        limit = served.settings.most_tokens(logprobs is not None) // (body.n or 1)
+    return CompletionRequest.model_construct(model=body.model, max_tokens=limit, logprobs=logprobs, **shared)
 
 
 class ChatCompletion(Completion):
@@ -60,7 +67,9 @@ class ChatCompletion(Completion):
         options = self.body.stream_options
         for found in super().take(is_last):
             # The beginning of a call is no text.
-            is_empty = any(choice["delta"] == {"content": ""} for choice in found["choices"])
+            is_empty = any(
+                choice["delta"] == {"content": ""} and not choice["logprobs"] for choice in found["choices"]
+            )
             if not is_empty or found["choices"][0]["finish_reason"] or (options and options.every_token):
                 yield found
 
@@ -76,6 +85,8 @@ class ChatCompletion(Completion):
         head = {"index": index, "logprobs": None, "finish_reason": reason}
         if "delta" in choice:
             return head | {"delta": choice["delta"]}
+        if choice["logprobs"] is not None:
+            head["logprobs"] = {"content": choice["logprobs"], "refusal": None}
         parts = [CallPart(choice["text"])]
         if self.may_call:
             parts = self._splitters[index].feed(choice["text"], reason is not None)

@@ -13,6 +13,7 @@ from hf_recurrent.server.routes.schemas import (
     Salt,
     SamplingFields,
     StreamOptions,
+    TopLogprobs,
 )
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -186,7 +187,8 @@ class ChatRequest(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    logprobs: Literal[False] | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
     cache_salt: Salt | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None

@@ -1,14 +1,56 @@
-"""Tokens as text and log-probabilities in the form of OpenAI's completions."""
+"""Tokens as text and log-probabilities in the forms of OpenAI's completions and of its chats."""
 
 import codecs
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from hf_recurrent.server.job import Job, Scores
 from hf_recurrent.server.routes.served_model import ServedModel
 
 _LEAST = -9999.0  # JSON has no infinity
+
+
+class ScoredToken(NamedTuple):
+    """A token with its log-probability.
+
+    Args:
+        token: its id.
+        value: natural logarithm; None where nothing was predicted.
+        best: the most likely tokens in its place, the best one first.
+        offset: characters of the text before it.
+    """
+
+    token: int
+    value: float | None
+    best: dict[int, float]
+    offset: int
+
+
+def completion_logprobs(served: ServedModel, scored: Sequence[ScoredToken], count: int) -> dict[str, Any]:
+    """`logprobs` of a choice of `/v1/completions`, with at most `count` alternatives for a token."""
+    names = served.token_names
+    best = [{names[token]: value for token, value in each.best.items()} or None for each in scored]
+    return {
+        "tokens": [names[each.token] for each in scored],
+        "token_logprobs": [each.value for each in scored],
+        "top_logprobs": best if count else None,
+        "text_offset": [each.offset for each in scored],
+    }
+
+
+def chat_logprobs(served: ServedModel, scored: Sequence[ScoredToken], count: int) -> list[dict[str, Any]]:
+    """`logprobs.content` of a choice of a chat, and `logprobs` of a text of a response."""
+
+    def written(token: int, value: float | None) -> dict[str, Any]:
+        # A special token has no bytes; a part of a character has no text but its bytes.
+        name, data = served.token_names[token].removeprefix("bytes:"), served.decode([token])
+        return {"token": name, "logprob": value, "bytes": [*data] or None}
+
+    return [
+        written(each.token, each.value) | {"top_logprobs": [written(*pair) for pair in each.best.items()]}
+        for each in scored
+    ]
 
 
 class CompletionChoice:
@@ -23,6 +65,7 @@ class CompletionChoice:
         prompt: tokens to repeat before the new ones.
         prompt_scores: of these tokens.
         logprobs: how many of the most likely tokens are listed; None for no log-probabilities.
+        form: of the log-probabilities; its arguments are the model, the tokens, and `logprobs`.
     """
 
     def __init__(
@@ -33,9 +76,10 @@ class CompletionChoice:
         prompt: Sequence[int] = (),
         prompt_scores: Scores | None = None,
         logprobs: int | None = None,
+        form: Callable[[ServedModel, Sequence[ScoredToken], int], Any] = completion_logprobs,
     ):
         self.job, self._served, self._index = job, served, index
-        self._prompt, self._prompt_scores, self._logprobs = prompt, prompt_scores, logprobs
+        self._prompt, self._prompt_scores, self._logprobs, self._form = prompt, prompt_scores, logprobs, form
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length, self._taken, self._is_first, self._is_over = 0, 0, True, False
 
@@ -55,11 +99,10 @@ class CompletionChoice:
         new = self.job.output[self._taken : released]
         text, logprobs = "", None
         if self._logprobs is not None:
-            logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-            text += self._add_scored(prompt, self._prompt_scores, 0, logprobs)
-            text += self._add_scored(new, self.job.output_scores, self._taken, logprobs)
-            if not self._logprobs:
-                logprobs["top_logprobs"] = None
+            scored: list[ScoredToken] = []
+            text += self._add_scored(prompt, self._prompt_scores, 0, scored)
+            text += self._add_scored(new, self.job.output_scores, self._taken, scored)
+            logprobs = self._form(self._served, scored, self._logprobs)
         else:
             text += self._decode(self._served.decode([*prompt, *new]))
         if is_done:
@@ -73,17 +116,13 @@ class CompletionChoice:
         self._length += len(text)
         return text
 
-    def _add_scored(self, tokens: Sequence[int], scores: Scores | None, begin: int, logprobs: dict[str, list]) -> str:
+    def _add_scored(self, tokens: Sequence[int], scores: Scores | None, begin: int, scored: list[ScoredToken]) -> str:
         """Add tokens that begin at a place of their scores; returns their text."""
         text = ""
         for place, token in enumerate(tokens, begin):
-            logprobs["tokens"].append(self._served.token_names[token])
-            logprobs["text_offset"].append(self._length)
-            logprobs["token_logprobs"].append(_finite(scores.log_probabilities[place]))
-            if self._logprobs:
-                best = scores.alternatives[place]
-                named = {self._served.token_names[other]: _finite(value) for other, value in best.items()}
-                logprobs["top_logprobs"].append(named or None)
+            best = scores.alternatives[place].items() if self._logprobs else ()
+            value = _finite(scores.log_probabilities[place])
+            scored.append(ScoredToken(token, value, {other: _finite(each) for other, each in best}, self._length))
             text += self._decode(self._served.decode([token]))
         return text
 

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from hf_recurrent.server.job import Job
-from hf_recurrent.server.routes.completion_texts import CompletionChoice
+from hf_recurrent.server.routes.completion_texts import CompletionChoice, completion_logprobs
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.prefix_scopes import owner, prefix_salt
 from hf_recurrent.server.routes.running_jobs import JobsResponse, RunningJobs
@@ -51,14 +51,16 @@ class Completion:
 
     def json(self, choices: Sequence[dict[str, Any]], with_usage: bool = False) -> dict[str, Any]:
         """A response or a part of one."""
-        prompt = sum(map(len, self.prompts))
-        new = sum(len(choice.job.output) for choice in self.choices)
         head = self._head
         if self.body.session is not None:
             head = head | {"session": self.body.session} | self.choices[0].prefix
+        if not with_usage:
+            return head | {"choices": list(choices)}
+        prompt = sum(map(len, self.prompts))
+        new = sum(len(choice.job.output) for choice in self.choices)
         usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         usage["prompt_tokens_details"] = {"cached_tokens": sum(reader.cached_tokens for reader in self.readers)}
-        return head | {"choices": list(choices)} | ({"usage": usage} if with_usage else {})
+        return head | {"choices": list(choices), "usage": usage}
 
     def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
         """The new parts, for a stream."""
@@ -104,6 +106,7 @@ async def begin_choices(
     prompts: Sequence[np.ndarray],
     request: Request,
     ends: Sequence[int] = (),
+    form: Callable = completion_logprobs,
     **options: Any,
 ) -> tuple[list[CompletionChoice], list[Job]]:
     """The choices with their jobs, not yet submitted, and the job that reads each prompt.
@@ -116,6 +119,7 @@ async def begin_choices(
         prompts: tokens of each prompt.
         request: of the client.
         ends: ends of messages in the prompts.
+        form: of log-probabilities; see [`CompletionChoice`].
         options: of the generating jobs; see [`ServedModel.job`].
     """
     seed, repeats = body.seed_or_random(), body.n or 1
@@ -148,7 +152,7 @@ async def begin_choices(
             )
             echoed = prompt.tolist() if body.echo else []
             scores = (read or job).scores
-            choices.append(CompletionChoice(served, job, len(choices), echoed, scores, body.logprobs))
+            choices.append(CompletionChoice(served, job, len(choices), echoed, scores, body.logprobs, form))
         readers.append(read or choices[-1].job)
     return choices, readers
 

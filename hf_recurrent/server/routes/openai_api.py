@@ -7,6 +7,7 @@ from fastapi.responses import Response
 from hf_recurrent.server.routes.chat_completions import ChatCompletion, chat_as_completion, chat_tools
 from hf_recurrent.server.routes.chat_prompts import chat_prompt
 from hf_recurrent.server.routes.chat_schemas import ChatRequest
+from hf_recurrent.server.routes.completion_texts import chat_logprobs
 from hf_recurrent.server.routes.completions import Completion, begin_choices, check_completion, respond
 from hf_recurrent.server.routes.errors import ApiError
 from hf_recurrent.server.routes.schemas import CompletionRequest
@@ -43,7 +44,9 @@ def openai_routes(served: ServedModel) -> APIRouter:
         check_completion(served, completion, [prompt.tokens])
         constraint = await tools_constraint(served, tools, body.response_format)
         constraint = constraint or await format_constraint(served, body.response_format)
-        found = await begin_choices(served, completion, [prompt.tokens], request, prompt.ends, constraint=constraint)
+        found = await begin_choices(
+            served, completion, [prompt.tokens], request, prompt.ends, chat_logprobs, constraint=constraint
+        )
         answer = ChatCompletion(completion, found[0], [prompt.tokens], found[1])
         answer.may_call = tools.may_call
         return await respond(served, answer, request)

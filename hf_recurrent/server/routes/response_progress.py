@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hf_recurrent.server.job import Job
-from hf_recurrent.server.routes.completion_texts import CompletionChoice
+from hf_recurrent.server.routes.completion_texts import CompletionChoice, chat_logprobs
 from hf_recurrent.server.routes.response_schemas import ResponsesRequest
 from hf_recurrent.server.routes.served_model import ServedModel
 from hf_recurrent.server.routes.tool_calls import CallPart, CallSplitter
@@ -29,19 +29,25 @@ class ResponseProgress:
 
     def __init__(self, served: ServedModel, body: ResponsesRequest, job: Job, prompt_tokens: int, may_call: bool):
         self.id, self.text, self._body, self._job = f"resp_{secrets.token_urlsafe(24)}", "", body, job
-        self._choice, self._splitter = CompletionChoice(served, job, 0), CallSplitter() if may_call else None
+        self._choice = CompletionChoice(served, job, 0, logprobs=body.logprobs, form=chat_logprobs)
+        self._splitter = CallSplitter() if may_call else None
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is not yet part of an item
+        self._gap = ""  # white space after a call, which is part of a message if more text follows
         self._prompt_tokens, self._created = prompt_tokens, int(time.time())
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the last item, while it grows
         self._events, self._every_token = 0, bool(body.stream_options and body.stream_options.every_token)
+        # Only so is it known which tokens belong to a message, and which to a call.
+        self._takes_tokens = self._every_token or (may_call and body.logprobs is not None)
 
     def take(self, is_last: bool) -> Iterator[dict[str, Any]]:
         """The events of the new text."""
         if not self._events:
             yield self._event("response.created", response=self.json())
             yield self._event("response.in_progress", response=self.json())
-        while piece := self._choice.take(1 if self._every_token else None):
+        while piece := self._choice.take(1 if self._takes_tokens else None):
             self.text += piece["text"]
+            self._logprobs += piece["logprobs"] or ()
             is_over = piece["finish_reason"] is not None
             parts = (
                 [CallPart(piece["text"])] if self._splitter is None else self._splitter.feed(piece["text"], is_over)
@@ -51,6 +57,8 @@ class ResponseProgress:
             if is_over:
                 if not self._output:
                     yield from self._begin_message()
+                if self._open is not None and self._open["type"] == "message":  # tokens without a text
+                    self._open["content"][0]["logprobs"] += self._logprobs
                 yield from self._close(is_whole=self._job.finish_reason == "stop")
 
     def ending(self) -> dict[str, Any]:
@@ -100,7 +108,7 @@ class ResponseProgress:
             "text": {"format": text or {"type": "text"}, "verbosity": "medium"},
             "tool_choice": "auto" if choice is None else choice.as_response(),
             "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
-            "top_logprobs": 0,
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": body.truncation or "disabled",
             "usage": None if status == "in_progress" else usage,
@@ -119,16 +127,21 @@ class ResponseProgress:
             yield from self._begin(item | {"call_id": part.id, "name": part.name, "arguments": ""})
         if part.index is not None:
             self._open["arguments"] += part.text
+            self._logprobs, self._gap = [], ""
             yield self._item_event("response.function_call_arguments.delta", delta=part.text)
             return
         if self._open is None or self._open["type"] != "message":
-            if self._output and not part.text.strip():  # between calls
+            self._gap += part.text
+            if self._output and not self._gap.strip():  # between calls
                 return
             yield from self._close(is_whole=True)
             yield from self._begin_message()
+            part, self._gap = CallPart(self._gap), ""
         if part.text or self._every_token:
             self._open["content"][0]["text"] += part.text
-            yield self._item_event("response.output_text.delta", content_index=0, delta=part.text, logprobs=[])
+            new, self._logprobs = self._logprobs, []
+            self._open["content"][0]["logprobs"] += new
+            yield self._item_event("response.output_text.delta", content_index=0, delta=part.text, logprobs=new)
 
     def _begin_message(self) -> Iterator[dict[str, Any]]:
         item = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "status": "in_progress", "role": "assistant"}
@@ -150,7 +163,8 @@ class ResponseProgress:
         item["status"] = "completed" if is_whole else "incomplete"
         if item["type"] == "message":
             part = dict(item["content"][0])
-            yield self._item_event("response.output_text.done", text=part["text"], logprobs=[], **place)
+            done = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._item_event("response.output_text.done", **done, **place)
             yield self._item_event("response.content_part.done", part=part, **place)
         else:
             done = {"name": item["name"], "arguments": item["arguments"]}

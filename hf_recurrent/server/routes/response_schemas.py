@@ -19,6 +19,7 @@ from hf_recurrent.server.routes.schemas import (
     ResponseFormat,
     Salt,
     SamplingFields,
+    TopLogprobs,
 )
 
 _Id = Annotated[str, Field(max_length=100)]
@@ -140,8 +141,13 @@ class ResponsesRequest(SamplingFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     background: Literal[False] | None = None
-    include: Annotated[list[str], Field(max_length=0)] | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
     service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled", "auto"] | None = None  # no text is too long
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: TopLogprobs | None = None
     cache_salt: Salt | None = None
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many of the most likely tokens to list for each token; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.include or self.top_logprobs else None

@@ -135,8 +135,9 @@ async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) 
     tools = checked_tools(body.tools or [], body)
     known = before and ChatPrompt(before.text, before.tokens)
     prompt = chat_prompt(served, instructions + messages, tools.definitions, known, "input")
-    limit = body.max_output_tokens or served.settings.max_new_tokens
-    served.check_limit("max_output_tokens", limit, served.settings.max_new_tokens)
+    most = served.settings.most_tokens(body.logprobs is not None)
+    limit = body.max_output_tokens or most
+    served.check_limit("max_output_tokens", limit, most)
     wanted = body.text.format.as_format if body.text and body.text.format else None
     constraint = await tools_constraint(served, tools, wanted) or await format_constraint(
         served, wanted, "text.format"
@@ -151,6 +152,7 @@ async def _begin(served: ServedModel, body: ResponsesRequest, request: Request) 
         body,
         constraint=constraint,
         max_new_tokens=limit,
+        output_scores=body.logprobs,
         text=kept,
         known=known_state,
         owner=owner(request),

@@ -16,6 +16,7 @@ from hf_recurrent.server.scheduler import Scheduler
 # Between two checks that the client is still connected.
 _POLL_SECONDS = 1.0
 _DONE = "data: [DONE]\n\n"
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 async def call(scheduler: Scheduler, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -144,7 +145,7 @@ class JobsResponse(StreamingResponse):
 
     def event(self, content: dict[str, Any]) -> str:
         """The text of an event."""
-        return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        return f"data: {_JSON.encode(content)}\n\n"
 
     async def ending(self) -> AsyncIterator[str]:
         """The events after the results."""

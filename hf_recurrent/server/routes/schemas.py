@@ -20,6 +20,7 @@ _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Stops = Annotated[list[_Stop], Field(max_length=4), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Id = Annotated[str, Field(max_length=100)]
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Salt = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -136,7 +137,7 @@ class CompletionRequest(SamplingFields):
     session: _Id | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

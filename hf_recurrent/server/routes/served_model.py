@@ -51,16 +51,22 @@ class ServedModel:
         return not isinstance(self.tokenizer, TextTokenizer)
 
     @cached_property
+    def _token_bytes(self) -> list[bytes]:
+        if isinstance(self.tokenizer, TextTokenizer):
+            return self.tokenizer.token_bytes
+        return [self.tokenizer.decode_bytes(np.array([token])) for token in range(self.vocab_size)]
+
+    @cached_property
     def token_names(self) -> list[str]:
         """Every token as OpenAI writes it: its text, or bytes:\\xNN for a part of a character."""
         if isinstance(self.tokenizer, TextTokenizer):
             return [self.tokenizer.name(token) for token in range(self.vocab_size)]
-        return [_token_name(self.decode([token])) for token in range(self.vocab_size)]
+        return [_token_name(data) for data in self._token_bytes]
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Every token as its bytes, for constraints."""
-        return Vocabulary([self.decode([token]) for token in range(self.vocab_size)])
+        return Vocabulary(self._token_bytes)
 
     @cached_property
     def compiling(self) -> asyncio.Semaphore:
@@ -116,7 +122,8 @@ class ServedModel:
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The bytes of tokens."""
-        return self.tokenizer.decode_bytes(np.array(tokens, dtype=np.int64))
+        known = self._token_bytes
+        return b"".join([known[token] for token in tokens])
 
     def prefix(self, job: Job) -> dict[str, str]:
         """The bytes that a session read before its first generated one, in base64; empty if its text had begun."""

@@ -54,3 +54,7 @@ class ServerSettings:
     log: RequestLog | None = None
     stop_seconds: float = 5.0
     pieces_per_second: float = 400.0
+
+    def most_tokens(self, are_scored: bool) -> int:
+        """The largest number of tokens of an answer, with log-probabilities or without."""
+        return min(self.max_new_tokens, self.max_scored) if are_scored else self.max_new_tokens

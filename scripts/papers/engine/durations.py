@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.processor_time import core_seconds, in_words
 from papers.engine.row_times import read_times, row_key
 from papers.engine.rows_file import find_row, read_rows, rows_path
 from papers.engine.tuning import tuning_rows
-
-
-def core_seconds(row: Settings) -> float:
-    """Processor time of a finished row; of older rows, the wall-clock time of training."""
-    return row.get("core_seconds", row["seconds"])
 
 
 def estimate(experiment: Experiment, rows: Sequence[Settings], finished: Sequence[Settings]) -> float:
@@ -26,15 +22,6 @@ def estimate(experiment: Experiment, rows: Sequence[Settings], finished: Sequenc
         times.setdefault(experiment.row_name(row), []).append(core_seconds(row))
     names = [experiment.row_name(row) for row in rows]
     return sum(statistics.fmean(times[name]) if name in times else total for name in names)
-
-
-def in_words(seconds: float) -> str:
-    """A duration with its unit."""
-    if seconds != seconds:
-        return "?"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 class RowsOfASize:

@@ -33,6 +33,8 @@ class Experiment:
         tuning: size → settings that replace a row's while its candidates are compared, such as fewer steps.
         reference: label of the row from which the other rows' values are subtracted, seed by seed, in a column.
         paper_seeds: number of runs of each row in the paper, and by default at its size.
+        optional: settings that only rows of a study of causes have.
+        rows_of: name of the experiment whose file has the rows; None for a file of its own.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Experiment:
     tuning: Mapping[str, Settings] = {}
     reference: str | None = None
     paper_seeds: int = 1
+    optional: Sequence[str] = ()
+    rows_of: str | None = None
 
     def rows(self, size: str) -> list[Settings]:
         """Settings of every row of `size`, "small" or "paper", without the seed: JSON values, with a `label` each.
@@ -112,6 +116,10 @@ class Experiment:
     def details(self, rows: Sequence[Settings]) -> dict[str, str]:
         """Further columns of the table → cells, of all rows with one label."""
         return {"parameters": f"{rows[-1]['num_parameters']:,}"} if "num_parameters" in rows[-1] else {}
+
+    def own_table(self, rows: Sequence[Settings]) -> str | None:
+        """A Markdown table of the experiment's own, or None."""
+        return None
 
     def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
         """Draw a figure of the experiment's own on matplotlib axes; False to draw the table instead."""

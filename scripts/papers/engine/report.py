@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers.engine.durations import core_seconds
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.processor_time import core_seconds
 from papers.engine.rows_file import write_text
 
 # With more lines than this the legend is outside the axes; with more places, matplotlib chooses the ticks.
@@ -15,7 +15,12 @@ _LEGEND_INSIDE, _TICKS = 6, 8
 
 
 def markdown_table(experiment: Experiment, rows: Sequence[Settings]) -> str:
-    """One line per label, one column per place on the x axis; with several seeds mean ± half the range."""
+    """One line per label, one column per place on the x axis; with several seeds mean ± half the range.
+
+    An experiment may have a table of its own.
+    """
+    if (table := experiment.own_table(rows)) is not None:
+        return table
     curves = experiment.curves(rows)
     places = sorted({place for line in curves.values() for place in line if place is not None})
     details: dict[str, dict[str, str]] = {}
@@ -111,7 +116,9 @@ def section(experiment: Experiment, size: str, rows: Sequence[Settings], picture
     minutes = sum(map(core_seconds, rows)) / 60  # next to other programs, or interrupted, a row takes any time
     devices = ", ".join(sorted({row["device"] for row in rows}))
     metric = experiment.metric + (", per cent" if experiment.percent else "")
-    spread = f"{seeds} seeds, mean ± half the range" if seeds > 1 else "1 seed"
+    spread = (
+        f"{seeds} seeds" + (", mean ± half the range" if experiment.rows_of is None else "") if seeds > 1 else "1 seed"
+    )
     return (
         f"## {experiment.source}: {experiment.name}\n\nClaim to be checked: {experiment.claim}\n\n"
         f"<!-- not run in the tests: minutes -->\n```bash\n{command}\n```\n\n"

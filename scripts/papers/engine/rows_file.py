@@ -12,7 +12,12 @@ from papers.engine.experiment import Experiment
 
 def rows_path(experiment: Experiment, size: str, output_dir: Path) -> Path:
     """The file of an experiment's rows."""
-    return output_dir / f"{experiment.name.replace('-', '_')}_{size}.json"
+    return output_dir / f"{(experiment.rows_of or experiment.name).replace('-', '_')}_{size}.json"
+
+
+def report_path(experiment: Experiment, size: str, output_dir: Path) -> Path:
+    """The file of an experiment's table; its plot stands next to it."""
+    return output_dir / f"{experiment.name.replace('-', '_')}_{size}.md"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -33,10 +38,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def find_row(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The finished row with these settings, or None; settings that its candidates replace may have any value."""
+    """The finished row with these settings, or None; settings that its candidates replace may have any value.
+
+    A row of a study (`factors.py`) has its `level` in addition, and is found with it only.
+    """
     chosen = {name for candidate in settings.get("candidates", ()) for name in candidate}
     given = {name: value for name, value in settings.items() if name not in chosen}
-    return next((row for row in rows if given.items() <= row.items()), None)
+    level = settings.get("level")
+    return next((row for row in rows if row.get("level") == level and given.items() <= row.items()), None)
 
 
 def add_row(row: dict[str, Any], path: Path, lock: Path) -> list[dict[str, Any]]:

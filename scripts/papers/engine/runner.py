@@ -5,19 +5,22 @@ import io
 import json
 import multiprocessing
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from papers.engine.durations import estimate, in_words
+from papers.engine.durations import estimate
 from papers.engine.experiment import Experiment, Settings
+from papers.engine.processor_time import in_words
 from papers.engine.report import command_line, markdown_table, plot, section, update_section
 from papers.engine.row_checkpoints import row_checkpoints
-from papers.engine.rows_file import add_row, find_row, read_rows, rows_path, write_text
+from papers.engine.rows_file import add_row, find_row, read_rows, report_path, rows_path, write_text
 from papers.engine.tuning import tuned, tuning_rows
 
 UNFINISHED = ".unfinished"
@@ -31,11 +34,17 @@ class Workers:
         processes: rows that run side by side.
         threads: CPU threads of each; by default its share of the cores, or as they are for one process.
         prepare: called in each of these processes before its first row.
+        deadline: value of `time.monotonic()` after which no row begins; None for no limit.
     """
 
     processes: int = 1
     threads: int | None = None
     prepare: Callable[[], None] | None = None
+    deadline: float | None = None
+
+    def is_over(self) -> bool:
+        """True after the deadline."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
 
 def reproduce(
@@ -86,17 +95,20 @@ def reproduce(
     stored = _run_missing(experiment, ready, path, workers)
     rows = [row for settings in wanted if (row := find_row(stored, settings)) is not None]
     if not rows:
-        print("No row is finished yet; other processes run them.")
+        print("No row is finished yet; other processes run them, or the time is over.")
         return rows
+    report = report_path(experiment, size, output_dir)
     table = markdown_table(experiment, rows)
-    write_text(table, path.with_suffix(".md"))
-    plot(experiment, rows, path.with_suffix(".png"))
+    write_text(table, report)
+    plot(experiment, rows, report.with_suffix(".png"))
     if page is not None:
-        picture = Path(os.path.relpath(path.with_suffix(".png"), page.parent)).as_posix()
+        picture = Path(os.path.relpath(report.with_suffix(".png"), page.parent)).as_posix()
         command = command_line(experiment, size, seeds, only, overrides)
         update_section(page, f"{experiment.name} {size}", section(experiment, size, rows, picture, command))
-    saved = f"Saved {path.with_suffix('')}.json, .md and .png"
+    saved = f"Saved {path}, {report} and {report.with_suffix('.png').name}"
     print(f"\n{table}\n{saved}" + (f" and the section of {page}" if page else ""))
+    if len(rows) < len(wanted):
+        print(f"{len(wanted) - len(rows)} of {len(wanted)} rows are left; to continue, rerun the same command.")
     return rows
 
 
@@ -168,6 +180,8 @@ def _run_all(
     """(settings, results) of every row as it finishes; see [`run_row`]."""
     if workers.processes == 1:
         for settings in missing:
+            if workers.is_over():
+                return
             yield settings, run_row(experiment, settings, path, workers.threads)
         return
     threads = workers.threads or max((os.cpu_count() or 1) // workers.processes, 1)
@@ -181,6 +195,8 @@ def _run_all(
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield running.pop(future), future.result()
+                if workers.is_over():
+                    running = {future: row for future, row in running.items() if not future.cancel()}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -193,8 +209,8 @@ def run_row(experiment: Experiment, settings: Settings, path: Path, threads: int
         threads: CPU threads of this process; None leaves them unchanged.
 
     Returns:
-        What the experiment measured, and `core_seconds`, the processor time of all threads since the row was last
-        begun; None if another process runs the row or has finished it.
+        What the experiment measured, `core_seconds`, the processor time of all threads since the row was last begun,
+        and the `commit` of the code; None if another process runs the row or has finished it.
     """
     if threads is not None:
         import torch
@@ -208,7 +224,22 @@ def run_row(experiment: Experiment, settings: Settings, path: Path, threads: int
         begin = time.process_time()
         with redirect_stdout(io.StringIO()):  # hide the Trainer's logs; the caller prints one line per row
             results = experiment.run(settings)
-        return {**results, "core_seconds": round(time.process_time() - begin, 2)}
+        return {**results, "core_seconds": round(time.process_time() - begin, 2), "commit": current_commit()}
+
+
+@cache
+def current_commit() -> str | None:
+    """The clone's commit, with "-dirty" after it if code was changed; None outside of a clone or without git."""
+    folder = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", ":/*.py", ":/*.c", ":/*.h")
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _short(value: Any) -> str:

@@ -57,6 +57,7 @@ class OnlineMemora(Experiment):
     )
     metric = "held-out bits per byte"
     paper_seeds = 3
+    optional = ("fields",)
     x_label = "kB read"
     log_x = True
 
@@ -74,7 +75,8 @@ class OnlineMemora(Experiment):
     def run(self, settings: Settings) -> dict[str, Any]:
         corpus, held_out = split_corpus(settings)
         widths = {key: settings[key] for key in ("hidden_size", "state_size", "num_hidden_layers")}
-        model = build_model(settings.get("preset", "memora-online"), corpus.vocab_size, settings["seed"], **widths)
+        fields = {**widths, **settings.get("fields", {})}
+        model = build_model(settings.get("preset", "memora-online"), corpus.vocab_size, settings["seed"], **fields)
         steps = steps_of(settings, corpus, settings["streams"])
         between = max(steps // EVALUATIONS, 1)
         results = run_trainer(

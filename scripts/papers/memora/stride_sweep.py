@@ -49,6 +49,7 @@ class StrideSweep(Experiment):
     x_key = "stride"
     log_x = True
     paper_seeds = 3
+    optional = ("episode_bytes",)
     shared = {"accumulation": 1}
     sizes = {
         "small": {

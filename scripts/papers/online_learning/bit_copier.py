@@ -35,6 +35,15 @@ class CopiedBits(Dataset):
         self.inputs, self.bits = torch.from_numpy(inputs).float(), torch.from_numpy(_bits(targets))
         self.num_tokens = num_tokens
 
+    def drop_silent_starts(self) -> None:
+        """Drop the sequences whose first pattern has no bit.
+
+        Their first input is zero, and so is each layer's output until the first bit; the next layer's norm divides by
+        the root of its epsilon there, and the true gradient of a bias is hundreds of times any other.
+        """
+        has_bit = self.inputs[:, 0].any(dim=-1)
+        self.inputs, self.bits = self.inputs[has_bit], self.bits[has_bit]
+
     def __len__(self) -> int:
         return len(self.inputs)
 

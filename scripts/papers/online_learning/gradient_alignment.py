@@ -32,6 +32,7 @@ class GradientAlignmentFigure(Experiment):
         "norm as one vector, {num_measured:,} sequences, before training and after {steps:,} steps of {batch_size} by "
         "the rule itself, learning rate {learning_rate:g} with cosine decay."
     )
+    optional = ("begins_with_a_bit",)
     metric = "cosine to the gradient of backpropagation through time"
     x_label = "layer"
     # Panels A, C and E; `r_min` is |λ|min at initialisation.
@@ -56,6 +57,8 @@ class GradientAlignmentFigure(Experiment):
     def run(self, settings: Settings) -> dict[str, Any]:
         data = CopiedBits(settings["num_tokens"], settings["num_examples"], settings["seed"])
         measured = CopiedBits(settings["num_tokens"], settings["num_measured"], settings["seed"], "validation")
+        if settings.get("begins_with_a_bit"):
+            measured.drop_silent_starts()
         set_seed(settings["seed"])
         fields = {"num_hidden_layers": settings["layers"], "dropout": settings.get("dropout", 0.0)}
         model = BitCopier({**fields, "r_min": settings["r_min"]}, settings["rule"])

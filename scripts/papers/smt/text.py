@@ -39,6 +39,7 @@ class TextMethods(MethodComparison):
         "whole files, the teacher has the last Tc bytes at each of some places. Equal to what SMT→DMT has used: its "
         "optimizer steps, its sequential operations, its time on the CPU."
     )
+    optional = ("smt",)
     metric = "held-out bits per byte"
     sizes = {
         "small": {

@@ -70,7 +70,7 @@ def test_the_stabiliser_of_slstm_changes_no_output():
     assert outputs.isfinite().all() and final.isfinite().all() and far.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("sru", 2), ("slstm", 4), ("h3", 4)])
+@pytest.mark.parametrize(("name", "numbers"), [("sru", 2), ("slstm", 4), ("h3", 4), ("mamba2", 4)])
 def test_states_of_several_numbers_a_channel(name, numbers):
     with pytest.raises(ValueError, match=f"`state_size` is 6|`state_size` is 7.*multiple of {numbers}"):
         build_recurrent_unit(name, 8, 6 if numbers == 4 else 7)
@@ -109,6 +109,18 @@ def test_h3_recalls_the_value_after_a_key():
         outputs, _ = unit(inputs[None], torch.zeros(1, 8))
     expected = torch.tensor([[0, 0], [0, 0], [0, 0], [0, 0], [0, 7], [5, 0.0]])
     torch.testing.assert_close(outputs[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_mamba2_starts_in_its_ranges():
+    torch.manual_seed(0)
+    unit = build_recurrent_unit("mamba2", 4, 4 * 2000)
+    with torch.no_grad():
+        unit.reset_parameters()
+    rate, step = torch.exp(unit.log_rate), softplus(unit.step_bias)
+    assert 1 <= rate.min() <= rate.max() <= 16 and rate.mean().item() == pytest.approx(8.5, rel=0.03)
+    assert 0.000999 <= step.min() <= step.max() <= 0.1001
+    assert torch.log(step).mean().item() == pytest.approx(math.log(0.01), rel=0.03)
+    assert (unit.skip_weight == 1).all()
 
 
 def radius_of(unit):
@@ -168,10 +180,13 @@ def test_extreme_gates_give_finite_states_and_gradients(name, signed, gate, dtyp
     with torch.no_grad():
         unit.reset_parameters()
     unit = unit.to(dtype)
-    count = len(unit.project(torch.zeros(1, 1, 4, dtype=dtype)))
-    for gated in range(count):
-        values = [gate if number == gated else 1.0 for number in range(count)]
-        projections = [torch.full((1, 8, 4), value, dtype=dtype, requires_grad=True) for value in values]
+    widths = [projection.shape[-1] for projection in unit.project(torch.zeros(1, 1, 4, dtype=dtype))]
+    for gated in range(len(widths)):
+        values = [gate if number == gated else 1.0 for number in range(len(widths))]
+        projections = [
+            torch.full((1, 8, width), value, dtype=dtype, requires_grad=True)
+            for width, value in zip(widths, values, strict=True)
+        ]
         a, b = unit.coefficients(*projections)
         (a.sum() + b.sum()).backward()
         for tensor in (a, b, *(p.grad for p in projections if p.grad is not None)):

@@ -3,9 +3,12 @@
 import pytest
 import torch
 from torch.nn.functional import gelu, logsigmoid, silu, softplus
-from transformers import RecurrentGemmaConfig
+from transformers import Mamba2Config, RecurrentGemmaConfig
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 from unit_cases import STEPS, UNITS, WIDTH, initialised
+
+from hf_recurrent.modeling.units.recurrent_units import build_recurrent_unit
 
 # One step of every unit as its paper writes it: (unit, x (S), h (S, complex where the unit is)) → (h, output).
 
@@ -145,6 +148,13 @@ def h3_step(u, x, state):
     return torch.cat([torch.complex(key, taps.real), h]), output
 
 
+def mamba2_step(u, x, h):
+    step = softplus(u.step_size(x) + u.step_bias)
+    value, key, query = silu(u.input_projection(x)), silu(u.key(x)).view(4, -1), silu(u.query(x)).view(4, -1)
+    h = torch.exp(-step * torch.exp(u.log_rate)) * h.view(4, -1) + step * value * key
+    return h.flatten(), (query * h).sum(0) + u.skip_weight * value
+
+
 def indrnn_step(u, x, h):
     h = torch.tanh(u.input_projection(x) + u.recurrent_weight * h)
     return h, h
@@ -241,6 +251,39 @@ def test_rg_lru_is_that_of_recurrent_gemma():
     actual, final = ours(inputs, torch.zeros(3, WIDTH))
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(final, theirs.recurrent_states, rtol=1e-6, atol=1e-6)
+
+
+class WithoutGate(torch.nn.Module):
+    def forward(self, hidden_states, gate):
+        return hidden_states
+
+
+def test_mamba2_is_that_of_transformers():
+    """Their mixer with heads of one channel, without its convolution, gated norm and map out."""
+    ours = build_recurrent_unit("mamba2", WIDTH, 4 * WIDTH)
+    sizes = {"num_heads": WIDTH, "head_dim": 1, "n_groups": WIDTH, "state_size": 4, "expand": 1, "chunk_size": 8}
+    theirs = Mamba2Mixer(Mamba2Config(hidden_size=WIDTH, use_conv_bias=False, **sizes), layer_idx=0)
+    theirs.norm, theirs.out_proj = WithoutGate(), torch.nn.Identity()
+
+    def by_head(weight):
+        return weight.view(4, WIDTH, WIDTH).transpose(0, 1).flatten(0, 1)
+
+    with torch.no_grad():
+        for weight in ours.parameters():
+            torch.nn.init.normal_(weight, std=0.5)
+        maps = (
+            ours.input_projection.weight,
+            by_head(ours.key.weight),
+            by_head(ours.query.weight),
+            ours.step_size.weight,
+        )
+        theirs.in_proj.weight.copy_(torch.cat([torch.zeros(WIDTH, WIDTH), *maps]))
+        theirs.conv1d.weight.zero_()[..., -1] = 1
+        for name, vector in (("A_log", ours.log_rate), ("dt_bias", ours.step_bias), ("D", ours.skip_weight)):
+            getattr(theirs, name).copy_(vector)
+    inputs = torch.randn(3, 20, WIDTH)
+    actual, _ = ours(inputs, torch.zeros(3, 4 * WIDTH))
+    torch.testing.assert_close(actual, theirs.eval()(inputs), rtol=1e-5, atol=1e-5)
 
 
 def test_gru_is_that_of_torch():

@@ -42,3 +42,11 @@ def test_cosines_are_one_where_the_rule_is_exact():
 def wide(data):
     data.inputs = data.inputs.double()
     return data
+
+
+def test_sequences_without_a_first_bit_are_dropped():
+    data = CopiedBits(2, 600, 0)
+    count = int(data.inputs[:, 0].any(dim=-1).sum())
+    data.drop_silent_starts()
+    assert len(data) == len(data.bits) == count < 600
+    assert data.inputs[:, 0].any(dim=-1).all()

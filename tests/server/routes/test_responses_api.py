@@ -1,5 +1,7 @@
 """/v1/responses, used by OpenAI's own client."""
 
+import json
+
 import openai
 import pytest
 import torch
@@ -7,6 +9,11 @@ from model_cases import tiny_model
 from running_server import running_server
 
 from hf_recurrent import CHAT_TEMPLATE, ByteTokenizer
+from hf_recurrent.server.job import Job, Request
+from hf_recurrent.server.routes.response_progress import ResponseProgress
+from hf_recurrent.server.routes.response_schemas import ResponsesRequest
+from hf_recurrent.server.routes.served_model import ServedModel
+from hf_recurrent.server.routes.settings import ServerSettings
 
 TOKENIZER = ByteTokenizer(chat_template=CHAT_TEMPLATE)
 ADD = {
@@ -210,3 +217,47 @@ def test_a_base_model_is_no_assistant():
     with running_server() as server:
         reply = server.request("POST", "/v1/responses", {"model": "tiny", "input": "Hi"})
     assert reply.status == 404 and "is not an assistant: it has no chat template" in reply.error()
+
+
+def test_logprobs_of_a_response_are_those_of_the_chat(client):
+    with_them = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "extra_body": {"seed": 4}}
+    found = create(client, "Grüße", **with_them)
+    chat = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "Grüße"}], seed=4, max_tokens=30, logprobs=True,
+        top_logprobs=2,
+    )  # fmt: skip
+    expected = [token.model_dump() for token in chat.choices[0].logprobs.content]
+    assert [each.model_dump() for each in found.output[0].content[0].logprobs] == expected
+    assert found.top_logprobs == 2 and client.responses.retrieve(found.id) == found
+    events = list(create(client, "Grüße", **with_them, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [each.to_dict() for event in deltas for each in event.logprobs] == expected
+    done = next(event for event in events if event.type == "response.output_text.done")
+    assert [each.to_dict() for each in done.logprobs] == expected
+    assert create(client, "Grüße").output[0].content[0].logprobs == []
+    follow = create(client, [item.to_dict() for item in found.output] + [{"role": "user", "content": "a"}])
+    assert follow.status == "incomplete"
+    with pytest.raises(openai.BadRequestError, match="which is not supported; only"):
+        create(client, "a", include=["reasoning.encrypted_content"])
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_logprobs_of_a_response_with_a_call_are_of_its_message_only(server, step):
+    text = b'Yes <b> <tool_call>{"name": "add", "arguments": {"a": 1, "b": "x"}}</tool_call> \xff done <'
+    served = ServedModel(server.scheduler, TOKENIZER, ServerSettings("tiny"))
+    body = ResponsesRequest(model="tiny", input="a", top_logprobs=1)
+    job = Job(Request([], output_scores=1))
+    progress, events = ResponseProgress(served, body, job, 1, may_call=True), []
+    for begin in range(0, len(text), step):
+        new = text[begin : begin + step]
+        job.output += new
+        job.output_scores.add(torch.zeros(len(new), 256), [*new])
+        job.released = len(job.output)
+        job.is_done, job.finish_reason = job.released == len(text), "stop"
+        events += json.loads(json.dumps([*progress.take(is_last=job.is_done)]))
+    before, call, after = progress.json()["output"]
+    assert (call["name"], after["content"][0]["text"]) == ("add", " \ufffd done <")
+    tokens = [each["bytes"][0] for item in (before, after) for each in item["content"][0]["logprobs"]]
+    assert bytes(tokens) == b"Yes <b>  \xff done <"
+    deltas = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]
+    assert [each["bytes"][0] for each in deltas] == tokens

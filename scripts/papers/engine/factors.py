@@ -1,0 +1,177 @@
+"""Causes: two measurements of an experiment compared again, with one setting at a time changed."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from papers.engine.experiment import Experiment, Settings
+from papers.engine.processor_time import core_seconds, in_words
+
+AS_RECORDED = "as recorded"
+# Two-sided 95 % quantiles of Student's t, by the number of values.
+_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+# Label of a point, and its place on the x axis or None.
+Point = tuple[str, str | None]
+
+
+def confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean by Student's t of 2 to 10 values; None of one.
+
+    Raises:
+        KeyError: more values than the table of quantiles has.
+    """
+    if len(values) < 2:
+        return None
+    half = _QUANTILES[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values) - half, statistics.fmean(values) + half
+
+
+class FactorStudy(Experiment):
+    """Two points of an experiment and their difference, as recorded and with one setting at a time changed.
+
+    The rows stand in the file of the experiment, so that its own rows are not run again.
+
+    Args:
+        name: as the user types it.
+        base: name of the experiment.
+        claim: the question.
+        first, second: the points; the difference is second minus first, seed by seed.
+        factors: factor → level → settings that replace those of all rows.
+        fixed: label of a row of the experiment → settings in place of its candidates; other rows are left out.
+        where: settings that a row of the experiment must have, where several have one label.
+        affected: factor → labels of the rows that it changes, by default all; the others are as recorded.
+        seeds: each row runs once per seed.
+
+    Attributes:
+        base: the experiment, which `load_experiment` sets.
+    """
+
+    base: Experiment
+
+    def __init__(
+        self,
+        name: str,
+        base: str,
+        claim: str,
+        *,
+        first: Point,
+        second: Point,
+        factors: Mapping[str, Mapping[str, Settings]],
+        fixed: Mapping[str, Settings],
+        where: Settings | None = None,
+        affected: Mapping[str, Sequence[str]] | None = None,
+        seeds: Sequence[int] = (0, 1, 2),
+    ):
+        self.name, self.rows_of, self.claim, self.seeds = name, base, claim, seeds
+        self.first, self.second, self.factors, self.fixed, self.where = first, second, factors, fixed, where or {}
+        self.affected = affected or {}
+        self.note = f"One setting at a time is changed; all others are those of `{base}`."
+
+    source = property(lambda self: self.base.source)
+    metric = property(lambda self: self.base.metric)
+    percent = property(lambda self: self.base.percent)
+    number_format = property(lambda self: self.base.number_format)
+
+    def rows(self, size: str) -> list[Settings]:
+        """The experiment's rows, then those of each level, which have `level` in addition.
+
+        Raises:
+            ValueError: a size without studies, or a level with a setting that a row does not have.
+        """
+        if size != "small":
+            raise ValueError(f"size is {size!r}; `{self.name}` has the size 'small' only.")
+        plain = [
+            row for row in self.base.rows(size) if row["label"] in self.fixed and self.where.items() <= row.items()
+        ]
+        return plain + [
+            self._at_level(row, f"{factor} {level}", settings)
+            for factor, levels in self.factors.items()
+            for level, settings in levels.items()
+            for row in plain
+            if row["label"] in self.affected.get(factor, self.fixed)
+        ]
+
+    def _at_level(self, row: Settings, level: str, settings: Settings) -> Settings:
+        own = {key: value for key, value in row.items() if key != "candidates"} | self.fixed[row["label"]]
+        if unknown := settings.keys() - own.keys() - set(self.base.optional):
+            raise ValueError(
+                f"{level!r} of `{self.name}` sets {sorted(unknown)}, which {row['label']!r} does not have."
+            )
+        return {**own, **settings, "level": level}
+
+    def run(self, settings: Settings) -> dict[str, Any]:
+        return self.base.run(settings)
+
+    def row_name(self, settings: Settings) -> str:
+        return f"{self.base.row_name(settings)}, {settings.get('level', AS_RECORDED)}"
+
+    def points(self, row: Settings) -> Iterator[tuple[str, Any, float]]:
+        return self.base.points(row)
+
+    def levels(self, rows: Sequence[Settings]) -> dict[str, list[Settings]]:
+        """Level → its rows, and as recorded those that it does not affect, in the order of the study."""
+        recorded = [row for row in rows if "level" not in row]
+        result = {AS_RECORDED: recorded}
+        for factor, levels in self.factors.items():
+            kept = [row for row in recorded if row["label"] not in self.affected.get(factor, self.fixed)]
+            for level in levels:
+                own = [row for row in rows if row.get("level") == f"{factor} {level}"]
+                result[f"{factor} {level}"] = own + kept
+        return result
+
+    def pairs(self, rows: Sequence[Settings]) -> list[tuple[float, float]]:
+        """(first, second) of each seed that has both."""
+        found: dict[int, dict[Point, float]] = {}
+        for row in rows:
+            for label, place, value in self.points(row):
+                found.setdefault(row["seed"], {})[label, None if place is None else str(place)] = value
+        return [
+            (each[self.first], each[self.second])
+            for each in found.values()
+            if {self.first, self.second} <= each.keys()
+        ]
+
+    def own_table(self, rows: Sequence[Settings]) -> str:
+        """One line per level: both measurements, their difference with its 95 % interval, seeds, processor time."""
+        names = [label if place is None else f"{label}, {place}" for label, place in (self.first, self.second)]
+        lines = [
+            "| | " + " | ".join(names) + " | difference, 95 % interval | seeds | core time |",
+            "|---|---|---|---|---|---|",
+        ]
+        scale, form = self.scale_and_form()
+        for level, own in self.levels(rows).items():
+            pairs = self.pairs(own)
+            if not pairs:
+                continue
+            means = [f"{statistics.fmean(side) * scale:{form}}" for side in zip(*pairs, strict=True)]
+            differences = [(second - first) * scale for first, second in pairs]
+            cell = f"{statistics.fmean(differences):+{form}}"
+            if bounds := confidence_interval(differences):
+                cell += f" [{bounds[0]:+{form}}, {bounds[1]:+{form}}]"
+            lines.append(
+                f"| {level} | {' | '.join(means)} | {cell} | {len(pairs)} | {in_words(sum(map(core_seconds, own)))} |"
+            )
+        return "\n".join(lines) + "\n"
+
+    def scale_and_form(self) -> tuple[int, str]:
+        return (100, ".1f") if self.percent else (1, self.number_format or ".3f")
+
+    def draw(self, axes: Any, rows: Sequence[Settings]) -> bool:
+        """The difference at each level: the seeds, their mean and its interval."""
+        scale, _ = self.scale_and_form()
+        levels = {level: self.pairs(own) for level, own in self.levels(rows).items()}
+        levels = {level: [(b - a) * scale for a, b in pairs] for level, pairs in levels.items() if pairs}
+        for place, values in enumerate(levels.values()):
+            axes.plot(values, [place] * len(values), "o", color="black", markersize=3)
+            low, high = confidence_interval(values) or (values[0], values[0])
+            axes.plot([low, high], [place, place], color="tab:blue", linewidth=2)
+            axes.plot(statistics.fmean(values), place, "|", color="tab:blue", markersize=18, markeredgewidth=3)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_yticks(range(len(levels)), list(levels))
+        axes.invert_yaxis()
+        unit = self.metric + (" (points)" if self.percent else "")
+        # Below the whole figure, as the names may be longer than the axes.
+        text = f"{self.second[0]}\nminus {self.first[0]}\n{unit}"
+        axes.figure.supxlabel(text, fontsize="small")
+        return True
