@@ -110,6 +110,8 @@ class VectorLearner:
         Raises:
             ValueError: the configuration or a setting is not allowed.
         """
+        if num_targets is not None and num_targets < 1:
+            raise ValueError(f"`num_targets` is {num_targets}; it must be at least 1.")
         fields = {"hidden_size": 10, "state_size": 10, "num_hidden_layers": 1}
         fields |= {"r_min": 0.5, "r_max": 0.999, "max_phase": math.pi / 4, "pooling": "last"}
         fields |= dict(config or {}) | {"input_size": num_inputs, "num_labels": num_targets or num_inputs}
@@ -188,10 +190,8 @@ class VectorLearner:
             ValueError: nothing was read since the beginning of the series, or `values` are missing or not allowed.
         """
         if self.has_targets != (values is not None):
-            needed = (
-                "must be given for a learner with targets" if self.has_targets else "are for learners with targets"
-            )
-            raise ValueError(f"`values` {needed}.")
+            needed = "must be given for a learner" if self.has_targets else "are for learners"
+            raise ValueError(f"`values` {needed} with targets.")
         if values is not None:
             values = self._checked(values)
             mean, variance = self._scales_after(values)
