@@ -74,6 +74,12 @@ def _add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     learning.add_argument(
         "--inputs", type=int, metavar="N", help="learn vectors of N measurements; MODEL is new and left out"
     )
+    learning.add_argument(
+        "--targets",
+        type=int,
+        metavar="N",
+        help="learn N values that are given with every vector, a regression, instead of the next vector",
+    )
     learning.add_argument("--optim", choices=OPTIMIZERS, help="optimizer (default: adamw)")
     learning.add_argument(
         "--learning_rate", type=float, help="may be changed in C (default: 3e-5; with new weights 1e-3)"
@@ -145,7 +151,7 @@ def _check_learning(arguments: argparse.Namespace) -> None:
     """Raise a ValueError for flags that have no effect, and for a missing MODEL."""
     name = arguments.model
     if not arguments.learn:
-        for flag in ("inputs", "optim", "learning_rate", "numbers", "binary", "config_overrides", "seed"):
+        for flag in ("inputs", "targets", "optim", "learning_rate", "numbers", "binary", "config_overrides", "seed"):
             if getattr(arguments, flag) is not None:
                 raise ValueError(f"`--{flag}` needs --learn.")
     elif arguments.format != "c":
@@ -178,11 +184,16 @@ def _export_learner(arguments: argparse.Namespace, folder: Path) -> None:
     overrides, seed = arguments.config_overrides or (), arguments.seed or 0
     if arguments.inputs is not None:
         config = parse_pairs("--config_overrides", overrides)
-        learner = VectorLearner.new(arguments.inputs, seed=seed, config=config, **given)
+        learner = VectorLearner.new(arguments.inputs, num_targets=arguments.targets, seed=seed, config=config, **given)
     elif (name := arguments.model) not in preset_names() and auto_class_of(name) is AutoModelForSequenceClassification:
         options = {"argument": "MODEL", "trust_remote_code": arguments.trust_remote_code}
-        learner = VectorLearner(load_model(AutoModelForSequenceClassification, name, **options).float(), **given)
+        model = load_model(AutoModelForSequenceClassification, name, **options).float()
+        if arguments.targets not in (None, model.config.num_labels):
+            raise ValueError(f"`--targets` is {arguments.targets}; {name} gives {model.config.num_labels} values.")
+        learner = VectorLearner(model, targets=arguments.targets is not None, **given)
     else:
+        if arguments.targets is not None:
+            raise ValueError(f"`--targets` needs --inputs or a model of vectors; {name} reads bytes.")
         if name in preset_names():
             given = {"learning_rate": _NEW_RATE} | given
         arguments.config_overrides, arguments.seed = overrides, seed

@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--inputs", type=int, help="with --target c, a learner of so many measurements, as in `export`"
     )
+    parser.add_argument("--targets", type=int, help="with --inputs, values that are learned from them, as in `export`")
     parser.add_argument("--measure", type=int, metavar="STEPS", help="run a few steps here, and estimate the time")
     add_json_argument(parser)
     return parser
@@ -78,11 +79,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     """Print the plan of a run; False if it does not fit into `--memory`."""
-    for name in ("processes", "measure", "inputs"):
+    for name in ("processes", "measure", "inputs", "targets"):
         if getattr(arguments, name) is not None:
             check_at_least(1, arguments, name)
     if arguments.inputs is not None and arguments.target is None:
         raise ValueError("`--inputs` needs --target c.")
+    if arguments.targets is not None and arguments.inputs is None:
+        raise ValueError("`--targets` needs --inputs.")
 
     import_libraries("hf_recurrent.cli.pretrain_arguments", "hf_recurrent.planning.training_steps")
     from transformers.utils import logging
@@ -144,7 +147,7 @@ def _plan_c(arguments: argparse.Namespace, run: "PretrainArguments") -> bool:
     if arguments.inputs is None:
         model = build_model(run.model, token_vocabulary(run.data.corpus))[0].float().eval()
         name, count = run.model.model, model.num_parameters()
-    found = dict(c_footprints(model, OPTIMIZERS, arguments.inputs))
+    found = dict(c_footprints(model, OPTIMIZERS, arguments.inputs, arguments.targets))
     counted = {name: one for name, one in found.items() if not isinstance(one, str)}
     fits = {name: arguments.memory is None or one.total <= arguments.memory for name, one in counted.items()}
     if arguments.json:

@@ -95,7 +95,10 @@ def c_vector_learner(learner: VectorLearner, name: str = "model", numbers: str =
     except UnsupportedOp as error:
         raise ValueError(f"The learner cannot be exported to C: {str(error).rstrip('.')}.") from error
     predict = _Body(printer)
-    interface = vector_interface(learner.model.config.input_size, learner.settings.window, predict.text)
+    config, targets = learner.model.config, None
+    if learner.has_targets:
+        targets = config.num_labels
+    interface = vector_interface(config.input_size, learner.settings.window, predict.text, targets)
     return _learner(plan, interface, learn, predict, name)
 
 

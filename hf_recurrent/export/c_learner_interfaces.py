@@ -84,14 +84,17 @@ AFTER
 }"""
 
 
-def vector_interface(size: int, window: int, predict: str) -> Interface:
+def vector_interface(size: int, window: int, predict: str, targets: int | None = None) -> Interface:
     """Of a learner of vectors.
 
     Args:
         size: values of a vector.
         window: vectors that the running means look back on.
-        predict: statements that compute `values`, the next scaled vector, from `input`.
+        predict: statements that compute `values`, the next scaled vector or the scaled target, from `input`.
+        targets: values of a target; None to learn to predict the next vector.
     """
+    if targets is not None:
+        return _target_interface(size, targets, window, predict)
     fields = ("mean", "variance", "input", "target", "error")
     functions = _VECTORS.replace("PREDICT", indented(predict)).replace("LARGEST", f"{LARGEST_VALUE!r}f")
     return Interface(
@@ -119,58 +122,151 @@ int NAME_learn(struct NAME_learner *learner, const float *values, float *score);
     )
 
 
-_VECTORS = """/* Factor of a running mean that has seen so many values. */
+_SCALING = """/* Factor of a running mean that has seen so many values. */
 static float NAME_rate(uint32_t seen) {
     return fmaxf(1.0f / ((float)seen + 1.0f), 1.0f / WINDOW);
 }
 
-static void NAME_scaled(const float *values, const float *mean, const float *variance, float *scaled) {
-    for (int i = 0; i < NAME_INPUTS; i++) {
+static void NAME_scaled(const float *values, const float *mean, const float *variance, float *scaled,
+                        int size) {
+    for (int i = 0; i < size; i++) {
         scaled[i] = (values[i] - mean[i]) / (variance[i] > 0.0f ? sqrtf(variance[i]) : 1.0f);
     }
-}
+}"""
+_VECTORS = f"""{_SCALING}
 
-int NAME_predict(struct NAME_learner *learner, float *values) {
+int NAME_predict(struct NAME_learner *learner, float *values) {{
     const struct NAME_saved *saved = &learner->saved;
     const float *input = learner->input;
     if (!saved->last_known) return NAME_NO_CONTEXT;
-    NAME_scaled(saved->last, saved->mean, saved->variance, learner->input);
+    NAME_scaled(saved->last, saved->mean, saved->variance, learner->input, NAME_INPUTS);
 PREDICT
-    for (int i = 0; i < NAME_INPUTS; i++) {
+    for (int i = 0; i < NAME_INPUTS; i++) {{
         values[i] = saved->mean[i] + (saved->variance[i] > 0.0f ? sqrtf(saved->variance[i]) : 1.0f) * values[i];
-    }
+    }}
     return NAME_OK;
-}
+}}
 
-int NAME_learn(struct NAME_learner *learner, const float *values, float *score) {
+int NAME_learn(struct NAME_learner *learner, const float *values, float *score) {{
     struct NAME_saved *saved = &learner->saved;
     const float rate = NAME_rate(saved->vectors_read);
     *score = 0.0f;
-    for (int i = 0; i < NAME_INPUTS; i++) {
+    for (int i = 0; i < NAME_INPUTS; i++) {{
         const float change = values[i] - saved->mean[i];
         if (!(fabsf(values[i]) <= LARGEST)) return NAME_BAD_INPUT;
         learner->mean[i] = saved->mean[i] + rate * change;
         learner->variance[i] = (1.0f - rate) * (saved->variance[i] + rate * change * change);
-    }
-    if (!saved->last_known) {
+    }}
+    if (!saved->last_known) {{
         NAME_forget_state(learner);
         NAME_forget_sensitivities(learner);
-    } else {
-        NAME_scaled(saved->last, learner->mean, learner->variance, learner->input);
-        NAME_scaled(values, learner->mean, learner->variance, learner->target);
+    }} else {{
+        NAME_scaled(saved->last, learner->mean, learner->variance, learner->input, NAME_INPUTS);
+        NAME_scaled(values, learner->mean, learner->variance, learner->target, NAME_INPUTS);
         const int outcome = NAME_block(learner, learner->input, learner->target);
         if (outcome != NAME_OK) return outcome;
         const float of_errors = NAME_rate(saved->updates);
-        for (int i = 0; i < NAME_INPUTS; i++) {
+        for (int i = 0; i < NAME_INPUTS; i++) {{
             const float square = learner->error[i] * learner->error[i];
             *score += square / (saved->errors[i] + SMALLEST) / (float)NAME_INPUTS;
             saved->errors[i] += of_errors * (square - saved->errors[i]);
-        }
-    }
+        }}
+    }}
     memcpy(saved->mean, learner->mean, sizeof saved->mean);
     memcpy(saved->variance, learner->variance, sizeof saved->variance);
     memcpy(saved->last, values, sizeof saved->last);
     saved->last_known = 1;
     if (saved->vectors_read < UINT32_MAX) saved->vectors_read++;
     return NAME_OK;
-}"""
+}}"""
+
+
+def _target_interface(size: int, targets: int, window: int, predict: str) -> Interface:
+    """Of a learner of vectors and their targets; arguments as there."""
+    fields = dict.fromkeys(("mean", "variance", "input"), size)
+    fields |= dict.fromkeys(("target_mean", "target_variance", "target", "error"), targets)
+    functions = _TARGETS.replace("PREDICT", indented(predict)).replace("LARGEST", f"{LARGEST_VALUE!r}f")
+    return Interface(
+        title="A recurrent model that learns to predict a target from each vector and all before",
+        macros=f"#define NAME_INPUTS {size}\n#define NAME_TARGETS {targets}",
+        outcomes=("a value that is not finite, or larger than 1e15", "not returned by this learner"),
+        saved="""    uint32_t updates; /* of the weights */
+    uint32_t vectors_read;
+    int32_t last_known; /* 0 between series */""",
+        memory=("".join(f"    float {field}[{count}];\n" for field, count in fields.items()), sum(fields.values())),
+        declarations="""/* The target of a vector; nothing changes. Returns NAME_OK or NAME_BAD_INPUT. */
+int NAME_predict(struct NAME_learner *learner, const float *values, float *target);
+/* Read a vector and learn its target; `score` gets the squared error of its prediction over the usual one, about 1.
+ * After NAME_BAD_INPUT and NAME_DIVERGED, weights and state are those before the vector. */
+int NAME_learn(struct NAME_learner *learner, const float *values, const float *target, float *score);""",
+        functions=functions.replace("SMALLEST", f"{SMALLEST_ERROR!r}f").replace("WINDOW", f"{float(window)!r}f"),
+        block="const float *input, const float *target",
+        begin="learner->saved.last_known = 0;",
+        start="for (int i = 0; i < NAME_TARGETS; i++) learner->saved.errors[i] = 1.0f;",
+        allowed="last == 0 || last == 1",
+    )
+
+
+_TARGETS = f"""{_SCALING}
+
+/* Running mean and variance with these values too; 0 if one of them is not allowed. */
+static int NAME_scales(const float *values, const float *mean, const float *variance, float rate, float *new_mean,
+                       float *new_variance, int size) {{
+    for (int i = 0; i < size; i++) {{
+        const float change = values[i] - mean[i];
+        if (!(fabsf(values[i]) <= LARGEST)) return 0;
+        new_mean[i] = mean[i] + rate * change;
+        new_variance[i] = (1.0f - rate) * (variance[i] + rate * change * change);
+    }}
+    return 1;
+}}
+
+/* Scale a vector, and begin a series with a state of 0. */
+static int NAME_begin(struct NAME_learner *learner, const float *values) {{
+    const struct NAME_saved *saved = &learner->saved;
+    if (!NAME_scales(values, saved->mean, saved->variance, NAME_rate(saved->vectors_read), learner->mean,
+                     learner->variance, NAME_INPUTS)) return 0;
+    NAME_scaled(values, learner->mean, learner->variance, learner->input, NAME_INPUTS);
+    if (!saved->last_known) {{
+        NAME_forget_state(learner);
+        NAME_forget_sensitivities(learner);
+    }}
+    return 1;
+}}
+
+int NAME_predict(struct NAME_learner *learner, const float *read, float *values) {{
+    const struct NAME_saved *saved = &learner->saved;
+    const float *input = learner->input;
+    if (!NAME_begin(learner, read)) return NAME_BAD_INPUT;
+PREDICT
+    for (int i = 0; i < NAME_TARGETS; i++) {{
+        const float variance = saved->target_variance[i];
+        values[i] = saved->target_mean[i] + (variance > 0.0f ? sqrtf(variance) : 1.0f) * values[i];
+    }}
+    return NAME_OK;
+}}
+
+int NAME_learn(struct NAME_learner *learner, const float *values, const float *target, float *score) {{
+    struct NAME_saved *saved = &learner->saved;
+    *score = 0.0f;
+    if (!NAME_scales(target, saved->target_mean, saved->target_variance, NAME_rate(saved->vectors_read),
+                     learner->target_mean, learner->target_variance, NAME_TARGETS)) return NAME_BAD_INPUT;
+    if (!NAME_begin(learner, values)) return NAME_BAD_INPUT;
+    NAME_scaled(target, learner->target_mean, learner->target_variance, learner->target, NAME_TARGETS);
+    const int outcome = NAME_block(learner, learner->input, learner->target);
+    if (outcome != NAME_OK) return outcome;
+    const float of_errors = NAME_rate(saved->updates);
+    for (int i = 0; i < NAME_TARGETS; i++) {{
+        const float square = learner->error[i] * learner->error[i];
+        *score += square / (saved->errors[i] + SMALLEST) / (float)NAME_TARGETS;
+        saved->errors[i] += of_errors * (square - saved->errors[i]);
+    }}
+    memcpy(saved->mean, learner->mean, sizeof saved->mean);
+    memcpy(saved->variance, learner->variance, sizeof saved->variance);
+    memcpy(saved->target_mean, learner->target_mean, sizeof saved->target_mean);
+    memcpy(saved->target_variance, learner->target_variance, sizeof saved->target_variance);
+    memcpy(saved->last, values, sizeof saved->last);
+    saved->last_known = 1;
+    if (saved->vectors_read < UINT32_MAX) saved->vectors_read++;
+    return NAME_OK;
+}}"""

@@ -56,6 +56,20 @@ NAME_reset(&learner);  /* another series begins; what was learned stays */
 NAME_save(&learner, saved);
 NAME_load(&learner, saved, sizeof saved);
 ```"""
+_TARGETS = """```c
+#include "NAME.h"
+
+static struct NAME_learner learner;  /* MACRO_LEARNER_BYTES */
+static unsigned char saved[MACRO_SAVED_SIZE];
+float values[MACRO_INPUTS], target[MACRO_TARGETS], score;
+
+NAME_init(&learner, file, size);  /* the bytes of NAME.weights; not needed afterwards */
+NAME_predict(&learner, values, target);  /* the target of a vector that was not read */
+NAME_learn(&learner, values, target, &score);  /* score is about 1 if it was expected, more for anomalies */
+NAME_reset(&learner);  /* another series begins; what was learned stays */
+NAME_save(&learner, saved);
+NAME_load(&learner, saved, sizeof saved);
+```"""
 
 
 def save_c_learner(
@@ -82,6 +96,8 @@ def save_c_learner(
     if isinstance(learner, VectorLearner):
         text, optimizer, tokenizer = c_vector_learner(learner, _NAME, numbers), learner.optimizer, None
         title, item, example = "A model that learns from measurements", "vector", _VECTORS
+        if learner.has_targets:
+            title, item, example = "A model that learns a regression", "vector and its target", _TARGETS
     else:
         optimizer, tokenizer = learner.step.optimizer, learner.tokenizer
         text = c_learner(learner.model, learner_setting(learner, numbers), _NAME)

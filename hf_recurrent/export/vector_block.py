@@ -22,7 +22,7 @@ class VectorBlock:
     """
 
     def __init__(self, learner: VectorLearner):
-        self.model, self.rule = learner.model, learner.rule
+        self.model, self.rule, self.has_targets = learner.model, learner.rule, learner.has_targets
         self.parameters = dict(self.model.named_parameters())
         self.tables: dict[str, torch.nn.Module] = {}
         self.gradients = {name: weight.shape for name, weight in learner.parameters.items()}
@@ -30,14 +30,16 @@ class VectorBlock:
     def record(self, learns: bool = True) -> tuple[BlockTrace, dict[str, Value]]:
         """The recorded step: inputs `input`, `target`, `state NAME` and `carried NAME`.
 
-        Results are `following`, the next scaled vector, and `state NAME`; if it learns, `error` and `gradient NAME`.
+        Results are `following`, the next scaled vector or the scaled target, and `state NAME`; if it learns, `error`
+        and `gradient NAME`.
 
         Raises:
             UnsupportedOp: the model has an operator without a rule.
         """
         size, dtype = self.model.config.input_size, self.model.dtype
         carried, state = self.rule.init_carried(1), self.model.model.init_state(1)
-        current, following = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)
+        current = torch.zeros(size, dtype=dtype)
+        following = torch.zeros(self.model.config.num_labels, dtype=dtype)
         inputs = {"input": current, "target": following}
         inputs |= {f"state {name}": tensor for name, tensor in state.items()}
         inputs |= {f"carried {name}": tensor for name, tensor in carried.items()}
@@ -45,7 +47,7 @@ class VectorBlock:
         recorded = self.rule.engine.advancing_by(trace.advance_sensitivities)
         with without_gradients(self.parameters.values()), recorded, trace:
             with torch.enable_grad(), self.rule.block(carried) if learns else nullcontext():
-                found, state = predict_scaled(self.model, current, state)
+                found, state = predict_scaled(self.model, current, state, is_change=not self.has_targets)
                 results = {"following": found}
                 if learns:
                     results["error"] = found - following
@@ -65,5 +67,8 @@ def vector_setting(learner: VectorLearner, numbers: str) -> LearnerSetting:
 
 def vector_plan(learner: VectorLearner, block: VectorBlock, numbers: str) -> LearnerPlan:
     """The memory of a learner in C."""
-    scales = dict.fromkeys(("mean", "variance", "errors", "last"), learner.model.config.input_size)
+    config = learner.model.config
+    scales = dict.fromkeys(("mean", "variance", "last"), config.input_size) | {"errors": config.num_labels}
+    if learner.has_targets:
+        scales |= dict.fromkeys(("target_mean", "target_variance"), config.num_labels)
     return LearnerPlan(block, vector_setting(learner, numbers), learner.model.model.init_state(1), scales)

@@ -28,6 +28,9 @@ class VectorLearner:
     to the next one. It learns by exact real-time recurrent learning from half the mean squared error, one vector at a
     time, in constant memory. This is the reference of the learner in C, which `export --format c --learn` writes.
 
+    With `learn(values, target)` it predicts another vector instead, of any size, from this one and all before: a
+    regression. Targets have scales of their own.
+
     Example:
         ```python
         learner = VectorLearner.new(num_inputs=3)
@@ -37,18 +40,21 @@ class VectorLearner:
         ```
 
     Args:
-        model: an `LruForSequenceClassification` with `input_size` I and I labels, on the CPU.
+        model: an `LruForSequenceClassification` with `input_size` I and O labels, on the CPU; O is I unless targets
+            are given.
         optimizer: "adamw" or "rmsprop", see [`LearnerSettings`].
         learning_rate: constant.
         max_grad_norm: gradients are clipped to this norm; 0 for no clipping.
         window: vectors that the running means look back on.
+        targets: a target is given with every vector.
 
     Attributes:
         updates: optimizer steps.
         vectors_read: vectors read.
         state, carried: of the network, and its sensitivities.
         mean, variance: of the vectors, (I,).
-        errors: running mean squares of the scaled errors, (I,).
+        target_mean, target_variance: of the targets, (O,).
+        errors: running mean squares of the scaled errors, (O,).
         last: the last vector, (I,); None at the beginning of a series.
 
     Raises:
@@ -63,8 +69,9 @@ class VectorLearner:
         learning_rate: float = 1e-3,
         max_grad_norm: float = 1.0,
         window: int = 1000,
+        targets: bool = False,
     ):
-        check_vector_model(model)
+        check_vector_model(model, targets)
         self.settings = LearnerSettings(
             optimizer=optimizer, learning_rate=learning_rate, max_grad_norm=max_grad_norm, window=window
         )
@@ -75,7 +82,9 @@ class VectorLearner:
         apply_learning_rate_factors(self.optimizer, model, self.parameters)
         size = model.config.input_size
         self.mean, self.variance = (torch.zeros(size, dtype=model.dtype) for _ in range(2))
-        self.errors = torch.ones(size, dtype=model.dtype)
+        self.has_targets, outputs = targets, model.config.num_labels
+        self.target_mean, self.target_variance = (torch.zeros(outputs, dtype=model.dtype) for _ in range(2))
+        self.errors = torch.ones(outputs, dtype=model.dtype)
         self.updates = self.vectors_read = 0
         self.reset()
 
@@ -86,6 +95,7 @@ class VectorLearner:
         *,
         seed: int = 0,
         config: Mapping[str, Any] | None = None,
+        num_targets: int | None = None,
         **settings: Any,
     ) -> "VectorLearner":
         """A learner with a small new model, of one layer of width 10 with 10 numbers of state.
@@ -94,57 +104,99 @@ class VectorLearner:
             num_inputs: I.
             seed: of the weights.
             config: fields of [`LruConfig`], in place of ours.
+            num_targets: O, values of the targets of a regression; None to predict the next vector.
             settings: arguments of [`VectorLearner`].
 
         Raises:
             ValueError: the configuration or a setting is not allowed.
         """
+        if num_targets is not None and num_targets < 1:
+            raise ValueError(f"`num_targets` is {num_targets}; it must be at least 1.")
         fields = {"hidden_size": 10, "state_size": 10, "num_hidden_layers": 1}
         fields |= {"r_min": 0.5, "r_max": 0.999, "max_phase": math.pi / 4, "pooling": "last"}
-        fields |= dict(config or {}) | {"input_size": num_inputs, "num_labels": num_inputs}
+        fields |= dict(config or {}) | {"input_size": num_inputs, "num_labels": num_targets or num_inputs}
         config = LruConfig(**fields, problem_type="regression")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = LruForSequenceClassification(config)
-        with torch.no_grad():  # begins with the prediction that nothing changes
+        with torch.no_grad():  # begins with the prediction that nothing changes, or with the mean of the targets
             model.score.weight.zero_()
             model.score.bias.zero_()
-        return cls(model, **settings)
+        return cls(model, targets=num_targets is not None, **settings)
 
-    def learn(self, values: Sequence[float] | torch.Tensor) -> float:
+    def learn(
+        self, values: Sequence[float] | torch.Tensor, target: Sequence[float] | torch.Tensor | None = None
+    ) -> float:
         """Read the next vector and learn from it.
 
         Args:
             values: (I,), finite.
+            target: (O,), finite, of a learner with targets.
 
         Returns:
             The mean over the values of the squared error of their prediction, divided by its usual value; 0 for the
-            first vector of a series.
+            first vector of a series, unless targets are given.
 
         Raises:
             ValueError: the vector has another size, or a value is not finite or larger than 10¹⁵; nothing changes.
             NonFiniteLossError: the loss or its gradient is NaN or infinite; weights, scales and state are unchanged.
         """
+        if self.has_targets:
+            return self._learn_target(values, target)
+        if target is not None:
+            raise ValueError("`target` is given, but the learner predicts the next vector; build it with targets.")
         values, score = self._checked(values), 0.0
         mean, variance = self._scales_after(values)
         if self.last is not None:
             current, following = ((x - mean) / deviation(variance) for x in (self.last, values))
             error, state = self._block(current, following)
-            self.state, self.updates = state, self.updates + 1
-            square = error * error
-            score = (square / (self.errors + SMALLEST_ERROR)).mean().item()
-            self.errors += max(1 / (self.updates + 1), 1 / self.settings.window) * (square - self.errors)
+            self.state, score = state, self._score(error)
         self.mean, self.variance, self.last = mean, variance, values
         self.vectors_read += 1
         return score
 
+    def _learn_target(
+        self, values: Sequence[float] | torch.Tensor, target: Sequence[float] | torch.Tensor | None
+    ) -> float:
+        if target is None:
+            raise ValueError("`target` is missing; a learner with targets needs one for every vector.")
+        values, target = self._checked(values), self._checked(target, "target")
+        mean, variance = self._scales_after(values)
+        target_mean, target_variance = self._scales_after(target, self.target_mean, self.target_variance)
+        scaled = (target - target_mean) / deviation(target_variance)
+        error, state = self._block((values - mean) / deviation(variance), scaled)
+        self.state, score = state, self._score(error)
+        self.mean, self.variance, self.last = mean, variance, values
+        self.target_mean, self.target_variance = target_mean, target_variance
+        self.vectors_read += 1
+        return score
+
+    def _score(self, error: torch.Tensor) -> float:
+        """Count an update and its error; returns the error over the usual one."""
+        self.updates += 1
+        square = error * error
+        score = (square / (self.errors + SMALLEST_ERROR)).mean().item()
+        self.errors += max(1 / (self.updates + 1), 1 / self.settings.window) * (square - self.errors)
+        return score
+
     @torch.no_grad()
-    def predict(self) -> torch.Tensor:
-        """The next vector, (I,).
+    def predict(self, values: Sequence[float] | torch.Tensor | None = None) -> torch.Tensor:
+        """The next vector, (I,); of a learner with targets, the target (O,) of a vector that it has not read.
+
+        Args:
+            values: (I,), for a learner with targets.
 
         Raises:
-            ValueError: nothing was read since the beginning of the series.
+            ValueError: nothing was read since the beginning of the series, or `values` are missing or not allowed.
         """
+        if self.has_targets != (values is not None):
+            needed = "must be given for a learner" if self.has_targets else "are for learners"
+            raise ValueError(f"`values` {needed} with targets.")
+        if values is not None:
+            values = self._checked(values)
+            mean, variance = self._scales_after(values)
+            found, _ = predict_scaled(self.model, (values - mean) / deviation(variance), self.state, is_change=False)
+            return self.target_mean + deviation(self.target_variance) * found
         if self.last is None:
             raise ValueError("Nothing was read since the beginning of the series; call `learn` first.")
         scale = deviation(self.variance)
@@ -156,23 +208,28 @@ class VectorLearner:
         self.state, self.carried = self.model.model.init_state(1), self.rule.init_carried(1)
         self.last: torch.Tensor | None = None
 
-    def _checked(self, values: Sequence[float] | torch.Tensor) -> torch.Tensor:
-        values = torch.as_tensor(values, dtype=self.model.dtype).clone()
-        if values.shape != self.mean.shape:
-            raise ValueError(f"`values` has shape {tuple(values.shape)}; it must be {tuple(self.mean.shape)}.")
+    def _checked(self, values: Sequence[float] | torch.Tensor, name: str = "values") -> torch.Tensor:
+        values, like = torch.as_tensor(values, dtype=self.model.dtype).clone(), self.mean
+        if name == "target":
+            like = self.target_mean
+        if values.shape != like.shape:
+            raise ValueError(f"`{name}` has shape {tuple(values.shape)}; it must be {tuple(like.shape)}.")
         if not bool((values.abs() <= LARGEST_VALUE).all()):
-            raise ValueError(f"`values` is {values.tolist()}; values must be finite and at most {LARGEST_VALUE:g}.")
+            raise ValueError(f"`{name}` is {values.tolist()}; values must be finite and at most {LARGEST_VALUE:g}.")
         return values
 
-    def _scales_after(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Running mean and variance with these values too."""
-        rate, change = max(1 / (self.vectors_read + 1), 1 / self.settings.window), values - self.mean
-        return self.mean + rate * change, (1 - rate) * (self.variance + rate * change * change)
+    def _scales_after(
+        self, values: torch.Tensor, mean: torch.Tensor | None = None, variance: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Running mean and variance, by default of the vectors, with these values too."""
+        mean, variance = (self.mean, self.variance) if mean is None else (mean, variance)
+        rate, change = max(1 / (self.vectors_read + 1), 1 / self.settings.window), values - mean
+        return mean + rate * change, (1 - rate) * (variance + rate * change * change)
 
     def _block(self, current: torch.Tensor, following: torch.Tensor) -> tuple[torch.Tensor, RecurrentState]:
         """Learn from one scaled vector and its successor; returns the error (I,) and the state."""
         with torch.enable_grad(), self.rule.block(self.carried):
-            found, state = predict_scaled(self.model, current, self.state)
+            found, state = predict_scaled(self.model, current, self.state, is_change=not self.has_targets)
             error = found - following
             loss = half_mean_square(error)
             if not bool(loss.isfinite()):
@@ -195,12 +252,12 @@ def deviation(variance: torch.Tensor) -> torch.Tensor:
 
 
 def predict_scaled(
-    model: PreTrainedModel, values: torch.Tensor, state: RecurrentState
+    model: PreTrainedModel, values: torch.Tensor, state: RecurrentState, is_change: bool = True
 ) -> tuple[torch.Tensor, RecurrentState]:
-    """The next scaled vector (I,) from the present one, and the state after it."""
+    """The next scaled vector (I,) from the present one, and the state after it; without `is_change`, a target (O,)."""
     output = model.model(input_values=values.view(1, 1, -1), state=state, use_cache=True)
-    change = model.score(upcast(output.last_hidden_state)[0, 0].to(model.score.weight.dtype))
-    return values + change, output.state
+    found = model.score(upcast(output.last_hidden_state)[0, 0].to(model.score.weight.dtype))
+    return values + found if is_change else found, output.state
 
 
 def half_mean_square(error: torch.Tensor) -> torch.Tensor:
@@ -208,7 +265,7 @@ def half_mean_square(error: torch.Tensor) -> torch.Tensor:
     return (error * error).sum() * (0.5 / error.numel())
 
 
-def check_vector_model(model: PreTrainedModel) -> None:
+def check_vector_model(model: PreTrainedModel, targets: bool = False) -> None:
     """Raise a ValueError for a model that a [`VectorLearner`] cannot use."""
     size = getattr(model.config, "input_size", None)
     if size is None or not hasattr(model, "score"):
@@ -216,7 +273,7 @@ def check_vector_model(model: PreTrainedModel) -> None:
             f"`model` is a {type(model).__name__} that reads no vectors; it must be a model for sequence "
             "classification with `input_size` in its configuration."
         )
-    if model.config.num_labels != size:
+    if model.config.num_labels != size and not targets:
         raise ValueError(f"`model` gives {model.config.num_labels} values; it must give `input_size`, {size}.")
     if model.device.type != "cpu":
         raise ValueError(f"`model` is on {model.device}; it must be on the CPU.")

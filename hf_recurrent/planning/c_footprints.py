@@ -17,7 +17,7 @@ from hf_recurrent.online.vector_learner import VectorLearner
 
 
 def c_footprints(
-    model: PreTrainedModel | None, optimizers: Iterable[str], inputs: int | None = None
+    model: PreTrainedModel | None, optimizers: Iterable[str], inputs: int | None = None, targets: int | None = None
 ) -> Iterator[tuple[str, Footprint | str]]:
     """Name of a program → its footprint, or the reason why the model cannot be exported as that program.
 
@@ -25,6 +25,7 @@ def c_footprints(
         model: with float32 weights, on the CPU; None with `inputs`.
         optimizers: names, of the learner; see [`LearnerSettings`].
         inputs: values of a vector, for the new model of [`VectorLearner`] instead of `model`.
+        targets: values of a target, with `inputs`; None to predict the next vector.
     """
     if inputs is None:
         yield "step", _of_step(model)
@@ -35,7 +36,8 @@ def c_footprints(
                 setting = learner_setting(OnlineLearner(model, optimizer=optimizer), numbers)
                 found = c_learner(model, setting).footprint
             else:
-                found = c_vector_learner(VectorLearner.new(inputs, optimizer=optimizer), numbers=numbers).footprint
+                learner = VectorLearner.new(inputs, num_targets=targets, optimizer=optimizer)
+                found = c_vector_learner(learner, numbers=numbers).footprint
         except ValueError as error:
             found = str(error)
         yield f"learner, {optimizer}{suffix}", found

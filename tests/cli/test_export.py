@@ -61,9 +61,18 @@ def test_a_learner_of_measurements_in_c(tmp_path, capsys):
     assert "#define MODEL_INPUTS 3" in header and "uint16_t first[" in header
     sizes = re.search(r"RAM ([\d,]+) bytes; flash [\d,]+ bytes and the code", capsys.readouterr().err)
     assert f"#define MODEL_LEARNER_BYTES {sizes[1].replace(',', '')} " in header
+    main([*command, "--inputs", "3", "--targets", "2", "--output_dir", str(tmp_path / "targets")])
+    assert "#define MODEL_TARGETS 2" in (tmp_path / "targets/model.h").read_text()
+    assert "model_learn(&learner, values, target, &score);" in (tmp_path / "targets/README.md").read_text()
     VectorLearner.new(2).model.save_pretrained(tmp_path / "saved")
     main(["export", str(tmp_path / "saved"), "--format", "c", "--learn", "--output_dir", str(tmp_path / "learner")])
     assert "#define MODEL_INPUTS 2" in (tmp_path / "learner/model.h").read_text()
+    of_saved = ["export", str(tmp_path / "saved"), "--format", "c", "--learn", "--targets"]
+    main([*of_saved, "2", "--output_dir", str(tmp_path / "regression")])
+    assert "#define MODEL_TARGETS 2" in (tmp_path / "regression/model.h").read_text()
+    with pytest.raises(SystemExit):
+        main([*of_saved, "3", "--output_dir", str(tmp_path / "wrong")])
+    assert "`--targets` is 3; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -76,6 +85,9 @@ def test_a_learner_of_measurements_in_c(tmp_path, capsys):
         (["{checkpoint}", "--learning_rate", "1e-3"], "`--learning_rate` needs --learn"),
         (["{checkpoint}", "--format", "c", "--learn", "--quantize", "int8"], "leave out --quantize"),
         (["--format", "c", "--inputs", "3"], "`--inputs` needs --learn"),
+        (["{checkpoint}", "--format", "c", "--targets", "1"], "`--targets` needs --learn"),
+        (["{checkpoint}", "--format", "c", "--learn", "--targets", "1"], "`--targets` needs --inputs or a model"),
+        (["--format", "c", "--learn", "--inputs", "2", "--targets", "0"], "`num_targets` is 0; it must be at least 1"),
         (["--format", "c"], "`MODEL` is missing; give a checkpoint"),
         (["--format", "c", "--learn"], "`MODEL` is missing; give a checkpoint, a preset, or --inputs"),
         (

@@ -139,6 +139,10 @@ def test_exported_c_is_planned_as_it_will_be_exported(capsys):
     assert run(capsys, "--target c --memory 1kB")[0] == 1
     status, out = run(capsys, "--target c --inputs 1 --memory 32KiB")
     assert status == 0 and out.out.count("  fits") == 6 and "a new model of 1 measurements" in out.out
+    status, out = run(capsys, "--target c --inputs 1 --targets 2 --memory 32KiB --json")
+    assert status == 0 and all(one["fits"] for one in json.loads(out.out).values())
+    status, out = run(capsys, "--target c --targets 2")
+    assert status == 2 and "`--targets` needs --inputs." in out.err
     status, out = run(capsys, "--inputs 1")
     assert status == 2 and "`--inputs` needs --target c." in out.err
 
