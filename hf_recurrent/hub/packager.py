@@ -65,13 +65,13 @@ def gathered_files(module: str) -> dict[str, str]:
         module: full name of the module with the class that is saved, such as
             `hf_recurrent.modeling.memora.modeling_memora`.
     """
-    files: dict[str, list[_Source]] = {}
-    for name in _in_import_order(module):
-        files.setdefault(_file_of(name, module), []).append(_read(name))
+    files: dict[str, list[Source]] = {}
+    for name in in_import_order(module):
+        files.setdefault(_file_of(name, module), []).append(read_source(name))
     return {f"{file}.py": _join(sources, module) for file, sources in files.items()}
 
 
-class _Source:
+class Source:
     """The source of one module."""
 
     def __init__(self, name: str, text: str):
@@ -87,17 +87,17 @@ class _Source:
 
 
 @cache
-def _read(name: str) -> _Source:
-    return _Source(name, Path(importlib.util.find_spec(name).origin).read_text(encoding="utf-8"))
+def read_source(name: str) -> Source:
+    return Source(name, Path(importlib.util.find_spec(name).origin).read_text(encoding="utf-8"))
 
 
-def _in_import_order(module: str) -> list[str]:
-    """A module and all modules of `modeling` that it imports, each after its own imports."""
+def in_import_order(module: str) -> list[str]:
+    """A module and all modules that it imports relatively, each after its own imports."""
     order: dict[str, None] = {}
 
     def visit(name: str) -> None:
         if name not in order:
-            source = _read(name)
+            source = read_source(name)
             for node in source.relative_imports:
                 visit(source.target(node))
             order[name] = None
@@ -119,7 +119,7 @@ def _file_of(name: str, root: str) -> str:
     return root_stem
 
 
-def _join(sources: list[_Source], root: str) -> str:
+def _join(sources: list[Source], root: str) -> str:
     """One file: all imports, then the modules, each below a comment with its name."""
     own = {source.name for source in sources}
     imports: dict[str, dict[str, None]] = {}  # "from MODULE import" or "import" → names

@@ -9,7 +9,7 @@ from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaFo
 from transformers.models.mamba.modeling_mamba import MambaForCausalLM, MambaMixer
 
 from hf_recurrent.modeling.block.recurrent_state import upcast
-from hf_recurrent.modeling.scan.linear_scan import linear_scan
+from hf_recurrent.modeling.scan.layers import selective_scan
 from hf_recurrent.stock_models.stock_model import ConvolutionPart, StockModelWithState, given_block
 
 
@@ -47,18 +47,14 @@ class SelectiveScanPart(ConvolutionPart):
         return self.out_proj(output.to(hidden_states.dtype))
 
     def _scan(self, inputs, time_step, to_state, from_state, block):
-        batch_size, steps, channels = inputs.shape
         time_step = nn.functional.softplus(time_step + upcast(self.dt_proj.bias))
         if block.padding_mask is not None:
             time_step = time_step.masked_fill(block.padding_mask.unsqueeze(-1), 0)  # the state stays as it is
-        decay = torch.exp(time_step.unsqueeze(-1) * -torch.exp(upcast(self.A_log)))
-        added = (time_step * inputs).unsqueeze(-1) * to_state.unsqueeze(2)
-        states, final_state = linear_scan(
-            decay.flatten(2), added.flatten(2), self.get_part(block, "recurrent").flatten(1), block.reset_mask
-        )
-        self.set_part(block, "recurrent", final_state.unflatten(1, (channels, -1)))
-        states = states.view(batch_size, steps, channels, -1)
-        return torch.matmul(states, from_state.unsqueeze(-1)).squeeze(-1) + upcast(self.D) * inputs
+        a = -torch.exp(upcast(self.A_log))
+        state = self.get_part(block, "recurrent")
+        outputs, state = selective_scan(inputs, time_step, a, to_state, from_state, state, block.reset_mask)
+        self.set_part(block, "recurrent", state)
+        return outputs + upcast(self.D) * inputs
 
 
 class MambaMixerWithState(SelectiveScanPart, MambaMixer):

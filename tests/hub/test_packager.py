@@ -47,7 +47,7 @@ def test_configurations_and_tokenizers_bring_the_same_text_as_their_model(family
 def join(*modules: str) -> str:
     """Modules a, b, … of one folder in one file, gathered for the last one."""
     names = [f"{MODELING}.room.{name}" for name in "abc"]
-    sources = [packager._Source(name, text) for name, text in zip(names, modules, strict=False)]
+    sources = [packager.Source(name, text) for name, text in zip(names, modules, strict=False)]
     return packager._join(sources, sources[-1].name)
 
 
