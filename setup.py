@@ -22,6 +22,9 @@ HEADERS = {
     "count_memory_cpu": [
         f"count_memory{part}" for part in ("", "_contexts", "_mixing", "_reading", "_coder", "_coding")
     ],
+    "count_memory_large_cpu": [
+        f"count_memory{part}" for part in ("", "_contexts", "_mixing", "_reading", "_coder", "_coding", "_large")
+    ],
     "linear_scan_cpu": ["kernel", "linear_scan_elements", "linear_scan_levels", "linear_scan_rows", "thread_pool"],
     "sensitivities_cpu": ["kernel", "thread_pool"],
     "thread_pool_cpu": ["kernel", "thread_pool"],
@@ -36,7 +39,7 @@ HEADERS = {
 }  # fmt: skip
 FOLDER = "hf_recurrent/kernels"
 # Kernels whose results do not depend on the compiler.
-EXACT = {"count_memory_cpu"}
+EXACT = {"count_memory_cpu", "count_memory_large_cpu"}
 
 kernels = [
     Extension(

@@ -13,7 +13,16 @@
 #endif
 
 /* Contexts of the long-term memory. */
-enum { ORDERS = 8, WORD = ORDERS, WORDS, INDENT, ABOVE, LONG_CONTEXTS };
+enum {
+    ORDERS = 8, WORD = ORDERS, WORDS, INDENT, ABOVE,
+#ifdef LARGE
+    /* Their slots have the newest byte first, as in the short-term memory. Orders; bytes before the last, by distance; words without
+     * case; the text since the last open bracket, the bracket, the beginning of the line, classes of bytes, the column. */
+    ORDER_1, ORDER_7, BYTES_234, BYTES_23, BYTES_13, BYTES_34, PLAIN_1, PLAIN_2, PLAIN_3, PLAIN_1_3, BRACKET_TEXT, BRACKET_WORD, LINE_START,
+    CLASSES, COLUMN,
+#endif
+    LONG_CONTEXTS
+};
 static const uint8_t ORDER[ORDERS] = {2, 3, 4, 5, 6, 8, 12, 20};
 /* Sources of a prediction: the above, then contexts of the short-term memory, then the matches in both. */
 enum { RECENT_1 = LONG_CONTEXTS, RECENT_2, RECENT_3, RECENT_4, RECENT_WORD, RECENT_INDENT, LONG_MATCH, MATCH, SOURCES };
@@ -24,9 +33,15 @@ static const uint8_t WINDOW_SHARE[RECENT_CONTEXTS] = {0, 3, 4, 5, 5, 5};
 /* Inputs of the mixer: logit and probability of every source, a constant, logit and probability of the network. */
 enum { BIAS = 2 * SOURCES, NETWORK, NETWORK_P, USED_INPUTS, LANES = 8, INPUTS = (USED_INPUTS + LANES - 1) / LANES * LANES };
 /* Sets of weights; a small context selects one row of each. */
-enum { SETS = 7 };
-static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8};
-enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 };
+#ifdef LARGE
+enum { SETS = 13, MORE_ROWS = 256 * 8 + 256 * 8 + 16 * 16 * 8 + 8 * 8 * 8 * 8 + 2048 * 2 + 1024, STACK = 64 };
+#define MORE_SET_SIZES , 256 * 8, 256 * 8, 16 * 16 * 8, 8 * 8 * 8 * 8, 2048 * 2, 1024
+#else
+enum { SETS = 7, MORE_ROWS = 0 };
+#define MORE_SET_SIZES
+#endif
+static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8 MORE_SET_SIZES};
+enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 + MORE_ROWS };
 enum { LEVELS = 11, SYMBOLS = 7, WAYS = 4, CELLS = SOURCES * 3 * 8 * LEVELS * LEVELS };
 enum { REFINEMENTS = 3, KNOTS = 33, REFINEMENT_BITS = 14 };
 enum { SHORT_MATCH = 8, LONG_INDEX = 20, LEAST_RING = 512 };
@@ -60,6 +75,13 @@ struct rates { float weights, first_weights, final, delta; int32_t least_cell, r
 struct history {
     uint64_t position, line, last_line, last8;
     uint32_t word, last_word, column, indent, first, above;
+#ifdef LARGE
+    uint32_t plain[3], plain_length;        /* hashes of the last words without case, the current one first, and its bytes */
+    uint32_t classes;                       /* of the last bytes, repeated ones once, the newest in the lowest bits */
+    uint32_t depth, bracket, bracket_text;  /* open brackets, the innermost, and a hash of the text since it opened or another closed */
+    uint32_t line_start, line_start_length; /* hash of the first 4 bytes of the line */
+    uint8_t stack[STACK];                   /* the open brackets */
+#endif
 };
 /* Beginning of the state of a stream; then rows (rows, INPUTS) float, the ring, the tables, the index of matches. */
 struct stream {

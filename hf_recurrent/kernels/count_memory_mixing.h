@@ -22,7 +22,7 @@ static TARGET void NAME(find_cells)(const struct memory *m, const struct found *
             for (int i = 0; i < SYMBOLS && f->slots[c]->count[i]; i++) other[c][parting(f->slots[c]->symbol[i], byte)] += f->slots[c]->count[i];
     for (int s = 0; s < LONG_MATCH; s++) {
         if (!f->slots[s]) continue;
-        const int leaves = s < LONG_CONTEXTS ? -1 : parting(f->slots[s]->symbol[0], byte);
+        const int leaves = s <= ABOVE ? -1 : parting(f->slots[s]->symbol[0], byte);
         int same = other[s][8];
         for (int depth = 7; depth >= from; depth--) {
             const int bit = byte >> (7 - depth) & 1, differ = other[s][depth], zeros = bit ? differ : same, ones = bit ? same : differ;
@@ -67,7 +67,14 @@ INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream
     const int agree = m_bit && l_bit ? m_bit == l_bit ? 1 : 2 : 0;
     const int network = s->network[0] > 0 ? 12 + (int)(clipped(s->network[tree], -5.5f, 5.5f) * 2) : 0;
     const int row[SETS] = {tree, last, f->order * 5 + f->recent_order, ((depth * 8 + m_level) * 4 + l_level) * 3 + agree,
-        (h->column < 23 ? (int)h->column : 23) * 24 + (h->indent < 23 ? (int)h->indent : 23), last * 8 + depth, network * 8 + m_level};
+        (h->column < 23 ? (int)h->column : 23) * 24 + (h->indent < 23 ? (int)h->indent : 23), last * 8 + depth, network * 8 + m_level,
+#ifdef LARGE
+        (int)(h->last8 >> 8 & 255) * 8 + depth, (int)(h->bracket & 255) * 8 + depth,
+        (int)((h->plain_length < 15 ? h->plain_length : 15) * 16 + (h->classes >> 8 & 15)) * 8 + depth,
+        (int)((h->classes & 7) * 64 + (h->classes >> 8 & 7) * 8 + (h->classes >> 16 & 7)) * 8 + depth,
+        ((last >> 5) * 256 + tree) * 2 + (h->bracket != 0), known_contexts(f),
+#endif
+    };
     for (int k = 0, first = 0; k < SETS; first += SET_SIZE[k++]) {
         node->row[k] = row[k] + first;
         const char *weights = (const char *)(m->weights + (int64_t)node->row[k] * INPUTS);
