@@ -31,7 +31,7 @@ _MOST_WINDOW = 1 << 20
 _CHUNK = 512  # steps
 # Tuned on files that no document reports: plays, Python, logs and help texts.
 _FIRST_COUNT, _FIRST_WEIGHT = 6, np.float32(0.08)  # of the cells and of the mixing weights
-_RATES = {"weights": 0.006, "first_weights": 0.04, "final": 0.002, "least_cell": 200, "refinement": 10}
+_RATES = {"weights": 0.006, "first_weights": 0.04, "final": 0.001, "least_cell": 200, "refinement": 10}
 
 
 @cache
@@ -73,7 +73,7 @@ class Counts(NamedTuple):
 
 def counts_version() -> int:
     """The version of the kernel's results, which an archive of counts needs."""
-    return require_kernel().VERSION
+    return require_kernel().LARGE_VERSION
 
 
 def empty_counts(size: int) -> Counts:
@@ -83,11 +83,11 @@ def empty_counts(size: int) -> Counts:
         return min(max(1 << max(wanted - 1, 0).bit_length(), least), most)
 
     slots, text = power_of_two(_LEAST_SLOTS, size // 4, _MOST_SLOTS), power_of_two(_LEAST_TEXT, size, _MOST_TEXT)
-    shape = memory_layout().MemoryShape(slots, text, min(text, _MOST_WINDOW), 0)
+    shape = memory_layout().MemoryShape(slots, text, min(text, _MOST_WINDOW), 0, large=True)
     arrays = {name: np.zeros(size, dtype) for name, (size, dtype) in shape.buffers().items()}
     require_kernel().Memory(arrays, shape).begin()
     arrays["cells"][..., 1] = _FIRST_COUNT
-    weights = arrays["weights"][:, : memory_layout().BIAS]
+    weights = arrays["weights"][:, : shape.bias]
     weights[weights > 0] = _FIRST_WEIGHT
     return Counts(shape, arrays)
 
