@@ -25,27 +25,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .count_memory_contexts import CountStream, FoundCounts, hash_of_two, scrambled
+from .count_memory_contexts import CountStream, FoundCounts
+from .count_memory_history import LargeHistory, hash_of_two, scrambled
 from .count_memory_layout import (
-    BIAS,
-    INPUTS,
+    BRACKET_TEXT,
     KNOTS,
     LANES,
     LEARNED,
     LEVELS,
-    LONG_MATCH,
-    MATCH,
-    NETWORK,
-    NETWORK_PROBABILITY,
+    PLAIN_2,
+    PLAIN_3,
     REFINEMENT_BITS,
     REFINEMENTS,
-    SET_SIZES,
-    SOURCES,
+    WORD,
+    WORDS,
     MemoryShape,
     Rates,
 )
 
-WEIGHT_SETS = len(SET_SIZES)
+KNOWN_CONTEXTS = (3, 4, 5, 6, 7, WORD, WORDS, PLAIN_2, PLAIN_3, BRACKET_TEXT)  # of a set of a large memory
 ONE_HALF = 32768  # of a probability
 LOGIT_LIMIT = 3072  # logits in steps of 1/256, below this
 INNER_LIMIT = 2047  # logits that are refined, likewise
@@ -190,11 +188,11 @@ class NodePredictions:
 
     Args:
         nodes: (n,) their numbers.
-        cells: (n, SOURCES) flat indices of the cells; -1 without counts.
-        inputs: (n, INPUTS) float32, of the mixer.
-        rows: (n, WEIGHT_SETS) rows of weights.
-        outputs: (n, WEIGHT_SETS) float32, the logit of each set.
-        set_probabilities: (n, WEIGHT_SETS) of these logits.
+        cells: (n, sources) flat indices of the cells; -1 without counts.
+        inputs: (n, inputs) float32, of the mixer.
+        rows: (n, sets) rows of weights.
+        outputs: (n, sets) float32, the logit of each set.
+        set_probabilities: (n, sets) of these logits.
         probabilities: (n,) of the second layer.
         knots: (n, REFINEMENTS) flat indices of the knots below.
         parts: (n,) distance from them to the next ones, of 128.
@@ -214,12 +212,12 @@ class NodePredictions:
 
 
 def _cell_at(source, recent, depth, zeros, ones):
-    """Flat index of a cell in (SOURCES, 3, 8, LEVELS, LEVELS)."""
+    """Flat index of a cell in (sources, 3, 8, LEVELS, LEVELS)."""
     return (((source * 3 + recent) * 8 + depth) * LEVELS + zeros) * LEVELS + ones
 
 
 def _find_cells(found: FoundCounts, nodes: np.ndarray) -> np.ndarray:
-    """Cells (n, SOURCES) of the sources at nodes (n,), -1 without counts.
+    """Cells (n, sources) of the sources at nodes (n,), -1 without counts.
 
     The cells of a context are selected by its counts of zeros and ones, and by the newest byte after it in the window:
     elsewhere, a zero, or a one. The cells of a match are selected by its length and its bit.
@@ -228,10 +226,10 @@ def _find_cells(found: FoundCounts, nodes: np.ndarray) -> np.ndarray:
     zeros, ones = sums[:, 2 * nodes].T, sums[:, 2 * nodes + 1].T
     recent = _predicted_bits(found.recent, nodes[:, None])
     levels = [COUNT_LEVELS[np.minimum(counts, MOST_COUNT)] for counts in (zeros, ones)]
-    cells = np.where(zeros + ones > 0, _cell_at(np.arange(SOURCES), recent, depths, *levels), -1)
+    cells = np.where(zeros + ones > 0, _cell_at(np.arange(len(found.counts)), recent, depths, *levels), -1)
     for source, byte, length in (
-        (LONG_MATCH, found.long_byte, found.long_length),
-        (MATCH, found.match_byte, found.match_length),
+        (len(found.counts) - 2, found.long_byte, found.long_length),
+        (len(found.counts) - 1, found.match_byte, found.match_length),
     ):
         level = length if length < 16 else min(16 + (length - 16) // 4, 20)
         bits = _predicted_bits(byte, nodes)
@@ -240,22 +238,24 @@ def _find_cells(found: FoundCounts, nodes: np.ndarray) -> np.ndarray:
     return cells
 
 
-def _inputs_of(cells: np.ndarray, all_cells: np.ndarray, network: np.ndarray | None) -> np.ndarray:
-    """Inputs (n, INPUTS) of the mixer: logit and probability of each source, a constant, both of the network (n,)."""
+def _inputs_of(shape: MemoryShape, cells: np.ndarray, all_cells: np.ndarray, network: np.ndarray | None) -> np.ndarray:
+    """Inputs (n, inputs) of the mixer: logit and probability of each source, a constant, both of the network (n,)."""
     p = all_cells[np.maximum(cells, 0), 0].astype(np.int64)
-    inputs = np.zeros((len(cells), INPUTS), np.float32)
-    inputs[:, :BIAS:2] = np.where(cells < 0, 0, STRETCHED[p >> 4])
-    inputs[:, 1:BIAS:2] = np.where(cells < 0, 0, (p - ONE_HALF).astype(np.float32) * np.float32(1 / ONE_HALF))
-    inputs[:, BIAS] = 0.4
+    inputs = np.zeros((len(cells), shape.inputs), np.float32)
+    inputs[:, : shape.bias : 2] = np.where(cells < 0, 0, STRETCHED[p >> 4])
+    inputs[:, 1 : shape.bias : 2] = np.where(
+        cells < 0, 0, (p - ONE_HALF).astype(np.float32) * np.float32(1 / ONE_HALF)
+    )
+    inputs[:, shape.bias] = 0.4
     if network is not None:
         probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(network)] - ONE_HALF
-        inputs[:, NETWORK] = network
-        inputs[:, NETWORK_PROBABILITY] = probabilities.astype(np.float32) * np.float32(1 / ONE_HALF)
+        inputs[:, shape.bias + 1] = network
+        inputs[:, shape.bias + 2] = probabilities.astype(np.float32) * np.float32(1 / ONE_HALF)
     return inputs
 
 
 def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of weights (n, WEIGHT_SETS), and flat indices (n, REFINEMENTS) of the first knots in the tables' rows."""
+    """Rows of weights (n, sets), and flat indices (n, REFINEMENTS) of the first knots in the tables' rows."""
     history, depths = stream.history, NODE_DEPTHS[nodes]
     match_bits, long_bits = (_predicted_bits(byte, nodes) for byte in (found.match_byte, found.long_byte))
     match_levels = 1 + np.searchsorted((6, 8, 12, 16, 24, 32), found.match_length, side="right")
@@ -274,7 +274,9 @@ def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> 
         history.last * 8 + depths,
         network * 8 + match_levels,
     )
-    firsts = np.cumsum((0, *SET_SIZES[:-1]))
+    if isinstance(history, LargeHistory):
+        selected += _large_rows(history, found, nodes, depths)
+    firsts = np.cumsum((0, *stream.shape.set_sizes[:-1]))
     rows = np.stack(np.broadcast_arrays(*selected), axis=1) + firsts
     trees = nodes.astype(np.uint64)
     contexts = (history.last, found.hashes.contexts[0], (found.match_byte + 1 + 256 * match_levels).astype(np.uint64))
@@ -283,16 +285,29 @@ def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> 
     return rows, (tables + refined.astype(np.int64)) * KNOTS
 
 
+def _large_rows(history: LargeHistory, found: FoundCounts, nodes: np.ndarray, depths: np.ndarray) -> tuple:
+    """Rows of the sets that only a large memory has."""
+    newest, second, third = (history.classes >> shift for shift in (0, 8, 16))
+    return (
+        (history.last8 >> 8 & 255) * 8 + depths,
+        (history.bracket & 255) * 8 + depths,
+        (min(history.plain_length, 15) * 16 + (second & 15)) * 8 + depths,
+        ((newest & 7) * 64 + (second & 7) * 8 + (third & 7)) * 8 + depths,
+        ((history.last >> 5) * 256 + nodes) * 2 + (history.bracket != 0),
+        sum(1 << bit for bit, context in enumerate(KNOWN_CONTEXTS) if context in found.known),
+    )
+
+
 def _row_places(rows: np.ndarray, shape: MemoryShape) -> np.ndarray:
     """Where a stream keeps its changes of rows of weights; some share a place."""
     return (scrambled(rows.astype(np.uint64)) & (shape.rows - 1)).astype(np.int64)
 
 
 def _mixed(weights: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-    """Sums over inputs of weights (n, WEIGHT_SETS, INPUTS) times inputs (n, INPUTS), by lanes as vector code does."""
+    """Sums over inputs of weights (n, sets, inputs) times inputs (n, inputs), by lanes as vector code does."""
     products = weights * inputs[:, None]
     lanes = np.zeros((*products.shape[:2], LANES), np.float32)
-    for first in range(0, INPUTS, LANES):
+    for first in range(0, inputs.shape[-1], LANES):
         lanes = lanes + products[..., first : first + LANES]
     halves = lanes[..., : LANES // 2] + lanes[..., LANES // 2 :]
     return (halves[..., 0] + halves[..., 2]) + (halves[..., 1] + halves[..., 3])
@@ -312,17 +327,17 @@ def predict_nodes(
     network = None
     if stream["network"][0] > 0:
         network = _clipped(stream["network"][nodes], -MOST_LOGIT, MOST_LOGIT)
-    inputs = _inputs_of(cells, arrays["cells"].reshape(-1, 2), network)
+    inputs = _inputs_of(shape, cells, arrays["cells"].reshape(-1, 2), network)
     rows, first_knots = _select_rows(stream, found, nodes)
     weights = arrays["weights"][rows]
     if shape.rows and not stream.no_recent:
         weights = weights + stream["rows"][_row_places(rows, shape)]
     if skips:
         is_empty = (cells < 0).all(1)
-        weights[is_empty, :, :BIAS] = weights[is_empty, :, NETWORK_PROBABILITY + 1 :] = 0
+        weights[is_empty, :, : shape.bias] = weights[is_empty, :, shape.bias + 3 :] = 0
     outputs = _clipped(_mixed(weights, inputs), -MOST_LOGIT, MOST_LOGIT)
     final = np.zeros(len(nodes), np.float32)
-    for k in range(WEIGHT_SETS):
+    for k in range(len(shape.set_sizes)):
         final = final + outputs[:, k] * (arrays["final_weights"][nodes, k] + stream["final_rows"][k])
     index = _logit_index(final)
     position = np.clip(index, -INNER_LIMIT, INNER_LIMIT) + INNER_LIMIT + 1
@@ -371,11 +386,11 @@ def learn_bits(
         for depth, inputs in enumerate(path.inputs):
             for place, step in zip(places[depth], steps[depth], strict=True):
                 own_rows[place] += step * inputs
-            final_rows[:WEIGHT_SETS] += final_steps[depth]
+            final_rows[:] += final_steps[depth]
 
 
 def _learn_cells(all_cells: np.ndarray, cells: np.ndarray, targets: np.ndarray, least_rate: int) -> None:
-    """Move cells (n, SOURCES) toward the bits (n,), fast at first."""
+    """Move cells (n, sources) toward the bits (n,), fast at first."""
     used, targets = cells[cells >= 0], np.broadcast_to(targets[:, None], cells.shape)[cells >= 0]
     p, n = all_cells[used].astype(np.int64).T
     rates = np.maximum(CELL_RATES[n & MOST_COUNT], least_rate)
@@ -391,16 +406,16 @@ def _learn_refinements(knots: np.ndarray, path: NodePredictions, targets: np.nda
             knots[knot] = q + _quotient(target - q, divisor)
 
 
-def begin_mixing(arrays: Mapping[str, np.ndarray]) -> None:
+def begin_mixing(arrays: Mapping[str, np.ndarray], shape: MemoryShape) -> None:
     """Values before the first byte: cells expect their counts, sets trust all sources alike, tables refine nothing."""
     starts = np.array(LEVEL_STARTS)
     zeros, ones = starts[:, None], starts
     arrays["cells"][..., 0] = (ones * 5 + 2) * 65535 // ((zeros + ones) * 5 + 4)
-    arrays["cells"][LONG_MATCH:, ..., 0] = np.where(np.arange(LEVELS) == 1, 58000, 7500)
+    arrays["cells"][shape.long_match :, ..., 0] = np.where(np.arange(LEVELS) == 1, 58000, 7500)
     arrays["cells"][..., 1] = 0
     arrays["weights"][:] = 0
-    arrays["weights"][:, :BIAS] = 0.15
-    arrays["weights"][:, NETWORK] = 0.3
-    arrays["final_weights"][:] = np.float32(1) / np.float32(WEIGHT_SETS)
+    arrays["weights"][:, : shape.bias] = 0.15
+    arrays["weights"][:, shape.bias + 1] = 0.3
+    arrays["final_weights"][:] = np.float32(1) / np.float32(len(shape.set_sizes))
     logits = np.clip((np.arange(KNOTS) - 16) * 128, -INNER_LIMIT, INNER_LIMIT)
     arrays["refinement"][:] = SQUASHED[LOGIT_LIMIT + logits]

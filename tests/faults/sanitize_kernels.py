@@ -21,7 +21,10 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
-NAMES = ("count_memory_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu", "thread_pool_cpu", "training_cpu")
+NAMES = (
+    "count_memory_cpu", "count_memory_large_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu", "thread_pool_cpu",
+    "training_cpu",
+)  # fmt: skip
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
     "-shared", "-D_GNU_SOURCE", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
@@ -281,7 +284,7 @@ def read_counts(kernel) -> int:
     sizes = ((0, 0), (0, 64), (512, 1), (4096, 64), (1 << 17, 16))
     all_rates = (Rates(), Rates(first_weights=0.02, learns=True), Rates(inserts=True))
     for (window, rows), rates, network, damaged in itertools.product(sizes, all_rates, (0, 8, 256), range(3)):
-        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows)
+        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows, large=count % 2 == 1)
         arrays = new_arrays(kernel.Memory, shape)
         random = np.random.default_rng(count)
         if damaged == 2:
@@ -310,7 +313,7 @@ def code_bytes(kernel) -> int:
     count = 0
     kinds = itertools.product((0, 512, 1 << 17), (0, 16), (False, True), (False, True), KINDS)
     for window, rows, learns, damaged, kind in kinds:
-        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows)
+        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows, large=count % 2 == 1)
         random = np.random.default_rng(count)
         symbols = np.ascontiguousarray(bytes_of(kind, 160).reshape(2, 80).T)
         network = (random.normal(size=(80, 2, 256)) * 5).astype(np.float32) if count % 3 else None

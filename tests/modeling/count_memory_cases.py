@@ -22,10 +22,12 @@ STEPS = 24
 
 
 def bytes_of(kind: str, count: int, seed: int = 0) -> np.ndarray:
-    """Bytes (count,) uint8: lines of code with repeats, random ones, or runs of a few."""
+    """Bytes (count,) uint8: lines of code with repeats, random ones, runs of a few, or brackets."""
     random = np.random.default_rng(seed)
     if kind == "random":
         return random.integers(0, 256, count, np.uint8)
+    if kind == "brackets":
+        return random.choice(np.frombuffer(b"[{(<]})>[[(((a9 Z\n\xc3", np.uint8), count)
     if kind == "runs":
         return np.repeat(random.choice(np.array([0, 10, 32, 97, 200], np.uint8), count), random.integers(1, 9, count))[
             :count

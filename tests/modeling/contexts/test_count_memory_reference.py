@@ -74,16 +74,21 @@ def check(arrays, shape, states, rates, block, rounds=1):
 
 @needs_kernel
 def test_layout_and_first_values():
-    for shape in (SHAPE, MemoryShape(16, 64, 1 << 17, 1), MemoryShape(1 << 9, 1 << 12, 0, 0)):
+    for shape in (
+        SHAPE,
+        SHAPE._replace(large=True),
+        MemoryShape(16, 64, 1 << 17, 1),
+        MemoryShape(1 << 9, 1 << 12, 0, 0),
+    ):
         found = {name: np.zeros(size, dtype) for name, (size, dtype) in shape.buffers().items()}
         expected = {name: array.copy() for name, array in found.items()}
         CountMemoryReference(found, shape).begin()
         Memory(expected, shape).begin()
         assert [name for name in found if found[name].tobytes() != expected[name].tobytes()] == []
         sizes = np.zeros(10, np.int64)
-        kernel._library.hf_count_memory_sizes(
-            kernel.ctypes.byref(Memory(found, shape)._struct), kernel.ctypes.c_void_p(sizes.ctypes.data)
-        )
+        memory = Memory(found, shape)
+        memory._library.hf_count_memory_sizes(memory._pointer, kernel.ctypes.c_void_p(sizes.ctypes.data))
+        assert sizes[0] == shape.contexts and sizes[4] == len(shape.set_sizes)
         assert sizes[9] == shape.stream.itemsize and sizes[2:4].tolist() == [*found["weights"].shape]
 
 
@@ -127,6 +132,26 @@ def test_wide_links_far_from_the_start():
     states = new_states(shape, 1)
     Memory(trained(), shape).read(states, Rates(), new_block(1, 70_000, resets=0, padding=0))
     check(trained(), shape, states, Rates(), new_block(1, targets=True, resets=0, seed=3))
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", [*KINDS, "brackets"])
+@pytest.mark.parametrize("rates", [Rates(), LEARNING, Rates(inserts=True, learns=True)])
+def test_large_memory(kind, rates):
+    """More contexts and sets, also from random states and arrays, and with the most open brackets."""
+    shape = SHAPE._replace(rows=16, large=True)
+    pending = 16 * (rates == LEARNING)
+    block = new_block(2, 40, kind=kind, network=256, targets=True, pending=pending, first=38)
+    check(trained(shape), shape, new_states(shape, 2), rates, block, rounds=2)
+    states = hostile_states(shape, 2)
+    states.view(shape.stream)["depth"][0] = (1 << 32) - 1
+    check(trained(shape), shape, states, rates, block)
+    random = np.random.default_rng(0)
+    arrays = {
+        name: np.frombuffer(random.bytes(array.nbytes), array.dtype).reshape(array.shape)
+        for name, array in trained(shape).items()
+    }
+    check(arrays, shape, states, rates, block)
 
 
 @needs_kernel
