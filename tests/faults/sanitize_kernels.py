@@ -22,8 +22,8 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
 NAMES = (
-    "count_memory_cpu", "count_memory_large_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu", "thread_pool_cpu",
-    "training_cpu",
+    "count_memory_cpu", "count_memory_large_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu",
+    "thread_pool_cpu", "training_cpu",
 )  # fmt: skip
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
