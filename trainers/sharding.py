@@ -21,6 +21,10 @@ from hf_recurrent.learning_rules.rowwise_adagrad import sparse_tables
 from hf_recurrent.trainers.freed_memory import return_freed_memory
 from hf_recurrent.trainers.meta_initialization import initialize_parts
 
+# Of transformers, the newest name first: 5.23 has renamed it, and warns about the old name.
+CHECKPOINTING_FLAGS = tuple(
+    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
+)
 _REQUEST = "ACCELERATE_USE_FSDP"
 
 
@@ -72,10 +76,9 @@ def requested_sharding(environment: Mapping[str, str] = os.environ) -> ShardingS
 
 
 def recompute_activations(args: TrainingArguments) -> None:
-    """Switch activation checkpointing on, under each name that transformers has for it; 5.23 has renamed it."""
-    for name in ("activation_checkpointing", "gradient_checkpointing"):
-        if hasattr(args, name):
-            setattr(args, name, True)
+    """Switch activation checkpointing on."""
+    for name in CHECKPOINTING_FLAGS:
+        setattr(args, name, True)
 
 
 def is_sharding_requested() -> bool:

@@ -2,7 +2,7 @@
 
 import os
 
-from transformers import AutoModel, PreTrainedModel, TrainingArguments
+from transformers import AutoModel, PreTrainedModel
 
 from hf_recurrent.cli.loading import build_new_model
 from hf_recurrent.cli.pretrain_arguments import TeacherArguments
@@ -12,6 +12,7 @@ from hf_recurrent.modeling.smt.modeling_smt_rnn import teacher_fields
 from hf_recurrent.modeling.smt.modeling_smt_teacher import SmtTeacherModel
 from hf_recurrent.presets import preset_names
 from hf_recurrent.trainers.methods.memory_methods import TEACHER_FOLDER
+from hf_recurrent.trainers.sharding import CHECKPOINTING_FLAGS
 from hf_recurrent.trainers.smt_arguments import DmtTrainingArguments, SmtTrainingArguments
 from hf_recurrent.trainers.smt_trainer import DmtTrainer, SmtTrainer
 
@@ -22,8 +23,7 @@ _SHARED_ARGUMENTS = (
     "fp16", "gradient_accumulation_steps", "logging_steps", "max_grad_norm",
     "on_divergence", "per_device_eval_batch_size", "report_to", "save_on_signal", "save_steps", "save_strategy",
     "save_total_limit", "seed", "start_share", "use_cpu", "weight_decay",
-    # transformers 5.23 has renamed it, and warns about the old name.
-    "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient_checkpointing",
+    CHECKPOINTING_FLAGS[0],
 )  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def narrow_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def stores_bfloat16(directory: str | os.PathLike) -> bool:
-    """Whether the weights file in a directory has tensors in bfloat16."""
+    """True if the weights file in a directory has tensors in bfloat16."""
     path = Path(directory, SAFE_WEIGHTS_NAME)
     if not path.is_file():
         return False

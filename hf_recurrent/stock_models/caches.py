@@ -328,15 +328,17 @@ class CachedModel:
         _, two = self._call(ids[:, 1:2], one)
         self.zero = {name: _zero_part(one[name], two[name]) for name in one}
         self.bytes_per_token = sum(two[name].nbytes - one[name].nbytes for name in one)
-        state = two
-        for column in (2, 3):
+        known = True if self.adapter.reads_blocks else self.adapter.stock_blocks
+        self.continues_blocks = self._reads_as_steps(ids[:, 2:], two, first) if known is None else known
+
+    def _reads_as_steps(self, ids: torch.Tensor, state: RecurrentState, first: torch.Tensor) -> bool:
+        """True if the stock code reads tokens (1, 2) after a state as one by one; `first` are other logits."""
+        block, _ = self._call(ids, state)
+        for column in range(2):
             logits, state = self._call(ids[:, column : column + 1], state)
-        block, _ = self._call(ids[:, 2:], two)
         tolerance = 1e-4 if logits.dtype in (torch.float32, torch.float64) else 0.1
         spread = float((logits[:, -1] - first[:, -1]).abs().amax())
-        is_equal = float((block[:, -1] - logits[:, -1]).abs().amax()) <= tolerance * spread
-        known = self.adapter.stock_blocks
-        self.continues_blocks = self.adapter.reads_blocks or (is_equal if known is None else known)
+        return float((block[:, -1] - logits[:, -1]).abs().amax()) <= tolerance * spread
 
     def _call(self, input_ids: torch.Tensor, state: RecurrentState | None) -> tuple[torch.Tensor, RecurrentState]:
         batch_size, steps = input_ids.shape

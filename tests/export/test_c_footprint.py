@@ -31,6 +31,7 @@ template <class T> struct Counted {
     template <class U> Counted(Counted<U> value) : x(static_cast<T>(value.x)) {}
     explicit operator double() const { return x; }
     explicit operator int() const { return static_cast<int>(x); }
+    explicit operator uint64_t() const { return static_cast<uint64_t>(x); }
     Counted operator-() const { operations++; return -x; }
 #define BINARY(OP) friend Counted operator OP(Counted a, Counted b) { operations++; return a.x OP b.x; } \\
     friend Counted &operator OP##=(Counted &a, Counted b) { return a = a OP b; }

@@ -207,7 +207,10 @@ def test_counts_and_network_learn_together_and_move_to_python(tmp_path):
         learner.learn(0), learner.read(data[:size])
         content, (_, other) = learner.save(), counted_learners(tmp_path, zero_network=False)
         hf.load_c_state(other, content)
-        assert hf.save_c_state(other) == content
+        # After an end, Python writes the zeros that C has from the next byte on.
+        written = hf.save_c_state(other)
+        assert size == 0 or written == content
+        assert learner.load(written) == OK and learner.save() == written
         losses = record_losses(other)
         other.read(data[:60])
         assert learner.load(hf.save_c_state(other)) == OK

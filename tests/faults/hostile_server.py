@@ -14,16 +14,13 @@ import multiprocessing.pool
 import random
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
-from load_server import Server, save_tiny_model
+from load_server import GROWTH, Server, faults_of, print_findings
 
-_GROWTH = 48 << 20  # bytes of memory, of fragmentation
 _THREADS = 8
 _JSON = {"content-type": "application/json"}
 _PATHS = (
@@ -202,27 +199,18 @@ def main() -> int:
     parser.add_argument("--compared", type=int, default=500, help="sessions that are continued at the end")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path, log = Path(folder, "tiny"), Path(folder, "log")
-        save_tiny_model(path)
-        server = Server(path, log)
-        try:
-            hostility = Hostility(server.start(), arguments.seed)
-            _run(hostility, psutil.Process(server.process.pid), arguments)
-            is_alive = server.process.is_alive()
-            server.process.terminate()
-            server.process.join(60)
-        finally:
-            server.kill()
-        if "Traceback" in (text := log.read_text()):
-            hostility.faults.insert(0, f"the log of the server has a traceback:\n{text[:3000]}")
-    if not is_alive:
-        hostility.faults.insert(0, "the server has ended")
-    for fault in hostility.faults[:20]:
-        print(fault)
-    print(", ".join(f"{count} {name}" for name, count in sorted(hostility.counts.items())))
-    print(f"{arguments.sessions} sessions, {arguments.requests} hostile requests, {len(hostility.faults)} faults")
-    return bool(hostility.faults)
+    counts: Counter[str] = Counter()
+
+    def run(server: Server) -> list[str]:
+        hostility = Hostility(server.start(), arguments.seed)
+        _run(hostility, psutil.Process(server.process.pid), arguments)
+        counts.update(hostility.counts)
+        return ["the server has ended"] * (not server.process.is_alive()) + hostility.faults
+
+    faults = faults_of(run)
+    print_findings(faults, counts)
+    print(f"{arguments.sessions} sessions, {arguments.requests} hostile requests, {len(faults)} faults")
+    return bool(faults)
 
 
 def _run(hostility: Hostility, process: psutil.Process, arguments: argparse.Namespace) -> None:
@@ -240,7 +228,7 @@ def _run(hostility: Hostility, process: psutil.Process, arguments: argparse.Name
         before = memory("after a third of the hostile requests")
         pool.map(hostility.attack, range(third, arguments.requests), chunksize=1)
         after = memory("after all of them")
-        if after > before + _GROWTH:
+        if after > before + GROWTH:
             hostility.faults.append("the memory has grown")
         chosen = random.Random(arguments.seed).sample([*enumerate(sessions)], min(arguments.compared, len(sessions)))
         pool.map(hostility.compare, chosen)

@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from transformers import AutoModelForCausalLM
 import hf_recurrent
 from hf_recurrent.cli import serve
 
-_GROWTH = 48 << 20  # bytes of memory, of fragmentation
+GROWTH = 48 << 20  # bytes of memory, of fragmentation
 _TEXTS = [f"Text number {number}, " * (1 + number % 5) for number in range(8)]
 
 
@@ -226,25 +227,41 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=0, help="of the server, spread over the time")
     arguments = parser.parse_args()
+    counts: Counter[str] = Counter()
+
+    def run(server: Server) -> list[str]:
+        load = Load(server.start(), arguments.seed)
+        found = _run(load, server, arguments)
+        counts.update(load.counts)
+        return found
+
+    faults = faults_of(run)
+    print_findings(faults, counts)
+    print(f"{sum(counts.values())} actions, {len(faults)} faults")
+    return bool(faults)
+
+
+def faults_of(run: Callable[["Server"], list[str]]) -> list[str]:
+    """Run clients, which start the server of a tiny model; returns their faults, a traceback in its log first."""
     with tempfile.TemporaryDirectory() as folder:
         path, log = Path(folder, "tiny"), Path(folder, "log")
         save_tiny_model(path)
         server = Server(path, log)
         try:
-            load = Load(server.start(), arguments.seed)
-            faults = _run(load, server, arguments)
+            faults = run(server)
             server.process.terminate()
             server.process.join(60)
         finally:
             server.kill()
         text = log.read_text()
-        if "Traceback" in text:
-            faults.insert(0, f"the log of the server has a traceback:\n{text[:3000]}")
+    return [f"the log of the server has a traceback:\n{text[:3000]}"] * ("Traceback" in text) + faults
+
+
+def print_findings(faults: list[str], counts: Counter[str]) -> None:
+    """The first faults, and what the clients did."""
     for fault in faults[:20]:
         print(fault)
-    print(", ".join(f"{count} {name}" for name, count in sorted(load.counts.items())))
-    print(f"{sum(load.counts.values())} actions, {len(faults)} faults")
-    return bool(faults)
+    print(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
 
 
 def save_tiny_model(path: Path) -> None:
@@ -309,7 +326,7 @@ def _run(load: Load, server: Server, arguments: argparse.Namespace) -> list[str]
             load.compare(f"/v1/sessions/{kept['id']}", kept["text"])
     begin = max(sizes[: len(sizes) // 3 + 1])
     print(f"memory: {begin / 2**20:.0f} MiB in the first third, {max(sizes) / 2**20:.0f} MiB at most")
-    if max(sizes) > begin + _GROWTH:
+    if max(sizes) > begin + GROWTH:
         faults.append("the memory has grown")
     names = ("hf_recurrent_generating_jobs", "hf_recurrent_reading_jobs", "hf_recurrent_waiting_jobs")
     deadline = time.monotonic() + 30

@@ -14,6 +14,7 @@ PROGRAMS = {  # and what their output has to contain
     "damage_learner.py --cases 30 --seed 1": ["30  cases", "the same result"],
     "fuzz_commands.py --cases 15 --seed 2": ["15  cases", "status 0", "status 2"],
     "fuzz_forward.py --cases 300 --seed 1": ["300 cases, 0 failures"],
+    "hostile_server.py --sessions 60 --requests 90 --compared 20": [" 0 faults"],
     "load_server.py --seconds 3 --clients 6": [" 0 faults"],
     "kill_runs.py --kills 2 --kinds bptt --seed 1": ["interruptions"],
 }

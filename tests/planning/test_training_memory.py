@@ -77,12 +77,12 @@ def test_sensitivities_are_those_of_the_rule(arguments, unit, method):
 
 
 def test_what_lowers_memory(arguments):
-    counter = MemoryCounter(build, arguments)
+    counter = MemoryCounter(lambda: build(num_hidden_layers=3), arguments)
     setting = dataclasses.replace(SETTING, streams=16, block_size=64, stride=64, processes=4)
     found = {change.flags: change.memory for change in changes(setting, counter)}
     before = counter.count(setting)
     assert before.communication == before.parameters
-    assert found["--gradient_checkpointing true"].activations < 0.55 * before.activations  # of two layers
+    assert found["--gradient_checkpointing true"].activations < before.activations / 2
     fewer = found["--per_device_train_batch_size 8 --gradient_accumulation_steps 2"]
     assert fewer.activations < 0.7 * before.activations and fewer.state == before.state
     assert found["--config_file fsdp2.yaml"].optimizer == -(-before.optimizer // 4)
