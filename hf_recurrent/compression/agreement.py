@@ -68,7 +68,8 @@ def new_header(
         settings["adaptive"]["compiled"] = False
         fingerprint = _fingerprint(model, settings)
     network = NetworkRecord(_hash(model), fingerprint, kernel_name())
-    return Header(size, counts_version() if mixes else 0, network, settings)
+    has_own = getattr(model, "count_memory", None) is not None
+    return Header(size, counts_version(large=not has_own) if mixes else 0, network, settings)
 
 
 def model_of(header: Header, model: "PreTrainedModel | None") -> "PreTrainedModel | None":
@@ -86,7 +87,7 @@ def new_coding(header: Header, model: "PreTrainedModel | None") -> Iterator[Byte
     """
     streams, counts = header.settings.get("streams", 1), None
     if header.counts:
-        counts = _counts_of(model) or empty_counts(header.size)
+        counts = _counts_of(model) or empty_counts(header.size, large=header.counts == counts_version())
     if model is None:
         yield ByteCoding(streams, None, counts)
         return
@@ -98,10 +99,11 @@ def new_coding(header: Header, model: "PreTrainedModel | None") -> Iterator[Byte
 
 def check_header(header: Header, model: "PreTrainedModel | None") -> None:
     """Raise an ArchiveError unless this model, on this machine, computes the probabilities of the archive."""
-    if header.counts not in (0, counts_version()):
+    versions = counts_version(large=False), counts_version()
+    if header.counts not in (0, *versions):
         raise ArchiveError(
             f"hf-recurrent {header.release} made it, with version {header.counts} of the count memory; this release "
-            f"has version {counts_version()}. Decompress it with the release that made it."
+            f"has versions {versions[0]} and {versions[1]}. Decompress it with the release that made it."
         )
     network = header.network
     if network is None:

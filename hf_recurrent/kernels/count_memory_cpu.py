@@ -7,8 +7,8 @@ Shape letters: B streams, T steps.
 """
 
 import ctypes
-import itertools
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,10 +18,9 @@ from .compiled import load_library
 if TYPE_CHECKING:  # compression by counts alone starts without transformers
     from hf_recurrent.modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 
-VERSION, LARGE_VERSION = 3, 4  # of the results of count_memory_cpu.c and count_memory_large_cpu.c
+# Of the results of count_memory_cpu.c and of count_memory_large_cpu.c. They differ, since archives name a memory so.
+VERSION, LARGE_VERSION = 3, 4
 _POINTER = ctypes.c_void_p
-_library = load_library("_count_memory_cpu", "hf_count_memory_version", VERSION)
-_large_library = load_library("_count_memory_large_cpu", "hf_count_memory_version", LARGE_VERSION)
 _LEARNS, _INSERTS = 1, 2
 
 
@@ -56,19 +55,31 @@ _Coding = _structure(
     dict.fromkeys(("streams", "steps", "decodes"), ctypes.c_int64)
     | dict.fromkeys(("bytes", "network", "coder"), _POINTER),
 )
-for (_name, _arguments), _of in itertools.product(
-    (
-        ("begin", (_POINTER,)),
-        ("read", (_POINTER, _POINTER, _POINTER, _POINTER)),
-        ("insert", (_POINTER, _POINTER, ctypes.c_int64, ctypes.c_int32)),
-        ("begin_coder", (_POINTER, ctypes.c_int32)),
-        ("finish_coder", (_POINTER,)),
-        ("code", (_POINTER, _POINTER, _POINTER, _POINTER)),
-    ),
-    (_library, _large_library),
-):
-    _function = getattr(_of, f"hf_count_memory_{_name}")
-    _function.argtypes, _function.restype = _arguments, None
+_FUNCTIONS = {
+    "begin": (_POINTER,),
+    "read": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "insert": (_POINTER, _POINTER, ctypes.c_int64, ctypes.c_int32),
+    "begin_coder": (_POINTER, ctypes.c_int32),
+    "finish_coder": (_POINTER,),
+    "code": (_POINTER, _POINTER, _POINTER, _POINTER),
+}
+
+
+def _loaded(name: str, version: int) -> ctypes.CDLL:
+    library = load_library(name, "hf_count_memory_version", version)
+    for function, arguments in _FUNCTIONS.items():
+        function = getattr(library, f"hf_count_memory_{function}")
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+_library = _loaded("_count_memory_cpu", VERSION)
+
+
+@cache
+def large_library() -> ctypes.CDLL:
+    """The kernel of large memories, loaded on first use; raises ImportError as this module does."""
+    return _loaded("_count_memory_large_cpu", LARGE_VERSION)
 
 
 def _address(array: np.ndarray | None) -> int | None:
@@ -84,7 +95,7 @@ class Memory:
 
     def __init__(self, arrays: Mapping[str, np.ndarray], shape: "MemoryShape"):
         self._arrays = arrays  # keeps them alive
-        self._library = _large_library if shape.large else _library
+        self._library = large_library() if shape.large else _library
         sizes = (shape.slots, shape.text, arrays["index"].shape[1])
         self._struct = _Memory(
             *(size.bit_length() - 1 for size in sizes),
