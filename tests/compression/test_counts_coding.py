@@ -209,6 +209,29 @@ def test_the_layout_that_is_read_alone_is_the_layout():
     assert memory_layout() is count_memory_layout
 
 
+def test_the_large_kernel_is_loaded_on_first_use():
+    program = (
+        "from hf_recurrent.compression.byte_coding import empty_counts, memory_layout\n"
+        "from hf_recurrent.kernels import count_memory_cpu as kernel\n"
+        "shape = memory_layout().MemoryShape(64, 256, 512, 0)\n"
+        "arrays = {name: kernel.np.zeros(size, dtype) for name, (size, dtype) in shape.buffers().items()}\n"
+        "kernel.Memory(arrays, shape).begin()\n"
+        "assert kernel.large_library.cache_info().currsize == 0\n"
+        "empty_counts(10)\n"
+        "assert kernel.large_library.cache_info().currsize == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_compression_needs_both_kernels(monkeypatch):
+    def missing():
+        raise ImportError("the kernel was not built")
+
+    monkeypatch.setattr(kernel, "large_library", missing)
+    with pytest.raises(ImportError, match="compression needs the compiled kernel of the count memory: the kernel was"):
+        byte_coding.require_kernel.__wrapped__()
+
+
 def test_counts_alone_import_no_torch(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_bytes(b"abc" * 1000)
