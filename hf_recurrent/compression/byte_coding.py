@@ -30,7 +30,8 @@ _LEAST_TEXT, _MOST_TEXT = 1 << 12, 1 << 24
 _MOST_WINDOW = 1 << 20
 _CHUNK = 512  # steps
 # Tuned on files that no document reports: plays, Python, logs and help texts.
-_FIRST_COUNT, _FIRST_WEIGHT = 6, np.float32(0.08)  # of the cells and of the mixing weights
+_FIRST_COUNT = 6  # of the cells
+_FIRST_WEIGHT, _LARGE_FIRST_WEIGHT = np.float32(0.08), np.float32(0.05)  # of the mixing weights
 _RATES = {"weights": 0.006, "first_weights": 0.04, "final": 0.002, "least_cell": 200, "refinement": 10}
 _LARGE_RATES = _RATES | {"final": 0.001}
 
@@ -91,7 +92,7 @@ def empty_counts(size: int, large: bool = True) -> Counts:
     require_kernel().Memory(arrays, shape).begin()
     arrays["cells"][..., 1] = _FIRST_COUNT
     weights = arrays["weights"][:, : shape.bias]
-    weights[weights > 0] = _FIRST_WEIGHT
+    weights[weights > 0] = _LARGE_FIRST_WEIGHT if large else _FIRST_WEIGHT
     return Counts(shape, arrays)
 
 

@@ -110,39 +110,48 @@ class LargeHistory(ByteHistory):
     """The history of a large memory.
 
     Args:
-        plain: hashes of the last three words without case, the current one first.
+        plain: hashes of the last four words without case, the current one first.
         plain_length: bytes of the current word.
         classes: classes of the last bytes, repeated ones once, the newest in the lowest bits.
+        kinds: likewise with repeated ones, in 4 bits each.
         depth: open brackets in this line.
         bracket: the innermost; 0 without one.
         bracket_text: hash of the text since a bracket opened.
         line_start: hash of the first four bytes of the line.
         line_start_length: how many there are.
+        after_1: the bytes that followed each byte when it came before, the newest in the lowest bits.
+        after_2: the same of each two bytes.
         stack: the open brackets, each at its depth modulo the size.
     """
 
-    plain: list[int] = field(default_factory=lambda: [0, 0, 0])
+    plain: list[int] = field(default_factory=lambda: [0] * 4)
     plain_length: int = 0
     classes: int = 0
+    kinds: int = 0
     depth: int = 0
     bracket: int = 0
     bracket_text: int = 0
     line_start: int = 0
     line_start_length: int = 0
+    after_1: list[int] = field(default_factory=lambda: [0] * 256)
+    after_2: list[int] = field(default_factory=lambda: [0] * 65536)
     stack: list[int] = field(default_factory=lambda: [0] * STACK)
 
     def append(self, ring: np.ndarray, byte: int) -> None:
+        for after, before in ((self.after_1, self.last), (self.after_2, self.last8 & 65535)):
+            after[before] = (after[before] << 8 | byte) & LOW_32
         lower = byte + 32 if byte in UPPER else byte
         is_letter = lower in LOWER or byte >= 128
         if is_letter:
             self.plain[0] = hash_of_two(self.plain[0], lower + 1)
             self.plain_length = (self.plain_length + 1) & LOW_32
         elif self.plain[0]:
-            self.plain, self.plain_length = [0, *self.plain[:2]], 0
+            self.plain, self.plain_length = [0, *self.plain[:3]], 0
         kind = 5 if byte >= 128 else 2 if byte in UPPER else 1 if is_letter else 3 if byte in DIGITS else byte
         kind = 0 if byte == ord(" ") else kind
         if self.classes & 255 != kind or kind > 5:
             self.classes = (self.classes << 8 | kind) & LOW_32
+        self.kinds = (self.kinds << 4 | (kind if kind < 6 else 7 if byte == ord("\n") else 6)) & LOW_32
         self._append_bracket(byte)
         if byte == ord("\n"):
             self.line_start = self.line_start_length = self.depth = self.bracket = 0
@@ -168,7 +177,9 @@ class LargeHistory(ByteHistory):
 
     def contexts(self, order_7: int) -> list[int]:
         """Hashes of the contexts that only a large memory has; `order_7` is that of the last 7 bytes."""
-        last, last4, (word, before, third) = self.last, self.last8 & LOW_32, self.plain
+        last, last2, last4 = self.last, self.last8 & 65535, self.last8 & LOW_32
+        word, before, third, fourth = self.plain
+        after_1, after_2 = self.after_1[last], self.after_2[last2]
         values = (
             (last,),
             (order_7,),
@@ -182,6 +193,20 @@ class LargeHistory(ByteHistory):
             (self.line_start, word, last),
             (self.classes, last),
             (self.column, self.above, last),
+            (after_1 & 65535, last),
+            (after_2 & 65535, last),
+            (after_2 & 0xFFFFFF, last),
+            (word, before, third, fourth, last),
+            (before, last2),
+            (self.kinds, last),
+            (self.kinds & 0xFFFFFF, word),
+            (self.bracket_text, last2),
+            (self.above, word),
+            (self.line_start, self.column),
+            (word, before, self.bracket),
+            (after_1 & 0xFFFFFF, last2),
+            (self.after_1[last2 >> 8] & 65535, last2),
+            (self.column, last),
         )
         return [
             reduce(hash_of_two, numbers, hash_of_two(0, context + 1000))

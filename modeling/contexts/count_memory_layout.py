@@ -11,23 +11,29 @@ import numpy as np
 
 ORDERS = (2, 3, 4, 5, 6, 8, 12, 20)  # bytes of the contexts of the long-term memory
 WORD, WORDS, INDENT, ABOVE = range(len(ORDERS), len(ORDERS) + 4)
-LONG_CONTEXTS, MORE_CONTEXTS = len(ORDERS) + 4, 15  # in every memory; further ones of a large one
-PLAIN_2, PLAIN_3, BRACKET_TEXT = LONG_CONTEXTS + 7, LONG_CONTEXTS + 8, LONG_CONTEXTS + 10
+LONG_CONTEXTS, MORE_CONTEXTS = len(ORDERS) + 4, 29  # in every memory; further ones of a large one
+PLAIN_1, PLAIN_2, PLAIN_3, BRACKET_TEXT = (LONG_CONTEXTS + number for number in (6, 7, 8, 10))
 RECENT_ORDERS = (1, 2, 3, 4)  # of the short-term memory
 FIRST_SLOTS, WINDOW_SHARES = 256, (8, 16, 32, 32, 32)  # slots of order 1; W / slots of the other tables
 LANES = 8
 SET_SIZES = (256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8)
-MORE_SET_SIZES = (256 * 8, 256 * 8, 16 * 16 * 8, 8 * 8 * 8 * 8, 2048 * 2, 1024)  # of a large memory
+# Of a large memory.
+MORE_SET_SIZES = (
+    *(256 * 8, 256 * 8, 16 * 16 * 8, 8 * 8 * 8 * 8, 2048 * 2, 1024),
+    *(257 * 3, 4096, 256 * 8, 4096),
+)
 STACK = 64  # open brackets that a large memory keeps
 LEVELS, SYMBOLS, WAYS = 11, 7, 4
-REFINEMENTS, REFINEMENT_BITS, KNOTS = 3, 14, 33
+REFINEMENTS, MORE_REFINEMENTS, REFINEMENT_BITS, KNOTS = 3, 3, 14, 33
 LEAST_RING = 512
 SLOT = np.dtype([("check", "<u2"), ("symbol", "u1", SYMBOLS), ("count", "u1", SYMBOLS)])
 TEXT_USED, LEARNED, DOCUMENTS = range(3)  # counters
 _LARGE_HISTORY = (
-    ("plain", "<u4", 3),
-    *((name, "<u4") for name in ("plain_length", "classes", "depth", "bracket", "bracket_text")),
+    ("plain", "<u4", 4),
+    *((name, "<u4") for name in ("plain_length", "classes", "kinds", "depth", "bracket", "bracket_text")),
     *((name, "<u4") for name in ("line_start", "line_start_length")),
+    ("after_1", "<u4", 256),
+    ("after_2", "<u4", 65536),
     ("stack", "u1", STACK),
 )
 
@@ -40,7 +46,7 @@ class MemoryShape(NamedTuple):
         text: bytes of training text that are kept for long matches, a power of two.
         window: W, bytes of the short-term memory, a power of two; 0 for none.
         rows: rows of mixing weights that adapt in each stream, a power of two; 0 for none.
-        large: more contexts and sets of weights; about twice the time.
+        large: more contexts, sets of weights and refinements; about three times the time.
     """
 
     slots: int
@@ -78,6 +84,16 @@ class MemoryShape(NamedTuple):
     def set_sizes(self) -> tuple[int, ...]:
         """Rows of each set of weights."""
         return SET_SIZES + MORE_SET_SIZES * self.large
+
+    @property
+    def finals(self) -> int:
+        """Mixers in the second layer; their mean is refined."""
+        return 1 + self.large
+
+    @property
+    def refinements(self) -> int:
+        """Tables that refine the mixture."""
+        return REFINEMENTS + MORE_REFINEMENTS * self.large
 
     @property
     def match_bits(self) -> int:
@@ -123,8 +139,8 @@ class MemoryShape(NamedTuple):
             "index": ((2, max(self.text // 4, 16)), np.dtype("<u4")),
             "cells": ((self.sources, 3, 8, LEVELS, LEVELS, 2), np.dtype("<u2")),
             "weights": ((sum(self.set_sizes), self.inputs), np.dtype("<f4")),
-            "final_weights": ((256, len(self.set_sizes)), np.dtype("<f4")),
-            "refinement": ((REFINEMENTS, 1 << REFINEMENT_BITS, KNOTS), np.dtype("<u2")),
+            "final_weights": ((self.finals * 256, len(self.set_sizes)), np.dtype("<f4")),
+            "refinement": ((self.refinements, 1 << REFINEMENT_BITS, KNOTS), np.dtype("<u2")),
             "counters": ((4,), np.dtype("<i8")),
         }
 

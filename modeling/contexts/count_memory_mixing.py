@@ -33,10 +33,10 @@ from .count_memory_layout import (
     LANES,
     LEARNED,
     LEVELS,
+    PLAIN_1,
     PLAIN_2,
     PLAIN_3,
     REFINEMENT_BITS,
-    REFINEMENTS,
     WORD,
     WORDS,
     MemoryShape,
@@ -193,8 +193,10 @@ class NodePredictions:
         rows: (n, sets) rows of weights.
         outputs: (n, sets) float32, the logit of each set.
         set_probabilities: (n, sets) of these logits.
-        probabilities: (n,) of the second layer.
-        knots: (n, REFINEMENTS) flat indices of the knots below.
+        final_rows: (n, finals) rows of the weights of the second layer.
+        final_probabilities: (n, finals) of its mixers.
+        probabilities: (n,) of their mean.
+        knots: (n, refinements) flat indices of the knots below.
         parts: (n,) distance from them to the next ones, of 128.
         refined: (n,) 65536 times the probability of a one.
     """
@@ -205,6 +207,8 @@ class NodePredictions:
     rows: np.ndarray
     outputs: np.ndarray
     set_probabilities: np.ndarray
+    final_rows: np.ndarray
+    final_probabilities: np.ndarray
     probabilities: np.ndarray
     knots: np.ndarray
     parts: np.ndarray
@@ -254,8 +258,8 @@ def _inputs_of(shape: MemoryShape, cells: np.ndarray, all_cells: np.ndarray, net
     return inputs
 
 
-def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of weights (n, sets), and flat indices (n, REFINEMENTS) of the first knots in the tables' rows."""
+def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Rows of weights (n, sets), of the second layer (n, finals), and first knots (n, refinements) as flat indices."""
     history, depths = stream.history, NODE_DEPTHS[nodes]
     match_bits, long_bits = (_predicted_bits(byte, nodes) for byte in (found.match_byte, found.long_byte))
     match_levels = 1 + np.searchsorted((6, 8, 12, 16, 24, 32), found.match_length, side="right")
@@ -274,18 +278,23 @@ def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> 
         history.last * 8 + depths,
         network * 8 + match_levels,
     )
+    final_rows = nodes[:, None]
+    contexts = (history.last, found.hashes.contexts[0], (found.match_byte + 1 + 256 * match_levels).astype(np.uint64))
     if isinstance(history, LargeHistory):
-        selected += _large_rows(history, found, nodes, depths)
+        selected += _large_rows(history, found, nodes, depths, match_bits)
+        final_rows = np.stack([nodes, 256 + (match_levels * 8 + depths) * 4 + long_levels], axis=1)
+        contexts += found.hashes.contexts[1], found.hashes.contexts[PLAIN_1], history.classes & 0xFFFFFF
     firsts = np.cumsum((0, *stream.shape.set_sizes[:-1]))
     rows = np.stack(np.broadcast_arrays(*selected), axis=1) + firsts
     trees = nodes.astype(np.uint64)
-    contexts = (history.last, found.hashes.contexts[0], (found.match_byte + 1 + 256 * match_levels).astype(np.uint64))
     refined = np.stack([hash_of_two(context, trees) for context in contexts], axis=1) >> (32 - REFINEMENT_BITS)
-    tables = np.arange(REFINEMENTS) << REFINEMENT_BITS
-    return rows, (tables + refined.astype(np.int64)) * KNOTS
+    tables = np.arange(stream.shape.refinements) << REFINEMENT_BITS
+    return rows, final_rows, (tables + refined.astype(np.int64)) * KNOTS
 
 
-def _large_rows(history: LargeHistory, found: FoundCounts, nodes: np.ndarray, depths: np.ndarray) -> tuple:
+def _large_rows(
+    history: LargeHistory, found: FoundCounts, nodes: np.ndarray, depths: np.ndarray, match_bits: np.ndarray
+) -> tuple:
     """Rows of the sets that only a large memory has."""
     newest, second, third = (history.classes >> shift for shift in (0, 8, 16))
     return (
@@ -295,6 +304,10 @@ def _large_rows(history: LargeHistory, found: FoundCounts, nodes: np.ndarray, de
         ((newest & 7) * 64 + (second & 7) * 8 + (third & 7)) * 8 + depths,
         ((history.last >> 5) * 256 + nodes) * 2 + (history.bracket != 0),
         sum(1 << bit for bit, context in enumerate(KNOWN_CONTEXTS) if context in found.known),
+        (found.match_byte + 1) * 3 + match_bits,
+        hash_of_two(history.last8 & 0xFFFF, 0) >> 20,
+        nodes * 8 + min(history.plain_length, 7),
+        hash_of_two(history.last8 & 0xFFFFFF, 5) >> 20,
     )
 
 
@@ -328,7 +341,7 @@ def predict_nodes(
     if stream["network"][0] > 0:
         network = _clipped(stream["network"][nodes], -MOST_LOGIT, MOST_LOGIT)
     inputs = _inputs_of(shape, cells, arrays["cells"].reshape(-1, 2), network)
-    rows, first_knots = _select_rows(stream, found, nodes)
+    rows, final_rows, first_knots = _select_rows(stream, found, nodes)
     weights = arrays["weights"][rows]
     if shape.rows and not stream.no_recent:
         weights = weights + stream["rows"][_row_places(rows, shape)]
@@ -336,18 +349,30 @@ def predict_nodes(
         is_empty = (cells < 0).all(1)
         weights[is_empty, :, : shape.bias] = weights[is_empty, :, shape.bias + 3 :] = 0
     outputs = _clipped(_mixed(weights, inputs), -MOST_LOGIT, MOST_LOGIT)
-    final = np.zeros(len(nodes), np.float32)
+    finals, final_weights = np.zeros(final_rows.shape, np.float32), arrays["final_weights"][final_rows]
     for k in range(len(shape.set_sizes)):
-        final = final + outputs[:, k] * (arrays["final_weights"][nodes, k] + stream["final_rows"][k])
-    index = _logit_index(final)
+        finals = finals + outputs[:, k, None] * (final_weights[..., k] + stream["final_rows"][k])
+    final_probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(finals)]
+    index = _logit_index(finals.sum(1) * np.float32(1 / shape.finals))
     position = np.clip(index, -INNER_LIMIT, INNER_LIMIT) + INNER_LIMIT + 1
     probabilities, knots, parts = SQUASHED[LOGIT_LIMIT + index], first_knots + (position >> 7)[:, None], position & 127
     q = arrays["refinement"].reshape(-1)[knots[..., None] + (0, 1)].astype(np.int64)
     refinements = (q[..., 0] * (128 - parts[:, None]) + q[..., 1] * parts[:, None]) >> 7
-    refined = np.clip((2 * probabilities + refinements.sum(1)) // (2 + REFINEMENTS), 1, 65535)
+    refined = np.clip((2 * probabilities + refinements.sum(1)) // (2 + shape.refinements), 1, 65535)
     set_probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(outputs)]
     return NodePredictions(
-        nodes, cells, inputs, rows, outputs, set_probabilities, probabilities, knots, parts, refined
+        nodes,
+        cells,
+        inputs,
+        rows,
+        outputs,
+        set_probabilities,
+        final_rows,
+        final_probabilities,
+        probabilities,
+        knots,
+        parts,
+        refined,
     )
 
 
@@ -370,17 +395,19 @@ def learn_bits(
     targets = bits_of(byte) * 65535
     errors = (targets - path.probabilities).astype(np.float32) * scale
     set_errors = (targets[:, None] - path.set_probabilities).astype(np.float32) * scale
-    final_steps = (errors * final_rate)[:, None] * path.outputs
+    final_errors = (targets[:, None] - path.final_probabilities).astype(np.float32) * scale
     if rates.learns:
         learned = arrays["counters"][LEARNED].astype(np.float32) * np.float32(1 / 256)
         rate = np.float32(rates.weights) + np.float32(rates.first_weights) / (np.float32(1) + learned)
-        arrays["final_weights"][path.nodes] += final_steps
+        for rows, steps, outputs in zip(path.final_rows, final_errors * final_rate, path.outputs, strict=True):
+            arrays["final_weights"][rows] += steps[:, None] * outputs
         for rows, steps, inputs in zip(path.rows, set_errors * rate, path.inputs, strict=True):
             arrays["weights"][rows] += steps[:, None] * inputs
         _learn_cells(arrays["cells"].reshape(-1, 2), path.cells, targets, rates.least_cell)
         _learn_refinements(arrays["refinement"].reshape(-1), path, targets, rates.refinement)
         arrays["counters"][LEARNED] += 1
     if shape.rows and not stream.no_recent:
+        final_steps = (errors * final_rate)[:, None] * path.outputs
         places, steps = _row_places(path.rows, shape), set_errors * np.float32(rates.rows)
         own_rows, final_rows = stream["rows"], stream["final_rows"]
         for depth, inputs in enumerate(path.inputs):
