@@ -30,7 +30,7 @@ _LEAST_TEXT, _MOST_TEXT = 1 << 12, 1 << 24
 _MOST_WINDOW = 1 << 20
 _CHUNK = 512  # steps
 # Tuned on files that no document reports: plays, Python, logs and help texts.
-_FIRST_COUNT, _FIRST_WEIGHT = 6, np.float32(0.05)  # of the cells and of the mixing weights
+_FIRST_COUNT, _FIRST_WEIGHT = 6, np.float32(0.04)  # of the cells and of the mixing weights
 _RATES = {"weights": 0.006, "first_weights": 0.04, "final": 0.001, "least_cell": 200, "refinement": 10}
 
 

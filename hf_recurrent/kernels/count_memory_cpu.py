@@ -18,7 +18,7 @@ from .compiled import load_library
 if TYPE_CHECKING:  # compression by counts alone starts without transformers
     from hf_recurrent.modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 
-VERSION, LARGE_VERSION = 3, 5  # of the results of count_memory_cpu.c and count_memory_large_cpu.c
+VERSION, LARGE_VERSION = 3, 6  # of the results of count_memory_cpu.c and count_memory_large_cpu.c
 _POINTER = ctypes.c_void_p
 _library = load_library("_count_memory_cpu", "hf_count_memory_version", VERSION)
 _large_library = load_library("_count_memory_large_cpu", "hf_count_memory_version", LARGE_VERSION)
