@@ -31,7 +31,7 @@ _MOST_WINDOW = 1 << 20
 _CHUNK = 512  # steps
 # Tuned on files that no document reports: plays, Python, logs and help texts.
 _FIRST_COUNT = 6  # of the cells
-_FIRST_WEIGHT, _LARGE_FIRST_WEIGHT = np.float32(0.08), np.float32(0.05)  # of the mixing weights
+_FIRST_WEIGHT, _LARGE_FIRST_WEIGHT = np.float32(0.08), np.float32(0.04)  # of the mixing weights
 _RATES = {"weights": 0.006, "first_weights": 0.04, "final": 0.002, "least_cell": 200, "refinement": 10}
 _LARGE_RATES = _RATES | {"final": 0.001}
 

@@ -22,7 +22,8 @@ enum {
     CLASSES, COLUMN,
     /* Bytes that followed the last byte, or the last two, when they came before; further words, bytes, classes and columns. */
     AFTER_1, AFTER_2, AFTER_2_LONG, PLAIN_4, PLAIN_BYTES, KINDS, KINDS_WORD, BRACKET_BYTES, ABOVE_WORD, LINE_COLUMN, BRACKET_WORDS,
-    AFTER_1_LONG, AFTER_SKIPPED, COLUMN_BYTE,
+    AFTER_1_LONG, AFTER_SKIPPED, COLUMN_BYTE, AFTER_BOTH, AFTER_1_WORD, KINDS_WORDS, PLAIN_2_3, PLAIN_LENGTH, AFTER_2_ALL, PLAIN_1_3_4,
+    AFTER_THIRD, AFTER_1_ALL, PLAIN_1_4, AFTER_3, AFTER_3_LONG, AFTER_WORDS,
 #endif
     LONG_CONTEXTS
 };
@@ -86,7 +87,8 @@ struct history {
     uint32_t classes, kinds;                /* of the last bytes, the newest in the lowest bits: repeated ones once, and in 4 bits each */
     uint32_t depth, bracket, bracket_text;  /* open brackets, the innermost, and a hash of the text since it opened or another closed */
     uint32_t line_start, line_start_length; /* hash of the first 4 bytes of the line */
-    uint32_t after_1[256], after_2[65536];  /* the bytes that followed each byte, and each two */
+    uint32_t after_1[256], after_2[65536];  /* the bytes that followed each byte, each two, a hash of three, */
+    uint32_t after_3[65536], after_words[65536], place_3, place_words; /* and of two words; the hashes here */
     uint8_t stack[STACK];                   /* the open brackets */
 #endif
 };

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # compression by counts alone starts without transformers
     from hf_recurrent.modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 
 # Of the results of count_memory_cpu.c and of count_memory_large_cpu.c. They differ, since archives name a memory so.
-VERSION, LARGE_VERSION = 3, 5
+VERSION, LARGE_VERSION = 3, 6
 _POINTER = ctypes.c_void_p
 _LEARNS, _INSERTS = 1, 2
 

@@ -10,7 +10,7 @@ INLINE uint32_t hash_list(int context, const uint32_t *x, int n)
 static void find_more_hashes(const struct history *h, struct hashes *found)
 {
     const uint32_t last4 = (uint32_t)h->last8, last = last4 & 255, last2 = last4 & 65535;
-    const uint32_t after_1 = h->after_1[last], after_2 = h->after_2[last2];
+    const uint32_t after_1 = h->after_1[last], after_2 = h->after_2[last2], after_3 = h->after_3[h->place_3 & 65535];
     CONTEXT(ORDER_1, last);
     CONTEXT(BYTES_234, last4 & 0xffffff00);
     CONTEXT(BYTES_23, last4 & 0x00ffff00);
@@ -39,6 +39,19 @@ static void find_more_hashes(const struct history *h, struct hashes *found)
     CONTEXT(AFTER_1_LONG, after_1 & 0xffffff, last2);
     CONTEXT(AFTER_SKIPPED, h->after_1[last2 >> 8] & 65535, last2);
     CONTEXT(COLUMN_BYTE, h->column, last);
+    CONTEXT(AFTER_BOTH, after_1 & 255, after_2 & 65535);
+    CONTEXT(AFTER_1_WORD, h->plain[0], after_1 & 255);
+    CONTEXT(KINDS_WORDS, h->kinds, h->plain[0], h->plain[1]);
+    CONTEXT(PLAIN_2_3, h->plain[1], h->plain[2], last);
+    CONTEXT(PLAIN_LENGTH, h->plain_length, h->plain[1], last);
+    CONTEXT(AFTER_2_ALL, after_2, last2);
+    CONTEXT(PLAIN_1_3_4, h->plain[0], h->plain[2], h->plain[3]);
+    CONTEXT(AFTER_THIRD, h->after_1[last4 >> 16 & 255] & 65535, last4 & 0xffffff);
+    CONTEXT(AFTER_1_ALL, after_1, after_2 & 255);
+    CONTEXT(PLAIN_1_4, h->plain[0], h->plain[3], last);
+    CONTEXT(AFTER_3, after_3 & 65535, last);
+    CONTEXT(AFTER_3_LONG, after_3 & 0xffffff, last2);
+    CONTEXT(AFTER_WORDS, h->after_words[h->place_words & 65535] & 65535, last);
 }
 #undef CONTEXT
 /* Brackets that do not fit are skipped, up to 8 at once. */
@@ -64,6 +77,10 @@ static void append_more(struct history *h, int c)
     uint32_t *after_1 = h->after_1 + (h->last8 >> 8 & 255), *after_2 = h->after_2 + (h->last8 >> 8 & 65535);
     *after_1 = *after_1 << 8 | (uint32_t)c;
     *after_2 = *after_2 << 8 | (uint32_t)c;
+    uint32_t *after_3 = h->after_3 + (h->place_3 & 65535), *after_words = h->after_words + (h->place_words & 65535);
+    *after_3 = *after_3 << 8 | (uint32_t)c;
+    *after_words = *after_words << 8 | (uint32_t)c;
+    h->place_3 = hash2((uint32_t)h->last8 & 0xffffff, 3) >> 16;
     const int is_upper = c >= 'A' && c <= 'Z', lower = is_upper ? c + 32 : c, is_letter = (lower >= 'a' && lower <= 'z') || c >= 128;
     const int class = c >= 128 ? 5 : is_upper ? 2 : is_letter ? 1 : c >= '0' && c <= '9' ? 3 : c == ' ' ? 0 : c;
     if (is_letter) { h->plain[0] = hash2(h->plain[0], (uint32_t)lower + 1); h->plain_length++; }
@@ -73,6 +90,7 @@ static void append_more(struct history *h, int c)
         h->plain[1] = h->plain[0];
         h->plain[0] = h->plain_length = 0;
     }
+    h->place_words = hash2(h->plain[0], h->plain[1]) >> 16;
     if ((h->classes & 255) != (uint32_t)class || class > 5) h->classes = h->classes << 8 | (uint32_t)class;
     h->kinds = h->kinds << 4 | (uint32_t)(class < 6 ? class : c == '\n' ? 7 : 6);
     append_bracket(h, c);

@@ -121,6 +121,9 @@ class LargeHistory(ByteHistory):
         line_start_length: how many there are.
         after_1: the bytes that followed each byte when it came before, the newest in the lowest bits.
         after_2: the same of each two bytes.
+        after_3: the same of each three, at a hash of them.
+        after_words: the same of the last two words.
+        place_3, place_words: these hashes here.
         stack: the open brackets, each at its depth modulo the size.
     """
 
@@ -135,11 +138,21 @@ class LargeHistory(ByteHistory):
     line_start_length: int = 0
     after_1: list[int] = field(default_factory=lambda: [0] * 256)
     after_2: list[int] = field(default_factory=lambda: [0] * 65536)
+    after_3: list[int] = field(default_factory=lambda: [0] * 65536)
+    after_words: list[int] = field(default_factory=lambda: [0] * 65536)
+    place_3: int = 0
+    place_words: int = 0
     stack: list[int] = field(default_factory=lambda: [0] * STACK)
 
     def append(self, ring: np.ndarray, byte: int) -> None:
-        for after, before in ((self.after_1, self.last), (self.after_2, self.last8 & 65535)):
+        for after, before in (
+            (self.after_1, self.last),
+            (self.after_2, self.last8 & 65535),
+            (self.after_3, self.place_3 & 65535),
+            (self.after_words, self.place_words & 65535),
+        ):
             after[before] = (after[before] << 8 | byte) & LOW_32
+        self.place_3 = hash_of_two((self.last8 << 8 | byte) & 0xFFFFFF, 3) >> 16
         lower = byte + 32 if byte in UPPER else byte
         is_letter = lower in LOWER or byte >= 128
         if is_letter:
@@ -147,6 +160,7 @@ class LargeHistory(ByteHistory):
             self.plain_length = (self.plain_length + 1) & LOW_32
         elif self.plain[0]:
             self.plain, self.plain_length = [0, *self.plain[:3]], 0
+        self.place_words = hash_of_two(*self.plain[:2]) >> 16
         kind = 5 if byte >= 128 else 2 if byte in UPPER else 1 if is_letter else 3 if byte in DIGITS else byte
         kind = 0 if byte == ord(" ") else kind
         if self.classes & 255 != kind or kind > 5:
@@ -179,7 +193,7 @@ class LargeHistory(ByteHistory):
         """Hashes of the contexts that only a large memory has; `order_7` is that of the last 7 bytes."""
         last, last2, last4 = self.last, self.last8 & 65535, self.last8 & LOW_32
         word, before, third, fourth = self.plain
-        after_1, after_2 = self.after_1[last], self.after_2[last2]
+        after_1, after_2, after_3 = self.after_1[last], self.after_2[last2], self.after_3[self.place_3 & 65535]
         values = (
             (last,),
             (order_7,),
@@ -207,6 +221,19 @@ class LargeHistory(ByteHistory):
             (after_1 & 0xFFFFFF, last2),
             (self.after_1[last2 >> 8] & 65535, last2),
             (self.column, last),
+            (after_1 & 255, after_2 & 65535),
+            (word, after_1 & 255),
+            (self.kinds, word, before),
+            (before, third, last),
+            (self.plain_length, before, last),
+            (after_2, last2),
+            (word, third, fourth),
+            (self.after_1[last4 >> 16 & 255] & 65535, last4 & 0xFFFFFF),
+            (after_1, after_2 & 255),
+            (word, fourth, last),
+            (after_3 & 65535, last),
+            (after_3 & 0xFFFFFF, last2),
+            (self.after_words[self.place_words & 65535] & 65535, last),
         )
         return [
             reduce(hash_of_two, numbers, hash_of_two(0, context + 1000))

@@ -11,7 +11,7 @@ import numpy as np
 
 ORDERS = (2, 3, 4, 5, 6, 8, 12, 20)  # bytes of the contexts of the long-term memory
 WORD, WORDS, INDENT, ABOVE = range(len(ORDERS), len(ORDERS) + 4)
-LONG_CONTEXTS, MORE_CONTEXTS = len(ORDERS) + 4, 29  # in every memory; further ones of a large one
+LONG_CONTEXTS, MORE_CONTEXTS = len(ORDERS) + 4, 42  # in every memory; further ones of a large one
 PLAIN_1, PLAIN_2, PLAIN_3, BRACKET_TEXT = (LONG_CONTEXTS + number for number in (6, 7, 8, 10))
 RECENT_ORDERS = (1, 2, 3, 4)  # of the short-term memory
 FIRST_SLOTS, WINDOW_SHARES = 256, (8, 16, 32, 32, 32)  # slots of order 1; W / slots of the other tables
@@ -33,7 +33,8 @@ _LARGE_HISTORY = (
     *((name, "<u4") for name in ("plain_length", "classes", "kinds", "depth", "bracket", "bracket_text")),
     *((name, "<u4") for name in ("line_start", "line_start_length")),
     ("after_1", "<u4", 256),
-    ("after_2", "<u4", 65536),
+    *((name, "<u4", 65536) for name in ("after_2", "after_3", "after_words")),
+    *((name, "<u4") for name in ("place_3", "place_words")),
     ("stack", "u1", STACK),
 )
 
@@ -46,7 +47,7 @@ class MemoryShape(NamedTuple):
         text: bytes of training text that are kept for long matches, a power of two.
         window: W, bytes of the short-term memory, a power of two; 0 for none.
         rows: rows of mixing weights that adapt in each stream, a power of two; 0 for none.
-        large: more contexts, sets of weights and refinements; about three times the time.
+        large: more contexts, sets of weights and refinements; about four times the time.
     """
 
     slots: int
