@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.compression.archive import ArchiveError, Header, NetworkRecord
 from hf_recurrent.compression.byte_coding import ByteCoding, Counts, counts_version, empty_counts
-from hf_recurrent.compression.new_network import new_network
+from hf_recurrent.compression.new_network import NEWEST, new_network
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,7 +61,7 @@ def new_header(
         default = asdict(AdaptiveSettings())
         settings["adaptive"] = {name: value for name, value in asdict(adaptive).items() if value != default[name]}
     if is_new:
-        settings[_NEW] = 1
+        settings[_NEW] = NEWEST
     try:
         fingerprint = _fingerprint(model, settings)
     except Uncompilable:  # plain torch on both sides
@@ -73,10 +73,18 @@ def new_header(
 
 
 def model_of(header: Header, model: "PreTrainedModel | None") -> "PreTrainedModel | None":
-    """The model that was given, or, for an archive that needs no other, the new network."""
-    if model is None and header.network is not None and header.settings.get(_NEW):
-        return new_network()
-    return model
+    """The model that was given, or, for an archive that needs no other, its new network.
+
+    Raises:
+        ArchiveError: this release has no such network.
+    """
+    number = header.settings.get(_NEW)
+    if model is not None or header.network is None or not number:
+        return model
+    try:
+        return new_network(number)
+    except (TypeError, ValueError) as error:
+        raise ArchiveError(f"hf-recurrent {header.release} made it, with new network {number!r}: {error}") from error
 
 
 @contextmanager

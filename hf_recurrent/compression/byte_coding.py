@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape
 
 _LAYOUT = "modeling/contexts/count_memory_layout.py"
-_LEAST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 20
+_LEAST_SLOTS, _MOST_SLOTS, _MOST_LARGE_SLOTS = 1 << 10, 1 << 20, 1 << 19
 _LEAST_TEXT, _MOST_TEXT = 1 << 12, 1 << 24
 _MOST_WINDOW = 1 << 20
 _CHUNK = 512  # steps
@@ -86,7 +86,8 @@ def empty_counts(size: int, large: bool = True) -> Counts:
     def power_of_two(least: int, wanted: int, most: int) -> int:
         return min(max(1 << max(wanted - 1, 0).bit_length(), least), most)
 
-    slots, text = power_of_two(_LEAST_SLOTS, size // 4, _MOST_SLOTS), power_of_two(_LEAST_TEXT, size, _MOST_TEXT)
+    slots = power_of_two(_LEAST_SLOTS, size // 4, _MOST_LARGE_SLOTS if large else _MOST_SLOTS)
+    text = power_of_two(_LEAST_TEXT, size, _MOST_TEXT)
     shape = memory_layout().MemoryShape(slots, text, min(text, _MOST_WINDOW), 0, large)
     arrays = {name: np.zeros(size, dtype) for name, (size, dtype) in shape.buffers().items()}
     require_kernel().Memory(arrays, shape).begin()
