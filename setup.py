@@ -17,11 +17,11 @@ class PlatformDistribution(Distribution):
         return True
 
 
-# The source of each extension is of its name; these are the headers that it includes.
-HEADERS = {
-    "count_memory_cpu": [
-        f"count_memory{part}" for part in ("", "_contexts", "_mixing", "_reading", "_coder", "_coding")
-    ],
+# The source of each extension is of its name; these are the files that it includes, headers without ".h".
+COUNTS = [f"count_memory{part}" for part in ("", "_contexts", "_mixing", "_reading", "_coder", "_coding")]
+INCLUDED = {
+    "count_memory_cpu": COUNTS,
+    "count_memory_large_cpu": [*COUNTS, "count_memory_large", "count_memory_cpu.c"],
     "linear_scan_cpu": ["kernel", "linear_scan_elements", "linear_scan_levels", "linear_scan_rows", "thread_pool"],
     "sensitivities_cpu": ["kernel", "thread_pool"],
     "thread_pool_cpu": ["kernel", "thread_pool"],
@@ -36,13 +36,13 @@ HEADERS = {
 }  # fmt: skip
 FOLDER = "hf_recurrent/kernels"
 # Kernels whose results do not depend on the compiler.
-EXACT = {"count_memory_cpu"}
+EXACT = {"count_memory_cpu", "count_memory_large_cpu"}
 
 kernels = [
     Extension(
         f"hf_recurrent.kernels._{name}",
         sources=[f"{FOLDER}/{name}.c"],
-        depends=[f"{FOLDER}/{header}.h" for header in headers],
+        depends=[f"{FOLDER}/{file}" if "." in file else f"{FOLDER}/{file}.h" for file in files],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=[
             "-std=c11", "-O3", f"-ffp-contract={'off' if name in EXACT else 'fast'}", "-fno-math-errno",
@@ -52,7 +52,7 @@ kernels = [
         py_limited_api=any_version,
         optional=True,  # without a C compiler, installation continues and plain torch is used
     )
-    for name, headers in HEADERS.items()
+    for name, files in INCLUDED.items()
 ]  # fmt: skip
 
 setup(

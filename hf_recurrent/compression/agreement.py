@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hf_recurrent.argument_checks import check_integer
 from hf_recurrent.compression.archive import ArchiveError, Header, NetworkRecord
 from hf_recurrent.compression.byte_coding import ByteCoding, Counts, counts_version, empty_counts
-from hf_recurrent.compression.new_network import new_network
+from hf_recurrent.compression.new_network import NEWEST, new_network
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,21 +61,30 @@ def new_header(
         default = asdict(AdaptiveSettings())
         settings["adaptive"] = {name: value for name, value in asdict(adaptive).items() if value != default[name]}
     if is_new:
-        settings[_NEW] = 1
+        settings[_NEW] = NEWEST
     try:
         fingerprint = _fingerprint(model, settings)
     except Uncompilable:  # plain torch on both sides
         settings["adaptive"]["compiled"] = False
         fingerprint = _fingerprint(model, settings)
     network = NetworkRecord(_hash(model), fingerprint, kernel_name())
-    return Header(size, counts_version() if mixes else 0, network, settings)
+    has_own = getattr(model, "count_memory", None) is not None
+    return Header(size, counts_version(large=not has_own) if mixes else 0, network, settings)
 
 
 def model_of(header: Header, model: "PreTrainedModel | None") -> "PreTrainedModel | None":
-    """The model that was given, or, for an archive that needs no other, the new network."""
-    if model is None and header.network is not None and header.settings.get(_NEW):
-        return new_network()
-    return model
+    """The model that was given, or, for an archive that needs no other, its new network.
+
+    Raises:
+        ArchiveError: this release has no such network.
+    """
+    number = header.settings.get(_NEW)
+    if model is not None or header.network is None or not number:
+        return model
+    try:
+        return new_network(number)
+    except (TypeError, ValueError) as error:
+        raise ArchiveError(f"hf-recurrent {header.release} made it, with new network {number!r}: {error}") from error
 
 
 @contextmanager
@@ -86,7 +95,7 @@ def new_coding(header: Header, model: "PreTrainedModel | None") -> Iterator[Byte
     """
     streams, counts = header.settings.get("streams", 1), None
     if header.counts:
-        counts = _counts_of(model) or empty_counts(header.size)
+        counts = _counts_of(model) or empty_counts(header.size, large=header.counts == counts_version())
     if model is None:
         yield ByteCoding(streams, None, counts)
         return
@@ -98,10 +107,11 @@ def new_coding(header: Header, model: "PreTrainedModel | None") -> Iterator[Byte
 
 def check_header(header: Header, model: "PreTrainedModel | None") -> None:
     """Raise an ArchiveError unless this model, on this machine, computes the probabilities of the archive."""
-    if header.counts not in (0, counts_version()):
+    versions = counts_version(large=False), counts_version()
+    if header.counts not in (0, *versions):
         raise ArchiveError(
             f"hf-recurrent {header.release} made it, with version {header.counts} of the count memory; this release "
-            f"has version {counts_version()}. Decompress it with the release that made it."
+            f"has versions {versions[0]} and {versions[1]}. Decompress it with the release that made it."
         )
     network = header.network
     if network is None:

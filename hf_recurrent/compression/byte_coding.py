@@ -25,20 +25,24 @@ if TYPE_CHECKING:
     from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape
 
 _LAYOUT = "modeling/contexts/count_memory_layout.py"
-_LEAST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 20
+_LEAST_SLOTS, _MOST_SLOTS, _MOST_LARGE_SLOTS = 1 << 10, 1 << 20, 1 << 19
 _LEAST_TEXT, _MOST_TEXT = 1 << 12, 1 << 24
 _MOST_WINDOW = 1 << 20
 _CHUNK = 512  # steps
 # Tuned on files that no document reports: plays, Python, logs and help texts.
-_FIRST_COUNT, _FIRST_WEIGHT = 6, np.float32(0.08)  # of the cells and of the mixing weights
+_FIRST_COUNT = 6  # of the cells
+_FIRST_WEIGHT, _LARGE_FIRST_WEIGHT = np.float32(0.08), np.float32(0.04)  # of the mixing weights
 _RATES = {"weights": 0.006, "first_weights": 0.04, "final": 0.002, "least_cell": 200, "refinement": 10}
+_LARGE_RATES = _RATES | {"final": 0.001}
 
 
 @cache
 def require_kernel() -> ModuleType:
     """The compiled kernel of the count memory, with its coder; an ImportError says so if it was not built."""
     try:
-        return importlib.import_module("hf_recurrent.kernels.count_memory_cpu")
+        kernel = importlib.import_module("hf_recurrent.kernels.count_memory_cpu")
+        kernel.large_library()
+        return kernel
     except ImportError as error:
         raise ImportError(
             f"compression needs the compiled kernel of the count memory: {error}; install hf-recurrent where a C "
@@ -71,24 +75,25 @@ class Counts(NamedTuple):
     arrays: Mapping[str, np.ndarray]
 
 
-def counts_version() -> int:
-    """The version of the kernel's results, which an archive of counts needs."""
-    return require_kernel().VERSION
+def counts_version(large: bool = True) -> int:
+    """The version of the kernel's results in large memories, or in others. An archive names its memory by it."""
+    return require_kernel().LARGE_VERSION if large else require_kernel().VERSION
 
 
-def empty_counts(size: int) -> Counts:
+def empty_counts(size: int, large: bool = True) -> Counts:
     """An empty memory for `size` bytes of data; its sizes depend on nothing else."""
 
     def power_of_two(least: int, wanted: int, most: int) -> int:
         return min(max(1 << max(wanted - 1, 0).bit_length(), least), most)
 
-    slots, text = power_of_two(_LEAST_SLOTS, size // 4, _MOST_SLOTS), power_of_two(_LEAST_TEXT, size, _MOST_TEXT)
-    shape = memory_layout().MemoryShape(slots, text, min(text, _MOST_WINDOW), 0)
+    slots = power_of_two(_LEAST_SLOTS, size // 4, _MOST_LARGE_SLOTS if large else _MOST_SLOTS)
+    text = power_of_two(_LEAST_TEXT, size, _MOST_TEXT)
+    shape = memory_layout().MemoryShape(slots, text, min(text, _MOST_WINDOW), 0, large)
     arrays = {name: np.zeros(size, dtype) for name, (size, dtype) in shape.buffers().items()}
     require_kernel().Memory(arrays, shape).begin()
     arrays["cells"][..., 1] = _FIRST_COUNT
-    weights = arrays["weights"][:, : memory_layout().BIAS]
-    weights[weights > 0] = _FIRST_WEIGHT
+    weights = arrays["weights"][:, : shape.bias]
+    weights[weights > 0] = _LARGE_FIRST_WEIGHT if large else _FIRST_WEIGHT
     return Counts(shape, arrays)
 
 
@@ -107,8 +112,9 @@ class ByteCoding:
         self._call, self._symbols, self._logits = None, np.zeros((1, 0), np.uint8), None
         if counts is not None:
             self._memory = require_kernel().Memory(counts.arrays, counts.shape)
+            rates = _LARGE_RATES if counts.shape.large else _RATES
             self._states = np.zeros((streams, counts.shape.stream.itemsize), np.uint8)
-            self._rates = memory_layout().Rates(**_RATES, learns=True, inserts=True)
+            self._rates = memory_layout().Rates(**rates, learns=True, inserts=True)
 
     @property
     def chunk(self) -> int:

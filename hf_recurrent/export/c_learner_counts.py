@@ -107,7 +107,10 @@ static void NAME_mix(struct NAME_learner *learner, int byte, float *logits) {
 
 
 def _kernel_source() -> str:
-    """The kernel that reads a stream, without its tables, which are computed here, and for one instruction set."""
+    """The kernel that reads a stream, without its tables, which are computed here, and for one instruction set.
+
+    The parts of large memories are left out.
+    """
     folder = Path(hf_recurrent.kernels.__file__).parent
 
     def text(name: str) -> str:
@@ -129,6 +132,6 @@ def _kernel_source() -> str:
     sizes = re.sub(r"#include.*\n|#define EXPORT.*\n", "", sizes)
     block = re.search(r"/\* Blocks of streams.*?\n\};\n", text("_cpu.c"), flags=re.DOTALL)[0]
     parts = (sizes, text("_contexts.h"), block, text("_mixing.h"), text("_reading.h"))
-    source = "\n".join(parts)
+    source = re.sub(r"#ifdef LARGE\n.*?(?:#else\n(.*?))?#endif\n", r"\1", "\n".join(parts), flags=re.DOTALL)
     source = re.sub(r"\bNAME\((\w+)\)", r"\1_base", source)
     return re.sub(r"\bTARGET ", "", source)

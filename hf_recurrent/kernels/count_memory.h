@@ -13,7 +13,20 @@
 #endif
 
 /* Contexts of the long-term memory. */
-enum { ORDERS = 8, WORD = ORDERS, WORDS, INDENT, ABOVE, LONG_CONTEXTS };
+enum {
+    ORDERS = 8, WORD = ORDERS, WORDS, INDENT, ABOVE,
+#ifdef LARGE
+    /* Their slots have the newest byte first, as in the short-term memory. Orders; bytes before the last, by distance; words without
+     * case; the text since the last open bracket, the bracket, the beginning of the line, classes of bytes, the column. */
+    ORDER_1, ORDER_7, BYTES_234, BYTES_23, BYTES_13, BYTES_34, PLAIN_1, PLAIN_2, PLAIN_3, PLAIN_1_3, BRACKET_TEXT, BRACKET_WORD, LINE_START,
+    CLASSES, COLUMN,
+    /* Bytes that followed the last byte, or the last two, when they came before; further words, bytes, classes and columns. */
+    AFTER_1, AFTER_2, AFTER_2_LONG, PLAIN_4, PLAIN_BYTES, KINDS, KINDS_WORD, BRACKET_BYTES, ABOVE_WORD, LINE_COLUMN, BRACKET_WORDS,
+    AFTER_1_LONG, AFTER_SKIPPED, COLUMN_BYTE, AFTER_BOTH, AFTER_1_WORD, KINDS_WORDS, PLAIN_2_3, PLAIN_LENGTH, AFTER_2_ALL, PLAIN_1_3_4,
+    AFTER_THIRD, AFTER_1_ALL, PLAIN_1_4, AFTER_3, AFTER_3_LONG, AFTER_WORDS,
+#endif
+    LONG_CONTEXTS
+};
 static const uint8_t ORDER[ORDERS] = {2, 3, 4, 5, 6, 8, 12, 20};
 /* Sources of a prediction: the above, then contexts of the short-term memory, then the matches in both. */
 enum { RECENT_1 = LONG_CONTEXTS, RECENT_2, RECENT_3, RECENT_4, RECENT_WORD, RECENT_INDENT, LONG_MATCH, MATCH, SOURCES };
@@ -24,11 +37,20 @@ static const uint8_t WINDOW_SHARE[RECENT_CONTEXTS] = {0, 3, 4, 5, 5, 5};
 /* Inputs of the mixer: logit and probability of every source, a constant, logit and probability of the network. */
 enum { BIAS = 2 * SOURCES, NETWORK, NETWORK_P, USED_INPUTS, LANES = 8, INPUTS = (USED_INPUTS + LANES - 1) / LANES * LANES };
 /* Sets of weights; a small context selects one row of each. */
-enum { SETS = 7 };
-static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8};
-enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 };
+#ifdef LARGE
+enum { SETS = 17, STACK = 64 };
+enum { MORE_ROWS = 256 * 8 + 256 * 8 + 16 * 16 * 8 + 8 * 8 * 8 * 8 + 2048 * 2 + 1024 + 257 * 3 + 4096 + 256 * 8 + 4096 };
+#define MORE_SET_SIZES , 256 * 8, 256 * 8, 16 * 16 * 8, 8 * 8 * 8 * 8, 2048 * 2, 1024, 257 * 3, 4096, 256 * 8, 4096
+enum { REFINEMENTS = 6, FINALS = 2 };
+#else
+enum { SETS = 7, MORE_ROWS = 0 };
+#define MORE_SET_SIZES
+enum { REFINEMENTS = 3, FINALS = 1 };
+#endif
+static const int SET_SIZE[SETS] = {256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8 MORE_SET_SIZES};
+enum { WEIGHT_ROWS = 256 + 256 + 9 * 5 + 8 * 8 * 4 * 3 + 24 * 24 + 256 * 8 + 24 * 8 + MORE_ROWS };
 enum { LEVELS = 11, SYMBOLS = 7, WAYS = 4, CELLS = SOURCES * 3 * 8 * LEVELS * LEVELS };
-enum { REFINEMENTS = 3, KNOTS = 33, REFINEMENT_BITS = 14 };
+enum { KNOTS = 33, REFINEMENT_BITS = 14 };
 enum { SHORT_MATCH = 8, LONG_INDEX = 20, LEAST_RING = 512 };
 /* Matches: bytes that are compared, the length that is not given up for another one, the greatest length. */
 enum { LONGEST = 40, LONG_ENOUGH = 24, MOST_LENGTH = 65535 };
@@ -49,7 +71,7 @@ struct memory {
     uint32_t *index;        /* (2, 2^index_bits), ends of contexts in the text */
     struct cell *cells;     /* (SOURCES, 3, 8, LEVELS, LEVELS) */
     float *weights;         /* (WEIGHT_ROWS, INPUTS) */
-    float *final_weights;   /* (256, SETS) */
+    float *final_weights;   /* (FINALS * 256, SETS) */
     uint16_t *refinement;   /* (REFINEMENTS, 2^REFINEMENT_BITS, KNOTS) */
     int64_t *counters;      /* (4,): bytes of text, bytes learned from, documents */
 };
@@ -60,6 +82,15 @@ struct rates { float weights, first_weights, final, delta; int32_t least_cell, r
 struct history {
     uint64_t position, line, last_line, last8;
     uint32_t word, last_word, column, indent, first, above;
+#ifdef LARGE
+    uint32_t plain[4], plain_length;        /* hashes of the last words without case, the current one first, and its bytes */
+    uint32_t classes, kinds;                /* of the last bytes, the newest in the lowest bits: repeated ones once, and in 4 bits each */
+    uint32_t depth, bracket, bracket_text;  /* open brackets, the innermost, and a hash of the text since it opened or another closed */
+    uint32_t line_start, line_start_length; /* hash of the first 4 bytes of the line */
+    uint32_t after_1[256], after_2[65536];  /* the bytes that followed each byte, each two, a hash of three, */
+    uint32_t after_3[65536], after_words[65536], place_3, place_words; /* and of two words; the hashes here */
+    uint8_t stack[STACK];                   /* the open brackets */
+#endif
 };
 /* Beginning of the state of a stream; then rows (rows, INPUTS) float, the ring, the tables, the index of matches. */
 struct stream {
@@ -177,7 +208,7 @@ typedef float half_lanes __attribute__((vector_size(2 * LANES), aligned(4), may_
 
 struct node {
     int cells[SOURCES]; /* -1 without counts */
-    int row[SETS], set_p[SETS], p, part;
+    int row[SETS], set_p[SETS], final_row[FINALS], final_p[FINALS], p, part;
     float out[SETS];
     uint16_t *knots[REFINEMENTS];
     int refined;        /* 65536 times the probability of a one */

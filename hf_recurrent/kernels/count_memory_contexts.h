@@ -6,6 +6,9 @@ INLINE uint8_t back(const struct history *h, const uint8_t *ring, uint64_t mask,
 INLINE int is_word(int c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c >= 128; }
 
 struct hashes { uint32_t context[LONG_CONTEXTS], text[2], last; };
+#ifdef LARGE
+#include "count_memory_large.h"
+#endif
 
 static void find_hashes(const struct history *h, const uint8_t *ring, uint64_t mask, struct hashes *found)
 {
@@ -15,6 +18,9 @@ static void find_hashes(const struct history *h, const uint8_t *ring, uint64_t m
         hash = hash2(hash, order <= h->position ? back(h, ring, mask, order) + 1u : 0);
         if (order == 1) found->last = hash2(hash, order);
         if (order == SHORT_MATCH) found->text[0] = hash;
+#ifdef LARGE
+        if (order == 7) found->context[ORDER_7] = hash2(hash2(0, ORDER_7 + 1000), hash);
+#endif
         if (order == ORDER[k]) found->context[k++] = hash2(hash, order);
     }
     found->text[1] = hash;
@@ -23,6 +29,9 @@ static void find_hashes(const struct history *h, const uint8_t *ring, uint64_t m
     found->context[WORDS] = hash2(hash2(h->word, h->last_word), last + 2002);
     found->context[INDENT] = hash2(hash2(h->indent * 256 + h->first, h->word), last + 7007);
     found->context[ABOVE] = hash2(hash2(h->above, last), 8008);
+#ifdef LARGE
+    find_more_hashes(h, found);
+#endif
 }
 static void append(struct history *h, uint8_t *ring, uint64_t mask, int c)
 {
@@ -33,6 +42,9 @@ static void append(struct history *h, uint8_t *ring, uint64_t mask, int c)
         if (h->word) h->last_word = h->word;
         h->word = 0;
     }
+#ifdef LARGE
+    append_more(h, c);
+#endif
     h->position++;
     if (c == '\n') { h->last_line = h->line; h->line = h->position; h->indent = 0; h->first = 0; }
     else if (!h->first) { if (c == ' ' || c == '\t') h->indent++; else h->first = (uint32_t)c; }
@@ -87,6 +99,27 @@ put:
     slot->symbol[rarest] = (uint8_t)symbol;
     slot->count[rarest] = 1;
 }
+/* Count `symbol` after a context. The newest slot of a bucket and the newest symbol of a slot come first; the oldest are
+ * replaced. Symbols that have come since this one last did lose half of what they have above two. */
+static void count_recent(struct slot *bucket, uint32_t hash, int symbol)
+{
+    const uint16_t check = check_of(hash);
+    int way = 0, i = 0;
+    while (way < WAYS - 1 && bucket[way].check != check) way++;
+    struct slot slot = bucket[way];
+    if (slot.check != check) { memset(&slot, 0, sizeof slot); slot.check = check; }
+    for (; way; way--) bucket[way] = bucket[way - 1];
+    while (i < SYMBOLS - 1 && slot.count[i] && slot.symbol[i] != symbol) i++;
+    const int counted = slot.symbol[i] == symbol ? slot.count[i] : 0;
+    for (; i; i--) {
+        const int before = slot.count[i - 1];
+        slot.symbol[i] = slot.symbol[i - 1];
+        slot.count[i] = (uint8_t)(before > 2 ? before - (before - 1) / 2 : before);
+    }
+    slot.symbol[0] = (uint8_t)symbol;
+    slot.count[0] = (uint8_t)(counted < 255 ? counted + 1 : counted);
+    bucket[0] = slot;
+}
 /* Count `symbol` after a context, and append it to the text. */
 static void insert(struct memory *m, const struct hashes *h, uint64_t position, int symbol)
 {
@@ -95,7 +128,8 @@ static void insert(struct memory *m, const struct hashes *h, uint64_t position, 
     if (position >= LONG_INDEX) m->index[(1LL << m->index_bits) + (h->text[1] >> (32 - m->index_bits))] = at;
     m->text[at & ((1LL << m->text_bits) - 1)] = (uint8_t)symbol;
     m->counters[TEXT_USED] = at == UINT32_MAX ? 1LL << m->text_bits : (int64_t)at + 1;
-    for (int c = 0; c < LONG_CONTEXTS; c++) count(add_slot(bucket_of(m, c, h->context[c]), h->context[c]), symbol);
+    for (int c = 0; c <= ABOVE; c++) count(add_slot(bucket_of(m, c, h->context[c]), h->context[c]), symbol);
+    for (int c = ABOVE + 1; c < LONG_CONTEXTS; c++) count_recent(bucket_of(m, c, h->context[c]), h->context[c], symbol);
 }
 static void insert_document(struct memory *m, const uint8_t *bytes, int64_t n, int end)
 {
@@ -128,27 +162,6 @@ INLINE uint32_t recent_hash(const struct hashes *h, int table)
 INLINE struct slot *recent_bucket(const struct memory *m, struct stream *s, int table, uint32_t hash)
 {
     return recent_of(m, s) + first_slot(m, table) + first_way(hash, (uint64_t)recent_slots(m, table));
-}
-/* Count `symbol` after a context. The newest slot of a bucket and the newest symbol of a slot come first; the oldest are
- * replaced. Symbols that have come since this one last did lose half of what they have above two. */
-static void count_recent(struct slot *bucket, uint32_t hash, int symbol)
-{
-    const uint16_t check = check_of(hash);
-    int way = 0, i = 0;
-    while (way < WAYS - 1 && bucket[way].check != check) way++;
-    struct slot slot = bucket[way];
-    if (slot.check != check) { memset(&slot, 0, sizeof slot); slot.check = check; }
-    for (; way; way--) bucket[way] = bucket[way - 1];
-    while (i < SYMBOLS - 1 && slot.count[i] && slot.symbol[i] != symbol) i++;
-    const int counted = slot.symbol[i] == symbol ? slot.count[i] : 0;
-    for (; i; i--) {
-        const int before = slot.count[i - 1];
-        slot.symbol[i] = slot.symbol[i - 1];
-        slot.count[i] = (uint8_t)(before > 2 ? before - (before - 1) / 2 : before);
-    }
-    slot.symbol[0] = (uint8_t)symbol;
-    slot.count[0] = (uint8_t)(counted < 255 ? counted + 1 : counted);
-    bucket[0] = slot;
 }
 INLINE uint64_t match_place(const struct memory *m, const struct hashes *h) { return h->context[MATCH_CONTEXT] >> (32 - m->match_bits); }
 /* Before the byte at the current position is appended: later contexts find it. */
@@ -240,3 +253,13 @@ static void find(const struct memory *m, struct stream *s, struct found *f)
         if (f->slots[c] && c < ORDERS) f->order = c + 1;
     }
 }
+#ifdef LARGE
+/* Which of some contexts have counts. */
+INLINE int known_contexts(const struct found *f)
+{
+    static const uint8_t LIST[10] = {3, 4, 5, 6, 7, WORD, WORDS, PLAIN_2, PLAIN_3, BRACKET_TEXT};
+    int known = 0;
+    for (int k = 0; k < 10; k++) known |= (f->slots[LIST[k]] != 0) << k;
+    return known;
+}
+#endif

@@ -3,7 +3,12 @@
 #include "count_memory_contexts.h"
 #include "count_memory_coder.h"
 
-#define VERSION 3 /* raise it with every change of the results */
+/* Raise it with every change of the results. */
+#ifdef LARGE
+#define VERSION 6
+#else
+#define VERSION 3
+#endif
 
 EXPORT int64_t hf_count_memory_version(void)
 {
@@ -27,7 +32,7 @@ EXPORT void hf_count_memory_begin(struct memory *m)
         }
     for (int64_t i = 0; i < WEIGHT_ROWS; i++) for (int j = 0; j < INPUTS; j++)
         m->weights[i * INPUTS + j] = j < BIAS ? 0.15f : j == NETWORK ? 0.3f : 0;
-    for (int i = 0; i < 256 * SETS; i++) m->final_weights[i] = 1.0f / SETS;
+    for (int i = 0; i < FINALS * 256 * SETS; i++) m->final_weights[i] = 1.0f / SETS;
     for (int64_t i = 0; i < (int64_t)REFINEMENTS * KNOTS << REFINEMENT_BITS; i++)
         m->refinement[i] = squashed[LOGITS + limited(((int)(i % KNOTS) - 16) * 128, -2047, 2047)];
 }

@@ -8,6 +8,7 @@ Shape letters: B streams, T steps.
 
 import ctypes
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +18,9 @@ from .compiled import load_library
 if TYPE_CHECKING:  # compression by counts alone starts without transformers
     from hf_recurrent.modeling.contexts.count_memory_layout import Block, MemoryShape, Rates
 
-VERSION = 3  # of the results of count_memory_cpu.c
+# Of the results of count_memory_cpu.c and of count_memory_large_cpu.c. They differ, since archives name a memory so.
+VERSION, LARGE_VERSION = 3, 6
 _POINTER = ctypes.c_void_p
-_library = load_library("_count_memory_cpu", "hf_count_memory_version", VERSION)
 _LEARNS, _INSERTS = 1, 2
 
 
@@ -54,16 +55,31 @@ _Coding = _structure(
     dict.fromkeys(("streams", "steps", "decodes"), ctypes.c_int64)
     | dict.fromkeys(("bytes", "network", "coder"), _POINTER),
 )
-for _name, _arguments in (
-    ("begin", (_POINTER,)),
-    ("read", (_POINTER, _POINTER, _POINTER, _POINTER)),
-    ("insert", (_POINTER, _POINTER, ctypes.c_int64, ctypes.c_int32)),
-    ("begin_coder", (_POINTER, ctypes.c_int32)),
-    ("finish_coder", (_POINTER,)),
-    ("code", (_POINTER, _POINTER, _POINTER, _POINTER)),
-):
-    _function = getattr(_library, f"hf_count_memory_{_name}")
-    _function.argtypes, _function.restype = _arguments, None
+_FUNCTIONS = {
+    "begin": (_POINTER,),
+    "read": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "insert": (_POINTER, _POINTER, ctypes.c_int64, ctypes.c_int32),
+    "begin_coder": (_POINTER, ctypes.c_int32),
+    "finish_coder": (_POINTER,),
+    "code": (_POINTER, _POINTER, _POINTER, _POINTER),
+}
+
+
+def _loaded(name: str, version: int) -> ctypes.CDLL:
+    library = load_library(name, "hf_count_memory_version", version)
+    for function, arguments in _FUNCTIONS.items():
+        function = getattr(library, f"hf_count_memory_{function}")
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+_library = _loaded("_count_memory_cpu", VERSION)
+
+
+@cache
+def large_library() -> ctypes.CDLL:
+    """The kernel of large memories, loaded on first use; raises ImportError as this module does."""
+    return _loaded("_count_memory_large_cpu", LARGE_VERSION)
 
 
 def _address(array: np.ndarray | None) -> int | None:
@@ -79,6 +95,7 @@ class Memory:
 
     def __init__(self, arrays: Mapping[str, np.ndarray], shape: "MemoryShape"):
         self._arrays = arrays  # keeps them alive
+        self._library = large_library() if shape.large else _library
         sizes = (shape.slots, shape.text, arrays["index"].shape[1])
         self._struct = _Memory(
             *(size.bit_length() - 1 for size in sizes),
@@ -91,7 +108,7 @@ class Memory:
 
     def begin(self) -> None:
         """Fill arrays of zeros with the values before the first byte."""
-        _library.hf_count_memory_begin(self._pointer)
+        self._library.hf_count_memory_begin(self._pointer)
 
     def read(self, states: np.ndarray, rates: "Rates", block: "Block") -> None:
         """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""
@@ -99,7 +116,7 @@ class Memory:
         width = 0 if block.network is None else block.network.shape[-1]
         size = 0 if block.pending is None else block.pending.shape[1]
         addresses = [_address(getattr(block, name)) for name in _BLOCK_ARRAYS]
-        _library.hf_count_memory_read(
+        self._library.hf_count_memory_read(
             self._pointer,
             states.ctypes.data,
             _rates(rates),
@@ -108,7 +125,7 @@ class Memory:
 
     def insert(self, document: np.ndarray, end: int = -1) -> None:
         """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative."""
-        _library.hf_count_memory_insert(self._pointer, document.ctypes.data, len(document), end)
+        self._library.hf_count_memory_insert(self._pointer, document.ctypes.data, len(document), end)
 
 
 class Coder:
@@ -173,6 +190,7 @@ class CodingCall:
         self._job = _Coding(
             streams, steps, coder._decodes, _address(symbols), _address(network), ctypes.addressof(coder._struct)
         )
+        self._library = _library if memory is None else memory._library
         self._arguments = (
             None if memory is None else memory._pointer,
             _address(states),
@@ -182,4 +200,4 @@ class CodingCall:
 
     def run(self) -> None:
         """Encode or decode the symbols."""
-        _library.hf_count_memory_code(*self._arguments)
+        self._library.hf_count_memory_code(*self._arguments)

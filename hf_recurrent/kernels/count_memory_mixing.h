@@ -22,7 +22,7 @@ static TARGET void NAME(find_cells)(const struct memory *m, const struct found *
             for (int i = 0; i < SYMBOLS && f->slots[c]->count[i]; i++) other[c][parting(f->slots[c]->symbol[i], byte)] += f->slots[c]->count[i];
     for (int s = 0; s < LONG_MATCH; s++) {
         if (!f->slots[s]) continue;
-        const int leaves = s < LONG_CONTEXTS ? -1 : parting(f->slots[s]->symbol[0], byte);
+        const int leaves = s <= ABOVE ? -1 : parting(f->slots[s]->symbol[0], byte);
         int same = other[s][8];
         for (int depth = 7; depth >= from; depth--) {
             const int bit = byte >> (7 - depth) & 1, differ = other[s][depth], zeros = bit ? differ : same, ones = bit ? same : differ;
@@ -67,14 +67,31 @@ INLINE TARGET void NAME(select_rows)(const struct memory *m, const struct stream
     const int agree = m_bit && l_bit ? m_bit == l_bit ? 1 : 2 : 0;
     const int network = s->network[0] > 0 ? 12 + (int)(clipped(s->network[tree], -5.5f, 5.5f) * 2) : 0;
     const int row[SETS] = {tree, last, f->order * 5 + f->recent_order, ((depth * 8 + m_level) * 4 + l_level) * 3 + agree,
-        (h->column < 23 ? (int)h->column : 23) * 24 + (h->indent < 23 ? (int)h->indent : 23), last * 8 + depth, network * 8 + m_level};
+        (h->column < 23 ? (int)h->column : 23) * 24 + (h->indent < 23 ? (int)h->indent : 23), last * 8 + depth, network * 8 + m_level,
+#ifdef LARGE
+        (int)(h->last8 >> 8 & 255) * 8 + depth, (int)(h->bracket & 255) * 8 + depth,
+        (int)((h->plain_length < 15 ? h->plain_length : 15) * 16 + (h->classes >> 8 & 15)) * 8 + depth,
+        (int)((h->classes & 7) * 64 + (h->classes >> 8 & 7) * 8 + (h->classes >> 16 & 7)) * 8 + depth,
+        ((last >> 5) * 256 + tree) * 2 + (h->bracket != 0), known_contexts(f),
+        (f->match_symbol + 1) * 3 + m_bit, (int)(hash2((uint32_t)h->last8 & 65535, 0) >> 20),
+        tree * 8 + (int)(h->plain_length < 7 ? h->plain_length : 7), (int)(hash2((uint32_t)h->last8 & 0xffffff, 5) >> 20),
+#endif
+    };
     for (int k = 0, first = 0; k < SETS; first += SET_SIZE[k++]) {
         node->row[k] = row[k] + first;
         const char *weights = (const char *)(m->weights + (int64_t)node->row[k] * INPUTS);
         for (int line = is_empty ? INPUTS * 4 - 32 : 0; line < INPUTS * 4; line += 64) __builtin_prefetch(weights + line);
     }
+    node->final_row[0] = tree;
+#ifdef LARGE
+    node->final_row[1] = 256 + (m_level * 8 + depth) * 4 + l_level;
+#endif
     const uint32_t refined[REFINEMENTS] = {hash2((uint32_t)last, (uint32_t)tree), hash2(f->hashes.context[0], (uint32_t)tree),
-        hash2((uint32_t)(f->match_symbol + 1 + 256 * m_level), (uint32_t)tree)};
+        hash2((uint32_t)(f->match_symbol + 1 + 256 * m_level), (uint32_t)tree),
+#ifdef LARGE
+        hash2(f->hashes.context[1], (uint32_t)tree), hash2(f->hashes.context[PLAIN_1], (uint32_t)tree), hash2(h->classes & 0xffffff, (uint32_t)tree),
+#endif
+    };
     for (int k = 0; k < REFINEMENTS; k++) {
         node->knots[k] = m->refinement + (((int64_t)k << REFINEMENT_BITS) + (refined[k] >> (32 - REFINEMENT_BITS))) * KNOTS;
         __builtin_prefetch(node->knots[k] + KNOTS / 2);
@@ -94,8 +111,7 @@ INLINE TARGET void NAME(predict_node)(const struct memory *m, struct stream *s, 
     x[BIAS] = 0.4f;
     x[NETWORK] = network;
     x[NETWORK_P] = has_network ? (float)(squashed[LOGITS + squash_index(network)] - 32768) * (1.0f / 32768) : 0;
-    const float *fw = m->final_weights + tree * SETS;
-    float final = 0;
+    float finals[FINALS] = {0};
     for (int k = 0; k < SETS; k++) {
         const float *w = m->weights + (int64_t)node->row[k] * INPUTS, *d = NAME(row_of)(m, s, node->row[k]);
         const float y = clipped(is_empty ? NAME(dot_empty)(w, d, x) : NAME(dot)(w, d, x), -11.9f, 11.9f);
@@ -103,9 +119,12 @@ INLINE TARGET void NAME(predict_node)(const struct memory *m, struct stream *s, 
             node->out[k] = y;
             node->set_p[k] = squashed[LOGITS + squash_index(y)];
         }
-        final += y * (fw[k] + s->final_delta[k]);
+        for (int i = 0; i < FINALS; i++) finals[i] += y * (m->final_weights[node->final_row[i] * SETS + k] + s->final_delta[k]);
     }
-    const int index = squash_index(final), position = limited(index, -2047, 2047) + 2048, knot = position >> 7;
+    float sum_of_finals = finals[0];
+    for (int i = 1; i < FINALS; i++) sum_of_finals += finals[i];
+    for (int i = 0; updates && i < FINALS; i++) node->final_p[i] = squashed[LOGITS + squash_index(finals[i])];
+    const int index = squash_index(sum_of_finals * (1.0f / FINALS)), position = limited(index, -2047, 2047) + 2048, knot = position >> 7;
     node->p = squashed[LOGITS + index];
     node->part = position & 127;
     int sum = 2 * node->p;
@@ -125,14 +144,16 @@ static TARGET void NAME(predict_path)(const struct memory *m, struct stream *s, 
 }
 
 /* After the bit at a node is known: the stream's own weights adapt, and the shared ones learn. */
-static TARGET void NAME(update_node)(struct memory *m, struct stream *s, const struct rates *r, int tree, int bit, struct node *node, const float *x)
+static TARGET void NAME(update_node)(struct memory *m, struct stream *s, const struct rates *r, int bit, struct node *node, const float *x)
 {
     const int target = bit ? 65535 : 0;
     const float scale = 1.0f / 65536, error = (float)(target - node->p) * scale;
     if (r->mode & LEARNS) {
         const float rate = r->weights + r->first_weights / (1 + (float)m->counters[LEARNED] * (1.0f / 256));
-        float *fw = m->final_weights + tree * SETS;
-        for (int k = 0; k < SETS; k++) fw[k] += error * r->final * node->out[k];
+        for (int i = 0; i < FINALS; i++) {
+            const float step = (float)(target - node->final_p[i]) * scale * r->final;
+            for (int k = 0; k < SETS; k++) m->final_weights[node->final_row[i] * SETS + k] += step * node->out[k];
+        }
         for (int k = 0; k < SETS; k++) NAME(add_scaled)(m->weights + (int64_t)node->row[k] * INPUTS, (float)(target - node->set_p[k]) * scale * rate, x);
         for (int i = 0; i < SOURCES; i++)
             if (node->cells[i] >= 0) {
@@ -154,7 +175,7 @@ static TARGET void NAME(update_node)(struct memory *m, struct stream *s, const s
 static TARGET void NAME(update_path)(struct memory *m, struct stream *s, const struct rates *r, struct path *path)
 {
     for (int depth = 0; depth < 8; depth++)
-        NAME(update_node)(m, s, r, (256 | path->byte) >> (8 - depth), path->byte >> (7 - depth) & 1, path->nodes + depth, path->x[depth]);
+        NAME(update_node)(m, s, r, path->byte >> (7 - depth) & 1, path->nodes + depth, path->x[depth]);
     path->valid = 0;
     if (r->mode & LEARNS) m->counters[LEARNED]++;
 }

@@ -14,148 +14,39 @@ Shape letters: W bytes of the window.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from .count_memory_history import (
+    LONG_INDEX,
+    LOW_32,
+    LOW_64,
+    SHORT_MATCH,
+    ByteHistory,
+    ContextHashes,
+    LargeHistory,
+    hashes_at,
+)
 from .count_memory_layout import (
     ABOVE,
-    INDENT,
     LEAST_RING,
     LONG_CONTEXTS,
     ORDERS,
-    RECENT,
     RECENT_ORDERS,
     SLOT,
-    SOURCES,
     SYMBOLS,
     TEXT_USED,
     WAYS,
-    WORD,
-    WORDS,
     MemoryShape,
 )
 
-LOW_32, LOW_64 = (1 << 32) - 1, (1 << 64) - 1
-SHORT_MATCH, LONG_INDEX = 8, 20  # bytes of the contexts whose ends in the text are indexed
 LONGEST_MATCH = 40  # bytes that are compared
 LONG_ENOUGH = 24  # a match that is not given up for another one
 MOST_LENGTH = 65535
 # The window's index of matches has contexts of order 6; a little less must be equal.
 MATCH_CONTEXT, SHORTEST_MATCH = ORDERS.index(6), 4
 MOST_COUNTED = 255
-WORD_BYTES = frozenset(b"_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" + bytes(range(128, 256)))
-
-Hashed = TypeVar("Hashed", int, np.ndarray)
-
-
-def scrambled(x: Hashed) -> Hashed:
-    """Each bit of the result depends on every bit of x, which has 32 bits: an integer, or an array of uint64."""
-    x = x ^ x >> 16
-    x = x * 0x7FEB352D & LOW_32
-    x = x ^ x >> 15
-    x = x * 0x846CA68B & LOW_32
-    return x ^ x >> 16
-
-
-def hash_of_two(a: Hashed, b: Hashed) -> Hashed:
-    """A hash of 32 bits of two numbers of 32 bits."""
-    return scrambled((a * 0x9E3779B1 + b + 0x7F4A7C15) & LOW_32)
-
-
-@dataclass
-class ByteHistory:
-    """Position in a document, and what its contexts are made from.
-
-    Args:
-        position: bytes of the document so far.
-        line: where the current line began.
-        last_line: where the line above began.
-        last8: the last 8 bytes, the newest in the lowest bits.
-        word: hash of the current word; 0 outside a word.
-        last_word: hash of the word before.
-        column: bytes since the line began.
-        indent: spaces and tabs at the beginning of the line.
-        first: the first byte after them; 0 before it.
-        above: the byte of the line above in this column; 0 without one.
-    """
-
-    position: int = 0
-    line: int = 0
-    last_line: int = 0
-    last8: int = 0
-    word: int = 0
-    last_word: int = 0
-    column: int = 0
-    indent: int = 0
-    first: int = 0
-    above: int = 0
-
-    @property
-    def last(self) -> int:
-        """The last byte; 0 before the first."""
-        return self.last8 & 255
-
-    def append(self, ring: np.ndarray, byte: int) -> None:
-        """Go on by one byte; ring (bytes,) uint8 holds the last ones, each at its position modulo the size."""
-        mask = len(ring) - 1
-        ring[self.position & mask] = byte
-        self.last8 = (self.last8 << 8 | byte) & LOW_64
-        if byte in WORD_BYTES:
-            self.word = hash_of_two(self.word, byte + 1)
-        else:
-            self.last_word = self.word or self.last_word
-            self.word = 0
-        self.position = (self.position + 1) & LOW_64
-        if byte == ord("\n"):
-            self.last_line, self.line = self.line, self.position
-            self.indent = self.first = 0
-        elif not self.first:
-            if byte in b" \t":
-                self.indent = (self.indent + 1) & LOW_32
-            else:
-                self.first = byte
-        self.column = (self.position - self.line) & LOW_32
-        above = (self.last_line + self.column) & LOW_64
-        # The nearest bytes only, so that every size of the window gives the same contexts.
-        is_near = above < self.line and (self.position - above) & LOW_64 < LEAST_RING
-        self.above = int(ring[above & mask]) if is_near else 0
-
-
-@dataclass
-class ContextHashes:
-    """Hashes of the contexts at a position.
-
-    Args:
-        contexts: of the long-term memory, LONG_CONTEXTS of them.
-        text: of the last SHORT_MATCH and of the last LONG_INDEX bytes.
-        last: of the last byte.
-    """
-
-    contexts: list[int]
-    text: tuple[int, int]
-    last: int
-
-    @property
-    def recent(self) -> list[int]:
-        """Of the contexts of the short-term memory."""
-        orders = [self.contexts[ORDERS.index(order)] for order in RECENT_ORDERS[1:]]
-        return [self.last, *orders, self.contexts[WORD], self.contexts[INDENT]]
-
-
-def hashes_at(history: ByteHistory, ring: np.ndarray) -> ContextHashes:
-    """Hashes of the contexts at the current position, from the last bytes and the history."""
-    mask, last, orders = len(ring) - 1, history.last, {0: 0}
-    for order in range(1, LONG_INDEX + 1):
-        byte = int(ring[(history.position - order) & mask]) + 1 if order <= history.position else 0
-        orders[order] = hash_of_two(orders[order - 1], byte)
-    contexts = [hash_of_two(orders[order], order) for order in ORDERS] + [0] * (LONG_CONTEXTS - len(ORDERS))
-    contexts[WORD] = hash_of_two(history.word, last + 1001)
-    contexts[WORDS] = hash_of_two(hash_of_two(history.word, history.last_word), last + 2002)
-    place = (history.indent * 256 + history.first) & LOW_32
-    contexts[INDENT] = hash_of_two(hash_of_two(place, history.word), last + 7007)
-    contexts[ABOVE] = hash_of_two(hash_of_two(history.above, last), 8008)
-    return ContextHashes(contexts, (orders[SHORT_MATCH], orders[LONG_INDEX]), hash_of_two(orders[1], 1))
 
 
 # ---- long-term memory ----------------------------------------------------------------------------------------------
@@ -216,12 +107,16 @@ def count_byte(arrays: Mapping[str, np.ndarray], hashes: ContextHashes, position
     text[at & len(text) - 1] = byte
     counters[TEXT_USED] = len(text) if at == LOW_32 else at + 1
     for context, hashed in enumerate(hashes.contexts):
-        _count_in_slot(_slot_to_count_in(arrays["slots"], context, hashed), byte)
+        if context <= ABOVE:
+            _count_in_slot(_slot_to_count_in(arrays["slots"], context, hashed), byte)
+        else:
+            _count_recent(_bucket(arrays["slots"][context], hashed), hashed, byte)
 
 
 def count_document(arrays: Mapping[str, np.ndarray], document: np.ndarray, end: int = -1) -> None:
     """Count the bytes (T,) uint8 of a document, and its end byte if it is not negative."""
-    history, ring = ByteHistory(), np.zeros(LEAST_RING, np.uint8)
+    history = LargeHistory() if len(arrays["slots"]) > LONG_CONTEXTS else ByteHistory()
+    ring = np.zeros(LEAST_RING, np.uint8)
     for byte in document.tolist() + [end & 255] * (end >= 0):
         count_byte(arrays, hashes_at(history, ring), history.position, byte)
         history.append(ring, byte)
@@ -273,7 +168,8 @@ class CountStream:
     def load(cls, state: np.ndarray, shape: MemoryShape) -> "CountStream":
         """From a state (bytes,) uint8, of which the stream changes the arrays at once, and the numbers in `store`."""
         fields = state.view(shape.stream)[0]
-        history = ByteHistory(**{name: int(fields[name]) for name in ByteHistory.__dataclass_fields__})
+        kind = LargeHistory if shape.large else ByteHistory
+        history = kind(**{name: fields[name].tolist() for name in kind.__dataclass_fields__})
         return cls(state, shape, fields, history, **{name: int(fields[name]) for name in STREAM_NUMBERS})
 
     def store(self) -> None:
@@ -285,7 +181,7 @@ class CountStream:
     def reset(self) -> None:
         """The start of a document: zeros."""
         self.state[:] = 0
-        self.history = ByteHistory()
+        self.history = type(self.history)()
         for name in STREAM_NUMBERS:
             setattr(self, name, 0)
 
@@ -304,7 +200,8 @@ class FoundCounts:
     Args:
         hashes: of the contexts here.
         counts: (SOURCES, 256) int64, how often each byte followed, by source; zeros for the sources of matches.
-        recent: (SOURCES,) int64, the newest byte that followed, for contexts of the short-term memory; else -1.
+        recent: (SOURCES,) int64, the newest byte that followed, where slots keep it first; else -1.
+        known: contexts of the long-term memory with counts.
         order: number of the longest order with counts in the long-term memory, from 1; 0 without one.
         recent_order: the same in the short-term memory.
         match_byte: the byte after the match in the window; -1 without one.
@@ -316,6 +213,7 @@ class FoundCounts:
     hashes: ContextHashes
     counts: np.ndarray
     recent: np.ndarray
+    known: set[int] = field(default_factory=set)
     order: int = 0
     recent_order: int = 0
     match_byte: int = -1
@@ -327,7 +225,7 @@ class FoundCounts:
 def find_counts(arrays: Mapping[str, np.ndarray], shape: MemoryShape, stream: CountStream) -> FoundCounts:
     """Look up all contexts of the current position; the stream's matches may change."""
     hashes = hashes_at(stream.history, stream["ring"])
-    found = FoundCounts(hashes, np.zeros((SOURCES, 256), np.int64), np.full(SOURCES, -1, np.int64))
+    found = FoundCounts(hashes, np.zeros((shape.sources, 256), np.int64), np.full(shape.sources, -1, np.int64))
     if shape.window and not stream.no_recent:
         _find_recent(stream, found)
         _find_match(stream, found)
@@ -335,8 +233,13 @@ def find_counts(arrays: Mapping[str, np.ndarray], shape: MemoryShape, stream: Co
     slots = arrays["slots"]
     for context, hashed in enumerate(hashes.contexts):
         slot = _count_symbols(_bucket(slots[context], hashed), hashed, found.counts[context])
-        if slot is not None and context < len(ORDERS):
+        if slot is None:
+            continue
+        found.known.add(context)
+        if context < len(ORDERS):
             found.order = context + 1
+        elif context > ABOVE:
+            found.recent[context] = slot["symbol"][0]
     return found
 
 
@@ -380,9 +283,9 @@ def _followed(match: int, length: int, is_equal: bool) -> tuple[int, int]:
 
 def _find_recent(stream: CountStream, found: FoundCounts) -> None:
     for number, (table, hashed) in enumerate(zip(_recent_tables(stream), found.hashes.recent, strict=True)):
-        slot = _count_symbols(_bucket(table, hashed), hashed, found.counts[RECENT + number])
+        slot = _count_symbols(_bucket(table, hashed), hashed, found.counts[stream.shape.contexts + number])
         if slot is not None:
-            found.recent[RECENT + number] = slot["symbol"][0]
+            found.recent[stream.shape.contexts + number] = slot["symbol"][0]
             if number < len(RECENT_ORDERS):
                 found.recent_order = number + 1
 

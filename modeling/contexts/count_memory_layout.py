@@ -11,21 +11,32 @@ import numpy as np
 
 ORDERS = (2, 3, 4, 5, 6, 8, 12, 20)  # bytes of the contexts of the long-term memory
 WORD, WORDS, INDENT, ABOVE = range(len(ORDERS), len(ORDERS) + 4)
-LONG_CONTEXTS = len(ORDERS) + 4
+LONG_CONTEXTS, MORE_CONTEXTS = len(ORDERS) + 4, 42  # in every memory; further ones of a large one
+PLAIN_1, PLAIN_2, PLAIN_3, BRACKET_TEXT = (LONG_CONTEXTS + number for number in (6, 7, 8, 10))
 RECENT_ORDERS = (1, 2, 3, 4)  # of the short-term memory
-RECENT = LONG_CONTEXTS  # the first source of the short-term memory
-LONG_MATCH = RECENT + len(RECENT_ORDERS) + 2  # word and indentation
-MATCH, SOURCES = LONG_MATCH + 1, LONG_MATCH + 2
 FIRST_SLOTS, WINDOW_SHARES = 256, (8, 16, 32, 32, 32)  # slots of order 1; W / slots of the other tables
 LANES = 8
-BIAS, NETWORK, NETWORK_PROBABILITY = range(2 * SOURCES, 2 * SOURCES + 3)
-INPUTS = -(-(2 * SOURCES + 3) // LANES) * LANES
 SET_SIZES = (256, 256, 9 * 5, 8 * 8 * 4 * 3, 24 * 24, 256 * 8, 24 * 8)
+# Of a large memory.
+MORE_SET_SIZES = (
+    *(256 * 8, 256 * 8, 16 * 16 * 8, 8 * 8 * 8 * 8, 2048 * 2, 1024),
+    *(257 * 3, 4096, 256 * 8, 4096),
+)
+STACK = 64  # open brackets that a large memory keeps
 LEVELS, SYMBOLS, WAYS = 11, 7, 4
-REFINEMENTS, REFINEMENT_BITS, KNOTS = 3, 14, 33
+REFINEMENTS, MORE_REFINEMENTS, REFINEMENT_BITS, KNOTS = 3, 3, 14, 33
 LEAST_RING = 512
 SLOT = np.dtype([("check", "<u2"), ("symbol", "u1", SYMBOLS), ("count", "u1", SYMBOLS)])
 TEXT_USED, LEARNED, DOCUMENTS = range(3)  # counters
+_LARGE_HISTORY = (
+    ("plain", "<u4", 4),
+    *((name, "<u4") for name in ("plain_length", "classes", "kinds", "depth", "bracket", "bracket_text")),
+    *((name, "<u4") for name in ("line_start", "line_start_length")),
+    ("after_1", "<u4", 256),
+    *((name, "<u4", 65536) for name in ("after_2", "after_3", "after_words")),
+    *((name, "<u4") for name in ("place_3", "place_words")),
+    ("stack", "u1", STACK),
+)
 
 
 class MemoryShape(NamedTuple):
@@ -36,12 +47,54 @@ class MemoryShape(NamedTuple):
         text: bytes of training text that are kept for long matches, a power of two.
         window: W, bytes of the short-term memory, a power of two; 0 for none.
         rows: rows of mixing weights that adapt in each stream, a power of two; 0 for none.
+        large: more contexts, sets of weights and refinements; about four times the time.
     """
 
     slots: int
     text: int
     window: int
     rows: int
+    large: bool = False
+
+    @property
+    def contexts(self) -> int:
+        """Contexts of the long-term memory. They are the first sources of a prediction."""
+        return LONG_CONTEXTS + MORE_CONTEXTS * self.large
+
+    @property
+    def long_match(self) -> int:
+        """The source after those of the short-term memory (orders, word and indentation): the match in the text."""
+        return self.contexts + len(RECENT_ORDERS) + 2
+
+    @property
+    def sources(self) -> int:
+        """Sources of a prediction; the last one is the match in the window."""
+        return self.long_match + 2
+
+    @property
+    def bias(self) -> int:
+        """Input of the mixer that is a constant; logit and probability of the network follow it."""
+        return 2 * self.sources
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of the mixer, with zeros that fill lanes."""
+        return -(-(2 * self.sources + 3) // LANES) * LANES
+
+    @property
+    def set_sizes(self) -> tuple[int, ...]:
+        """Rows of each set of weights."""
+        return SET_SIZES + MORE_SET_SIZES * self.large
+
+    @property
+    def finals(self) -> int:
+        """Mixers in the second layer; their mean is refined."""
+        return 1 + self.large
+
+    @property
+    def refinements(self) -> int:
+        """Tables that refine the mixture."""
+        return REFINEMENTS + MORE_REFINEMENTS * self.large
 
     @property
     def match_bits(self) -> int:
@@ -61,6 +114,7 @@ class MemoryShape(NamedTuple):
         fields: list[Any] = [
             *((name, "<u8") for name in ("position", "line", "last_line", "last8")),
             *((name, "<u4") for name in ("word", "last_word", "column", "indent", "first", "above")),
+            *(_LARGE_HISTORY if self.large else ()),
             ("long_match", "<u8"),
             ("match", "<u8"),
             ("long_length", "<u4"),
@@ -68,9 +122,9 @@ class MemoryShape(NamedTuple):
             ("pending", "<u4"),
             ("target", "<i4"),
             ("no_recent", "<u4"),
-            ("final_rows", "<f4", len(SET_SIZES)),
+            ("final_rows", "<f4", len(self.set_sizes)),
             ("network", "<f4", 256),
-            ("rows", "<f4", (self.rows, INPUTS)),
+            ("rows", "<f4", (self.rows, self.inputs)),
             ("ring", "u1", ring),
         ]
         if self.window:
@@ -81,13 +135,13 @@ class MemoryShape(NamedTuple):
     def buffers(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and type of every array of the long-term memory, by name."""
         return {
-            "slots": ((LONG_CONTEXTS, self.slots), SLOT),
+            "slots": ((self.contexts, self.slots), SLOT),
             "text": ((self.text,), np.dtype("u1")),
             "index": ((2, max(self.text // 4, 16)), np.dtype("<u4")),
-            "cells": ((SOURCES, 3, 8, LEVELS, LEVELS, 2), np.dtype("<u2")),
-            "weights": ((sum(SET_SIZES), INPUTS), np.dtype("<f4")),
-            "final_weights": ((256, len(SET_SIZES)), np.dtype("<f4")),
-            "refinement": ((REFINEMENTS, 1 << REFINEMENT_BITS, KNOTS), np.dtype("<u2")),
+            "cells": ((self.sources, 3, 8, LEVELS, LEVELS, 2), np.dtype("<u2")),
+            "weights": ((sum(self.set_sizes), self.inputs), np.dtype("<f4")),
+            "final_weights": ((self.finals * 256, len(self.set_sizes)), np.dtype("<f4")),
+            "refinement": ((self.refinements, 1 << REFINEMENT_BITS, KNOTS), np.dtype("<u2")),
             "counters": ((4,), np.dtype("<i8")),
         }
 

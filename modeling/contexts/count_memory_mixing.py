@@ -25,27 +25,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .count_memory_contexts import CountStream, FoundCounts, hash_of_two, scrambled
+from .count_memory_contexts import CountStream, FoundCounts
+from .count_memory_history import LargeHistory, hash_of_two, scrambled
 from .count_memory_layout import (
-    BIAS,
-    INPUTS,
+    BRACKET_TEXT,
     KNOTS,
     LANES,
     LEARNED,
     LEVELS,
-    LONG_MATCH,
-    MATCH,
-    NETWORK,
-    NETWORK_PROBABILITY,
+    PLAIN_1,
+    PLAIN_2,
+    PLAIN_3,
     REFINEMENT_BITS,
-    REFINEMENTS,
-    SET_SIZES,
-    SOURCES,
+    WORD,
+    WORDS,
     MemoryShape,
     Rates,
 )
 
-WEIGHT_SETS = len(SET_SIZES)
+KNOWN_CONTEXTS = (3, 4, 5, 6, 7, WORD, WORDS, PLAIN_2, PLAIN_3, BRACKET_TEXT)  # of a set of a large memory
 ONE_HALF = 32768  # of a probability
 LOGIT_LIMIT = 3072  # logits in steps of 1/256, below this
 INNER_LIMIT = 2047  # logits that are refined, likewise
@@ -190,13 +188,15 @@ class NodePredictions:
 
     Args:
         nodes: (n,) their numbers.
-        cells: (n, SOURCES) flat indices of the cells; -1 without counts.
-        inputs: (n, INPUTS) float32, of the mixer.
-        rows: (n, WEIGHT_SETS) rows of weights.
-        outputs: (n, WEIGHT_SETS) float32, the logit of each set.
-        set_probabilities: (n, WEIGHT_SETS) of these logits.
-        probabilities: (n,) of the second layer.
-        knots: (n, REFINEMENTS) flat indices of the knots below.
+        cells: (n, sources) flat indices of the cells; -1 without counts.
+        inputs: (n, inputs) float32, of the mixer.
+        rows: (n, sets) rows of weights.
+        outputs: (n, sets) float32, the logit of each set.
+        set_probabilities: (n, sets) of these logits.
+        final_rows: (n, finals) rows of the weights of the second layer.
+        final_probabilities: (n, finals) of its mixers.
+        probabilities: (n,) of their mean.
+        knots: (n, refinements) flat indices of the knots below.
         parts: (n,) distance from them to the next ones, of 128.
         refined: (n,) 65536 times the probability of a one.
     """
@@ -207,6 +207,8 @@ class NodePredictions:
     rows: np.ndarray
     outputs: np.ndarray
     set_probabilities: np.ndarray
+    final_rows: np.ndarray
+    final_probabilities: np.ndarray
     probabilities: np.ndarray
     knots: np.ndarray
     parts: np.ndarray
@@ -214,12 +216,12 @@ class NodePredictions:
 
 
 def _cell_at(source, recent, depth, zeros, ones):
-    """Flat index of a cell in (SOURCES, 3, 8, LEVELS, LEVELS)."""
+    """Flat index of a cell in (sources, 3, 8, LEVELS, LEVELS)."""
     return (((source * 3 + recent) * 8 + depth) * LEVELS + zeros) * LEVELS + ones
 
 
 def _find_cells(found: FoundCounts, nodes: np.ndarray) -> np.ndarray:
-    """Cells (n, SOURCES) of the sources at nodes (n,), -1 without counts.
+    """Cells (n, sources) of the sources at nodes (n,), -1 without counts.
 
     The cells of a context are selected by its counts of zeros and ones, and by the newest byte after it in the window:
     elsewhere, a zero, or a one. The cells of a match are selected by its length and its bit.
@@ -228,10 +230,10 @@ def _find_cells(found: FoundCounts, nodes: np.ndarray) -> np.ndarray:
     zeros, ones = sums[:, 2 * nodes].T, sums[:, 2 * nodes + 1].T
     recent = _predicted_bits(found.recent, nodes[:, None])
     levels = [COUNT_LEVELS[np.minimum(counts, MOST_COUNT)] for counts in (zeros, ones)]
-    cells = np.where(zeros + ones > 0, _cell_at(np.arange(SOURCES), recent, depths, *levels), -1)
+    cells = np.where(zeros + ones > 0, _cell_at(np.arange(len(found.counts)), recent, depths, *levels), -1)
     for source, byte, length in (
-        (LONG_MATCH, found.long_byte, found.long_length),
-        (MATCH, found.match_byte, found.match_length),
+        (len(found.counts) - 2, found.long_byte, found.long_length),
+        (len(found.counts) - 1, found.match_byte, found.match_length),
     ):
         level = length if length < 16 else min(16 + (length - 16) // 4, 20)
         bits = _predicted_bits(byte, nodes)
@@ -240,22 +242,24 @@ def _find_cells(found: FoundCounts, nodes: np.ndarray) -> np.ndarray:
     return cells
 
 
-def _inputs_of(cells: np.ndarray, all_cells: np.ndarray, network: np.ndarray | None) -> np.ndarray:
-    """Inputs (n, INPUTS) of the mixer: logit and probability of each source, a constant, both of the network (n,)."""
+def _inputs_of(shape: MemoryShape, cells: np.ndarray, all_cells: np.ndarray, network: np.ndarray | None) -> np.ndarray:
+    """Inputs (n, inputs) of the mixer: logit and probability of each source, a constant, both of the network (n,)."""
     p = all_cells[np.maximum(cells, 0), 0].astype(np.int64)
-    inputs = np.zeros((len(cells), INPUTS), np.float32)
-    inputs[:, :BIAS:2] = np.where(cells < 0, 0, STRETCHED[p >> 4])
-    inputs[:, 1:BIAS:2] = np.where(cells < 0, 0, (p - ONE_HALF).astype(np.float32) * np.float32(1 / ONE_HALF))
-    inputs[:, BIAS] = 0.4
+    inputs = np.zeros((len(cells), shape.inputs), np.float32)
+    inputs[:, : shape.bias : 2] = np.where(cells < 0, 0, STRETCHED[p >> 4])
+    inputs[:, 1 : shape.bias : 2] = np.where(
+        cells < 0, 0, (p - ONE_HALF).astype(np.float32) * np.float32(1 / ONE_HALF)
+    )
+    inputs[:, shape.bias] = 0.4
     if network is not None:
         probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(network)] - ONE_HALF
-        inputs[:, NETWORK] = network
-        inputs[:, NETWORK_PROBABILITY] = probabilities.astype(np.float32) * np.float32(1 / ONE_HALF)
+        inputs[:, shape.bias + 1] = network
+        inputs[:, shape.bias + 2] = probabilities.astype(np.float32) * np.float32(1 / ONE_HALF)
     return inputs
 
 
-def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of weights (n, WEIGHT_SETS), and flat indices (n, REFINEMENTS) of the first knots in the tables' rows."""
+def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Rows of weights (n, sets), of the second layer (n, finals), and first knots (n, refinements) as flat indices."""
     history, depths = stream.history, NODE_DEPTHS[nodes]
     match_bits, long_bits = (_predicted_bits(byte, nodes) for byte in (found.match_byte, found.long_byte))
     match_levels = 1 + np.searchsorted((6, 8, 12, 16, 24, 32), found.match_length, side="right")
@@ -274,13 +278,37 @@ def _select_rows(stream: CountStream, found: FoundCounts, nodes: np.ndarray) -> 
         history.last * 8 + depths,
         network * 8 + match_levels,
     )
-    firsts = np.cumsum((0, *SET_SIZES[:-1]))
+    final_rows = nodes[:, None]
+    contexts = (history.last, found.hashes.contexts[0], (found.match_byte + 1 + 256 * match_levels).astype(np.uint64))
+    if isinstance(history, LargeHistory):
+        selected += _large_rows(history, found, nodes, depths, match_bits)
+        final_rows = np.stack([nodes, 256 + (match_levels * 8 + depths) * 4 + long_levels], axis=1)
+        contexts += found.hashes.contexts[1], found.hashes.contexts[PLAIN_1], history.classes & 0xFFFFFF
+    firsts = np.cumsum((0, *stream.shape.set_sizes[:-1]))
     rows = np.stack(np.broadcast_arrays(*selected), axis=1) + firsts
     trees = nodes.astype(np.uint64)
-    contexts = (history.last, found.hashes.contexts[0], (found.match_byte + 1 + 256 * match_levels).astype(np.uint64))
     refined = np.stack([hash_of_two(context, trees) for context in contexts], axis=1) >> (32 - REFINEMENT_BITS)
-    tables = np.arange(REFINEMENTS) << REFINEMENT_BITS
-    return rows, (tables + refined.astype(np.int64)) * KNOTS
+    tables = np.arange(stream.shape.refinements) << REFINEMENT_BITS
+    return rows, final_rows, (tables + refined.astype(np.int64)) * KNOTS
+
+
+def _large_rows(
+    history: LargeHistory, found: FoundCounts, nodes: np.ndarray, depths: np.ndarray, match_bits: np.ndarray
+) -> tuple:
+    """Rows of the sets that only a large memory has."""
+    newest, second, third = (history.classes >> shift for shift in (0, 8, 16))
+    return (
+        (history.last8 >> 8 & 255) * 8 + depths,
+        (history.bracket & 255) * 8 + depths,
+        (min(history.plain_length, 15) * 16 + (second & 15)) * 8 + depths,
+        ((newest & 7) * 64 + (second & 7) * 8 + (third & 7)) * 8 + depths,
+        ((history.last >> 5) * 256 + nodes) * 2 + (history.bracket != 0),
+        sum(1 << bit for bit, context in enumerate(KNOWN_CONTEXTS) if context in found.known),
+        (found.match_byte + 1) * 3 + match_bits,
+        hash_of_two(history.last8 & 0xFFFF, 0) >> 20,
+        nodes * 8 + min(history.plain_length, 7),
+        hash_of_two(history.last8 & 0xFFFFFF, 5) >> 20,
+    )
 
 
 def _row_places(rows: np.ndarray, shape: MemoryShape) -> np.ndarray:
@@ -289,10 +317,10 @@ def _row_places(rows: np.ndarray, shape: MemoryShape) -> np.ndarray:
 
 
 def _mixed(weights: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-    """Sums over inputs of weights (n, WEIGHT_SETS, INPUTS) times inputs (n, INPUTS), by lanes as vector code does."""
+    """Sums over inputs of weights (n, sets, inputs) times inputs (n, inputs), by lanes as vector code does."""
     products = weights * inputs[:, None]
     lanes = np.zeros((*products.shape[:2], LANES), np.float32)
-    for first in range(0, INPUTS, LANES):
+    for first in range(0, inputs.shape[-1], LANES):
         lanes = lanes + products[..., first : first + LANES]
     halves = lanes[..., : LANES // 2] + lanes[..., LANES // 2 :]
     return (halves[..., 0] + halves[..., 2]) + (halves[..., 1] + halves[..., 3])
@@ -312,27 +340,39 @@ def predict_nodes(
     network = None
     if stream["network"][0] > 0:
         network = _clipped(stream["network"][nodes], -MOST_LOGIT, MOST_LOGIT)
-    inputs = _inputs_of(cells, arrays["cells"].reshape(-1, 2), network)
-    rows, first_knots = _select_rows(stream, found, nodes)
+    inputs = _inputs_of(shape, cells, arrays["cells"].reshape(-1, 2), network)
+    rows, final_rows, first_knots = _select_rows(stream, found, nodes)
     weights = arrays["weights"][rows]
     if shape.rows and not stream.no_recent:
         weights = weights + stream["rows"][_row_places(rows, shape)]
     if skips:
         is_empty = (cells < 0).all(1)
-        weights[is_empty, :, :BIAS] = weights[is_empty, :, NETWORK_PROBABILITY + 1 :] = 0
+        weights[is_empty, :, : shape.bias] = weights[is_empty, :, shape.bias + 3 :] = 0
     outputs = _clipped(_mixed(weights, inputs), -MOST_LOGIT, MOST_LOGIT)
-    final = np.zeros(len(nodes), np.float32)
-    for k in range(WEIGHT_SETS):
-        final = final + outputs[:, k] * (arrays["final_weights"][nodes, k] + stream["final_rows"][k])
-    index = _logit_index(final)
+    finals, final_weights = np.zeros(final_rows.shape, np.float32), arrays["final_weights"][final_rows]
+    for k in range(len(shape.set_sizes)):
+        finals = finals + outputs[:, k, None] * (final_weights[..., k] + stream["final_rows"][k])
+    final_probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(finals)]
+    index = _logit_index(finals.sum(1) * np.float32(1 / shape.finals))
     position = np.clip(index, -INNER_LIMIT, INNER_LIMIT) + INNER_LIMIT + 1
     probabilities, knots, parts = SQUASHED[LOGIT_LIMIT + index], first_knots + (position >> 7)[:, None], position & 127
     q = arrays["refinement"].reshape(-1)[knots[..., None] + (0, 1)].astype(np.int64)
     refinements = (q[..., 0] * (128 - parts[:, None]) + q[..., 1] * parts[:, None]) >> 7
-    refined = np.clip((2 * probabilities + refinements.sum(1)) // (2 + REFINEMENTS), 1, 65535)
+    refined = np.clip((2 * probabilities + refinements.sum(1)) // (2 + shape.refinements), 1, 65535)
     set_probabilities = SQUASHED[LOGIT_LIMIT + _logit_index(outputs)]
     return NodePredictions(
-        nodes, cells, inputs, rows, outputs, set_probabilities, probabilities, knots, parts, refined
+        nodes,
+        cells,
+        inputs,
+        rows,
+        outputs,
+        set_probabilities,
+        final_rows,
+        final_probabilities,
+        probabilities,
+        knots,
+        parts,
+        refined,
     )
 
 
@@ -355,27 +395,29 @@ def learn_bits(
     targets = bits_of(byte) * 65535
     errors = (targets - path.probabilities).astype(np.float32) * scale
     set_errors = (targets[:, None] - path.set_probabilities).astype(np.float32) * scale
-    final_steps = (errors * final_rate)[:, None] * path.outputs
+    final_errors = (targets[:, None] - path.final_probabilities).astype(np.float32) * scale
     if rates.learns:
         learned = arrays["counters"][LEARNED].astype(np.float32) * np.float32(1 / 256)
         rate = np.float32(rates.weights) + np.float32(rates.first_weights) / (np.float32(1) + learned)
-        arrays["final_weights"][path.nodes] += final_steps
+        for rows, steps, outputs in zip(path.final_rows, final_errors * final_rate, path.outputs, strict=True):
+            arrays["final_weights"][rows] += steps[:, None] * outputs
         for rows, steps, inputs in zip(path.rows, set_errors * rate, path.inputs, strict=True):
             arrays["weights"][rows] += steps[:, None] * inputs
         _learn_cells(arrays["cells"].reshape(-1, 2), path.cells, targets, rates.least_cell)
         _learn_refinements(arrays["refinement"].reshape(-1), path, targets, rates.refinement)
         arrays["counters"][LEARNED] += 1
     if shape.rows and not stream.no_recent:
+        final_steps = (errors * final_rate)[:, None] * path.outputs
         places, steps = _row_places(path.rows, shape), set_errors * np.float32(rates.rows)
         own_rows, final_rows = stream["rows"], stream["final_rows"]
         for depth, inputs in enumerate(path.inputs):
             for place, step in zip(places[depth], steps[depth], strict=True):
                 own_rows[place] += step * inputs
-            final_rows[:WEIGHT_SETS] += final_steps[depth]
+            final_rows[:] += final_steps[depth]
 
 
 def _learn_cells(all_cells: np.ndarray, cells: np.ndarray, targets: np.ndarray, least_rate: int) -> None:
-    """Move cells (n, SOURCES) toward the bits (n,), fast at first."""
+    """Move cells (n, sources) toward the bits (n,), fast at first."""
     used, targets = cells[cells >= 0], np.broadcast_to(targets[:, None], cells.shape)[cells >= 0]
     p, n = all_cells[used].astype(np.int64).T
     rates = np.maximum(CELL_RATES[n & MOST_COUNT], least_rate)
@@ -391,16 +433,16 @@ def _learn_refinements(knots: np.ndarray, path: NodePredictions, targets: np.nda
             knots[knot] = q + _quotient(target - q, divisor)
 
 
-def begin_mixing(arrays: Mapping[str, np.ndarray]) -> None:
+def begin_mixing(arrays: Mapping[str, np.ndarray], shape: MemoryShape) -> None:
     """Values before the first byte: cells expect their counts, sets trust all sources alike, tables refine nothing."""
     starts = np.array(LEVEL_STARTS)
     zeros, ones = starts[:, None], starts
     arrays["cells"][..., 0] = (ones * 5 + 2) * 65535 // ((zeros + ones) * 5 + 4)
-    arrays["cells"][LONG_MATCH:, ..., 0] = np.where(np.arange(LEVELS) == 1, 58000, 7500)
+    arrays["cells"][shape.long_match :, ..., 0] = np.where(np.arange(LEVELS) == 1, 58000, 7500)
     arrays["cells"][..., 1] = 0
     arrays["weights"][:] = 0
-    arrays["weights"][:, :BIAS] = 0.15
-    arrays["weights"][:, NETWORK] = 0.3
-    arrays["final_weights"][:] = np.float32(1) / np.float32(WEIGHT_SETS)
+    arrays["weights"][:, : shape.bias] = 0.15
+    arrays["weights"][:, shape.bias + 1] = 0.3
+    arrays["final_weights"][:] = np.float32(1) / np.float32(len(shape.set_sizes))
     logits = np.clip((np.arange(KNOTS) - 16) * 128, -INNER_LIMIT, INNER_LIMIT)
     arrays["refinement"][:] = SQUASHED[LOGIT_LIMIT + logits]

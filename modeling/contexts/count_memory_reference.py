@@ -44,7 +44,7 @@ class CountMemoryReference:
 
     def begin(self) -> None:
         """Fill arrays of zeros with the values before the first byte."""
-        begin_mixing(self.arrays)
+        begin_mixing(self.arrays, self.shape)
 
     def read(self, states: np.ndarray, rates: Rates, block: Block) -> None:
         """Read a block; states (B, bytes) uint8 and results are changed in place, arrays only if the memory learns."""

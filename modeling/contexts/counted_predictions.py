@@ -32,8 +32,8 @@ def build_count_memory(config) -> CountMemory | None:
     """The empty count memory that a configuration asks for; None without one."""
     if not config.count_memory_slots:
         return None
-    sizes = (getattr(config, f"count_memory_{field}") for field in MemoryShape._fields)
-    return CountMemory(MemoryShape(*sizes))
+    sizes = {name: getattr(config, f"count_memory_{name}") for name in ("slots", "text", "window", "rows")}
+    return CountMemory(MemoryShape(**sizes))
 
 
 def take_counts(

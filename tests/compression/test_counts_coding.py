@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from count_memory_cases import KINDS, bytes_of, new_arrays, new_states, use_library
+from count_memory_cases import KINDS, SOURCES, bytes_of, new_arrays, new_states, use_library
 from reference_coder import ReferenceDecoder, ReferenceEncoder
 
 from hf_recurrent.compression import byte_coding
@@ -23,6 +23,7 @@ from hf_recurrent.modeling.contexts.count_memory_reference import CountMemoryRef
 
 kernel = pytest.importorskip("hf_recurrent.kernels.count_memory_cpu")
 SHAPE = MemoryShape(1 << 7, 1 << 11, 512, 16)
+both_kinds = pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 LEARNING = Rates(weights=0.006, first_weights=0.04, refinement=15, learns=True, inserts=True)
 RANDOM = np.random.default_rng(0)
 
@@ -90,7 +91,7 @@ def test_carries(seed):
 # ---- counts --------------------------------------------------------------------------------------------------------
 
 
-def read_by(memory_class: type, data: np.ndarray, network: np.ndarray | None, rates: Rates):
+def read_by(memory_class: type, shape: MemoryShape, data: np.ndarray, network: np.ndarray | None, rates: Rates):
     """Probabilities of the bits of all bytes but the first, by reading."""
     block = Block(
         tokens=data[None, :-1].copy(),
@@ -99,34 +100,37 @@ def read_by(memory_class: type, data: np.ndarray, network: np.ndarray | None, ra
         network=None if network is None else network[None, 1:, 0].copy(),
         probabilities=np.zeros((1, len(data) - 1, 8), np.uint16),
     )
-    new_memory(memory_class).read(new_states(SHAPE, 1), rates, block)
+    new_memory(memory_class, shape=shape).read(new_states(shape, 1), rates, block)
     return block.probabilities[0]
 
 
+@both_kinds
 @pytest.mark.parametrize("memory_class", [kernel.Memory, CountMemoryReference])
 @pytest.mark.parametrize(("rates", "has_network"), [(LEARNING, False), (LEARNING, True), (Rates(), False)])
-def test_coding_is_reading(memory_class, rates, has_network):
+def test_coding_is_reading(memory_class, rates, has_network, large):
     """The probabilities are those of a memory that reads the same bytes; the code is the reference's."""
-    steps = 60 if memory_class is CountMemoryReference else 500
+    shape, steps = SHAPE._replace(large=large), 60 if memory_class is CountMemoryReference else 500
     data, network = bytes_of("code", steps), network_of(steps) if has_network else None
-    coder, memory, states = kernel.Coder(room=17 * steps), new_memory(), new_states(SHAPE, 1)
+    coder, memory, states = kernel.Coder(room=17 * steps), new_memory(shape=shape), new_states(shape, 1)
     coder.code(data[:1, None].copy(), None if network is None else network[:1], memory, states, rates)
     encoder = ReferenceEncoder()
     encoder.low, encoder.range = coder._struct.low, coder._struct.range
     encoder.code = bytearray(coder._bytes[: coder.size])
-    for byte, probabilities in zip(data[1:].tolist(), read_by(memory_class, data, network, rates), strict=True):
+    found = read_by(memory_class, shape, data, network, rates)
+    for byte, probabilities in zip(data[1:].tolist(), found, strict=True):
         for bit, p in zip(mixing.bits_of(byte), probabilities.tolist(), strict=True):
             encoder.encode(int(bit), p if bit else 65536 - p)
     coder.code(data[1:, None].copy(), None if network is None else network[1:], memory, states, rates)
     assert coder.finish() == encoder.finish()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@both_kinds
+@pytest.mark.parametrize("kind", [*KINDS, "brackets"])
 @pytest.mark.parametrize(("window", "rows", "streams"), [(0, 0, 1), (512, 16, 3), (1 << 17, 0, 2)])
 @pytest.mark.parametrize("has_network", [False, True])
-def test_every_byte_comes_back(kind, window, rows, streams, has_network):
+def test_every_byte_comes_back(kind, window, rows, streams, has_network, large):
     """Encoder and decoder leave the same memory and states; the size is that of the cuts, which change nothing."""
-    shape, steps = SHAPE._replace(window=window, rows=rows), 400
+    shape, steps = SHAPE._replace(window=window, rows=rows, large=large), 400
     data = np.ascontiguousarray(bytes_of(kind, steps * streams).reshape(streams, steps).T)
     network = network_of(steps, streams, 1) if has_network else None
     left, codes = [], []
@@ -185,9 +189,9 @@ def test_a_good_network_is_trusted_and_a_bad_one_is_not():
 def test_sizes_follow_the_data_and_are_bounded():
     shapes = [empty_counts(size).shape for size in (0, 1, 1000, 10**6)]
     assert shapes[0] == shapes[1] and shapes[2].slots <= shapes[3].slots
-    most = MemoryShape(byte_coding._MOST_SLOTS, byte_coding._MOST_TEXT, byte_coding._MOST_WINDOW, 0)
+    most = empty_counts(1 << 40).shape
     total = sum(np.prod(size) * dtype.itemsize for size, dtype in most.buffers().values()) + most.stream.itemsize
-    assert total < 320 << 20
+    assert total < 560 << 20
 
 
 def test_the_layout_that_is_read_alone_is_the_layout():
@@ -203,6 +207,29 @@ def test_the_layout_that_is_read_alone_is_the_layout():
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert found == f"{MemoryShape(64, 256, 512, 0).stream.itemsize} {Rates()}\n"
     assert memory_layout() is count_memory_layout
+
+
+def test_the_large_kernel_is_loaded_on_first_use():
+    program = (
+        "from hf_recurrent.compression.byte_coding import empty_counts, memory_layout\n"
+        "from hf_recurrent.kernels import count_memory_cpu as kernel\n"
+        "shape = memory_layout().MemoryShape(64, 256, 512, 0)\n"
+        "arrays = {name: kernel.np.zeros(size, dtype) for name, (size, dtype) in shape.buffers().items()}\n"
+        "kernel.Memory(arrays, shape).begin()\n"
+        "assert kernel.large_library.cache_info().currsize == 0\n"
+        "empty_counts(10)\n"
+        "assert kernel.large_library.cache_info().currsize == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_compression_needs_both_kernels(monkeypatch):
+    def missing():
+        raise ImportError("the kernel was not built")
+
+    monkeypatch.setattr(kernel, "large_library", missing)
+    with pytest.raises(ImportError, match="compression needs the compiled kernel of the count memory: the kernel was"):
+        byte_coding.require_kernel.__wrapped__()
 
 
 def test_counts_alone_import_no_torch(tmp_path):
@@ -231,37 +258,38 @@ BUILDS = [
 ]
 
 
-def fresh() -> Counts:
+def fresh(large: bool) -> Counts:
     """The memory that the kernel begins with."""
-    shape = empty_counts(3000).shape
+    shape = empty_counts(3000, large).shape
     return Counts(shape, new_arrays(kernel.Memory, shape, 0))
 
 
 @functools.cache
-def recorded() -> tuple[np.ndarray, np.ndarray, bytes, bytes]:
+def recorded(large: bool) -> tuple[np.ndarray, np.ndarray, bytes, bytes]:
     """Data, a network's logits, and their codes without and with it, by the kernel that is installed."""
     data, network = bytes_of("code", 3000)[:, None].copy(), network_of(3000, scale=1)
     codes = []
     for logits in (None, network):
-        counts = fresh()
+        counts = fresh(large)
         memory, states = kernel.Memory(counts.arrays, counts.shape), new_states(counts.shape, 1)
         codes.append(encoded(data, logits, memory, states, LEARNING))
     return data, network, *codes
 
 
+@both_kinds
 @pytest.mark.parametrize("build", BUILDS)
-def test_every_build_decodes_the_code_of_another(build, tmp_path, monkeypatch):
+def test_every_build_decodes_the_code_of_another(build, large, tmp_path, monkeypatch):
     program, *options = build.split()
     if (compiler := shutil.which(program)) is None:
         pytest.skip(f"{program} is not installed")
-    data, network, *codes = recorded()
-    source = Path(kernel.__file__).with_name("count_memory_cpu.c")
+    data, network, *codes = recorded(large)
+    source = Path(kernel.__file__).with_name(SOURCES[large])
     library = tmp_path / "built.so"
     command = [compiler, *COMMAND, "-shared", "-fPIC", *options, source, "-o", library]
     subprocess.run(command, check=True, capture_output=True)
-    monkeypatch.setattr(kernel, "_library", use_library(kernel, str(library)))
+    use_library(monkeypatch, kernel, str(library), large)
     for logits, code in zip((None, network), codes, strict=True):
-        counts = fresh()
+        counts = fresh(large)
         memory, states = kernel.Memory(counts.arrays, counts.shape), new_states(counts.shape, 1)
         assert np.array_equal(decoded(code, data.shape, logits, memory, states, LEARNING), data)
 
@@ -296,19 +324,21 @@ int main(int count, char **words)
 
 
 @pytest.mark.long
+@both_kinds
 @pytest.mark.parametrize("options", ["-O0", "-O3"])
-def test_another_processor_decodes_the_code(options, tmp_path):
+def test_another_processor_decodes_the_code(options, large, tmp_path):
     """64-bit ARM, emulated."""
     tools = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
     if None in tools or platform.machine() == "aarch64":
         pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64 on another processor")
-    data, _, code, _ = recorded()
+    data, _, code, _ = recorded(large)
     (tmp_path / "decoder.c").write_text(DECODER)
     (tmp_path / "code").write_bytes(code)
     folder, program = Path(kernel.__file__).parent, tmp_path / "decoder"
     command = [tools[0], *COMMAND, options, "-static", f"-I{folder}", tmp_path / "decoder.c", "-o", program]
+    command += ["-DLARGE"] * large
     subprocess.run(command, check=True, capture_output=True)
-    counts = fresh()
+    counts = fresh(large)
     shape = counts.shape
     sizes = [size.bit_length() - 1 for size in (shape.slots, shape.text, counts.arrays["index"].shape[1])]
     sizes += [shape.match_bits, shape.window, shape.rows]

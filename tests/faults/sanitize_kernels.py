@@ -21,7 +21,10 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "hf_recurrent" / "kernels"
-NAMES = ("count_memory_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu", "thread_pool_cpu", "training_cpu")
+NAMES = (
+    "count_memory_cpu", "count_memory_large_cpu", "linear_scan_cpu", "sensitivities_cpu", "step_cpu",
+    "thread_pool_cpu", "training_cpu",
+)  # fmt: skip
 FLAGS = [
     "-std=c11", "-O1", "-g", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC",
     "-shared", "-D_GNU_SOURCE", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
@@ -101,7 +104,9 @@ def exercise(folder: Path, cases: int) -> None:
     counts = scan_everything(linear_scan_cpu), run_programs(step_cpu), advance_everything(sensitivities_cpu)
     counts += (train_everything(training_cpu, thread_pool),)
     torch.set_num_threads(1)
-    counts += (learn_blocks(), read_counts(count_memory_cpu), code_bytes(count_memory_cpu))
+    counts += (learn_blocks(),)
+    assert count_memory_cpu.large_library()._name.startswith(str(folder))
+    counts += tuple(sum(run(count_memory_cpu, large) for large in (False, True)) for run in (read_counts, code_bytes))
     import fuzz_forward
 
     fuzz_forward.prepare()
@@ -270,7 +275,7 @@ def learn_blocks() -> int:
     return count
 
 
-def read_counts(kernel) -> int:
+def read_counts(kernel, large: bool) -> int:
     """Small and large windows, frozen and learning, with every kind of network; states and arrays of damaged files."""
     import numpy as np
     from count_memory_cases import KINDS, hostile_states, new_arrays, new_block, new_states
@@ -281,14 +286,14 @@ def read_counts(kernel) -> int:
     sizes = ((0, 0), (0, 64), (512, 1), (4096, 64), (1 << 17, 16))
     all_rates = (Rates(), Rates(first_weights=0.02, learns=True), Rates(inserts=True))
     for (window, rows), rates, network, damaged in itertools.product(sizes, all_rates, (0, 8, 256), range(3)):
-        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows)
+        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows, large)
         arrays = new_arrays(kernel.Memory, shape)
         random = np.random.default_rng(count)
         if damaged == 2:
             for name, array in arrays.items():
                 arrays[name] = np.frombuffer(bytearray(random.bytes(array.nbytes)), array.dtype).reshape(array.shape)
         states = hostile_states(shape, 3, count) if damaged else new_states(shape, 3)
-        for kind in KINDS:
+        for kind in (*KINDS, "brackets"):
             pending = 9 * rates.learns
             block = new_block(
                 3, 40, kind=kind, network=network, targets=count % 4 > 0, first=30, pending=pending, seed=count
@@ -300,7 +305,7 @@ def read_counts(kernel) -> int:
     return count
 
 
-def code_bytes(kernel) -> int:
+def code_bytes(kernel, large: bool) -> int:
     """Encoders, also without room, and decoders of their codes and of random ones; memories and states as above."""
     import numpy as np
     from count_memory_cases import KINDS, bytes_of, hostile_states, new_arrays, new_states
@@ -308,9 +313,9 @@ def code_bytes(kernel) -> int:
     from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape, Rates
 
     count = 0
-    kinds = itertools.product((0, 512, 1 << 17), (0, 16), (False, True), (False, True), KINDS)
+    kinds = itertools.product((0, 512, 1 << 17), (0, 16), (False, True), (False, True), (*KINDS, "brackets"))
     for window, rows, learns, damaged, kind in kinds:
-        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows)
+        shape = MemoryShape(16 if window == 512 else 128, 256, window, rows, large)
         random = np.random.default_rng(count)
         symbols = np.ascontiguousarray(bytes_of(kind, 160).reshape(2, 80).T)
         network = (random.normal(size=(80, 2, 256)) * 5).astype(np.float32) if count % 3 else None

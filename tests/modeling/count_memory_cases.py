@@ -22,10 +22,12 @@ STEPS = 24
 
 
 def bytes_of(kind: str, count: int, seed: int = 0) -> np.ndarray:
-    """Bytes (count,) uint8: lines of code with repeats, random ones, or runs of a few."""
+    """Bytes (count,) uint8: lines of code with repeats, random ones, runs of a few, or brackets."""
     random = np.random.default_rng(seed)
     if kind == "random":
         return random.integers(0, 256, count, np.uint8)
+    if kind == "brackets":
+        return random.choice(np.frombuffer(b"[{(<]})>[[(((a9 Z\n\xc3", np.uint8), count)
     if kind == "runs":
         return np.repeat(random.choice(np.array([0, 10, 32, 97, 200], np.uint8), count), random.integers(1, 9, count))[
             :count
@@ -175,11 +177,17 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def use_library(kernel: ModuleType, path: str) -> ctypes.CDLL:
+SOURCES = {False: "count_memory_cpu.c", True: "count_memory_large_cpu.c"}  # of the kernel for memories that are large
+
+
+def use_library(monkeypatch, kernel: ModuleType, path: str, large: bool) -> None:
     """Another build of the kernel, with the types of the functions as in the module."""
     library = ctypes.CDLL(path)
     library.hf_count_memory_version()  # makes the tables
     for name in ("begin", "read", "insert", "begin_coder", "finish_coder", "code"):
         function = getattr(library, f"hf_count_memory_{name}")
         function.argtypes, function.restype = getattr(kernel._library, function.__name__).argtypes, None
-    return library
+    if large:
+        monkeypatch.setattr(kernel, "large_library", lambda: library)
+    else:
+        monkeypatch.setattr(kernel, "_library", library)

@@ -11,6 +11,7 @@ import pytest
 from count_memory_cases import (
     KINDS,
     SLOTS,
+    SOURCES,
     STEPS,
     TEXT,
     Outcome,
@@ -46,6 +47,7 @@ except ImportError:
 
 needs_kernel = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 SHAPE = MemoryShape(SLOTS, TEXT, 512, 64)
+LARGE = SHAPE._replace(rows=16, large=True)
 LEARNING = Rates(first_weights=0.02, refinement=30, learns=True)
 WINDOWS = [(0, 0), (0, 64), (512, 0), (512, 64), (4096, 64), (1 << 17, 16)]
 
@@ -74,16 +76,21 @@ def check(arrays, shape, states, rates, block, rounds=1):
 
 @needs_kernel
 def test_layout_and_first_values():
-    for shape in (SHAPE, MemoryShape(16, 64, 1 << 17, 1), MemoryShape(1 << 9, 1 << 12, 0, 0)):
+    for shape in (
+        SHAPE,
+        SHAPE._replace(large=True),
+        MemoryShape(16, 64, 1 << 17, 1),
+        MemoryShape(1 << 9, 1 << 12, 0, 0),
+    ):
         found = {name: np.zeros(size, dtype) for name, (size, dtype) in shape.buffers().items()}
         expected = {name: array.copy() for name, array in found.items()}
         CountMemoryReference(found, shape).begin()
         Memory(expected, shape).begin()
         assert [name for name in found if found[name].tobytes() != expected[name].tobytes()] == []
         sizes = np.zeros(10, np.int64)
-        kernel._library.hf_count_memory_sizes(
-            kernel.ctypes.byref(Memory(found, shape)._struct), kernel.ctypes.c_void_p(sizes.ctypes.data)
-        )
+        memory = Memory(found, shape)
+        memory._library.hf_count_memory_sizes(memory._pointer, kernel.ctypes.c_void_p(sizes.ctypes.data))
+        assert sizes[0] == shape.contexts and sizes[4] == len(shape.set_sizes)
         assert sizes[9] == shape.stream.itemsize and sizes[2:4].tolist() == [*found["weights"].shape]
 
 
@@ -127,6 +134,26 @@ def test_wide_links_far_from_the_start():
     states = new_states(shape, 1)
     Memory(trained(), shape).read(states, Rates(), new_block(1, 70_000, resets=0, padding=0))
     check(trained(), shape, states, Rates(), new_block(1, targets=True, resets=0, seed=3))
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", [*KINDS, "brackets"])
+@pytest.mark.parametrize("rates", [Rates(), LEARNING, Rates(inserts=True, learns=True)])
+def test_large_memory(kind, rates):
+    """More contexts and sets, also from random states and arrays, and with the most open brackets."""
+    shape = LARGE
+    pending = 16 * (rates == LEARNING)
+    block = new_block(2, 40, kind=kind, network=256, targets=True, pending=pending, first=38)
+    check(trained(shape), shape, new_states(shape, 2), rates, block, rounds=2)
+    states = hostile_states(shape, 2)
+    states.view(shape.stream)["depth"][0] = (1 << 32) - 1
+    check(trained(shape), shape, states, rates, block)
+    random = np.random.default_rng(0)
+    arrays = {
+        name: np.frombuffer(random.bytes(array.nbytes), array.dtype).reshape(array.shape)
+        for name, array in trained(shape).items()
+    }
+    check(arrays, shape, states, rates, block)
 
 
 @needs_kernel
@@ -188,20 +215,24 @@ BUILDS = [
 
 
 @functools.cache
-def recorded():
+def recorded(shape):
     """Blocks and their outcomes in the kernel that is installed."""
     cases = []
     for (rates, pending), network in itertools.product(
         ((Rates(), 0), (LEARNING, 64), (Rates(inserts=True), 0)), (0, 8, 256)
     ):
         block = new_block(2, 300, network=network, targets=True, first=250, pending=pending)
-        cases.append((rates, block, outcome_of(Memory, trained(), SHAPE, new_states(SHAPE, 2), rates, block)))
+        cases.append((rates, block, outcome_of(Memory, trained(shape), shape, new_states(shape, 2), rates, block)))
     return cases
 
 
+both_shapes = pytest.mark.parametrize("shape", [SHAPE, LARGE], ids=["small", "large"])
+
+
 @needs_kernel
+@both_shapes
 @pytest.mark.parametrize("build", BUILDS)
-def test_every_compiler_gives_the_same_bits(build, tmp_path, monkeypatch):
+def test_every_compiler_gives_the_same_bits(build, shape, tmp_path, monkeypatch):
     """With `BASE_ONLY`, without the versions for instruction sets."""
     program, *options = build.split()
     if (compiler := shutil.which(program)) is None:
@@ -213,27 +244,27 @@ def test_every_compiler_gives_the_same_bits(build, tmp_path, monkeypatch):
         (tmp_path / source.name).write_text(text, encoding="utf-8")
     library = tmp_path / "built.so"
     command = [compiler, "-std=c11", "-ffp-contract=off", "-shared", "-fPIC", *options]
-    subprocess.run([*command, tmp_path / "count_memory_cpu.c", "-o", library], check=True, capture_output=True)
-    expected = recorded()
-    monkeypatch.setattr(kernel, "_library", use_library(kernel, str(library)))
+    subprocess.run([*command, tmp_path / SOURCES[shape.large], "-o", library], check=True, capture_output=True)
+    expected = recorded(shape)
+    use_library(monkeypatch, kernel, str(library), shape.large)
     for rates, block, outcome in expected:
-        found = outcome_of(Memory, trained(), SHAPE, new_states(SHAPE, 2), rates, block)
-        assert differences(found, outcome, SHAPE) == []
+        found = outcome_of(Memory, trained(shape), shape, new_states(shape, 2), rates, block)
+        assert differences(found, outcome, shape) == []
     found, expected = (
-        {name: np.zeros(size, dtype) for name, (size, dtype) in SHAPE.buffers().items()} for _ in range(2)
+        {name: np.zeros(size, dtype) for name, (size, dtype) in shape.buffers().items()} for _ in range(2)
     )
-    Memory(found, SHAPE).begin()
-    CountMemoryReference(expected, SHAPE).begin()
+    Memory(found, shape).begin()
+    CountMemoryReference(expected, shape).begin()
     assert [name for name in found if found[name].tobytes() != expected[name].tobytes()] == []
 
 
-def parts_of(outcome, rates):
+def parts_of(outcome, shape, rates):
     """What `read_one_block.c` reads and writes."""
-    block, sizes = outcome.block, (SHAPE.slots, SHAPE.text, outcome.arrays["index"].shape[1])
+    block, sizes = outcome.block, (shape.slots, shape.text, outcome.arrays["index"].shape[1])
     width = 0 if block.network is None else block.network.shape[2]
     kept = 0 if block.pending is None else block.pending.shape[1]
     parts = [
-        np.array([*(size.bit_length() - 1 for size in sizes), SHAPE.match_bits, SHAPE.window, SHAPE.rows]),
+        np.array([*(size.bit_length() - 1 for size in sizes), shape.match_bits, shape.window, shape.rows]),
         *(outcome.arrays[name] for name in kernel._ARRAYS),
         outcome.states,
         np.frombuffer(kernel._Rates(*rates[:6], rates.learns + 2 * rates.inserts), np.uint8),
@@ -248,18 +279,21 @@ def parts_of(outcome, rates):
 
 @needs_kernel
 @pytest.mark.long
+@both_shapes
 @pytest.mark.parametrize("options", ["-O0", "-O3"])
-def test_arm_gives_the_same_bits(options, tmp_path):
+def test_arm_gives_the_same_bits(options, shape, tmp_path):
     compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
     if not (compiler and emulator):
         pytest.skip("aarch64-linux-gnu-gcc or qemu-aarch64 is not installed")
     program = tmp_path / "read_one_block"
     command = [compiler, "-std=c11", "-ffp-contract=off", "-static", options, "-I", Path(kernel.__file__).parent]
+    command += ["-DLARGE"] * shape.large
     subprocess.run([*command, Path(__file__).with_name("read_one_block.c"), "-o", program], check=True)
-    for rates, block, expected in recorded():
-        start = Outcome(trained(), new_states(SHAPE, 2), block)
-        found = subprocess.run([emulator, program], input=parts_of(start, rates), capture_output=True, check=True)
-        assert found.stdout == parts_of(expected, rates)
+    for rates, block, expected in recorded(shape):
+        start = Outcome(trained(shape), new_states(shape, 2), block)
+        given = parts_of(start, shape, rates)
+        found = subprocess.run([emulator, program], input=given, capture_output=True, check=True)
+        assert found.stdout == parts_of(expected, shape, rates)
 
 
 # ---- what holds for the kernel and for the reference ---------------------------------------------------------------
