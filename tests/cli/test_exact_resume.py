@@ -19,7 +19,7 @@ KILLED = 9
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hf_recurrent.compression.coding.BLOCK_CODE", 100)
+    monkeypatch.setattr("hf_recurrent.compression.coding.BLOCK_CODE", 40)
     monkeypatch.setattr("hf_recurrent.compression.files._SECONDS_BETWEEN_SAVES", 0)
     (tmp_path / "text").write_bytes(TEXT)
     torch.set_num_threads(1)  # threads do not exist in forked children
