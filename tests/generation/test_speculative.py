@@ -322,6 +322,7 @@ def test_models_are_checked():
         generate_speculative(model, PROMPT, draft=tiny_model("memora", vocab_size=7))
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_counts_do_not_learn_what_the_model_has_chosen(dtype):
     """Drafts are read in blocks; their bytes are mixed, but not learned, as in `generate()`."""

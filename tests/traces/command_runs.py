@@ -78,7 +78,9 @@ def pretrain(*arguments: str, corpus: str = "notes", directory: str = "run") -> 
 
 
 def default_recipe() -> Trace:
-    return pretrain("--bf16_products", "false", "--validation_fraction", "0.2", "--max_steps", "4")
+    return pretrain(
+        "--count_discount", "0", "--bf16_products", "false", "--validation_fraction", "0.2", "--max_steps", "4"
+    )
 
 
 def small() -> Trace:
