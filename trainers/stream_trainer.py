@@ -308,9 +308,8 @@ class StreamTrainer(Trainer):
         self.records.tokens_read += inputs["input_ids"].numel() * self.args.world_size
         # Arrays stay on the CPU, where they are read.
         batch = inputs | {name: inputs[name].cpu().numpy() for name in ("stream_indices", "stream_positions")}
-        batch |= self.count_learning.target_weights(batch)
         losses, self.method.block_logits = [], None if self.count_learning.memory is None else []
-        parts = list(self.method.parts(batch))
+        parts = list(self.method.parts(batch | self.count_learning.target_weights(batch)))
         for number, part in enumerate(parts, 1):
             self._counted = batch if number == len(parts) else None
             with rounded_products(self.args.bf16_products), self.method.learning(self._carried_by(batch)):

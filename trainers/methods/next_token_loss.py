@@ -28,7 +28,8 @@ def next_token_loss(
     runs_stock_code = isinstance(plain_model, StockModelWithState) and not carries
     if supports_recurrent_state(plain_model) and not runs_stock_code:
         given = inputs | ({"state": state} if carries else {})
-        given |= {name: batch[name] for name in ("target_weights",) if name in batch}
+        if "target_weights" in batch:
+            given["target_weights"] = batch["target_weights"]
         outputs = model(**given, use_cache=carries, num_items_in_batch=batch["num_targets"])
         return outputs.loss, outputs
     outputs = model(input_ids=inputs["input_ids"], use_cache=False)
