@@ -15,8 +15,8 @@ from transformers import initialization as init
 from ..block.linear_maps import linear_maps
 from ..block.recurrent_state import upcast
 from .nonlinear_units import SequentialUnit
-from .recurrent_unit import copy_log, copy_values
-from .state_space_units import STEP_RANGE
+from .recurrent_unit import copy_values
+from .state_space_units import reset_rates_and_steps
 
 # Q. On a CPU, shorter blocks take less time step by step.
 CHUNK_STEPS = 16
@@ -137,11 +137,7 @@ class GatedDelta(DeltaUnit):
         self.query = self.input_map()
 
     def reset_parameters(self) -> None:
-        rate, step = torch.rand(2, self.channel_groups, dtype=torch.float32, device=self.log_rate.device)
-        low, high = self.rate_range
-        copy_log(self.log_rate, low + (high - low) * rate)
-        low, high = map(math.log, STEP_RANGE)
-        copy_log(self.step_bias, torch.expm1(torch.exp(low + (high - low) * step)))  # softplus of it is the step
+        reset_rates_and_steps(self)
 
     def project(self, inputs):
         maps = (self.step_size, self.write_gate, self.input_projection, self.key, self.query)

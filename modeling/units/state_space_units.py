@@ -33,6 +33,15 @@ def as_complex(real: torch.Tensor) -> torch.Tensor:
     return torch.complex(real, 0 * real)
 
 
+def reset_rates_and_steps(unit: RecurrentUnit) -> None:
+    """Begin as Mamba-2: uniform rates in `rate_range`, and log-uniform steps in `STEP_RANGE`, after a softplus."""
+    rate, step = torch.rand(2, unit.channel_groups, dtype=torch.float32, device=unit.log_rate.device)
+    low, high = unit.rate_range
+    copy_log(unit.log_rate, low + (high - low) * rate)
+    low, high = map(math.log, STEP_RANGE)
+    copy_log(unit.step_bias, torch.expm1(torch.exp(low + (high - low) * step)))  # softplus of it is the step
+
+
 class S5(DenseReadOut, ComplexRecurrentUnit):
     """Diagonal state space with dense maps in and out (Smith et al. 2023), in S4D's parameters (Gu et al. 2022).
 
@@ -181,11 +190,7 @@ class Mamba2(RecurrentUnit):
         self.query = self.input_map()
 
     def reset_parameters(self) -> None:
-        rate, step = torch.rand(2, self.channel_groups, dtype=torch.float32, device=self.log_rate.device)
-        low, high = self.rate_range
-        copy_log(self.log_rate, low + (high - low) * rate)
-        low, high = map(math.log, STEP_RANGE)
-        copy_log(self.step_bias, torch.expm1(torch.exp(low + (high - low) * step)))  # softplus of it is Δ
+        reset_rates_and_steps(self)
         init.ones_(self.skip_weight)
 
     def project(self, inputs):
