@@ -3,12 +3,17 @@
 import gc
 import os
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in what tests start
 
+
+# Each run checks the same examples, here and in CI; `--hypothesis-profile default` looks for new ones.
+hypothesis.settings.register_profile("repeated", derandomize=True)
+hypothesis.settings.load_profile("repeated")
 
 # Files of few and long tests, the longest first. Processes take whole files in this order, so that none ends alone.
 _LONG = (
