@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from tqdm.auto import tqdm
 
+from hf_recurrent.data.corpus import Corpus
+from hf_recurrent.data.streams import unreached_documents
 from hf_recurrent.kernels.thread_count import beside_kernels
 from hf_recurrent.modeling.block.causal_lm_loss import IGNORE_INDEX
 from hf_recurrent.modeling.contexts.count_memory import CountMemory
@@ -35,14 +38,41 @@ class CountLearning:
         """The memory of the trained model; None if it has none."""
         return getattr(self.trainer.trained_model, "count_memory", None)
 
-    def reset(self) -> None:
-        """Begin a run: no stream has read anything."""
+    def reset(self, *, is_new: bool = False) -> None:
+        """Begin a run: no stream has read anything, and the memory of a new one reads ahead.
+
+        Raises:
+            ValueError: there are no documents to read ahead, or no memory.
+        """
         if self._running is not None:  # of a run that was interrupted
             self._running.exception()
             self._running = None
         self._blocks: list[dict[str, torch.Tensor]] = []
         self._documents: DocumentLearning | None = None  # until the first block
         self._nats, self._network_nats, self._bytes = 0.0, 0.0, 0
+        self._planned_steps = 0  # of the run before which documents were read ahead
+        if is_new and self.trainer.args.count_bytes:
+            self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        """Count documents that no stream will reach."""
+        args, corpus = self.trainer.args, self.trainer.train_dataset
+        if self.memory is None or not isinstance(corpus, Corpus) or args.regime != "multi_stream":
+            raise ValueError(
+                f"`count_bytes` is {args.count_bytes:g}; it needs a model with a count memory, a corpus of documents "
+                'and the regime "multi_stream". Set it to 0.'
+            )
+        self._planned_steps = self.trainer.num_training_steps
+        length = self._planned_steps * args.block_size
+        indices = unreached_documents(corpus, args.num_streams, length, args.stream_seed, args.count_bytes)
+        documents = tqdm(indices.tolist(), "counting documents", disable=args.disable_tqdm, leave=False)
+        self._documents = DocumentLearning(self.memory, args.num_streams)
+        self._documents.read_ahead((corpus[index] for index in documents), corpus.end_token_id)
+
+    def settings(self) -> dict[str, float]:
+        """For the record, if the memory has read ahead: what determines the documents."""
+        planned = {"count_bytes": self.trainer.args.count_bytes, "planned_steps": self._planned_steps}
+        return planned if self._planned_steps else {}
 
     def buffer_names(self, model: torch.nn.Module) -> list[str]:
         """Names of the memory's tensors in the module that is trained."""
@@ -140,7 +170,13 @@ class CountLearning:
     def state_dict(self) -> dict[str, Any]:
         """Tensors that streams carry, and sums since the last log, for a checkpoint: the same in all processes."""
         tensors = {} if self._documents is None else self._documents.tensors
-        return {**tensors, "nats": self._nats, "network_nats": self._network_nats, "bytes": self._bytes}
+        return {
+            **tensors,
+            "nats": self._nats,
+            "network_nats": self._network_nats,
+            "bytes": self._bytes,
+            "planned_steps": self._planned_steps,
+        }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Continue from [`state_dict`]."""
@@ -149,3 +185,4 @@ class CountLearning:
             self._documents.tensors = {name: values[name] for name in self._documents.tensors}
         self._nats, self._bytes = values["nats"], values["bytes"]
         self._network_nats = values.get("network_nats", 0.0)  # earlier checkpoints have none
+        self._planned_steps = values.get("planned_steps", 0)  # nor this

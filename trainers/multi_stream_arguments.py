@@ -35,7 +35,7 @@ class MultiStreamTrainingArguments(TrainingArguments):
 
     Own fields: `regime`, `streams`, `block_size`, `train_bytes`, `eval_block_size`, `eval_carry_state`,
     `sample_every`, `sample_bytes`, `sample_prompts`, `bf16_products`, `on_divergence`, `save_on_signal`,
-    `matrix_optimizer`, `matrix_learning_rate`, `table_learning_rate`, `count_discount`.
+    `matrix_optimizer`, `matrix_learning_rate`, `table_learning_rate`, `count_discount`, `count_bytes`.
 
     The schedule multiplies all three learning rates.
 
@@ -126,6 +126,12 @@ class MultiStreamTrainingArguments(TrainingArguments):
         "1 - this x p, so that the network learns what counts do not know; 0 to 1. Example: 0.7",
     )
 
+    count_bytes: float = argument(
+        0.0,
+        "With a count memory: whole documents of at most so many bytes, which the streams will not reach, are counted "
+        "before training, 2 MB a second. So counts have more text than the network. Example: --count_bytes 20e6",
+    )
+
     learning_rate: float = argument(3e-4, "Peak learning rate of AdamW. Example: 3e-3")
     adam_beta2: float = argument(0.95, "Second decay rate (beta2) of AdamW.")
     weight_decay: float = argument(
@@ -199,7 +205,9 @@ class MultiStreamTrainingArguments(TrainingArguments):
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it must be off: {reason}.")
         requested_sharding()  # before accelerate acts on it
         self._check_minimum(1, "block_size", "eval_block_size", "sample_bytes", "streams")
-        self._check_minimum(0, "count_discount", "sample_every", "matrix_learning_rate", "table_learning_rate")
+        self._check_minimum(
+            0, "count_bytes", "count_discount", "sample_every", "matrix_learning_rate", "table_learning_rate"
+        )
         if self.count_discount > 1:
             raise ValueError(f"`count_discount` is {self.count_discount}; it must be 1 or less.")
         if self.train_bytes is not None and not self.train_bytes > 0:

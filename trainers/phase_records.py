@@ -118,7 +118,7 @@ class PhaseRecords:
     def _settings(self) -> dict[str, Any]:
         """Settings that act in the current step, as JSON values."""
         trainer, args = self.trainer, self.trainer.args
-        return {
+        own = {
             "optimizer": self._recorder.optimizer_name,
             "schedule": schedule_settings(trainer.lr_scheduler),
             "max_grad_norm": trainer.guard.clipped_to,
@@ -130,7 +130,8 @@ class PhaseRecords:
             "block_size": args.block_size,
             "state_carried": trainer.method.carries_state,
             "data_seed": args.stream_seed,
-        } | trainer.method.settings()
+        }
+        return own | trainer.method.settings() | trainer.count_learning.settings()
 
     @property
     def _precision(self) -> str:

@@ -278,7 +278,7 @@ class StreamTrainer(Trainer):
     def _begin_run(self, checkpoint: str | None, rate_factor: float) -> None:
         self.progress.reset()
         self.method.reset()
-        self.count_learning.reset()
+        self.count_learning.reset(is_new=checkpoint is None)
         self.checkpointing.begin_new()
         if checkpoint is not None:
             self.checkpointing.begin(checkpoint, rate_factor)

@@ -10,7 +10,7 @@ from hf_recurrent.checkpoints.files import read_json
 from hf_recurrent.checkpoints.training_files import ARGUMENTS_FILE, TRAINER_STATE_FILE, shareable_arguments
 
 _FIXED = """
-    auto_find_batch_size bf16_full_eval block_size context_length data_seed deepspeed fp16_full_eval fsdp
+    auto_find_batch_size bf16_full_eval block_size context_length count_bytes data_seed deepspeed fp16_full_eval fsdp
     fsdp_config future_length greater_is_better ignore_data_skip label_names label_smoothing_factor
     logging_nan_inf_filter matrix_optimizer method metric_for_best_model optim optim_args optim_target_modules
     parallelism_config regime rollout_length seed start_share timesteps

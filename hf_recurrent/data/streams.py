@@ -86,6 +86,30 @@ class MultiStreamDataset(BlockDataset):
         return offsets
 
 
+def unreached_documents(
+    corpus: "Corpus", num_streams: int, stream_bytes: int, seed: int, max_bytes: float
+) -> np.ndarray:
+    """Documents of the first epoch that no stream reaches, in the order of the epoch, at most `max_bytes` in total.
+
+    Args:
+        corpus: the episodes of [`MultiStreamDataset`].
+        num_streams: n of the streams.
+        stream_bytes: bytes that every stream reads.
+        seed: seed of the order of documents.
+        max_bytes: whole documents are taken while they have at most as many bytes.
+
+    Returns:
+        Their indices in the corpus, int64.
+    """
+    total, lengths = len(corpus), corpus.ends - corpus.starts
+    order = DocumentOrder(total, seed)
+    documents = order(np.arange(-(-total // num_streams) * num_streams).reshape(-1, num_streams))
+    before = np.cumsum(lengths[documents], axis=0) - lengths[documents]  # of each document, in its stream
+    rest = order(np.arange(total))
+    rest = rest[~np.isin(rest, documents[before < stream_bytes])]
+    return rest[np.cumsum(lengths[rest]) <= max_bytes]
+
+
 class IIDDataset(BlockDataset):
     """The IID baseline: endless complete batches of independent blocks, each read from a zero state.
 

@@ -1,6 +1,6 @@
 """Accounts of a model: bits per byte of counts alone, the network alone and both, next to compressors.
 
-Every method is measured on the same held-out documents. Counts and PPMd read the same training bytes as the network.
+Every method is measured on the same held-out documents. Counts and PPMd read the same training bytes.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +17,7 @@ from hf_recurrent.evaluation.training_bytes import TrainingBytes
 from hf_recurrent.modeling.contexts.count_memory_layout import MemoryShape
 
 Row = dict[str, float | None]
+_NO_AMOUNTS = {"train_bytes": None, "counted_bytes": None}
 ALONE, AFTER = "each file alone", "after the same bytes"
 
 
@@ -34,8 +35,8 @@ def measure_accounts(
 
     Returns:
         Values for JSON: `rows`, {method: {"adapting": bits per byte or None, "frozen": likewise}}; `ppmd_orders`,
-        {protocol: {order: bits per byte}}; `notes`, sentences about what was not measured; `train_bytes`,
-        `num_bytes` and `num_episodes`.
+        {protocol: {order: bits per byte}}; `notes`, sentences about what was not measured; `train_bytes`, of the
+        network, and `counted_bytes`, of counts and PPMd, or None; `num_bytes` and `num_episodes`.
     """
     known = isinstance(read, TrainingBytes)
     notes = [] if known else [f"Counts and PPMd were not measured {AFTER}: {read}"]
@@ -49,8 +50,8 @@ def measure_accounts(
             rows = {"counts alone": counted.result()} | rows
         others, orders = compressed.result()
     sizes = {name: metrics[name] for name in ("num_bytes", "num_episodes")}
-    train_bytes = read.num_bytes if known else None
-    return {"rows": rows | others, "ppmd_orders": orders, "notes": notes, "train_bytes": train_bytes} | sizes
+    amounts = {"train_bytes": read.num_bytes, "counted_bytes": read.num_counted_bytes} if known else {}
+    return {"rows": rows | others, "ppmd_orders": orders, "notes": notes, **_NO_AMOUNTS, **amounts} | sizes
 
 
 def _measure_counts(shape: MemoryShape, held_out: Corpus, share: EvaluationShare, read: TrainingBytes) -> Row:

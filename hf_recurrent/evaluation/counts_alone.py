@@ -60,6 +60,7 @@ def learn_counts(shape: MemoryShape, read: TrainingBytes, *, progress: bool = Tr
     documents = DocumentLearning(memory, read.num_streams)
     bar = tqdm(total=read.num_bytes, unit="B", unit_scale=True, desc="counting", disable=not progress, leave=False)
     with bar:
+        documents.read_ahead(read.ahead, read.corpus.end_token_id)
         for block in read.blocks():
             documents.read(block)
             bar.update(block["input_ids"].numel())

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from hf_recurrent.data.corpus import Corpus
 
 ORDERS = (8, 16, 32)
-_MEMORY = 1 << 30  # bytes of the encoder, of which it uses what it needs: 400 MB were too few after 10 MB of text
+_MEMORY = 3 << 30  # bytes of the encoder, of which it uses what it needs: 1.2 GB for order 32 after 30 MB of text
 _PROGRAM = str(Path(__file__).with_name("ppmd_program.py"))
 
 

@@ -61,7 +61,11 @@ def accounts_table(accounts: dict[str, Any]) -> str:
         adapting, frozen = ("-" if row[name] is None else f"{row[name]:.3f}" for name in ("adapting", "frozen"))
         lines.append(f"{method:{width}}  {adapting:>8}  {frozen:>6}")
     amount = f"{count_of(accounts['num_episodes'], 'held-out document')} ({with_unit(accounts['num_bytes'], 'B')})"
-    read = "" if accounts["train_bytes"] is None else f" after the same {with_unit(accounts['train_bytes'], 'B')}"
+    read, network_bytes = "", accounts["train_bytes"]
+    if network_bytes is not None:
+        counted_bytes = accounts.get("counted_bytes", network_bytes)  # earlier files have none
+        read = f" after the same {with_unit(counted_bytes, 'B')}"
+        read += f" (the network: {with_unit(network_bytes, 'B')} of them)" * (counted_bytes != network_bytes)
     protocol = (
         f"{amount}, each read from the same start{read}. Adapting: counts and compressors learn inside a document; "
         "frozen: nothing does. The network's weights are always frozen."

@@ -3,8 +3,9 @@
 Shape letters: B streams, T steps, V vocabulary (256).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 
 from .count_memory import CountMemory
@@ -34,6 +35,16 @@ class DocumentLearning:
             "pending": torch.zeros(num_streams, _MOST_PENDING, dtype=torch.uint8),
             "used": torch.zeros(num_streams, dtype=torch.int64),
         }
+
+    def read_ahead(self, documents: Iterable[np.ndarray], end_byte: int | None) -> None:
+        """Count whole documents without predicting them, some four times as fast: mixing weights do not learn.
+
+        Args:
+            documents: ids (T,) of each.
+            end_byte: that follows each; None for none.
+        """
+        for document in documents:
+            self.memory.insert(torch.from_numpy(document.astype(np.uint8)), end_byte)
 
     def read(self, block: Mapping[str, torch.Tensor], network: torch.Tensor | None = None) -> torch.Tensor:
         """Predict a block and learn from it; returns the nats (B, T) of its targets.

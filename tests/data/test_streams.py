@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from hf_recurrent.data.corpus import Corpus
 from hf_recurrent.data.document_order import DocumentOrder
-from hf_recurrent.data.streams import EvaluationStreams, IIDDataset, MultiStreamDataset
+from hf_recurrent.data.streams import EvaluationStreams, IIDDataset, MultiStreamDataset, unreached_documents
 
 TINY = st.lists(st.binary(min_size=1, max_size=12).map(lambda b: b.replace(b"\0", b"x")), min_size=1, max_size=9)
 BOTH = pytest.mark.parametrize("dataset_class", [MultiStreamDataset, IIDDataset])
@@ -128,6 +128,29 @@ def test_targets_are_the_next_inputs_also_across_blocks():
     for rows in joined(take(MultiStreamDataset(words_corpus(), 4, 8), 50)).values():
         for (_, target, _), (following, _, reset) in itertools.pairwise(rows):
             assert target == (0 if reset else following)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    documents=TINY,
+    num_streams=st.integers(1, 6),
+    length=st.integers(1, 30),
+    seed=st.integers(0, 5),
+    max_bytes=st.integers(0, 60),
+)
+def test_documents_that_no_stream_reaches(documents, num_streams, length, seed, max_bytes):
+    corpus = Corpus.from_documents(documents)
+    found = unreached_documents(corpus, num_streams, length, seed, max_bytes).tolist()
+    order = DocumentOrder(len(corpus), seed)
+    positions = [oracle(corpus, num_streams, seed, stream, length)[-1][3] for stream in range(num_streams)]
+    reached = {
+        int(order(np.array(stream + number * num_streams)))
+        for stream, (read, offset) in enumerate(positions)
+        for number in range(read + (offset > 0))
+    }
+    rest = [document for document in order(np.arange(len(corpus))).tolist() if document not in reached]
+    sizes = list(itertools.accumulate(len(corpus[document]) for document in rest))
+    assert found == rest[: sum(size <= max_bytes for size in sizes)]
 
 
 def test_few_documents_are_spread_over_streams():

@@ -75,6 +75,23 @@ def test_counts_alone_are_the_counts_of_the_run(trainer, corpus):
     assert not torch.equal(memory.weights, trainer.model.count_memory.weights)  # mixed without a network
 
 
+def test_counts_of_a_run_that_has_read_ahead(corpus, tmp_path):
+    options = {"max_steps": 3, "per_device_train_batch_size": 2, "block_size": BLOCK, "report_to": "none"}
+    arguments = MultiStreamTrainingArguments(
+        str(tmp_path), use_cpu=True, disable_tqdm=True, save_strategy="no", count_bytes=600, **options
+    )
+    trainer = MultiStreamTrainer(counted_model(corpus, ()), arguments, corpus)
+    trainer.train()
+    read = bytes_read(trainer.record(), corpus)
+    assert (read.count_bytes, read.planned_steps, read.num_bytes) == (600, 3, 3 * 2 * BLOCK)
+    assert read.ahead and read.num_counted_bytes == read.num_bytes + sum(map(len, read.ahead))
+    assert sum(map(len, read.documents())) == read.num_counted_bytes
+    assert read.documents()[0] == read.ahead[0].tobytes()
+    memory = learn_counts(trainer.model.count_memory.shape, read, progress=False)
+    for name in ("slots", "text", "index", "counters"):
+        assert torch.equal(getattr(memory, name), getattr(trainer.model.count_memory, name)), name
+
+
 def bits(model, corpus) -> float:
     return corpus.evaluation_metrics(corpus.evaluate(model, EvaluationShare()))["bits_per_byte"]
 

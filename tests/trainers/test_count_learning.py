@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import COUNT_SIZES, logged, tiny_model, tiny_trainer
 
+from hf_recurrent.data.streams import unreached_documents
+
 
 def counting_trainer(output_dir, **arguments):
     return tiny_trainer(output_dir, tiny_model(**COUNT_SIZES), **arguments)
@@ -153,3 +155,43 @@ def test_without_a_memory_a_discount_changes_nothing(tmp_path, whole):
 def test_a_discount_is_a_share(tmp_path, discount):
     with pytest.raises(ValueError, match="`count_discount`"):
         counting_trainer(tmp_path, count_discount=discount)
+
+
+# ---- Documents that are counted before training ----
+
+
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory):
+    trainer = counting_trainer(tmp_path_factory.mktemp("ahead"), count_bytes=900)
+    trainer.train()
+    return trainer
+
+
+def test_documents_that_no_stream_reaches_are_counted_first(ahead, whole):
+    corpus, size = ahead.train_dataset, ahead.args.num_streams
+    length = ahead.num_training_steps * ahead.args.block_size
+    indices = unreached_documents(corpus, size, length, ahead.args.stream_seed, 900)
+    first = b"".join(corpus[index].tobytes() + b"\0" for index in indices)
+    assert 500 < len(first) - len(indices) <= 900
+    text, before = (bytes(each.model.count_memory.text.tolist()) for each in (ahead, whole))
+    assert text.startswith(first + before[:1000])
+    assert logged(ahead) == logged(whole)  # the network learns the same
+    assert logged(ahead, "mixed_bits_per_byte") != logged(whole, "mixed_bits_per_byte")
+
+
+def test_a_run_that_has_read_ahead_resumes_bit_for_bit(ahead, tmp_path):
+    trainer = counting_trainer(tmp_path, count_bytes=900)
+    trainer.train(str(Path(ahead.args.output_dir, "checkpoint-5")))
+    assert same_memory(trainer, ahead)
+    assert trainer.record().phases[-1].segments[-1].settings == ahead.record().phases[-1].segments[-1].settings
+    with pytest.raises(ValueError, match="`count_bytes`"):
+        counting_trainer(tmp_path, count_bytes=800).train(str(Path(ahead.args.output_dir, "checkpoint-5")))
+
+
+def test_reading_ahead_needs_a_memory_and_streams(tmp_path):
+    for trainer in (
+        tiny_trainer(tmp_path, count_bytes=9.0),
+        counting_trainer(tmp_path, count_bytes=9.0, regime="iid"),
+    ):
+        with pytest.raises(ValueError, match="`count_bytes` is 9; it needs a model with a count memory"):
+            trainer.train()
