@@ -39,11 +39,7 @@ class CountLearning:
         return getattr(self.trainer.trained_model, "count_memory", None)
 
     def reset(self, *, is_new: bool = False) -> None:
-        """Begin a run: no stream has read anything, and the memory of a new one reads ahead.
-
-        Raises:
-            ValueError: there are no documents to read ahead, or no memory.
-        """
+        """Begin a run: no stream has read anything, and the memory of a new one reads ahead."""
         if self._running is not None:  # of a run that was interrupted
             self._running.exception()
             self._running = None
@@ -58,10 +54,7 @@ class CountLearning:
         """Count documents that no stream will reach."""
         args, corpus = self.trainer.args, self.trainer.train_dataset
         if self.memory is None or not isinstance(corpus, Corpus) or args.regime != "multi_stream":
-            raise ValueError(
-                f"`count_bytes` is {args.count_bytes:g}; it needs a model with a count memory, a corpus of documents "
-                'and the regime "multi_stream". Set it to 0.'
-            )
+            return
         self._planned_steps = self.trainer.num_training_steps
         length = self._planned_steps * args.block_size
         indices = unreached_documents(corpus, args.num_streams, length, args.stream_seed, args.count_bytes)

@@ -128,8 +128,9 @@ class MultiStreamTrainingArguments(TrainingArguments):
 
     count_bytes: float = argument(
         0.0,
-        "With a count memory: whole documents of at most so many bytes, which the streams will not reach, are counted "
-        "before training, 2 MB a second. So counts have more text than the network. Example: --count_bytes 20e6",
+        "With a count memory: whole documents of at most so many bytes, which the streams of a corpus will not reach, "
+        "are counted before training, 2 MB a second. So counts have more text than the network. Without effect for "
+        "other data. Example: --count_bytes 20e6",
     )
 
     learning_rate: float = argument(3e-4, "Peak learning rate of AdamW. Example: 3e-3")

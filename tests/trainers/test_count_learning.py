@@ -188,10 +188,10 @@ def test_a_run_that_has_read_ahead_resumes_bit_for_bit(ahead, tmp_path):
         counting_trainer(tmp_path, count_bytes=800).train(str(Path(ahead.args.output_dir, "checkpoint-5")))
 
 
-def test_reading_ahead_needs_a_memory_and_streams(tmp_path):
-    for trainer in (
-        tiny_trainer(tmp_path, count_bytes=9.0),
-        counting_trainer(tmp_path, count_bytes=9.0, regime="iid"),
-    ):
-        with pytest.raises(ValueError, match="`count_bytes` is 9; it needs a model with a count memory"):
-            trainer.train()
+def test_without_a_memory_or_streams_nothing_is_read_ahead(tmp_path, whole):
+    trainer = tiny_trainer(tmp_path / "plain", count_bytes=900)
+    trainer.train()
+    assert logged(trainer) == logged(whole)
+    trainer = counting_trainer(tmp_path / "iid", count_bytes=900, regime="iid", max_steps=6)
+    trainer.train()
+    assert "count_bytes" not in trainer.record().phases[-1].segments[-1].settings
