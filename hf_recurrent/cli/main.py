@@ -28,7 +28,7 @@ COMMANDS = {
     "transformers": "run a command of transformers, such as serve, with our models",
     "lm-eval": "run lm-evaluation-harness with the state carried over documents",
     "reproduce": "measure a table of the papers next to the printed numbers",
-    "env": "print versions and available scan backends, for bug reports",
+    "env": "print versions and compiled kernels, for bug reports",
 }
 
 
