@@ -13,7 +13,9 @@ class EnergyMeter:
     """
 
     def __init__(self, folder: Path = _POWERCAP):
-        found = ((zone, _read(zone / "energy_uj"), _read(zone / "max_energy_range_uj")) for zone in _packages(folder))
+        # Of whole packages; the zones of their parts are `intel-rapl:N:M`.
+        zones = sorted(zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1)
+        found = ((zone, _read(zone / "energy_uj"), _read(zone / "max_energy_range_uj")) for zone in zones)
         self._ranges = {zone: most + 1 for zone, count, most in found if count is not None and most}
         self._last = {zone: _read(zone / "energy_uj") for zone in self._ranges}
         self._total = 0
@@ -25,11 +27,6 @@ class EnergyMeter:
                 self._total += (count - self._last[zone]) % most
                 self._last[zone] = count
         return self._total / 1e6 if self._ranges else None
-
-
-def _packages(folder: Path) -> list[Path]:
-    """The zones of whole packages, `intel-rapl:N`; those of their parts are `intel-rapl:N:M`."""
-    return sorted(zone for zone in folder.glob("intel-rapl:*") if zone.name.count(":") == 1)
 
 
 def _read(path: Path) -> int | None:

@@ -100,10 +100,6 @@ def _names(sources: Iterable[Any]) -> list[str]:
     return [os.fspath(each) if isinstance(each, str | os.PathLike) else type(each).__name__ for each in sources]
 
 
-def _mnist_files(directory: Path, split: str) -> list[Path]:
-    return [find_idx(directory, _MNIST_NAMES[split], 3)]
-
-
 def _read_mnist(path: Path) -> Iterator[Document]:
     images = read_idx(path, num_dimensions=3)
     if images.shape[1:] != _MNIST_SHAPE:
@@ -147,6 +143,6 @@ def _read_image(path: Path) -> Iterator[Document]:
 
 
 PIXEL_FORMATS = {
-    "mnist:": PixelFormat(_mnist_files, _read_mnist, GREY_LEVELS),
+    "mnist:": PixelFormat(lambda folder, split: [find_idx(folder, _MNIST_NAMES[split], 3)], _read_mnist, GREY_LEVELS),
     "images:": PixelFormat(_image_files, _read_image, PATCHES),
 }

@@ -17,24 +17,19 @@ from hf_recurrent.data.corpus import Corpus
 _XZ_DICTIONARY = 64 * 2**20
 
 
-def gzip_size(data: bytes) -> int:
-    """Bytes of `data` after `gzip -9`, without a file name in the header."""
-    return len(gzip.compress(data, compresslevel=9, mtime=0))
-
-
-def bz2_size(data: bytes) -> int:
-    """Bytes of `data` after `bz2 -9`."""
-    return len(bz2.compress(data, compresslevel=9))
-
-
-def xz_size(data: bytes) -> int:
+def _xz_size(data: bytes) -> int:
     """Bytes of `data` after `xz -9`, with a dictionary as small as the input: the same result, ten times faster."""
     dictionary = min(_XZ_DICTIONARY, max(4096, 1 << (len(data) - 1).bit_length())) if data else 4096
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": dictionary}]
     return len(lzma.compress(data, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, filters=filters))
 
 
-COMPRESSORS: dict[str, Callable[[bytes], int]] = {"gzip -9": gzip_size, "bz2 -9": bz2_size, "xz -9": xz_size}
+# Name → bytes of some data after the compressor.
+COMPRESSORS: dict[str, Callable[[bytes], int]] = {
+    "gzip -9": lambda data: len(gzip.compress(data, compresslevel=9, mtime=0)),  # without a file name
+    "bz2 -9": lambda data: len(bz2.compress(data, compresslevel=9)),
+    "xz -9": _xz_size,
+}
 
 
 def compressed_bits_per_byte(corpus: Corpus, *, progress: bool = True) -> dict[str, float]:

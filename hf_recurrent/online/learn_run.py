@@ -234,17 +234,14 @@ class LearnRun:
         if measure and self.held_out is not None:
             found = evaluate_bits_per_byte(self.learner.model, self.held_out, progress=False)
             record = replace(record, held_out_bits_per_byte=found["bits_per_byte"])
-            self._record_held_out(found)
+            self.learner.record_training()
+            metrics = {name: found[name] for name in ("loss", "bits_per_byte", "num_bytes", "num_episodes")}
+            self.learner.training_record.add_result(Data.of(self.held_out), metrics, state_carried=True)
         without_rate = replace(record, bytes_per_second=None)
         if without_rate != self.written:
             with _writing(self.directory / RECORDS_FILE):
                 self.records.write(record)
             self.written = without_rate
-
-    def _record_held_out(self, found: dict[str, float]) -> None:
-        self.learner.record_training()
-        metrics = {name: found[name] for name in ("loss", "bits_per_byte", "num_bytes", "num_episodes")}
-        self.learner.training_record.add_result(Data.of(self.held_out), metrics, state_carried=True)
 
     def _checkpoint(self, byte: int) -> Path:
         return self.directory / f"checkpoint-{byte}"

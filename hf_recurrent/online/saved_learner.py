@@ -90,16 +90,11 @@ def is_saved_learner(directory: str | os.PathLike) -> bool:
 
 def check_files(directory: str | os.PathLike) -> None:
     """Raise a ValueError that names the first file of a saved learner that is missing or damaged."""
-    manifest = os.path.join(directory, MANIFEST_FILE)
     with reading_checkpoint(directory):
-        has_manifest = os.path.lexists(manifest)
-        if has_manifest:
+        if is_saved_learner(directory) or os.path.lexists(os.path.join(directory, MANIFEST_FILE)):
             check_manifest(directory)
-        if not is_saved_learner(directory):
-            raise ValueError(f"`directory` is {os.fspath(directory)!r}; it must be a saved learner.")
-        content = read_json(_file(directory, "json"))
-        if not has_manifest and isinstance(content, dict) and "format" in content:
-            raise ValueError(f"The checkpoint file `{manifest}` is missing.")
+    if not is_saved_learner(directory):
+        raise ValueError(f"`directory` is {os.fspath(directory)!r}; it must be a saved learner.")
 
 
 def read_saved_learner(directory: str | os.PathLike) -> dict[str, Any]:

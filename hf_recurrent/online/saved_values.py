@@ -12,13 +12,12 @@ import torch
 
 from hf_recurrent.online.settings import LearnerSettings
 
-# 2: with a manifest. Version 1 had neither a manifest nor a version.
 FORMAT = 2
 _LATER_SETTINGS = {"table_learning_rate"}  # learners of earlier versions saved none
 _LARGEST = 2**63 - 1
 _NAMES = {
-    "settings", "bytes_read", "updates", "metadata", "meter", "last", "waiting", "state", "carried", "summed",
-    "gradients", "optimizer",
+    "format", "settings", "bytes_read", "updates", "metadata", "meter", "last", "waiting", "state", "carried",
+    "summed", "gradients", "optimizer",
 }  # fmt: skip
 
 
@@ -29,7 +28,7 @@ def check_values(tree: dict[str, Any]) -> dict[str, Any]:
         ValueError: names a value that is missing, unknown, or that no learner saves.
         AttributeError, LookupError, TypeError: a value has another type than its place in the tree needs.
     """
-    if wrong := sorted(map(str, _NAMES ^ (tree.keys() - {"format"}))):
+    if wrong := sorted(map(str, _NAMES ^ tree.keys())):
         raise ValueError(f"`{wrong[0]}` is {'missing' if wrong[0] in _NAMES else 'unknown'}.")
     known = {field.name for field in dataclasses.fields(LearnerSettings)}
     if not known - _LATER_SETTINGS <= tree["settings"].keys() <= known:
@@ -38,7 +37,7 @@ def check_values(tree: dict[str, Any]) -> dict[str, Any]:
     last, waiting = tree["last"], tree["waiting"]
     allowed = {
         "settings": all(type(tree["settings"][name]) is bool for name in ("binary", "learn")),
-        "format": tree.get("format") in (None, FORMAT),
+        "format": tree["format"] == FORMAT,
         "bytes_read": _is_count(read, _LARGEST),
         "updates": _is_count(tree["updates"], read),
         "metadata": isinstance(tree["metadata"], dict),

@@ -36,12 +36,8 @@ def identifiers_of(line: bytes, masked: Masked) -> list[tuple[int, int, bytes]]:
         kind = _RUN.sub(_FIRST, piece)
         if not _LETTERS.search(kind):
             before = _BEFORE.search(filled, max(begin - 26, 0), begin)
-            kind = (before.group() if before else b"#%d" % _word_index(masked, begin)) + kind
+            kind = (before.group() if before else b"#%d" % sum(first <= begin for first, _ in masked.spans)) + kind
         found.append((begin, end, kind))
         if len(found) == _MOST:
             break
     return found
-
-
-def _word_index(masked: Masked, begin: int) -> int:
-    return sum(span[0] <= begin for span in masked.spans)
