@@ -107,8 +107,7 @@ def _compress(arguments: argparse.Namespace) -> None:
     if output == PIPE and sys.stdout.isatty():
         raise ValueError("The archive would be written to the terminal; add > ARCHIVE, or --output ARCHIVE.")
     from hf_recurrent.compression.agreement import new_header
-    from hf_recurrent.compression.files import check_output, compress_file, mapped
-    from hf_recurrent.compression.pipes import compress_to
+    from hf_recurrent.compression.files import check_output, compress_file, compress_to, mapped
 
     if output != PIPE:
         check_output(output, force=arguments.force, resume=arguments.resume)
