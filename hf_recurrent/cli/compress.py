@@ -158,8 +158,8 @@ def _network(
     if not arguments.learn and arguments.model is None:
         return None, {}
     from hf_recurrent.compression.adaptive_predictor import AdaptiveSettings
+    from hf_recurrent.compression.agreement import new_network
     from hf_recurrent.compression.files import default_streams
-    from hf_recurrent.compression.new_network import new_network
 
     adaptive = AdaptiveSettings(**settings) if arguments.learn else None
     is_new = arguments.model is None

@@ -101,8 +101,7 @@ def _check_and_plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool
 def _plan(arguments: argparse.Namespace, words: Sequence[str]) -> bool:
     from hf_recurrent.cli.data_arguments import episode_source, token_vocabulary
     from hf_recurrent.cli.pretrain_arguments import parse_arguments
-    from hf_recurrent.planning.advice import changes
-    from hf_recurrent.planning.report import describe, describe_changes, describe_time
+    from hf_recurrent.planning.report import changes, describe, describe_changes, describe_time
     from hf_recurrent.planning.setting import setting_of
     from hf_recurrent.planning.training_memory import MemoryCounter
     from hf_recurrent.planning.training_steps import bytes_per_second

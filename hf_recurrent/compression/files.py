@@ -18,11 +18,10 @@ import numpy as np
 
 from hf_recurrent.checkpoints.atomic_files import naming_file
 from hf_recurrent.checkpoints.output_lock import output_lock
-from hf_recurrent.compression.agreement import check_header, model_of, new_coding, new_header
+from hf_recurrent.compression.agreement import check_header, model_of, new_coding, new_header, new_network
 from hf_recurrent.compression.archive import ArchiveError, Header, read_header, write_header
 from hf_recurrent.compression.byte_coding import ByteCoding, require_kernel
 from hf_recurrent.compression.coding import Progress, decode, encode, no_progress
-from hf_recurrent.compression.new_network import new_network
 
 if TYPE_CHECKING:  # counts alone need no torch
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from hf_recurrent.argument_checks import expand_home
 from hf_recurrent.data.document_order import hash_integers
-from hf_recurrent.data.idx_files import find_idx, read_idx
+from hf_recurrent.data.pixel_readers import find_idx, read_idx
 
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + 3 * 32 * 32
