@@ -124,10 +124,15 @@ _PUBLIC_NAMES = {
     ),
     "hf_recurrent.tasks.state_tracking": ("FlipFlop", "Parity", "PermutationComposition"),
     "hf_recurrent.tasks.smt_tasks": ("KeysValues", "ModularArithmetic", "Retrieval", "StackOperations", "StringCopy"),
-    "hf_recurrent.tasks.list_ops": ("ListOps",),
-    "hf_recurrent.tasks.pixel_sequences": ("PixelSequences", "sequential_cifar10", "sequential_mnist"),
-    "hf_recurrent.tasks.byte_texts": ("ByteTexts", "byte_text_classification"),
-    "hf_recurrent.tasks.collation": ("collate_sequences",),
+    "hf_recurrent.tasks.classification": (
+        "ByteTexts",
+        "ListOps",
+        "PixelSequences",
+        "byte_text_classification",
+        "collate_sequences",
+        "sequential_cifar10",
+        "sequential_mnist",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}
 

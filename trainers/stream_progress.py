@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hf_recurrent.checkpoints.stream_files import (
+from hf_recurrent.checkpoints.training_files import (
     StreamRun,
     check_stream_run,
     load_positions,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_recurrent.checkpoints.sharded_tensors import own_part, whole
+from hf_recurrent.checkpoints.tensor_files import own_part, whole
 
 
 def result_of(closure: Callable[[], Any] | None) -> Any:
