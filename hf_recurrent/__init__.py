@@ -76,7 +76,7 @@ _PUBLIC_NAMES = {
     "hf_recurrent.data.mixture": ("Mixture",),
     "hf_recurrent.data.loading": ("load_corpus", "load_splits"),
     "hf_recurrent.data.sources": ("register_source",),
-    "hf_recurrent.data.pixel_images": ("save_image_sheet", "tokens_to_images"),
+    "hf_recurrent.data.pixel_readers": ("save_image_sheet", "tokens_to_images"),
     "hf_recurrent.data.block_dataset": ("Block", "BlockDataset"),
     "hf_recurrent.data.streams": ("EvaluationStreams", "IIDDataset", "MultiStreamDataset"),
     "hf_recurrent.data.document_order": ("hash_integers",),

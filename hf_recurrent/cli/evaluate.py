@@ -107,7 +107,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from hf_recurrent.data.episode_source import EvaluationShare, check_window
     from hf_recurrent.evaluation.accounts import measure_accounts
     from hf_recurrent.evaluation.compressors import compressed_bits_per_byte
-    from hf_recurrent.evaluation.training_bytes import bytes_read
+    from hf_recurrent.evaluation.counts_alone import bytes_read
     from hf_recurrent.hub.evaluation_record import record_evaluation
     from hf_recurrent.modeling.block.recurrent_state import supports_recurrent_state
     from hf_recurrent.stock_models.with_state import with_state

@@ -23,7 +23,7 @@ from hf_recurrent.kernels.output_memory import simulated_kernels
 from hf_recurrent.learning_rules import sensitivities
 from hf_recurrent.learning_rules.optimizers import frozen
 from hf_recurrent.learning_rules.rowwise_adagrad import sparse_tables
-from hf_recurrent.learning_rules.snap1 import diagonal_recurrence
+from hf_recurrent.learning_rules.rules import diagonal_recurrence
 from hf_recurrent.learning_rules.traced_unit import TracedUnit, find_traced_parameters
 from hf_recurrent.modeling.units.recurrent_unit import RecurrentUnit
 from hf_recurrent.planning.setting import BPTT, DMT, Setting
