@@ -1,4 +1,6 @@
-"""Count memories without a network, and without their short-term part: what each of them is worth; and training bytes.
+"""Count memories without a network, and without their short-term part: what each of them is worth.
+
+`TrainingBytes` are the bytes that a run on streams has read, in its order, so that other methods can read the same.
 
 Shape letters: B streams or batch, T steps.
 """
