@@ -164,8 +164,7 @@ def _build(run: "PretrainArguments", vocab_size: int | None) -> "nn.Module":
     from hf_recurrent.cli.memory_phases import build_teacher
     from hf_recurrent.cli.pretrain import build_model
     from hf_recurrent.presets import preset_names
-    from hf_recurrent.trainers.smt.dmt_objective import DmtObjective
-    from hf_recurrent.trainers.smt.smt_objective import SmtObjective
+    from hf_recurrent.trainers.smt.smt_objective import DmtObjective, SmtObjective
     from hf_recurrent.trainers.smt_arguments import SmtTrainingArguments
 
     model = build_model(run.model, vocab_size)[0]
